@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Group: the ranks that exchange rows, their symmetric heap and their fault state.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace switchyard {
+
+/// Settings of a group. Every rank must pass the same values, except where noted.
+struct GroupOptions {
+  size_t heap_bytes = size_t{256} << 20;  ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
+  std::chrono::milliseconds timeout{30000};  ///< deadline of every wait inside a call; may differ by rank
+  std::chrono::milliseconds rendezvous_timeout{60000};  ///< how long to wait for all ranks to come
+  int num_blocks = 1;  ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
+  int num_warps = 1;
+  bool deferred_copies = false;  ///< testing: perform a copy only when it is settled (backend cpu_deferred)
+};
+
+/// Time this rank spent waiting for flags of one peer since the group was formed.
+struct WaitStatistics {
+  double total_ms = 0;  ///< the longest-waiting worker's total, not the sum over workers
+  double max_ms = 0;    ///< the longest single wait
+  uint64_t waits = 0;   ///< number of waits that did not succeed at once
+};
+
+/// One rank's membership. Movable, not copyable. Destruction is local (not collective), idempotent and never throws:
+/// memory disappears with its last user. A Group must outlive the exchange objects made from it.
+///
+/// Thread safety: one thread at a time per Group and its objects; different ranks' Groups are independent.
+class Group {
+ public:
+  /// All `world` ranks as threads of this process. Element r of the result belongs to rank r.
+  /// \throws Error(invalid_argument) if world is not in [1, 64] or an option is out of range, Error(system) without memory.
+  static std::vector<Group> in_process(int world, const GroupOptions& options = {});
+
+  /// This process as one rank, found from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN, or from the variables of
+  /// torchrun, Open MPI or Slurm (docs/quickstart.md lists them). Blocks until all ranks have come.
+  /// \throws RendezvousError naming the missing ranks; Error(invalid_argument) if no known variables are set.
+  static Group from_environment(const GroupOptions& options = {});
+
+  /// This process as rank `rank` of `world`, meeting at `store`: "unix:/path" or "tcp://host:port".
+  /// Rank 0 serves the store. `token` (any text, the same on all ranks) keeps strangers out.
+  static Group connect(int rank, int world, const std::string& store, const std::string& token,
+                       const GroupOptions& options = {});
+
+  Group(Group&&) noexcept;
+  Group& operator=(Group&&) noexcept;
+  ~Group();
+
+  int rank() const noexcept;
+  int size() const noexcept;
+  const GroupOptions& options() const noexcept;
+
+  /// Collective. Waits until all ranks called it. \throws PeerTimeout, PeerFailed.
+  void barrier();
+  /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (size() * bytes).
+  void all_gather(const void* mine, size_t bytes, void* all);
+
+  /// Throws the pending fault of this rank, if any; otherwise returns. Local.
+  void check() const;
+  /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent.
+  void abort(int32_t reason) noexcept;
+
+  /// One entry per peer rank. Local. Counters never stop and cost nothing when no wait occurs.
+  std::vector<WaitStatistics> wait_statistics() const;
+  /// Bytes of the symmetric heap in use and in total on this rank.
+  size_t heap_used() const noexcept;
+  size_t heap_size() const noexcept;
+
+  struct Impl;
+  Impl& impl() const noexcept { return *impl_; }  ///< library internal
+  explicit Group(std::unique_ptr<Impl> impl) noexcept;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace switchyard

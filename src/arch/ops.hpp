@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The op list: all that protocol code may ask of a warp. docs/arch.md explains each op; tests/conformance checks each arch.
+//
+// An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All lanes of
+// a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
+//
+//   moving rows   A::copy, A::multicast_copy, A::fill_zero, A::drain_sources, A::settle
+//   arithmetic    A::reduce_rows, A::quantize_row
+//   flags         A::load_acquire, A::store_release, A::publish, A::poll_all, A::fetch_add, A::block_sync
+//   lanes         A::for_lanes, A::now_ns, A::pause
+//
+// Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
+// covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone fences.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/macros.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+/// Every flag of every protocol. One row per name in docs/concepts/flags.md; names appear in PeerTimeout. In builds for the mutation
+/// suite each side's memory order is looked up at run time by site (arch/cpu/order_table.hpp).
+enum class Site : uint8_t {
+  none = 0,
+  counts,       ///< a rank's counts row has arrived here            (peer -> here, per peer)
+  placement,    ///< where a peer wants its rows                      (peer -> here, per peer)
+  rows,         ///< all rows of a source have landed                 (source -> here, per source)
+  outputs,      ///< a peer's expert outputs are ready to be pulled   (peer -> here, per peer)
+  pulled,       ///< a peer has finished reading my expert outputs    (peer -> here, per peer)
+  ring_tail,    ///< rows appended to a ring                          (producer -> consumer, per ring)
+  ring_head,    ///< rows consumed from a ring                        (consumer -> producer, per ring)
+  local_sends,  ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
+  local_ready,  ///< a phase of this rank is complete                 (last warp -> warps of the rank)
+  barrier,      ///< group barrier                                    (peer -> here, per peer)
+  count_of_sites,
+};
+SWITCHYARD_FN constexpr const char* site_name(Site site) {
+  switch (site) {
+    case Site::none: return "none";
+    case Site::counts: return "counts";
+    case Site::placement: return "placement";
+    case Site::rows: return "rows";
+    case Site::outputs: return "outputs";
+    case Site::pulled: return "pulled";
+    case Site::ring_tail: return "ring_tail";
+    case Site::ring_head: return "ring_head";
+    case Site::local_sends: return "local_sends";
+    case Site::local_ready: return "local_ready";
+    case Site::barrier: return "barrier";
+    case Site::count_of_sites: break;
+  }
+  return "?";
+}
+
+/// Who must see a release, or whose release an acquire must see.
+enum class Scope : uint8_t { device, system };
+
+/// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or from the
+/// bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
+struct ReduceSpec {
+  void* out;                ///< `hidden` elements of `type`
+  const void* const* rows;  ///< n pointers to `hidden` elements of `type`
+  const float* weights;     ///< n weights, or null
+  int n;
+  const void* bias[2];  ///< rows of `type`, or null; bias[1] only with bias[0]
+  DType type;           ///< bf16, f16 or f32
+  int64_t hidden;
+};
+
+/// What protocol templates require. `bool` results are uniform over the warp.
+template <class A>
+concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const void* src, size_t bytes, uint64_t* flag,
+                        uint64_t* const* flags, const uint64_t* const* polled, uint64_t value, int n, const ReduceSpec& reduce,
+                        uint8_t* q, int64_t hidden) {
+  // Position. block() in [0, num_blocks()), warp() in [0, warps_per_block()); index() in [0, total()) over the whole rank.
+  { w.block() } -> std::convertible_to<int>;
+  { w.warp() } -> std::convertible_to<int>;
+  { w.num_blocks() } -> std::convertible_to<int>;
+  { w.warps_per_block() } -> std::convertible_to<int>;
+  { w.index() } -> std::convertible_to<int>;
+  { w.total() } -> std::convertible_to<int>;
+  // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
+  { w.scratch() } -> std::convertible_to<std::byte*>;
+
+  A::copy(w, dst, src, bytes);               // any size and alignment; fast if all are multiples of 16
+  A::multicast_copy(w, dsts, n, src, bytes);  // src is read once and written to dsts[0..n)
+  A::fill_zero(w, dst, bytes);
+  A::drain_sources(w);  // sources of all pending copies of this warp have been read
+  A::settle(w);         // all pending copies, fills and reductions of this warp are complete
+
+  A::reduce_rows(w, reduce);                                     // pending, as a copy
+  A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32);  // complete on return, for this warp
+
+  { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
+  A::template store_release<Scope::system>(w, flag, value, Site::counts);
+  A::template publish<Scope::system>(w, flags, n, value, Site::counts);  // release of value to n flags
+  // Index of the first flag that has not reached `value` (flag_reached), or -1: then all of them are acquired.
+  { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
+  { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
+  A::block_sync(w);
+
+  A::for_lanes(w, n, [](int) {});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
+  { A::now_ns() } -> std::same_as<uint64_t>;
+  A::pause(w, n);  // between polls; n counts polls so far
+};
+
+/// A flag word: {epoch: 40, value: 24}. Epochs start at 1 and count the calls of one object, modulo 2^40. A wait ends when the word has
+/// *reached* the expected one; a word of a later epoch also satisfies, and the modular comparison makes the wrap harmless.
+inline constexpr int kFlagValueBits = 24;
+SWITCHYARD_FN constexpr uint64_t flag_word(uint64_t epoch, uint64_t value = 0) { return (epoch << kFlagValueBits) | value; }
+SWITCHYARD_FN constexpr uint64_t flag_epoch(uint64_t word) { return word >> kFlagValueBits; }
+SWITCHYARD_FN constexpr uint64_t flag_value(uint64_t word) { return word & ((uint64_t{1} << kFlagValueBits) - 1); }
+
+SWITCHYARD_FN constexpr bool flag_reached(uint64_t word, uint64_t expected) { return static_cast<int64_t>(word - expected) >= 0; }
+
+}  // namespace switchyard::detail

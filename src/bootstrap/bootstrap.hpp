@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rendezvous: brings the ranks of a group together and carries the few bytes that set it up. Never on a hot path.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+
+namespace switchyard::detail {
+
+using Milliseconds = std::chrono::milliseconds;
+
+/// One rank's link to the others. All collective calls must be made in the same order by all ranks.
+class Bootstrap {
+ public:
+  virtual ~Bootstrap() = default;
+
+  int rank() const noexcept { return rank_; }
+  int world() const noexcept { return world_; }
+  /// True if all ranks are threads of this process (memory is shared by pointer, not by file descriptor).
+  virtual bool same_process() const noexcept = 0;
+
+  /// Collective. `all` receives world() * bytes. Throws RendezvousError with the missing ranks at the deadline, or PeerFailed
+  /// as soon as a peer's connection has closed.
+  virtual void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) = 0;
+  /// Collective, processes only: passes `fd` to every rank; element r is a descriptor for rank r's (own: a duplicate).
+  virtual std::vector<UniqueFd> exchange_fds(int fd, Milliseconds deadline) = 0;
+  /// Calls `on_death(rank)` at most once per peer, from a thread of the bootstrap, when that peer's process has ended or its
+  /// connection broke outside an orderly leave. Call once, after setup. The callback must not block.
+  virtual void watch(std::function<void(int)> on_death) = 0;
+  /// Local, idempotent: tells the peers that this rank leaves in order and stops watching them.
+  virtual void leave() noexcept = 0;
+
+  void barrier(Milliseconds deadline) {
+    char byte = 0;
+    std::vector<char> all(static_cast<size_t>(world_));
+    all_gather(&byte, 1, all.data(), deadline);
+  }
+
+ protected:
+  Bootstrap(int rank, int world) : rank_(rank), world_(world) {}
+
+ private:
+  int rank_;
+  int world_;
+};
+
+/// Where and as whom a process joins.
+struct JoinSpec {
+  int rank = -1;
+  int world = 0;
+  std::string store;  ///< "unix:/path" or "tcp://host:port"; rank 0 listens there
+  std::string token;  ///< job secret; a connection with another token is refused and does not count
+};
+
+/// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument) that lists what
+/// was looked for if nothing is set, and names the variable and its value if one is malformed.
+JoinSpec join_spec_from_environment(const std::function<const char*(const char*)>& getenv_fn);
+
+/// Processes. Blocks until all ranks have come.
+std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds deadline);
+/// Threads of one process: element r belongs to rank r.
+std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world);
+/// 128 random bits in hexadecimal, for a job token.
+std::string random_token();
+
+}  // namespace switchyard::detail

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What host and device code know of the symmetric heap: the mapped base of every rank's segment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/macros.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+/// Typed offset into the symmetric heap: the same object on every rank.
+template <class T>
+struct SymPtr {
+  uint64_t offset = 0;
+  SWITCHYARD_FN SymPtr operator+(int64_t n) const { return {offset + static_cast<uint64_t>(n * static_cast<int64_t>(sizeof(T)))}; }
+  template <class U>
+  SWITCHYARD_FN SymPtr<U> cast() const { return {offset}; }
+};
+
+/// Trivially copyable; passed by value to kernels.
+struct HeapView {
+  std::byte* base[kMaxRanks] = {};
+  uint64_t bytes = 0;
+  int rank = 0;
+  int world = 1;
+
+  /// Address of `p` in rank `r`'s segment, as mapped by this rank.
+  template <class T>
+  SWITCHYARD_FN T* at(int r, SymPtr<T> p) const { return reinterpret_cast<T*>(base[r] + p.offset); }
+  template <class T>
+  SWITCHYARD_FN T* local(SymPtr<T> p) const { return at(rank, p); }
+  /// True if `p` lies in this rank's own segment.
+  bool contains(const void* p) const {
+    const auto* b = static_cast<const std::byte*>(p);
+    return b >= base[rank] && b < base[rank] + bytes;
+  }
+};
+
+/// First bytes of every segment; allocate() never returns an offset below kHeapHeaderBytes.
+struct HeapHeader {
+  uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by anyone, never cleared
+};
+inline constexpr size_t kHeapHeaderBytes = 4096;
+
+/// {1:1, unused, reason:8, rank:8}: non-zero for every (rank, reason).
+constexpr uint64_t make_abort_word(int rank, int reason) {
+  return (uint64_t{1} << 63) | (static_cast<uint64_t>(reason & 0xff) << 8) | static_cast<uint64_t>(rank & 0xff);
+}
+constexpr int abort_rank(uint64_t word) { return static_cast<int>(word & 0xff); }
+constexpr int abort_reason(uint64_t word) { return static_cast<int>((word >> 8) & 0xff); }
+
+}  // namespace switchyard::detail
