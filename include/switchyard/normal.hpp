@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Normal mode: high-throughput dispatch and combine for training and prefill.
+///
+/// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Expert e belongs to rank
+/// `owner(e)`: ranks hold consecutive experts, the first `E mod W` ranks one more than the others.
+///
+/// Every call below is collective unless marked local: all ranks make the same calls in the same order with the same options
+/// (checked; Error(mismatch)). T may differ by rank and may be 0. Calls are synchronous on the calling thread.
+///
+/// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
+/// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed and
+/// mismatch are sticky: the group must be formed again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "switchyard/group.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard {
+
+/// Settings of Staging::ring, in rows. A ring exists per (channel, source rank).
+struct RingSettings {
+  int num_channels = 10;  ///< token ranges that travel independently, >= 1
+  int send_chunk = 6;     ///< rows appended before the consumer is told, in [1, slots]
+  int slots = 256;        ///< rows per ring; a full ring holds its producer back; >= K for per_route combine
+};
+
+/// Fixed properties of an exchange object; equal on all ranks.
+struct NormalConfig {
+  int64_t hidden = 0;      ///< H; rows must be a multiple of 16 bytes for every row type used
+  int num_experts = 0;     ///< E >= 1; need not divide by W
+  int topk = 0;            ///< K in [1, kMaxTopk]
+  int64_t max_tokens = 0;  ///< largest T on any rank, >= 0
+  Layout layout = Layout::rank_major;
+  int expert_alignment = 1;    ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
+  DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory
+  Staging staging = Staging::direct;
+  RingSettings ring;
+  size_t pool_bytes = 0;      ///< memory for outputs and row buffers (direct staging); 0: as memory_required computes
+  uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
+};
+
+/// Symmetric memory of one object, in bytes per rank. docs/concepts/layouts.md gives the formulas.
+struct MemoryRequirement {
+  size_t control_bytes = 0;  ///< flags, counts, placements
+  size_t pool_bytes = 0;     ///< outputs, row buffers, staging (direct)
+  size_t ring_bytes = 0;     ///< rings (ring staging)
+  size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
+};
+
+/// Options of one dispatch; equal on all ranks except `capacity`.
+struct DispatchOptions {
+  ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
+  SizePolicy size = SizePolicy::exact;
+  int64_t capacity = 0;  ///< SizePolicy::capacity: most rows this rank takes, padding included
+  Overflow overflow = Overflow::fail;
+  Padding padding = Padding::zero;
+};
+
+/// Options of one combine; equal on all ranks (pointers aside).
+struct CombineOptions {
+  CombineOrder order = CombineOrder::per_rank;
+  /// Rank-major: float32 [M, K], returned as sums over ranks in `out_weights` (rows themselves are not multiplied).
+  /// Expert-major: float32 [T, K] that replaces the weights given to dispatch; CombineOrder::per_route only.
+  const float* weights = nullptr;
+  bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if dispatch or `weights` gave any)
+  const void* bias[2] = {nullptr, nullptr};  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
+};
+
+/// DeepEP / TileScale description of a dispatch, int32, dense, row-major. Prefixes are inclusive unless noted.
+struct DispatchMatrices {
+  int world = 0, num_channels = 0;
+  std::vector<int32_t> rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j
+  std::vector<int32_t> channel_prefix_matrix;       ///< [W, C] this rank's tokens to rank d in channels 0..c
+  std::vector<int32_t> recv_channel_prefix_matrix;  ///< [W, C] exclusive: first row of channel c among source s's rows here
+  std::vector<int32_t> recv_src_idx;                ///< [M] token index at the source
+  std::vector<uint8_t> is_token_in_rank;            ///< [T, W]
+  std::vector<int32_t> send_head;                   ///< [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
+};
+
+/// The explicit route ledger (PTO moe_combine's fields, order and padding).
+struct LedgerTables {
+  int world = 0, num_experts = 0, num_experts_padded = 0, experts_here = 0;
+  std::vector<int32_t> peer_token_per_expert;  ///< [W, Ep] rows of source s for global expert e; Ep = E rounded up to 16
+  std::vector<int32_t> expanded_row_idx;       ///< [T * K] row of route f in this rank's return buffer, -1 invalid
+  std::vector<int32_t> cumsum_per_expert;      ///< [W, Ep] inclusive prefix over experts
+  std::vector<int32_t> dispatch_offset;        ///< [experts_here] first row of each local expert
+  std::vector<int32_t> prev_sum_before_rank;   ///< [W, experts_here] rows of sources before s inside local expert
+};
+
+/// What DeepEP's get_dispatch_layout returns. Local.
+struct RoutingLayout {
+  std::vector<int32_t> num_tokens_per_rank;    ///< [W] distinct tokens
+  std::vector<int32_t> num_tokens_per_expert;  ///< [E] routes
+  std::vector<uint8_t> is_token_in_rank;       ///< [T, W]
+};
+RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world);
+
+/// First expert of rank `rank`, and one past its last: [first_expert(r), first_expert(r + 1)).
+int first_expert(int num_experts, int world, int rank);
+
+namespace detail {
+struct HandleData;
+struct OutputBlock;
+class NormalImpl;
+}  // namespace detail
+
+/// The routing of one dispatch as both sides know it; needed by combine and cached dispatch. Cheap to copy, immutable, usable any
+/// number of times and in any order, with any object of the same group size, rank and shape. Holds no symmetric memory.
+class Handle {
+ public:
+  Handle() = default;
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+  int64_t tokens() const;         ///< T
+  int64_t rows() const;           ///< M: rows received, padding included
+  DispatchMatrices matrices(int num_channels) const;
+  LedgerTables ledger() const;    ///< \throws Error(unsupported) for a dispatch that dropped routes at capacity
+  /// Portable bytes (little endian, versioned) and back. \throws Error(invalid_argument) on damaged bytes.
+  std::vector<std::byte> serialize() const;
+  static Handle deserialize(std::span<const std::byte> bytes);
+
+  explicit Handle(std::shared_ptr<const detail::HandleData> data) : data_(std::move(data)) {}
+  const detail::HandleData& data() const { return *data_; }  ///< library internal
+
+ private:
+  std::shared_ptr<const detail::HandleData> data_;
+};
+
+/// Rows in symmetric memory, for expert outputs: combine reads them where they lie. Freed by the destructor (local).
+class RowBuffer {
+ public:
+  RowBuffer() = default;
+  Rows rows() const noexcept { return rows_; }
+  RowBuffer(std::shared_ptr<detail::OutputBlock> block, const Rows& rows) : block_(std::move(block)), rows_(rows) {}
+
+ private:
+  std::shared_ptr<detail::OutputBlock> block_;
+  Rows rows_;
+};
+
+/// What a dispatch delivers. Movable; the rows live until the object is destroyed (local).
+struct Dispatched {
+  Rows x;           ///< [allocated rows, H], scales included; direct staging: in symmetric memory. Row order: Layout
+  int64_t rows = 0;  ///< M: rows delivered; beyond them (static sizes) payload is unspecified, ids and sources are -1
+  Handle handle;
+
+  // Rank-major. Pointers live as long as `handle`.
+  std::span<const int32_t> topk_ids;      ///< [allocated rows, K] local expert ids, -1 if the route goes elsewhere or was dropped
+  std::span<const float> topk_weights;    ///< [allocated rows, K] 0 where the id is -1; empty if dispatch got no weights
+  std::span<const int32_t> source_token;  ///< [allocated rows] token index at its source
+
+  // Expert-major.
+  std::span<const int64_t> row_source;  ///< [allocated rows] source rank << 48 | k << 32 | token; -1 for padding
+  std::span<const float> row_weights;   ///< [allocated rows]; empty if dispatch got no weights
+  std::span<const int64_t> expert_first_row;  ///< [experts here]
+
+  std::span<const int64_t> tokens_per_expert;    ///< [experts here] kept routes of all sources to each local expert
+  std::span<const int64_t> aligned_per_expert;   ///< [experts here] the same, rounded up to expert_alignment
+
+  // Overflow::drop_and_report.
+  std::span<const uint8_t> dropped;            ///< [T, K] 1 if this rank's route was dropped at capacity; empty if none was
+  std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here; empty if none was
+
+  std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
+};
+
+/// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
+struct CallStatistics {
+  uint64_t remote_bytes = 0;   ///< payload written to (dispatch) or read from (combine) other ranks
+  uint64_t local_bytes = 0;    ///< the same for this rank itself
+  uint64_t copied_bytes = 0;   ///< local copies: repeated routes, staging of ordinary memory
+  uint64_t payload_rows = 0;   ///< rows sent (dispatch) or read (combine), own rank included
+  uint64_t metadata_bytes = 0;
+  double plan_us = 0;   ///< counting, exchange of counts, addresses
+  double total_us = 0;  ///< entry to exit
+};
+
+/// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.
+class NormalExchange {
+ public:
+  /// \throws Error(invalid_argument) naming the field; Error(heap_exhausted) if the group's heap is too small.
+  NormalExchange(Group& group, const NormalConfig& config);
+  NormalExchange(NormalExchange&&) noexcept;
+  NormalExchange& operator=(NormalExchange&&) noexcept;
+  ~NormalExchange();
+
+  /// Symmetric memory that an object with this config takes from each rank's heap. Local, needs no group.
+  static MemoryRequirement memory_required(const NormalConfig& config, int world);
+  /// Heap size for a group whose only object has this config: total, header and alignment slack included.
+  static size_t heap_bytes_for(const NormalConfig& config, int world);
+
+  /// Sends row t of `x` to every rank that owns one of token t's experts. `x` is [T, H]; fp8 rows come with scales.
+  /// `weights` is float32 [T, K] or null. A token is sent to a rank once, however many of its experts live there.
+  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights = nullptr,
+                      const DispatchOptions& options = {});
+  /// The same routing again with other rows (cached dispatch): no counting, no exchange of counts. Capacity comes from `handle`;
+  /// of the options only `quantize` and `padding` are used.
+  Dispatched dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options = {});
+
+  /// Rows for expert outputs, [rows of `handle`, H]. Local. \throws Error(pool_exhausted).
+  RowBuffer allocate_rows(const Handle& handle, DType type);
+
+  /// Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the dispatch
+  /// that made `handle`; rows in a RowBuffer or in Dispatched::x are read in place, other memory is first copied (direct staging).
+  /// A token without a route yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.weights) or null.
+  void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
+               float* out_weights = nullptr);
+
+  const NormalConfig& config() const noexcept;
+  CallStatistics last_call() const noexcept;  ///< local
+
+ private:
+  std::unique_ptr<detail::NormalImpl> impl_;
+};
+
+}  // namespace switchyard
