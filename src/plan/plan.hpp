@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan: routing -> addresses. Two steps: `LocalPlan` needs only this rank's ids; `HandleData` also needs the counts of all ranks.
+// No slot is ever claimed: every row index is a prefix of counts plus a stable index, so results do not depend on timing.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/addressing.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+/// What follows from one rank's ids alone. Route f = t * K + k.
+struct LocalPlan {
+  ExpertMap map;
+  int topk = 0;
+  int64_t tokens = 0;
+  std::vector<int32_t> ids;           ///< [T * K] expert, or -1 (any id outside [0, E))
+  std::vector<int32_t> expert_index;  ///< [T * K] number of earlier routes of this rank to the same expert (stable index), -1
+  std::vector<int32_t> rank_index;    ///< [T * K] number of earlier tokens of this rank that touch the expert's rank, -1
+  std::vector<int32_t> tokens_per_rank;    ///< [W]
+  std::vector<int32_t> routes_per_expert;  ///< [E]
+
+  /// Reuses the vectors' memory. O(T * K + E + W).
+  void build(const ExpertIds& ids, int num_experts, int world);
+};
+
+/// The counts of all ranks, as gathered.
+struct GatheredCounts {
+  int world = 0;
+  int experts = 0;
+  std::vector<int32_t> routes;    ///< [W, E] S: routes of source s to expert e
+  std::vector<int32_t> touching;  ///< [W, W] D: tokens of source s that touch rank d
+  std::vector<int64_t> tokens;    ///< [W] T of each rank
+  std::vector<int64_t> capacity;  ///< [W] most output rows rank d takes; INT64_MAX if unbounded
+
+  int32_t s(int source, int expert) const { return routes[static_cast<size_t>(source) * static_cast<size_t>(experts) + static_cast<size_t>(expert)]; }
+  int32_t d(int source, int dest) const { return touching[static_cast<size_t>(source) * static_cast<size_t>(world) + static_cast<size_t>(dest)]; }
+  /// Tokens that touch rank `dest`, over all sources before `source`.
+  int64_t touching_before(int source, int dest) const;
+  /// Output rows rank `dest` needs, before any capacity: rank-major received rows; expert-major padded rows.
+  int64_t rows_needed(Layout layout, int alignment, int dest) const;
+  /// Expert-major: first row of every expert of `dest` and, last, the total (padded). [experts there + 1].
+  void expert_first_rows(int alignment, int dest, std::vector<int64_t>& out) const;
+};
+
+/// One payload transfer of a token: to row `row` of `rank`; its record is number `record` there.
+/// `row` is -1 if all of the token's routes to that rank were dropped at capacity: then only the record travels.
+struct SendEntry {
+  int32_t rank;
+  int32_t row;
+  int32_t record;
+};
+
+/// Everything both directions need. A record describes one (token, rank) pair at the receiver: number `record` = prefix over sources
+/// of D plus rank_index, so records are ordered by (source rank, token); rank-major rows are records.
+struct HandleData {
+  // Shape.
+  Layout layout = Layout::rank_major;
+  int alignment = 1;
+  int rank = 0;
+  int topk = 0;
+  int64_t tokens = 0;
+  int64_t max_tokens = 0;
+  int64_t hidden = 0;
+  GatheredCounts counts;
+  ExpertMap map;
+
+  // Owner side (this rank's tokens).
+  std::vector<int32_t> ids;           ///< [T * K] expert or -1; -1 also if the route was dropped at capacity
+  std::vector<int32_t> route_row;     ///< [T * K] row at the expert's rank: expert-major slot or rank-major row; -1 if none
+  std::vector<int32_t> route_record;  ///< [T * K] record at the expert's rank, -1 if none
+  std::vector<int64_t> send_begin;    ///< [T + 1] range in `sends` of each token; ranks ascending inside a token
+  std::vector<SendEntry> sends;
+  std::vector<float> weights;    ///< [T * K] as given to dispatch, or empty
+  std::vector<uint8_t> dropped;  ///< [T * K] 1 = dropped at capacity; empty if no route of this rank was
+
+  // Receiver side.
+  int64_t rows = 0;            ///< rows delivered here, padding included
+  int64_t rows_allocated = 0;  ///< rows of the output (static sizes: more than `rows`)
+  int64_t num_records = 0;     ///< records received
+  int64_t records_allocated = 0;
+  std::vector<int32_t> record_token;    ///< [records_allocated] source token, -1 beyond num_records
+  std::vector<int32_t> record_route;    ///< [records_allocated * K] rank-major: local expert; expert-major: row; -1 if elsewhere
+  std::vector<float> record_weight;     ///< [records_allocated * K] 0 where record_route is -1; empty without weights
+  std::vector<int64_t> row_source;      ///< expert-major: [rows_allocated] pack_source, -1 for padding
+  std::vector<float> row_weight;        ///< expert-major with weights: [rows_allocated]
+  std::vector<int64_t> first_row;       ///< expert-major: [experts here]
+  std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
+  std::vector<int64_t> aligned_per_expert;  ///< [experts here]
+  std::vector<int64_t> dropped_here;        ///< [W * experts here], empty if nothing was dropped here
+
+  /// Source rank of a record.
+  int record_source(int64_t record) const;
+};
+
+/// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts), applying
+/// each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller.
+void build_owner_side(const LocalPlan& local, HandleData& h);
+
+/// After all records have landed (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
+/// aligned_per_expert and dropped_here. O(records * K).
+void build_receiver_side(HandleData& h);
+
+}  // namespace switchyard::detail
