@@ -15,7 +15,8 @@ namespace switchyard::detail {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// One rank's link to the others. All collective calls must be made in the same order by all ranks.
+/// One rank's link to the others. All collective calls must be made in the same order by all ranks. A rank whose call threw is
+/// out of step: it can only leave. Destruction leaves too. One thread at a time per object; leave() never blocks.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
@@ -25,13 +26,16 @@ class Bootstrap {
   /// True if all ranks are threads of this process (memory is shared by pointer, not by file descriptor).
   virtual bool same_process() const noexcept = 0;
 
-  /// Collective. `all` receives world() * bytes. Throws RendezvousError with the missing ranks at the deadline, or PeerFailed
-  /// as soon as a peer's connection has closed.
+  /// Collective. `all` receives world() * bytes. Throws RendezvousError with the missing ranks at the deadline, PeerFailed as
+  /// soon as a peer that has not contributed is gone, or Error(mismatch) if the ranks do not agree on `bytes`.
   virtual void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) = 0;
   /// Collective, processes only: passes `fd` to every rank; element r is a descriptor for rank r's (own: a duplicate).
   virtual std::vector<UniqueFd> exchange_fds(int fd, Milliseconds deadline) = 0;
+  /// Collective, threads only: element r is what rank r passed.
+  virtual std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) = 0;
   /// Calls `on_death(rank)` at most once per peer, from a thread of the bootstrap, when that peer's process has ended or its
-  /// connection broke outside an orderly leave. Call once, after setup. The callback must not block.
+  /// connection broke outside an orderly leave (threads: never). Call at most once, after setup. The callback must not block,
+  /// and runs no more once leave() has returned.
   virtual void watch(std::function<void(int)> on_death) = 0;
   /// Local, idempotent: tells the peers that this rank leaves in order and stops watching them.
   virtual void leave() noexcept = 0;

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/status.hpp"
+
+#include <cstdio>
+
+namespace switchyard {
+namespace {
+
+// Low bits of a flag word that hold its value; above them is the epoch. The same as kFlagValueBits of arch/ops.hpp, a layer that
+// this one may not include; tests/multiproc/bootstrap_test.cpp holds the two together.
+constexpr int kValueBits = 24;
+
+std::string describe_word(uint64_t word) {
+  char text[96];
+  if (word == 0) return "never raised";
+  std::snprintf(text, sizeof text, "at epoch %llu with value %llu", static_cast<unsigned long long>(word >> kValueBits),
+                static_cast<unsigned long long>(word & ((uint64_t{1} << kValueBits) - 1)));
+  return text;
+}
+
+std::string describe_timeout(const WaitReport& report) {
+  const std::string waiting = "rank " + std::to_string(report.waiting_rank);
+  const std::string awaited = "rank " + std::to_string(report.awaited_rank);
+  char waited[32];
+  std::snprintf(waited, sizeof waited, "%.0f ms", report.waited_ms);
+  std::string text = std::string(report.operation) + " (call " + std::to_string(report.call) + "): " + waiting + " waited " + waited +
+                     " for flag '" + report.site + "' of " + awaited + ", which should be " + describe_word(report.expected) +
+                     " or later but was " + describe_word(report.seen);
+  text += "; " + awaited + " is late, stuck or made a different call, and the group cannot be used any more";
+  return text;
+}
+
+std::string describe_failure(int rank, ErrorCode reason, const std::string& context) {
+  std::string text = context.empty() ? std::string() : context + ": ";
+  text += "rank " + std::to_string(rank);
+  if (reason == ErrorCode::system) {
+    text += " is gone (its process ended, its connection broke, or it left while it was still needed)";
+  } else {
+    text += std::string(" reported the error ") + to_string(reason);
+  }
+  return text + "; the group cannot be used any more";
+}
+
+}  // namespace
+
+const char* to_string(ErrorCode code) noexcept {
+  switch (code) {
+    case ErrorCode::ok: return "ok";
+    case ErrorCode::invalid_argument: return "invalid_argument";
+    case ErrorCode::unsupported: return "unsupported";
+    case ErrorCode::heap_exhausted: return "heap_exhausted";
+    case ErrorCode::pool_exhausted: return "pool_exhausted";
+    case ErrorCode::capacity_exceeded: return "capacity_exceeded";
+    case ErrorCode::peer_timeout: return "peer_timeout";
+    case ErrorCode::peer_failed: return "peer_failed";
+    case ErrorCode::mismatch: return "mismatch";
+    case ErrorCode::rendezvous: return "rendezvous";
+    case ErrorCode::io: return "io";
+    case ErrorCode::system: return "system";
+  }
+  return "unknown";
+}
+
+PeerTimeout::PeerTimeout(const WaitReport& report) : Error(ErrorCode::peer_timeout, describe_timeout(report)), report_(report) {}
+
+PeerFailed::PeerFailed(int rank, ErrorCode reason, const std::string& context)
+    : Error(ErrorCode::peer_failed, describe_failure(rank, reason, context)), rank_(rank), reason_(reason) {}
+
+}  // namespace switchyard

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace switchyard::detail {
+
+/// A point in time that several steps share. Durations beyond ten years count as ten years, so no sum overflows.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+
+  explicit Deadline(Milliseconds budget) : budget_(std::clamp(budget, Milliseconds{0}, kLongest)), end_(Clock::now() + budget_) {}
+
+  Milliseconds budget() const noexcept { return budget_; }
+  Clock::time_point time() const noexcept { return end_; }
+  bool passed() const noexcept { return Clock::now() >= end_; }
+  /// Rounded up, so that a wait for this long ends at or after the deadline.
+  Milliseconds remaining() const noexcept {
+    return std::max(Milliseconds{0}, std::chrono::ceil<Milliseconds>(end_ - Clock::now()));
+  }
+  /// For poll(2): remaining(), but at most `at_most`.
+  int poll_ms(int at_most = 3'600'000) const noexcept {
+    return static_cast<int>(std::min<Milliseconds::rep>(remaining().count(), at_most));
+  }
+
+ private:
+  static constexpr Milliseconds kLongest = std::chrono::hours{24 * 3650};
+  Milliseconds budget_;
+  Clock::time_point end_;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rendezvous of ranks that are threads of one process: a table of rounds behind one lock.
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "bootstrap/bootstrap.hpp"
+#include "bootstrap/deadline.hpp"
+#include "bootstrap/rank_list.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+/// What one rank brings to one round.
+struct Contribution {
+  bool present = false;
+  std::vector<std::byte> bytes;
+  std::shared_ptr<void> object;
+};
+
+/// One collective call. Immutable once all ranks have come; its waiters then hold the last references.
+struct Round {
+  int arrived = 0;
+  std::vector<Contribution> of_rank;
+};
+
+class Meeting {
+ public:
+  explicit Meeting(int world) : left_(static_cast<size_t>(world)) {}
+
+  /// Adds `mine` to round `number` and waits for the others.
+  std::shared_ptr<const Round> meet(int rank, uint64_t number, Contribution mine, Milliseconds budget) {
+    const Deadline deadline(budget);
+    std::unique_lock lock(mutex_);
+    std::shared_ptr<Round>& entry = rounds_[number];
+    if (!entry) {
+      entry = std::make_shared<Round>();
+      entry->of_rank.resize(left_.size());
+    }
+    const std::shared_ptr<Round> round = entry;
+    mine.present = true;
+    round->of_rank[static_cast<size_t>(rank)] = std::move(mine);
+    if (++round->arrived == static_cast<int>(left_.size())) {
+      rounds_.erase(number);
+      changed_.notify_all();
+      return round;
+    }
+    while (round->arrived < static_cast<int>(left_.size())) {
+      if (const int gone = find_gone(*round); gone >= 0) {
+        throw PeerFailed(gone, ErrorCode::system, "forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank));
+      }
+      if (deadline.passed()) throw_missing(*round, rank, number, deadline.budget());
+      changed_.wait_until(lock, deadline.time());
+    }
+    return round;
+  }
+
+  void leave(int rank) noexcept {
+    const std::lock_guard lock(mutex_);
+    left_[static_cast<size_t>(rank)] = true;
+    changed_.notify_all();
+  }
+
+ private:
+  int find_gone(const Round& round) const {
+    for (size_t r = 0; r < left_.size(); ++r) {
+      if (left_[r] && !round.of_rank[r].present) return static_cast<int>(r);
+    }
+    return -1;
+  }
+
+  [[noreturn]] void throw_missing(const Round& round, int rank, uint64_t number, Milliseconds budget) const {
+    std::vector<int> missing;
+    for (size_t r = 0; r < left_.size(); ++r) {
+      if (!round.of_rank[r].present) missing.push_back(static_cast<int>(r));
+    }
+    throw RendezvousError("forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank) + ": " +
+                              describe_ranks(missing) + " of " + std::to_string(left_.size()) + " did not come within " +
+                              std::to_string(budget.count()) + " ms",
+                          missing);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> left_;
+  std::map<uint64_t, std::shared_ptr<Round>> rounds_;  // those that not all ranks have reached
+};
+
+class ThreadBootstrap final : public Bootstrap {
+ public:
+  ThreadBootstrap(int rank, int world, std::shared_ptr<Meeting> meeting) : Bootstrap(rank, world), meeting_(std::move(meeting)) {}
+  ~ThreadBootstrap() override { ThreadBootstrap::leave(); }
+
+  bool same_process() const noexcept override { return true; }
+
+  void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) override {
+    Contribution part;
+    part.bytes.resize(bytes);
+    if (bytes > 0) std::memcpy(part.bytes.data(), mine, bytes);
+    const auto round = meeting_->meet(rank(), ++rounds_, std::move(part), deadline);
+    auto* out = static_cast<std::byte*>(all);
+    for (int r = 0; r < world(); ++r) {
+      const auto& theirs = round->of_rank[static_cast<size_t>(r)].bytes;
+      if (theirs.size() != bytes) {
+        throw Error(ErrorCode::mismatch, "all_gather: rank " + std::to_string(r) + " brought " + std::to_string(theirs.size()) +
+                                             " bytes and rank " + std::to_string(rank()) + " " + std::to_string(bytes) +
+                                             "; all ranks must bring the same number");
+      }
+      if (bytes > 0) std::memcpy(out + static_cast<size_t>(r) * bytes, theirs.data(), bytes);
+    }
+  }
+
+  std::vector<UniqueFd> exchange_fds(int, Milliseconds) override {
+    throw Error(ErrorCode::unsupported, "exchange_fds: the ranks are threads of one process and share descriptors already");
+  }
+
+  std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) override {
+    Contribution part;
+    part.object = std::move(mine);
+    const auto round = meeting_->meet(rank(), ++rounds_, std::move(part), deadline);
+    std::vector<std::shared_ptr<void>> all;
+    for (const Contribution& theirs : round->of_rank) all.push_back(theirs.object);
+    return all;
+  }
+
+  void watch(std::function<void(int)>) override {}  // a thread does not die alone
+  void leave() noexcept override { meeting_->leave(rank()); }
+
+ private:
+  std::shared_ptr<Meeting> meeting_;
+  uint64_t rounds_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Bootstrap>> make_thread_bootstraps(int world) {
+  if (world < 1 || world > kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument,
+                "world = " + std::to_string(world) + ": must be from 1 to " + std::to_string(kMaxRanks));
+  }
+  const auto meeting = std::make_shared<Meeting>(world);
+  std::vector<std::unique_ptr<Bootstrap>> ranks;
+  for (int r = 0; r < world; ++r) ranks.push_back(std::make_unique<ThreadBootstrap>(r, world, meeting));
+  return ranks;
+}
+
+}  // namespace switchyard::detail

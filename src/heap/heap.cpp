@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "heap/heap.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cstdio>
+#include <string>
+
+#include "bootstrap/deadline.hpp"
+#include "heap/memory_limits.hpp"
+#include "heap/segment.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using Segments = std::vector<std::shared_ptr<Mapping>>;
+
+class MappedHeap final : public SymmetricHeap {
+ public:
+  MappedHeap(const HeapView& view, Segments segments)
+      : SymmetricHeap(view, static_cast<size_t>(view.bytes)), segments_(std::move(segments)) {}
+
+ private:
+  Segments segments_;
+};
+
+std::unique_ptr<SymmetricHeap> make_heap(int rank, size_t bytes, Segments segments) {
+  HeapView view;
+  for (size_t r = 0; r < segments.size(); ++r) view.base[r] = segments[r]->data();
+  view.bytes = bytes;
+  view.rank = rank;
+  view.world = static_cast<int>(segments.size());
+  return std::make_unique<MappedHeap>(view, std::move(segments));
+}
+
+size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+size_t checked_segment_bytes(size_t bytes) {
+  constexpr size_t kLargest = size_t{1} << 46;
+  if (bytes <= kHeapHeaderBytes || bytes > kLargest) {
+    throw Error(ErrorCode::invalid_argument, "heap_bytes = " + std::to_string(bytes) + ": must be more than " +
+                                                 std::to_string(kHeapHeaderBytes) + " (the header) and at most " +
+                                                 std::to_string(kLargest));
+  }
+  return round_up(bytes, page_bytes());
+}
+
+void check_memory(int world, size_t bytes, uint64_t available, const std::string& limit) {
+  const uint64_t needed = static_cast<uint64_t>(world) * bytes;
+  if (needed <= available) return;
+  throw Error(ErrorCode::system, "the symmetric heap needs " + describe_bytes(needed) + " (" + std::to_string(world) + " ranks x " +
+                                     describe_bytes(bytes) + ") but only " + describe_bytes(available) + " can still be used (" +
+                                     limit + "): lower heap_bytes");
+}
+
+/// What a rank tells the others about its share of a step.
+struct StepReport {
+  int32_t code = 0;
+  char text[508] = {};
+};
+
+/// Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one rank's lack of
+/// memory is an error with its text everywhere, not a wait that ends at the deadline.
+template <class Step>
+void run_step(Bootstrap& bootstrap, const Deadline& deadline, const Step& step) {
+  StepReport mine;
+  try {
+    step();
+  } catch (const Error& error) {
+    mine.code = static_cast<int32_t>(error.code());
+    std::snprintf(mine.text, sizeof mine.text, "%s", error.what());
+  }
+  std::vector<StepReport> all(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].code == 0) continue;
+    all[r].text[sizeof all[r].text - 1] = '\0';
+    throw Error(static_cast<ErrorCode>(all[r].code), "symmetric heap, rank " + std::to_string(r) + ": " + all[r].text);
+  }
+}
+
+/// Ranks agree on the size and on whether the machine has room for all segments before anyone takes any memory.
+void agree_on_size(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
+  struct Claim {
+    uint64_t bytes;
+    uint64_t available;
+    char limit[112];
+  };
+  const MemoryAvailable available = memory_available();
+  Claim mine = {bytes, available.bytes, {}};
+  std::snprintf(mine.limit, sizeof mine.limit, "%s", available.limit.c_str());
+  std::vector<Claim> all(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].bytes == all[0].bytes) continue;
+    throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(all[0].bytes) + " and rank " +
+                                         std::to_string(r) + " for " + std::to_string(all[r].bytes) +
+                                         "; all ranks must pass the same size");
+  }
+  auto& least = *std::min_element(all.begin(), all.end(), [](const Claim& a, const Claim& b) { return a.available < b.available; });
+  least.limit[sizeof least.limit - 1] = '\0';
+  check_memory(bootstrap.world(), bytes, least.available, least.limit);
+}
+
+Segments share_in_process(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
+  std::shared_ptr<Mapping> mine;
+  run_step(bootstrap, deadline, [&] { mine = Mapping::anonymous(bytes); });
+  Segments segments;
+  for (auto& object : bootstrap.exchange_objects(mine, deadline.remaining())) {
+    segments.push_back(std::static_pointer_cast<Mapping>(object));
+  }
+  return segments;
+}
+
+Segments share_by_descriptor(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
+  UniqueFd mine;
+  run_step(bootstrap, deadline, [&] { mine = create_segment_fd(bytes); });
+  const std::vector<UniqueFd> fds = bootstrap.exchange_fds(mine.get(), deadline.remaining());
+  Segments segments;
+  run_step(bootstrap, deadline, [&] {
+    for (const UniqueFd& fd : fds) segments.push_back(Mapping::shared(fd.get(), bytes));
+  });
+  return segments;
+}
+
+}  // namespace
+
+std::unique_ptr<SymmetricHeap> SymmetricHeap::create(Bootstrap& bootstrap, size_t bytes, Milliseconds budget) {
+  const Deadline deadline(budget);
+  size_t segment_bytes = 0;
+  run_step(bootstrap, deadline, [&] { segment_bytes = checked_segment_bytes(bytes); });
+  agree_on_size(bootstrap, segment_bytes, deadline);
+  Segments segments = bootstrap.same_process() ? share_in_process(bootstrap, segment_bytes, deadline)
+                                               : share_by_descriptor(bootstrap, segment_bytes, deadline);
+  return make_heap(bootstrap.rank(), segment_bytes, std::move(segments));
+}
+
+std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int world, size_t bytes) {
+  if (world < 1 || world > kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument,
+                "world = " + std::to_string(world) + ": must be from 1 to " + std::to_string(kMaxRanks));
+  }
+  const size_t segment_bytes = checked_segment_bytes(bytes);
+  const MemoryAvailable available = memory_available();
+  check_memory(world, segment_bytes, available.bytes, available.limit);
+  Segments segments;
+  for (int r = 0; r < world; ++r) segments.push_back(Mapping::anonymous(segment_bytes));
+  std::vector<std::unique_ptr<SymmetricHeap>> heaps;
+  for (int r = 0; r < world; ++r) heaps.push_back(make_heap(r, segment_bytes, segments));
+  return heaps;
+}
+
+SymmetricHeap::SymmetricHeap(const HeapView& view, size_t size) : view_(view), size_(size) {
+  free_.emplace(kHeapHeaderBytes, size - kHeapHeaderBytes);
+}
+
+size_t SymmetricHeap::used() const {
+  const std::lock_guard lock(mutex_);
+  size_t bytes = 0;
+  for (const auto& block : used_) bytes += block.second;
+  return bytes;
+}
+
+size_t SymmetricHeap::allocate(size_t bytes, size_t alignment) {
+  if (!std::has_single_bit(alignment) || alignment > kHeapSegmentAlignment) {
+    throw Error(ErrorCode::invalid_argument, "heap alignment = " + std::to_string(alignment) + ": must be a power of two up to " +
+                                                 std::to_string(kHeapSegmentAlignment));
+  }
+  const std::lock_guard lock(mutex_);
+  size_t total_free = 0;
+  size_t largest = 0;
+  const size_t wanted = bytes > size_ ? bytes : std::max(round_up(bytes, kHeapGranule), kHeapGranule);
+  for (auto block = free_.begin(); block != free_.end(); ++block) {
+    const auto [start, length] = *block;
+    const size_t offset = round_up(start, std::max(alignment, kHeapGranule));
+    const size_t gap = offset - start;
+    if (gap <= length && wanted <= length - gap) {
+      free_.erase(block);
+      if (gap > 0) free_.emplace(start, gap);
+      if (length - gap > wanted) free_.emplace(offset + wanted, length - gap - wanted);
+      used_.emplace(offset, wanted);
+      return offset;
+    }
+    total_free += length;
+    largest = std::max(largest, length);
+  }
+  throw Error(ErrorCode::heap_exhausted, "the symmetric heap of rank " + std::to_string(view_.rank) + " has no room for " +
+                                             std::to_string(bytes) + " bytes at alignment " + std::to_string(alignment) + ": " +
+                                             std::to_string(total_free) + " bytes are free, the largest block has " +
+                                             std::to_string(largest) + ", the heap " + std::to_string(size_) +
+                                             "; raise heap_bytes");
+}
+
+void SymmetricHeap::release(size_t offset) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto block = used_.find(offset);
+  assert(block != used_.end() && "release of an offset that allocate did not return");
+  if (block == used_.end()) return;
+  auto node = used_.extract(block);  // moved, not copied: giving back needs no memory and cannot fail
+  auto inserted = free_.insert(std::move(node)).position;
+  const auto next = std::next(inserted);
+  if (next != free_.end() && inserted->first + inserted->second == next->first) {
+    inserted->second += next->second;
+    free_.erase(next);
+  }
+  if (inserted == free_.begin()) return;
+  const auto previous = std::prev(inserted);
+  if (previous->first + previous->second == inserted->first) {
+    previous->second += inserted->second;
+    free_.erase(inserted);
+  }
+}
+
+}  // namespace switchyard::detail

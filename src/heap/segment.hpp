@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of one rank's segment and a mapping of it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "base/unique_fd.hpp"
+
+namespace switchyard::detail {
+
+/// One mapping of one segment, at a multiple of kHeapSegmentAlignment, readable and writable; unmapped on destruction.
+/// Children of a fork do not get it.
+class Mapping {
+ public:
+  /// Private memory of this process, zero, committed page by page as it is touched. Throws Error(system).
+  static std::shared_ptr<Mapping> anonymous(size_t bytes);
+  /// A segment made by create_segment_fd, here or in another process. Checks its size and seals. Throws Error(system).
+  static std::shared_ptr<Mapping> shared(int fd, size_t bytes);
+
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+  std::byte* data() const noexcept { return data_; }
+
+ private:
+  Mapping(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  static std::shared_ptr<Mapping> map(int flags, int fd, size_t bytes);
+  std::byte* data_;
+  size_t bytes_;
+};
+
+/// A nameless file in memory with every page committed, sealed so that no process can change its size: touching a mapping of it
+/// cannot fault. Throws Error(system) if there is no room.
+UniqueFd create_segment_fd(size_t bytes);
+
+/// Bytes in one page.
+size_t page_bytes();
+
+}  // namespace switchyard::detail
