@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared buffers of normal mode, described once for host and device. Each rank holds one control region at the same heap offset.
+#pragma once
+
+#include <cstdint>
+
+#include "arch/ops.hpp"
+#include "layout/heap_view.hpp"
+#include "plan/addressing.hpp"
+
+namespace switchyard::detail {
+
+/// Where a rank takes or offers rows in one call: byte offsets into its own segment.
+struct Placement {
+  uint64_t rows;     ///< OutputLayout base (dispatch) or expert-output rows (combine)
+  uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]
+  int64_t rows_allocated;
+  int64_t records_allocated;
+  uint64_t status;  ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
+  uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
+  uint64_t unused[2];
+};
+static_assert(sizeof(Placement) == 64);
+
+/// Head of a counts row; then int32 touching[W], routes[E].
+struct CountsHead {
+  uint64_t signature;
+  int64_t tokens;
+  int64_t capacity;
+  uint64_t unused;
+};
+
+/// Byte layout of the control region. Flags have a cache line each. Rows that a peer writes are double buffered by the parity of the
+/// call: a peer can be at most one call ahead, because every call waits for a flag that each peer sets in that call.
+struct ControlLayout {
+  static constexpr int64_t kLine = 64;
+  static constexpr int kNumFlagSites = 5;
+
+  uint64_t base = 0;  ///< heap offset
+  int world = 1;
+  int experts = 0;
+
+  SWITCHYARD_FN int64_t counts_row_bytes() const { return round_up(static_cast<int64_t>(sizeof(CountsHead)) + 4 * (world + experts), kLine); }
+  SWITCHYARD_FN int64_t flags_bytes() const { return kNumFlagSites * world * kLine; }
+  SWITCHYARD_FN int64_t placements_bytes() const { return 2 * world * static_cast<int64_t>(sizeof(Placement)); }
+  SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + placements_bytes() + 2 * world * counts_row_bytes(); }
+
+  /// Flag of `site` in the reader's segment that rank `writer` sets.
+  SWITCHYARD_FN SymPtr<uint64_t> flag(Site site, int writer) const {
+    const int64_t line = static_cast<int64_t>(flag_row(site)) * world + writer;
+    return {base + static_cast<uint64_t>(line * kLine)};
+  }
+  SWITCHYARD_FN SymPtr<Placement> placement(uint64_t epoch, int writer) const {
+    const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
+    return {base + static_cast<uint64_t>(flags_bytes() + index * static_cast<int64_t>(sizeof(Placement)))};
+  }
+  SWITCHYARD_FN SymPtr<CountsHead> counts_head(uint64_t epoch, int writer) const {
+    const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
+    return {base + static_cast<uint64_t>(flags_bytes() + placements_bytes() + index * counts_row_bytes())};
+  }
+
+ private:
+  SWITCHYARD_FN static constexpr int flag_row(Site site) {
+    switch (site) {
+      case Site::counts: return 0;
+      case Site::placement: return 1;
+      case Site::rows: return 2;
+      case Site::outputs: return 3;
+      case Site::pulled: return 4;
+      default: return 0;
+    }
+  }
+};
+
+/// Byte layout of one dispatch output inside a pool block; offsets from the block's start. The first part is what the user sees; records
+/// are copied into the handle when the call ends.
+struct OutputLayout {
+  int64_t rows = 0;     ///< allocated
+  int64_t records = 0;  ///< allocated
+  int64_t row_bytes = 0;
+  int64_t scale_bytes = 0;
+  int topk = 0;
+  bool with_records = true;  ///< cached dispatch moves none
+
+  SWITCHYARD_FN int64_t scales_at() const { return round_up(rows * row_bytes, 128); }
+  SWITCHYARD_FN int64_t token_at() const { return scales_at() + round_up(rows * scale_bytes, 128); }
+  SWITCHYARD_FN int64_t route_at() const { return token_at() + (with_records ? round_up(records * 4, 128) : 0); }
+  SWITCHYARD_FN int64_t weight_at() const { return route_at() + (with_records ? round_up(records * topk * 4, 128) : 0); }
+  SWITCHYARD_FN int64_t bytes() const { return weight_at() + (with_records ? round_up(records * topk * 4, 128) : 0); }
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every kernel of every mode gets: the heap, the epoch of this call, and where faults and waiting times are recorded.
+#pragma once
+
+#include <cstdint>
+
+#include "arch/ops.hpp"
+#include "layout/heap_view.hpp"
+
+namespace switchyard::detail {
+
+enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine };
+
+/// The first fault of a call, as data. `claimed` is bumped by every warp that finds one; the first one writes the rest. The host reads
+/// it after the call. A `site` of none means that no fault occurred.
+struct FaultRecord {
+  uint64_t claimed = 0;
+  Site site = Site::none;
+  bool aborted = false;  ///< ended by an abort word, not by the deadline
+  int32_t awaited_rank = -1;
+  uint64_t expected = 0;
+  uint64_t seen = 0;
+  uint64_t waited_ns = 0;
+};
+
+/// Waiting time of one warp for one peer. Written by that warp only.
+struct WaitCounter {
+  uint64_t total_ns = 0;
+  uint64_t max_ns = 0;
+  uint64_t waits = 0;
+};
+
+/// Rows and bytes that one warp moved. Written by that warp only.
+struct MoveCounter {
+  uint64_t remote_bytes = 0;
+  uint64_t local_bytes = 0;
+  uint64_t copied_bytes = 0;
+  uint64_t rows = 0;
+  uint64_t metadata_bytes = 0;
+};
+
+/// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
+struct CallContext {
+  HeapView heap;
+  uint64_t epoch = 0;  ///< number of the call on its object, in [0, 2^40)
+  uint64_t timeout_ns = 0;
+  const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank
+  FaultRecord* fault = nullptr;
+  WaitCounter* waits = nullptr;   ///< [total warps, world]
+  MoveCounter* moved = nullptr;   ///< [total warps]
+  void* tracer = nullptr;         ///< arch-defined; null when tracing is off
+
+  SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
+  SWITCHYARD_FN int world() const { return heap.world; }
+  SWITCHYARD_FN int rank() const { return heap.rank; }
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine by pulling: each token's owner reads the rows of its experts where they lie and sums them.
+//
+// | flag    | written by         | read by         | order           | scope  | reuse              |
+// | outputs | expert's last warp | all owners      | release/acquire | system | epoch, never reset |
+// | pulled  | owner's last warp  | expert's warps  | release/acquire | system | epoch, never reset |
+//
+// Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when the call
+// returns. Progress: a warp waits for remote `outputs` only after it has arrived for its own; `pulled` likewise.
+#pragma once
+
+#include "plan/plan.hpp"
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+/// Trivially copyable. Pointers are to this rank's memory.
+struct CombineParams {
+  CallContext call;
+  ControlLayout control;
+  Layout layout = Layout::rank_major;
+  CombineOrder order = CombineOrder::per_rank;
+  DType type = DType::bf16;
+  int64_t hidden = 0;
+  int64_t row_bytes = 0;
+  int topk = 0;
+  ExpertMap map;
+
+  // Expert side.
+  const std::byte* y = nullptr;     ///< [rows] as given
+  int64_t rows = 0;
+  std::byte* staged = nullptr;      ///< symmetric: copy of y, or the partial sums [records]; null if y is pulled in place
+  bool reduce_here = false;         ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
+  int64_t num_records = 0;
+  const int32_t* record_route = nullptr;  ///< [records * K]
+  const float* record_weight = nullptr;   ///< [records * K] or null
+  const float* weights_in = nullptr;      ///< rank-major: [records, K] as given, or null
+  float* weights_staged = nullptr;        ///< symmetric copy of weights_in
+  Placement place{};                      ///< what this rank offers
+
+  // Owner side.
+  int64_t tokens = 0;
+  const int64_t* send_begin = nullptr;
+  const SendEntry* sends = nullptr;
+  const int32_t* ids = nullptr;        ///< [T * K]
+  const int32_t* route_row = nullptr;  ///< [T * K]
+  const float* weights = nullptr;      ///< [T * K], per_route only
+  const std::byte* bias[2] = {nullptr, nullptr};
+  std::byte* out = nullptr;
+  float* out_weights = nullptr;
+
+  uint64_t* outputs_done = nullptr;  ///< counters of warps, private to this rank
+  uint64_t* pulls_done = nullptr;
+};
+
+/// Expert side: this warp's share of partial sums or of the copy to symmetric memory. Settled on return.
+template <class A>
+SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
+  if (p.staged && !p.reduce_here) {
+    for (int64_t r = w.index(); r < p.rows; r += w.total()) {
+      A::copy(w, p.staged + r * p.row_bytes, p.y + r * p.row_bytes, static_cast<size_t>(p.row_bytes));
+      moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+    }
+  }
+  if (p.weights_staged) {
+    const int64_t bytes = 4 * p.topk;
+    for (int64_t r = w.index(); r < p.num_records; r += w.total())
+      A::copy(w, p.weights_staged + r * p.topk, p.weights_in + r * p.topk, static_cast<size_t>(bytes));
+  }
+  if (p.reduce_here) {
+    for (int64_t r = w.index(); r < p.num_records; r += w.total()) {
+      const void* rows[kMaxTopk];
+      float weights[kMaxTopk];
+      int n = 0;
+      for (int k = 0; k < p.topk; ++k) {
+        const int64_t row = p.record_route[r * p.topk + k];
+        if (row < 0) continue;
+        if (p.record_weight) weights[n] = p.record_weight[r * p.topk + k];
+        rows[n++] = p.y + row * p.row_bytes;
+      }
+      A::reduce_rows(w, ReduceSpec{p.staged + r * p.row_bytes, rows, p.record_weight ? weights : nullptr, n, {nullptr, nullptr}, p.type, p.hidden});
+      moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+    }
+  }
+  A::settle(w);
+}
+
+/// Owner side: the rows of token t in the order of the sum. Returns their number.
+template <class A>
+SWITCHYARD_FN int rows_of_token(const CombineParams& p, int64_t t, const void** rows, float* weights, const float** weight_rows, MoveCounter& moved) {
+  const HeapView& heap = p.call.heap;
+  int n = 0;
+  auto take = [&](int rank, int64_t index) {
+    const Placement& place = *heap.local(p.control.placement(p.call.epoch, rank));
+    rows[n] = heap.base[rank] + place.rows + static_cast<uint64_t>(index * p.row_bytes);
+    (rank == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(p.row_bytes);
+    return reinterpret_cast<const float*>(heap.base[rank] + place.weights);
+  };
+  if (p.layout == Layout::expert_major && p.order == CombineOrder::per_route) {
+    for (int k = 0; k < p.topk; ++k) {
+      const int64_t f = t * p.topk + k;
+      if (p.route_row[f] < 0) continue;
+      if (p.weights) weights[n] = p.weights[f];
+      take(p.map.owner(p.ids[f]), p.route_row[f]);
+      ++n;
+    }
+  } else {
+    for (int64_t i = p.send_begin[t]; i < p.send_begin[t + 1]; ++i) {
+      const SendEntry e = p.sends[i];
+      if (e.row < 0) continue;
+      weight_rows[n] = take(e.rank, e.record) + static_cast<int64_t>(e.record) * p.topk;
+      ++n;
+    }
+  }
+  moved.rows += static_cast<uint64_t>(n);
+  return n;
+}
+
+/// Owner side: sums this warp's share of the tokens. Settled on return.
+template <class A>
+SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
+  const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
+  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+    const void* rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
+    const float* weight_rows[kMaxRanks];
+    float weights[kMaxTopk];
+    const int n = rows_of_token<A>(p, t, rows, weights, weight_rows, moved);
+    const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
+    const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
+    A::reduce_rows(w, ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
+    if (p.out_weights) {
+      const void* sums[kMaxRanks];
+      for (int i = 0; i < n; ++i) sums[i] = weight_rows[i];
+      A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, sums, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
+    }
+  }
+  A::settle(w);
+}
+
+/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). The call is complete when all warps have returned.
+template <class A>
+SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
+  const CallContext& call = p.call;
+  MoveCounter moved;
+  prepare_outputs<A>(w, p, moved);
+  if (arrive_is_last<A>(w, p.outputs_done)) publish_placement<A>(w, call, p.control, p.place, Site::outputs);
+  if (!wait_placements<A>(w, call, p.control, Site::outputs)) return;
+
+  if (p.place.status == 0) pull_and_reduce<A>(w, p, moved);
+  if (arrive_is_last<A>(w, p.pulls_done)) {
+    uint64_t* theirs[kMaxRanks];
+    for (int r = 0; r < call.world(); ++r) theirs[r] = call.heap.at(r, p.control.flag(Site::pulled, call.rank()));
+    A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::pulled);
+  }
+  if (!wait_placements<A>(w, call, p.control, Site::pulled)) return;
+  call.moved[w.index()] = moved;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchange of counts and of placements: the first and second message of a call. One warp of each rank runs these.
+//
+// | flag      | written by | read by   | order           | scope  | reuse              |
+// | counts    | each rank  | all ranks | release/acquire | system | epoch, never reset |
+// | placement | each rank  | all ranks | release/acquire | system | epoch, never reset |
+//
+// Buffers are doubled by the parity of the call. A rank writes parity c of call n + 2 only after it finished call n + 1, hence after it saw
+// this rank's flag of call n + 1, which this rank set after it had finished with call n: at most one call ahead.
+#pragma once
+
+#include "layout/control.hpp"
+#include "protocol/wait.hpp"
+
+namespace switchyard::detail {
+
+/// Writes this rank's counts row (counts_row_bytes, prepared in private memory) to all ranks and waits for theirs.
+template <class A>
+SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row) {
+  void* to[kMaxRanks];
+  uint64_t* theirs[kMaxRanks];
+  const uint64_t* mine[kMaxRanks];
+  for (int r = 0; r < call.world(); ++r) {
+    to[r] = call.heap.at(r, control.counts_head(call.epoch, call.rank()));
+    theirs[r] = call.heap.at(r, control.flag(Site::counts, call.rank()));
+    mine[r] = call.heap.local(control.flag(Site::counts, r));
+  }
+  A::multicast_copy(w, to, call.world(), row, static_cast<size_t>(control.counts_row_bytes()));
+  A::settle(w);
+  A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::counts);
+  return wait_all<A>(w, call, mine, call.world(), call.word(), Site::counts);
+}
+
+/// Writes `place` to all ranks and releases `site` (placement for dispatch, outputs for combine), with everything settled before.
+template <class A>
+SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const Placement& place, Site site) {
+  void* to[kMaxRanks];
+  uint64_t* theirs[kMaxRanks];
+  for (int r = 0; r < call.world(); ++r) {
+    to[r] = call.heap.at(r, control.placement(call.epoch, call.rank()));
+    theirs[r] = call.heap.at(r, control.flag(site, call.rank()));
+  }
+  A::multicast_copy(w, to, call.world(), &place, sizeof(Placement));
+  A::settle(w);
+  A::template publish<Scope::system>(w, theirs, call.world(), call.word(), site);
+}
+
+/// Waits until all ranks have released `site` in this call.
+template <class A>
+SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
+  const uint64_t* mine[kMaxRanks];
+  for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(control.flag(site, r));
+  return wait_all<A>(w, call, mine, call.world(), call.word(), site);
+}
+
+}  // namespace switchyard::detail

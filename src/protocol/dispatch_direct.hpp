@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Direct dispatch: each source writes its rows at their final place in the receivers' segments.
+//
+// | flag      | written by       | read by           | order           | scope  | reuse              |
+// | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
+// | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
+//
+// Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A receiver
+// reads its block after `rows` of the source. Progress: no warp waits for another warp of its rank before it has sent all its rows
+// and arrived; receivers wait only for remote sends, which wait only for placements, which wait for nothing in this kernel.
+#pragma once
+
+#include "layout/control.hpp"
+#include "plan/plan.hpp"
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+/// Trivially copyable. Pointers are to this rank's private memory unless they say otherwise.
+struct DispatchParams {
+  CallContext call;
+  ControlLayout control;
+
+  // Rows to send.
+  const std::byte* x = nullptr;       ///< [T] rows of src_row_bytes
+  const std::byte* scales = nullptr;  ///< [T] rows of scale_bytes, or null
+  int64_t tokens = 0;
+  int64_t hidden = 0;
+  int64_t src_row_bytes = 0;
+  DType src_type = DType::bf16;
+  ScaleKind quantize = ScaleKind::none;
+  int64_t row_bytes = 0;    ///< of a sent row
+  int64_t scale_bytes = 0;  ///< of a sent scale row
+
+  // Where they go.
+  const int64_t* send_begin = nullptr;  ///< [T + 1]
+  const SendEntry* sends = nullptr;
+  bool with_records = true;
+  Layout layout = Layout::rank_major;
+  ExpertMap map;
+  int topk = 0;
+  const int32_t* ids = nullptr;        ///< [T * K]
+  const int32_t* route_row = nullptr;  ///< [T * K]
+  const float* weights = nullptr;      ///< [T * K] or null
+
+  // What arrives here.
+  const int64_t* record_begin = nullptr;  ///< [W + 1] records by source
+  const int32_t* record_route = nullptr;  ///< cached dispatch: [records * K] from the handle; else null: read from the block
+  const int64_t* padding = nullptr;       ///< [experts here, 2] row ranges to zero, or null
+  int num_padding = 0;
+
+  uint64_t* sends_done = nullptr;  ///< counter of warps, private to this rank
+};
+
+/// Base address and layout of the block in which rank `r` takes this call's rows. Valid after wait for `placement`.
+struct Destination {
+  std::byte* block;
+  OutputLayout layout;
+};
+SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
+  const Placement& place = *p.call.heap.local(p.control.placement(p.call.epoch, r));
+  return {p.call.heap.base[r] + place.rows,
+          {place.rows_allocated, place.records_allocated, p.row_bytes, p.scale_bytes, p.topk, p.with_records}};
+}
+
+/// Writes the record of (token t, rank e.rank) at its receiver: source token, and per k what the route means there.
+template <class A>
+SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e, const Destination& d) {
+  const int64_t at = static_cast<int64_t>(e.record) * p.topk;
+  auto* route = reinterpret_cast<int32_t*>(d.block + d.layout.route_at()) + at;
+  auto* weight = reinterpret_cast<float*>(d.block + d.layout.weight_at()) + at;
+  auto* token = reinterpret_cast<int32_t*>(d.block + d.layout.token_at()) + e.record;
+  const int first = p.map.first(e.rank), last = first + p.map.count(e.rank);
+  A::for_lanes(w, p.topk, [&](int k) {
+    const int64_t f = t * p.topk + k;
+    const int32_t id = p.ids[f];
+    const bool here = id >= first && id < last;
+    route[k] = !here ? -1 : p.layout == Layout::rank_major ? id - first : p.route_row[f];
+    if (p.weights) weight[k] = here ? p.weights[f] : 0.0f;
+    if (k == 0) *token = static_cast<int32_t>(t);
+  });
+}
+
+/// Sends this warp's share of the tokens: every (warp total())-th. All copies are settled on return.
+template <class A>
+SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveCounter& moved) {
+  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+    void* row_to[kMaxTopk];
+    void* scale_to[kMaxTopk];
+    int n = 0;
+    for (int64_t i = p.send_begin[t]; i < p.send_begin[t + 1]; ++i) {
+      const SendEntry e = p.sends[i];
+      const Destination d = destination(p, e.rank);
+      if (p.with_records) {
+        send_record<A>(w, p, t, e, d);
+        moved.metadata_bytes += static_cast<uint64_t>(4 + p.topk * (p.weights ? 8 : 4));
+      }
+      if (e.row < 0) continue;
+      row_to[n] = d.block + static_cast<int64_t>(e.row) * p.row_bytes;
+      scale_to[n] = d.block + d.layout.scales_at() + static_cast<int64_t>(e.row) * p.scale_bytes;
+      (e.rank == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
+      ++n;
+    }
+    if (n == 0) continue;
+    moved.rows += static_cast<uint64_t>(n);
+    const std::byte* row = p.x + t * p.src_row_bytes;
+    const std::byte* scale = p.scales ? p.scales + t * p.scale_bytes : nullptr;
+    if (p.quantize != ScaleKind::none) {
+      A::drain_sources(w);  // the staged row of the token before may still be read
+      auto* staged = w.scratch();
+      scale = staged + round_up(p.row_bytes, 128);
+      A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), const_cast<std::byte*>(scale), row, p.src_type, p.hidden, p.quantize);
+      row = staged;
+    }
+    A::multicast_copy(w, row_to, n, row, static_cast<size_t>(p.row_bytes));
+    if (scale) A::multicast_copy(w, scale_to, n, scale, static_cast<size_t>(p.scale_bytes));
+  }
+  A::settle(w);
+}
+
+/// Zeroes this warp's share of the padding rows of this rank's own block.
+template <class A>
+SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine) {
+  for (int e = 0; e < p.num_padding; ++e) {
+    for (int64_t row = p.padding[2 * e] + w.index(); row < p.padding[2 * e + 1]; row += w.total()) {
+      A::fill_zero(w, mine.block + row * p.row_bytes, static_cast<size_t>(p.row_bytes));
+      if (p.scale_bytes) A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
+    }
+  }
+}
+
+/// Expert-major: copies each row of `source` that has further routes on this rank to their rows, by this warp's share of the records.
+template <class A>
+SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, MoveCounter& moved) {
+  const auto* routes = p.record_route ? p.record_route : reinterpret_cast<const int32_t*>(mine.block + mine.layout.route_at());
+  std::byte* scales = mine.block + mine.layout.scales_at();
+  for (int64_t r = p.record_begin[source] + w.index(); r < p.record_begin[source + 1]; r += w.total()) {
+    void* row_to[kMaxTopk];
+    void* scale_to[kMaxTopk];
+    int64_t primary = -1;
+    int n = 0;
+    for (int k = 0; k < p.topk; ++k) {
+      const int64_t row = routes[r * p.topk + k];
+      if (row < 0) continue;
+      if (primary < 0) {
+        primary = row;
+        continue;
+      }
+      row_to[n] = mine.block + row * p.row_bytes;
+      scale_to[n++] = scales + row * p.scale_bytes;
+    }
+    if (n == 0) continue;
+    A::multicast_copy(w, row_to, n, mine.block + primary * p.row_bytes, static_cast<size_t>(p.row_bytes));
+    if (p.scale_bytes) A::multicast_copy(w, scale_to, n, scales + primary * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
+    moved.copied_bytes += static_cast<uint64_t>(n * (p.row_bytes + p.scale_bytes));
+  }
+}
+
+/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). On return without fault all rows for this warp's
+/// share of the receiver work are complete; the call is complete when all warps have returned.
+template <class A>
+SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
+  const CallContext& call = p.call;
+  if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
+
+  MoveCounter moved;
+  send_rows<A>(w, p, moved);
+  if (arrive_is_last<A>(w, p.sends_done)) {
+    uint64_t* rows[kMaxRanks];
+    for (int r = 0; r < call.world(); ++r) rows[r] = call.heap.at(r, p.control.flag(Site::rows, call.rank()));
+    A::template publish<Scope::system>(w, rows, call.world(), call.word(), Site::rows);
+  }
+
+  const Destination mine = destination(p, call.rank());
+  zero_padding<A>(w, p, mine);
+  for (int step = 0; step < call.world(); ++step) {
+    const int source = (call.rank() + step) % call.world();
+    if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows)) return;
+    if (p.layout == Layout::expert_major) place_aliases<A>(w, p, mine, source, moved);
+  }
+  A::settle(w);
+  call.moved[w.index()] = moved;
+}
+
+}  // namespace switchyard::detail
