@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The barrier of one block's warps. Reusable; orders everything before it in each warp before everything after it in all.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+
+#include "arch/cpu/polite_wait.hpp"
+
+namespace switchyard::detail {
+
+/// Thrown by block_sync if another warp of the block ended with an exception: the barrier could never complete.
+class BlockBroken : public std::runtime_error {
+ public:
+  BlockBroken() : std::runtime_error("block_sync: another warp of this block ended with an exception") {}
+};
+
+/// A warp that returns from its body leaves the barrier: the others no longer wait for it, as on a GPU.
+class BlockBarrier {
+ public:
+  /// Makes all `num_warps` warps members again. Not while any warp is in the barrier.
+  void reset(int num_warps) {
+    state_.store(pack(0, static_cast<uint32_t>(num_warps), 0), std::memory_order_relaxed);
+    broken_.store(false, std::memory_order_relaxed);
+  }
+
+  /// Waits until all members are here. Throws BlockBroken.
+  void arrive_and_wait() {
+    const uint64_t generation = generation_of(arrive(0));
+    for (int polls = 0; generation_of(state_.load(std::memory_order_acquire)) == generation; ++polls) {
+      if (broken_.load(std::memory_order_acquire) && generation_of(state_.load(std::memory_order_acquire)) == generation) {
+        throw BlockBroken();
+      }
+      polite_wait(polls);
+    }
+  }
+
+  /// The caller is no longer a member.
+  void arrive_and_leave() { arrive(1); }
+
+  /// The caller ended with an exception: every waiting and later arrive_and_wait throws, unless already complete.
+  void break_off() { broken_.store(true, std::memory_order_release); }
+
+ private:
+  // {generation: 32, members: 16, arrived: 16}
+  static constexpr uint64_t pack(uint64_t generation, uint32_t members, uint32_t arrived) {
+    return (generation << 32) | (uint64_t{members} << 16) | arrived;
+  }
+  static constexpr uint64_t generation_of(uint64_t state) { return state >> 32; }
+
+  /// One arrival that also removes `leaving` members; completes the generation if it is the last. Returns the state before it.
+  uint64_t arrive(uint32_t leaving) {
+    uint64_t before = state_.load(std::memory_order_relaxed);
+    uint64_t after;
+    do {
+      const auto members = static_cast<uint32_t>((before >> 16) & 0xFFFFu) - leaving;
+      const auto arrived = static_cast<uint32_t>(before & 0xFFFFu) + (1 - leaving);
+      const bool complete = arrived == members;
+      after = pack((generation_of(before) + (complete ? 1 : 0)) & 0xFFFFFFFFu, members, complete ? 0 : arrived);
+    } while (!state_.compare_exchange_weak(before, after, std::memory_order_acq_rel, std::memory_order_relaxed));
+    return before;
+  }
+
+  alignas(64) std::atomic<uint64_t> state_{0};
+  std::atomic<bool> broken_{false};
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU arch: a warp is one thread, a row op is SIMD, a flag is a std::atomic_ref on symmetric memory. `Cpu` is what users run.
+// `CpuDeferred` performs moved rows and reductions only in drain_sources or settle, so that protocol code which forgets either, or
+// which relies on an order among pending ops, delivers wrong rows on any machine.
+#pragma once
+
+#include <chrono>
+
+#include "arch/cpu/order_table.hpp"
+#include "arch/cpu/polite_wait.hpp"
+#include "arch/cpu/row_ops.hpp"
+#include "arch/cpu/warp.hpp"
+#include "arch/ops.hpp"
+
+namespace switchyard::detail {
+
+template <bool kDeferred>
+struct BasicCpu {
+  using Warp = CpuWarp;
+
+  static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
+    if constexpr (kDeferred) {
+      w.pending().add_copy(dst, src, bytes);
+    } else {
+      w.add_streamed(copy_row(dst, src, bytes));
+    }
+  }
+
+  static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
+    if constexpr (kDeferred) {
+      w.pending().add_multicast(dsts, n, src, bytes);
+    } else {
+      w.add_streamed(multicast_row(dsts, n, src, bytes));
+    }
+  }
+
+  static void fill_zero(Warp& w, void* dst, size_t bytes) {
+    if constexpr (kDeferred) {
+      w.pending().add_zero(dst, bytes);
+    } else {
+      w.add_streamed(zero_row(dst, bytes));
+    }
+  }
+
+  static void drain_sources(Warp& w) {
+    if constexpr (kDeferred) w.pending().perform();
+  }
+
+  static void settle(Warp& w) {
+    if constexpr (kDeferred) w.pending().perform();
+    if (w.streamed()) {
+      flush_streams();
+      w.clear_streamed();
+    }
+  }
+
+  static void reduce_rows(Warp& w, const ReduceSpec& spec) {
+    if constexpr (kDeferred) {
+      w.pending().add_reduce(spec);
+    } else {
+      w.add_streamed(detail::reduce_rows(spec));
+    }
+  }
+
+  static void quantize_row(Warp&, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
+    detail::quantize_row(q, scales, src, type, hidden, kind);
+  }
+
+  template <Scope>
+  static uint64_t load_acquire(const uint64_t* flag, Site site) {
+    return load_flag(flag, acquire_order(site));
+  }
+
+  template <Scope>
+  static void store_release(Warp&, uint64_t* flag, uint64_t value, Site site) {
+    store_flag(flag, value, release_order(site));
+  }
+
+  template <Scope>
+  static void publish(Warp&, uint64_t* const* flags, int n, uint64_t value, Site site) {
+    for (int i = 0; i < n; ++i) store_flag(flags[i], value, release_order(site));
+  }
+
+  template <Scope>
+  static int poll_all(Warp&, const uint64_t* const* flags, int n, uint64_t value, Site site) {
+    for (int i = 0; i < n; ++i) {
+      if (!flag_reached(load_flag(flags[i], acquire_order(site)), value)) return i;
+    }
+    return -1;
+  }
+
+  template <Scope>
+  static uint64_t fetch_add(Warp&, uint64_t* flag, uint64_t value, Site site) {
+    return add_to_flag(flag, value, acq_rel_order(site));
+  }
+
+  static void block_sync(Warp& w) {
+    if (w.warps_per_block() > 1) w.barrier()->arrive_and_wait();
+  }
+
+  template <class F>
+  static void for_lanes(Warp&, int64_t n, F&& f) {
+    for (int64_t i = 0; i < n; ++i) f(static_cast<int>(i));
+  }
+
+  /// CLOCK_MONOTONIC: comparable between the threads and processes of one machine.
+  static uint64_t now_ns() {
+    return static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  }
+
+  static void pause(Warp&, int64_t polls) { polite_wait(polls); }
+};
+
+using Cpu = BasicCpu<false>;
+using CpuDeferred = BasicCpu<true>;
+
+static_assert(Arch<Cpu> && Arch<CpuDeferred>);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row ops that a warp of the deferred CPU arch has been asked for and has not performed yet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arch/ops.hpp"
+
+namespace switchyard::detail {
+
+/// Everything that is passed by pointer array is copied when queued; the rows themselves are read and written by perform().
+class PendingQueue {
+ public:
+  void add_copy(void* dst, const void* src, size_t bytes);
+  void add_multicast(void* const* dsts, int n, const void* src, size_t bytes);
+  void add_zero(void* dst, size_t bytes);
+  void add_reduce(const ReduceSpec& spec);
+
+  /// Performs everything, last queued first: pending ops have no order among themselves, and this is the order that protocol code is
+  /// least likely to have relied on.
+  void perform();
+  void discard() noexcept;
+  size_t size() const noexcept { return ops_.size(); }
+
+ private:
+  enum class Kind : uint8_t { copy, zero, reduce };
+  struct Op {
+    Kind kind;
+    void* dst;
+    const void* src;
+    size_t bytes;
+    ReduceSpec reduce;  // rows and weights: see the offsets
+    size_t rows_at;     // into pointers_
+    size_t weights_at;  // into weights_
+  };
+  std::vector<Op> ops_;
+  std::vector<const void*> pointers_;
+  std::vector<float> weights_;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU's work on whole rows: moving, reducing, quantising. Vector code chosen at run time for the machine; the results do not
+// depend on the choice. Any size, any alignment. Sources and destinations of one call must not overlap.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arch/ops.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+// Each mover returns whether it used non-temporal stores: then flush_streams() must come before the release that covers them.
+
+[[nodiscard]] bool copy_row(void* dst, const void* src, size_t bytes);
+[[nodiscard]] bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes);
+[[nodiscard]] bool zero_row(void* dst, size_t bytes);
+[[nodiscard]] bool reduce_rows(const ReduceSpec& spec);
+void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind);
+
+/// Orders all earlier non-temporal stores of this thread before its later stores.
+void flush_streams();
+
+/// Whether large rows are written with non-temporal stores (the default where it is faster; never under ThreadSanitizer). Returns the
+/// previous setting. Process-wide; for measurements.
+bool set_streaming(bool enabled);
+
+/// The vector instruction sets that this build contains and this machine runs, best first; and the one that row ops use now.
+struct SimdTarget {
+  int64_t id;
+  const char* name;
+};
+std::vector<SimdTarget> simd_targets();
+SimdTarget current_simd_target();
+/// Makes all row ops of the process use one of simd_targets(), or the best one again (id 0). For tests; not while row ops run.
+void force_simd_target(int64_t id);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arch/cpu/worker_pool.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <string>
+#include <system_error>
+
+#include "arch/cpu/row_ops.hpp"
+#include "base/cpu_relax.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+constexpr int kMaxWarpsPerBlock = 1024;
+constexpr int kMaxWarps = 4096;
+constexpr int kSpins = 200;  // about 2 us: covers back-to-back calls without holding a core that others need
+
+/// Signals are for the application's threads: pool threads inherit a full mask.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &saved_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t saved_;
+};
+
+bool only_broken_block(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const BlockBroken&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks), num_warps_(num_warps) {
+  if (num_blocks < 1 || num_warps < 1 || num_warps > kMaxWarpsPerBlock || num_blocks > kMaxWarps / num_warps) {
+    throw Error(ErrorCode::invalid_argument,
+                "num_blocks x num_warps: " + std::to_string(num_blocks) + " x " + std::to_string(num_warps) +
+                    " given; allowed: num_blocks >= 1, 1 <= num_warps <= " + std::to_string(kMaxWarpsPerBlock) +
+                    ", and a product of at most " + std::to_string(kMaxWarps));
+  }
+  barriers_ = std::make_unique<BlockBarrier[]>(static_cast<size_t>(num_blocks));
+  for (int block = 0; block < num_blocks; ++block) {
+    for (int warp = 0; warp < num_warps; ++warp) {
+      warps_.push_back(
+          std::make_unique<CpuWarp>(block, warp, num_blocks, num_warps, &barriers_[static_cast<size_t>(block)]));
+    }
+  }
+  failures_.resize(warps_.size());
+  threads_.reserve(warps_.size() - 1);
+  const SignalsBlocked blocked;
+  try {
+    for (size_t index = 1; index < warps_.size(); ++index) {
+      threads_.emplace_back([this, index] { work(index); });
+      const std::string name = "sy-b" + std::to_string(warps_[index]->block()) + "w" + std::to_string(warps_[index]->warp());
+      pthread_setname_np(threads_.back().native_handle(), name.c_str());
+    }
+  } catch (const std::system_error& error) {
+    const size_t started = threads_.size();
+    stop();
+    throw Error(ErrorCode::system, "thread " + std::to_string(started + 1) + " of " + std::to_string(warps_.size() - 1) +
+                                       " worker threads could not be created: " + error.what());
+  }
+}
+
+WorkerPool::~WorkerPool() { stop(); }
+
+void WorkerPool::stop() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_.store(true, std::memory_order_relaxed);
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+void WorkerPool::reserve_scratch(size_t bytes) {
+  const std::lock_guard turn(run_mutex_);
+  for (auto& warp : warps_) warp->reserve_scratch(bytes);
+}
+
+void WorkerPool::run(const std::function<void(CpuWarp&)>& body) {
+  const std::lock_guard turn(run_mutex_);
+  for (int block = 0; block < num_blocks_; ++block) barriers_[static_cast<size_t>(block)].reset(num_warps_);
+  if (!threads_.empty()) {
+    {
+      const std::lock_guard lock(mutex_);
+      body_ = &body;
+      busy_.store(static_cast<int>(threads_.size()), std::memory_order_relaxed);
+      call_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+  } else {
+    body_ = &body;
+  }
+  run_warp(0);
+  for (int spin = 0; spin < kSpins && busy_.load(std::memory_order_acquire) != 0; ++spin) cpu_relax();
+  if (busy_.load(std::memory_order_acquire) != 0) {
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_.load(std::memory_order_acquire) == 0; });
+  }
+  body_ = nullptr;
+
+  std::exception_ptr first;
+  std::exception_ptr first_broken;
+  for (std::exception_ptr& failure : failures_) {
+    if (!failure) continue;
+    std::exception_ptr& slot = only_broken_block(failure) ? first_broken : first;
+    if (!slot) slot = failure;
+    failure = nullptr;
+  }
+  if (first) std::rethrow_exception(first);
+  if (first_broken) std::rethrow_exception(first_broken);
+}
+
+void WorkerPool::work(size_t index) {
+  uint64_t seen = 0;
+  while (true) {
+    for (int spin = 0; spin < kSpins && call_.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
+    if (call_.load(std::memory_order_acquire) == seen) {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] { return stopping_.load(std::memory_order_relaxed) || call_.load(std::memory_order_acquire) != seen; });
+      if (call_.load(std::memory_order_relaxed) == seen) return;
+    }
+    ++seen;
+    run_warp(index);
+    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      { const std::lock_guard lock(mutex_); }  // the caller is either before its check of busy_ or asleep
+      done_.notify_one();
+    }
+  }
+}
+
+void WorkerPool::run_warp(size_t index) noexcept {
+  CpuWarp& warp = *warps_[index];
+  try {
+    (*body_)(warp);
+    warp.barrier()->arrive_and_leave();
+  } catch (...) {
+    failures_[index] = std::current_exception();
+    warp.barrier()->break_off();
+  }
+  warp.pending().discard();
+  if (warp.streamed()) {
+    flush_streams();
+    warp.clear_streamed();
+  }
+}
+
+}  // namespace switchyard::detail

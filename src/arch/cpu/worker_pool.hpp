@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of one rank on the CPU: threads that sleep between exchanges.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "arch/cpu/warp.hpp"
+
+namespace switchyard::detail {
+
+/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(); the others are threads of the pool, which block
+/// all signals and do not survive fork(): a process that forks creates its pools afterwards.
+class WorkerPool {
+ public:
+  /// Throws Error(invalid_argument) unless both are >= 1 and num_warps <= 1024, and Error(system) if a thread cannot be created.
+  WorkerPool(int num_blocks, int num_warps);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  /// Runs `body` once on every warp and returns when all have returned. If any threw, rethrows the exception of the lowest warp
+  /// (one that only reports a broken block_sync counts last). What the caller wrote before is visible to all warps, and what they
+  /// wrote is visible to the caller afterwards. Row ops still pending at the end of `body` are dropped. One call at a time; calls
+  /// from several threads take turns.
+  void run(const std::function<void(CpuWarp&)>& body);
+
+  /// Grows the scratch of every warp, see CpuWarp::reserve_scratch. Not from inside run().
+  void reserve_scratch(size_t bytes);
+
+  int num_blocks() const noexcept { return num_blocks_; }
+  int num_warps() const noexcept { return num_warps_; }
+  int total() const noexcept { return num_blocks_ * num_warps_; }
+
+ private:
+  void work(size_t index);
+  void run_warp(size_t index) noexcept;
+  void stop() noexcept;
+
+  int num_blocks_;
+  int num_warps_;
+  std::unique_ptr<BlockBarrier[]> barriers_;
+  std::vector<std::unique_ptr<CpuWarp>> warps_;
+  std::vector<std::exception_ptr> failures_;  // by warp; written by its thread, read after all have ended
+  std::vector<std::thread> threads_;
+
+  std::mutex run_mutex_;  // held during run()
+  std::mutex mutex_;      // guards the condition variables' predicates
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<uint64_t> call_{0};  // number of run() calls so far
+  std::atomic<int> busy_{0};       // pool threads that have not ended the current call
+  std::atomic<bool> stopping_{false};
+  const std::function<void(CpuWarp&)>* body_ = nullptr;
+};
+
+}  // namespace switchyard::detail
