@@ -137,7 +137,8 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
   A::settle(w);
 }
 
-/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). The call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). If a rank cannot take part (all_agree), nothing is
+/// summed but the call still ends in step, and the host raises the error. The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
@@ -146,7 +147,7 @@ SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
   if (arrive_is_last<A>(w, p.outputs_done)) publish_placement<A>(w, call, p.control, p.place, Site::outputs);
   if (!wait_placements<A>(w, call, p.control, Site::outputs)) return;
 
-  if (p.place.status == 0) pull_and_reduce<A>(w, p, moved);
+  if (all_agree(call, p.control, p.place.signature)) pull_and_reduce<A>(w, p, moved);
   if (arrive_is_last<A>(w, p.pulls_done)) {
     uint64_t* theirs[kMaxRanks];
     for (int r = 0; r < call.world(); ++r) theirs[r] = call.heap.at(r, p.control.flag(Site::pulled, call.rank()));

@@ -53,4 +53,14 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
   return wait_all<A>(w, call, mine, call.world(), call.word(), site);
 }
 
+/// After wait_placements: true if every rank can take part and made the same call. All ranks get the same answer.
+SWITCHYARD_FN inline bool all_agree(const CallContext& call, const ControlLayout& control, uint64_t signature) {
+  bool agree = true;
+  for (int r = 0; r < call.world(); ++r) {
+    const Placement& place = *call.heap.local(control.placement(call.epoch, r));
+    agree = agree && place.status == 0 && place.signature == signature;
+  }
+  return agree;
+}
+
 }  // namespace switchyard::detail

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The op list on CUDA, sm_90: a warp is 32 lanes.
+//
+// Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size pays for it; otherwise by
+// loads and stores of the lanes. A bulk copy is split: its load is issued at once, its stores by the warp's next op that moves or
+// settles. So the next row's addresses are computed, and with two stages the next row is loaded, while one is under way, and
+// protocol code knows nothing of it.
+//
+// Who orders what:
+// - lanes' ordinary stores -> release: __syncwarp, then the releasing lane's fence or st.release (cumulative);
+// - bulk stores -> release: wait_group 0 by the lane that issued them (implies the proxy fence), __syncwarp, release;
+// - acquire -> bulk load: fence.proxy.async after every acquire, because the bytes may have been written by ordinary stores;
+// - bulk store's read of shared memory -> refill: wait_group.read, __syncwarp.
+// A warp must settle before its kernel ends. The only unbounded waits are for this GPU's own copy engine, never for a peer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arch/cuda/cuda_rows.cuh"
+#include "arch/cuda/cuda_warp.cuh"
+#include "arch/cuda/ptx.cuh"
+#include "arch/ops.hpp"
+
+namespace switchyard::detail {
+
+struct Cuda {
+  using Warp = CudaWarp;
+  /// Smaller copies are made by the lanes: 1 KiB is two 16-byte accesses a lane.
+  static constexpr size_t kBulkMinBytes = 1024;
+  /// Polls before a waiting warp starts to sleep; about 20 us.
+  static constexpr int kPollsBeforeSleep = 64;
+
+  __device__ static void copy(Warp& w, void* dst, const void* src, size_t bytes) { multicast_copy(w, &dst, 1, src, bytes); }
+
+  __device__ static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
+    while (n > kLanes) {
+      multicast_group(w, dsts, kLanes, src, bytes);
+      dsts += kLanes;
+      n -= kLanes;
+    }
+    if (n > 0 && bytes > 0) multicast_group(w, dsts, n, src, bytes);
+  }
+
+  __device__ static void fill_zero(Warp& w, void* dst, size_t bytes) {
+    fill_zero_lanes(w.lane_, static_cast<std::byte*>(dst), bytes);
+    w.lane_writes_ = true;
+  }
+
+  __device__ static void drain_sources(Warp& w) {
+    store_pending(w);
+    if (w.lane_ == 0) ptx::bulk_wait_read();
+    __syncwarp();
+  }
+
+  __device__ static void settle(Warp& w) {
+    store_pending(w);
+    if (w.lane_ == 0) ptx::bulk_wait();
+    if (w.lane_writes_) ptx::fence_proxy_async();  // a later copy of this warp may read them in bulk
+    w.lane_writes_ = false;
+    __syncwarp();
+  }
+
+  __device__ static void reduce_rows(Warp& w, const ReduceSpec& spec) {
+    reduce_rows_lanes(w.lane_, spec);
+    w.lane_writes_ = true;
+  }
+
+  __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
+                                      ScaleKind kind) {
+    quantize_row_lanes(w.lane_, q, scales, src, type, hidden, kind);
+    ptx::fence_proxy_async();  // complete on return: also for a bulk copy out of q
+    __syncwarp();
+  }
+
+  template <Scope S>
+  __device__ static uint64_t load_acquire(const uint64_t* flag, Site) {
+    uint64_t value = 0;
+    if (lane_id() == 0) value = ptx::load_acquire<S>(flag);
+    __syncwarp();
+    ptx::fence_proxy_async();
+    return __shfl_sync(kAllLanes, value, 0);
+  }
+
+  template <Scope S>
+  __device__ static void store_release(Warp& w, uint64_t* flag, uint64_t value, Site) {
+    __syncwarp();
+    if (w.lane_ == 0) ptx::store_release<S>(flag, value);
+  }
+
+  template <Scope S>
+  __device__ static void publish(Warp& w, uint64_t* const* flags, int n, uint64_t value, Site) {
+    __syncwarp();
+    ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
+    for (int i = w.lane_; i < n; i += kLanes) ptx::store_relaxed<S>(flags[i], value);
+  }
+
+  template <Scope S>
+  __device__ static int poll_all(Warp& w, const uint64_t* const* polled, int n, uint64_t value, Site) {
+    for (int base = 0; base < n; base += kLanes) {
+      const int i = base + w.lane_;
+      const bool missing = i < n && !flag_reached(ptx::load_relaxed<S>(polled[i]), value);
+      const unsigned all_missing = __ballot_sync(kAllLanes, missing);
+      if (all_missing != 0) return base + __ffs(static_cast<int>(all_missing)) - 1;
+    }
+    ptx::fence_acq_rel<S>();
+    __syncwarp();
+    ptx::fence_proxy_async();
+    return -1;
+  }
+
+  template <Scope S>
+  __device__ static uint64_t fetch_add(Warp& w, uint64_t* counter, uint64_t value, Site) {
+    uint64_t old = 0;
+    __syncwarp();
+    if (w.lane_ == 0) old = ptx::add_acq_rel<S>(counter, value);
+    __syncwarp();
+    ptx::fence_proxy_async();
+    return __shfl_sync(kAllLanes, old, 0);
+  }
+
+  __device__ static void block_sync(Warp&) {
+    __syncthreads();
+    ptx::fence_proxy_async();
+  }
+
+  template <class F>
+  __device__ static void for_lanes(Warp& w, int n, F&& f) {
+    for (int i = w.lane_; i < n; i += kLanes) f(i);
+    w.lane_writes_ = true;
+  }
+
+  /// The same value in all lanes.
+  __device__ static uint64_t now_ns() { return __shfl_sync(kAllLanes, ptx::global_timer(), 0); }
+
+  __device__ static void pause(Warp&, int polls) {
+    if (polls > kPollsBeforeSleep) __nanosleep(polls > 16 * kPollsBeforeSleep ? 1000 : 100);
+  }
+
+ private:
+  static constexpr unsigned kAllLanes = 0xffffffffu;
+
+  __device__ static int lane_id() { return static_cast<int>(threadIdx.x) % kLanes; }
+
+  /// Up to 32 destinations: lane i keeps number i.
+  __device__ static void multicast_group(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
+    void* const mine = w.lane_ < n ? dsts[w.lane_] : nullptr;
+    unsigned odd = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
+    if (mine != nullptr && !__isGlobal(mine)) odd = 1;
+    odd = __reduce_or_sync(kAllLanes, odd) | (static_cast<unsigned>(reinterpret_cast<uintptr_t>(src) | bytes) & 15u);
+    const bool bulk = odd == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
+    if (bulk && __isGlobal(src)) {
+      multicast_bulk(w, mine, n, static_cast<const std::byte*>(src), bytes);
+    } else if (bulk && __isShared(src)) {
+      multicast_from_shared(w, mine, n, src, bytes);
+    } else {
+      multicast_lanes(w.lane_, dsts, n, static_cast<const std::byte*>(src), bytes);
+      w.lane_writes_ = true;
+    }
+  }
+
+  __device__ static void multicast_bulk(Warp& w, void* mine, int n, const std::byte* src, size_t bytes) {
+    size_t at = 0;
+    while (at < bytes) {
+      const size_t left = bytes - at;
+      const uint32_t piece = left < w.stage_bytes_ ? static_cast<uint32_t>(left) : w.stage_bytes_;
+      const int stage = w.stages_ == 1 ? 0 : w.pending_stage_ ^ 1;
+      if (w.stages_ == 1) store_pending(w);
+      const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
+      if (w.lane_ == 0) {
+        ptx::bulk_wait_read();  // the stores that this stage fed
+        ptx::mbarrier_expect(bar, piece);
+        ptx::bulk_load(w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, src + at, piece, bar);
+      }
+      store_pending(w);  // two stages: the row before this one
+      w.pending_stage_ = stage;
+      w.pending_dst_ = mine == nullptr ? nullptr : static_cast<std::byte*>(mine) + at;
+      w.pending_count_ = n;
+      w.pending_bytes_ = piece;
+      at += piece;
+    }
+  }
+
+  /// Waits for the pending load and issues its stores.
+  __device__ static void store_pending(Warp& w) {
+    const int n = w.pending_count_;
+    if (n == 0) return;
+    const int stage = w.pending_stage_;
+    const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
+    while (!ptx::mbarrier_try_wait(bar, (w.parity_ >> stage) & 1u)) {
+    }
+    w.parity_ ^= 1u << stage;
+    store_from(w, w.pending_dst_, n, w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, w.pending_bytes_);
+    w.pending_count_ = 0;
+  }
+
+  /// Rows that lanes wrote into shared memory (scratch) leave from there.
+  __device__ static void multicast_from_shared(Warp& w, void* mine, int n, const void* src, size_t bytes) {
+    store_pending(w);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    store_from(w, mine, n, ptx::shared_address(src), static_cast<uint32_t>(bytes));
+  }
+
+  __device__ static void store_from(Warp& w, void* mine, int n, uint32_t shared, uint32_t bytes) {
+    for (int i = 0; i < n; ++i) {
+      const auto dst = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), i);
+      if (w.lane_ == 0) ptx::bulk_store(reinterpret_cast<void*>(dst), shared, bytes);
+    }
+    if (w.lane_ == 0) ptx::bulk_commit();
+  }
+};
+
+static_assert(Arch<Cuda>);
+
+}  // namespace switchyard::detail

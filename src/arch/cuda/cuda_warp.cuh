@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp of 32 lanes, and the shared memory that it owns.
+//
+// Shared memory of a block: one mbarrier per stage, then per warp its stages (rows on their way) and its scratch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arch/cuda/ptx.cuh"
+#include "base/macros.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kLanes = 32;
+inline constexpr int kMaxStages = 2;
+
+/// How a kernel's dynamic shared memory is divided. Trivially copyable; the launcher and the kernel get the same value.
+struct CudaShape {
+  int warps = 14;              ///< per block
+  int stages = 1;              ///< bulk-copy stages per warp: 0 (copies by lanes only), 1, or 2 (next row loads while one is stored)
+  uint32_t stage_bytes = 0;    ///< multiple of 16; longer rows travel in pieces of this size
+  uint32_t scratch_bytes = 0;  ///< multiple of 16; what CudaWarp::scratch() offers
+
+  SWITCHYARD_FN constexpr uint32_t barrier_bytes() const { return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128; }
+  SWITCHYARD_FN constexpr uint32_t warp_bytes() const { return static_cast<uint32_t>(stages) * stage_bytes + scratch_bytes; }
+  SWITCHYARD_FN constexpr uint32_t shared_bytes() const { return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes(); }
+};
+
+/// Largest stage for which a block of `warps` fits into `shared_limit` bytes, at most `row_bytes` rounded up to 16. 0 if none fits.
+constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, uint32_t scratch_bytes, uint32_t shared_limit) {
+  CudaShape shape{warps, stages, 0, (scratch_bytes + 15) / 16 * 16};
+  const uint32_t fixed = shape.shared_bytes();
+  if (stages == 0 || fixed >= shared_limit) return shape;
+  const uint64_t room = (shared_limit - fixed) / static_cast<uint32_t>(warps * stages) / 128 * 128;
+  const uint64_t wanted = (row_bytes + 15) / 16 * 16;
+  shape.stage_bytes = static_cast<uint32_t>(wanted < room ? wanted : room);
+  return shape;
+}
+
+/// One warp of a running kernel. Built once by all lanes; every member has the same value in all lanes except `pending_dst_`.
+class CudaWarp {
+ public:
+  /// `shared`: the block's dynamic shared memory, 128-byte aligned, `shape.shared_bytes()` long.
+  __device__ CudaWarp(std::byte* shared, const CudaShape& shape)
+      : lane_(static_cast<int>(threadIdx.x) % kLanes), warp_(static_cast<int>(threadIdx.x) / kLanes), stages_(shape.stages),
+        stage_bytes_(shape.stage_bytes) {
+    const uint32_t base = ptx::shared_address(shared);
+    const uint32_t own = shape.barrier_bytes() + static_cast<uint32_t>(warp_) * shape.warp_bytes();
+    bars_ = base + static_cast<uint32_t>(warp_ * kMaxStages * 8);
+    stage_ = base + own;
+    scratch_ = shared + own + static_cast<uint32_t>(stages_) * stage_bytes_;
+    if (lane_ == 0) {
+      for (int s = 0; s < stages_; ++s) ptx::mbarrier_init(bars_ + static_cast<uint32_t>(s) * 8, 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
+  }
+  CudaWarp(const CudaWarp&) = delete;
+  CudaWarp& operator=(const CudaWarp&) = delete;
+
+  // Usable in code that is also compiled for the host, where it is never called.
+  SWITCHYARD_FN int block() const {
+#if defined(__CUDA_ARCH__)
+    return static_cast<int>(blockIdx.x);
+#else
+    return 0;
+#endif
+  }
+  SWITCHYARD_FN int num_blocks() const {
+#if defined(__CUDA_ARCH__)
+    return static_cast<int>(gridDim.x);
+#else
+    return 1;
+#endif
+  }
+  SWITCHYARD_FN int warps_per_block() const {
+#if defined(__CUDA_ARCH__)
+    return static_cast<int>(blockDim.x) / kLanes;
+#else
+    return 1;
+#endif
+  }
+  SWITCHYARD_FN int warp() const { return warp_; }
+  SWITCHYARD_FN int index() const { return block() * warps_per_block() + warp(); }
+  SWITCHYARD_FN int total() const { return num_blocks() * warps_per_block(); }
+  SWITCHYARD_FN std::byte* scratch() const { return scratch_; }
+
+ private:
+  friend struct Cuda;
+
+  int lane_;
+  int warp_;
+  int stages_;
+  uint32_t stage_bytes_;
+  uint32_t bars_ = 0;   // shared address of this warp's barriers
+  uint32_t stage_ = 0;  // shared address of this warp's first stage
+  std::byte* scratch_ = nullptr;
+
+  // The youngest bulk copy: its load has been issued, its stores have not. They are issued by the next op that moves or settles.
+  void* pending_dst_ = nullptr;  // in lane i: destination i
+  int pending_count_ = 0;        // number of destinations, 0: none pending
+  uint32_t pending_bytes_ = 0;
+  int pending_stage_ = 0;
+  uint32_t parity_ = 0;  // bit s: parity of the next completion of stage s
+
+  bool lane_writes_ = false;  // ordinary stores since the last settle
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+#include <string>
+
+#include "plan/views.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr int kExpertPadding = 16;  // columns of the ledger's [W, E] tables are padded to a multiple of this
+
+size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+int32_t narrow(int64_t value, const char* what) {
+  if (value > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::unsupported,
+                std::string(what) + " is " + std::to_string(value) + "; the int32 ledger allows at most 2147483647");
+  }
+  return static_cast<int32_t>(value);
+}
+
+/// What each source sent to each expert, and its inclusive prefix. Pad columns hold no rows and repeat the total.
+void fill_counts(const GatheredCounts& counts, LedgerTables& out) {
+  const int padded = out.num_experts_padded;
+  out.peer_token_per_expert.assign(idx(int64_t{counts.world} * padded), 0);
+  out.cumsum_per_expert.assign(idx(int64_t{counts.world} * padded), 0);
+  for (int source = 0; source < counts.world; ++source) {
+    int64_t sum = 0;
+    for (int e = 0; e < padded; ++e) {
+      const int32_t rows = e < counts.experts ? counts.s(source, e) : 0;
+      sum += rows;
+      out.peer_token_per_expert[idx(int64_t{source} * padded + e)] = rows;
+      out.cumsum_per_expert[idx(int64_t{source} * padded + e)] = narrow(sum, "cumsum_per_expert");
+    }
+  }
+}
+
+/// Routes of this rank in a stable counting sort by expert.
+void fill_return_rows(const HandleData& h, LedgerTables& out) {
+  std::vector<int32_t> next(idx(out.num_experts));
+  for (int e = 1; e < out.num_experts; ++e) {
+    next[idx(e)] = out.cumsum_per_expert[idx(int64_t{h.rank} * out.num_experts_padded + e - 1)];
+  }
+  out.expanded_row_idx.resize(h.ids.size());
+  for (size_t f = 0; f < h.ids.size(); ++f) out.expanded_row_idx[f] = h.ids[f] < 0 ? -1 : next[idx(h.ids[f])]++;
+}
+
+/// Where this rank's experts' rows lie, by expert and source.
+void fill_expert_rows(const HandleData& h, LedgerTables& out) {
+  std::vector<int64_t> first_row;
+  h.counts.expert_first_rows(h.layout == Layout::expert_major ? h.alignment : 1, h.rank, first_row);
+  const int first = h.map.first(h.rank);
+  out.dispatch_offset.resize(idx(out.experts_here));
+  out.prev_sum_before_rank.resize(idx(int64_t{out.world} * out.experts_here));
+  for (int e = 0; e < out.experts_here; ++e) {
+    out.dispatch_offset[idx(e)] = narrow(first_row[idx(e)], "dispatch_offset");
+    int64_t before = 0;
+    for (int source = 0; source < out.world; ++source) {
+      out.prev_sum_before_rank[idx(int64_t{source} * out.experts_here + e)] = narrow(before, "prev_sum_before_rank");
+      before += h.counts.s(source, first + e);
+    }
+  }
+}
+
+}  // namespace
+
+LedgerTables make_ledger(const HandleData& h) {
+  if (dropped_at_capacity(h)) throw Error(ErrorCode::unsupported, "ledger of a dispatch that dropped routes at capacity");
+  LedgerTables out;
+  out.world = h.counts.world;
+  out.num_experts = h.counts.experts;
+  out.num_experts_padded = static_cast<int>(round_up(h.counts.experts, kExpertPadding));
+  out.experts_here = h.map.count(h.rank);
+  fill_counts(h.counts, out);
+  fill_return_rows(h, out);
+  fill_expert_rows(h, out);
+  return out;
+}
+
+}  // namespace switchyard::detail

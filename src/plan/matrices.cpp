@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "plan/views.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+/// Tokens of `source` whose row rank `dest` kept. Rows are ordered by source, so capacity cuts the last sources.
+int64_t kept_tokens(const HandleData& h, int source, int dest) {
+  const int64_t sent = h.counts.d(source, dest);
+  if (h.layout == Layout::expert_major) return sent;
+  const int64_t room = h.counts.capacity[idx(dest)] - h.counts.touching_before(source, dest);
+  return std::clamp<int64_t>(room, 0, sent);
+}
+
+int32_t narrow(int64_t value, const char* what) {
+  if (value > std::numeric_limits<int32_t>::max()) {
+    throw Error(ErrorCode::unsupported,
+                std::string(what) + " is " + std::to_string(value) + "; the int32 matrices allow at most 2147483647");
+  }
+  return static_cast<int32_t>(value);
+}
+
+void fill_rank_prefix(const HandleData& h, DispatchMatrices& m) {
+  const int world = m.world;
+  m.rank_prefix_matrix.resize(idx(int64_t{world} * world));
+  for (int dest = 0; dest < world; ++dest) {
+    int64_t sum = 0;
+    for (int source = 0; source < world; ++source) {
+      sum += kept_tokens(h, source, dest);
+      m.rank_prefix_matrix[idx(int64_t{source} * world + dest)] = narrow(sum, "rank_prefix_matrix");
+    }
+  }
+}
+
+/// This rank's tokens: where each goes, and its place in the stream (channel, rank).
+void fill_sender(const HandleData& h, DispatchMatrices& m) {
+  const int world = m.world, channels = m.num_channels;
+  m.is_token_in_rank.assign(idx(h.tokens * world), 0);
+  m.send_head.assign(idx(h.tokens * world), -1);
+  m.channel_prefix_matrix.assign(idx(int64_t{world} * channels), 0);
+  std::vector<int32_t> in_stream(idx(world));
+  for (int c = 0; c < channels; ++c) {
+    std::fill(in_stream.begin(), in_stream.end(), 0);
+    const int64_t end = channel_begin(h.tokens, channels, c + 1);
+    for (int64_t t = channel_begin(h.tokens, channels, c); t < end; ++t) {
+      for (int64_t i = h.send_begin[idx(t)]; i < h.send_begin[idx(t + 1)]; ++i) {
+        const SendEntry& send = h.sends[idx(i)];
+        if (send.row < 0) continue;
+        m.is_token_in_rank[idx(t * world + send.rank)] = 1;
+        m.send_head[idx(t * world + send.rank)] = in_stream[idx(send.rank)]++;
+      }
+    }
+    for (int dest = 0; dest < world; ++dest) {
+      const int32_t before = c ? m.channel_prefix_matrix[idx(int64_t{dest} * channels + c - 1)] : 0;
+      m.channel_prefix_matrix[idx(int64_t{dest} * channels + c)] = before + in_stream[idx(dest)];
+    }
+  }
+}
+
+/// Rows that arrived here: their tokens, and where each (source, channel) begins among the rows of its source.
+void fill_receiver(const HandleData& h, DispatchMatrices& m) {
+  const int world = m.world, channels = m.num_channels;
+  m.recv_channel_prefix_matrix.resize(idx(int64_t{world} * channels));
+  m.recv_src_idx.clear();
+  for (int source = 0; source < world; ++source) {
+    const auto begin = h.record_token.begin() + h.counts.touching_before(source, h.rank);
+    const auto end = begin + kept_tokens(h, source, h.rank);
+    m.recv_src_idx.insert(m.recv_src_idx.end(), begin, end);
+    for (int c = 0; c < channels; ++c) {
+      const int64_t first_token = channel_begin(h.counts.tokens[idx(source)], channels, c);
+      const auto first = std::lower_bound(begin, end, first_token);  // tokens of one source ascend
+      m.recv_channel_prefix_matrix[idx(int64_t{source} * channels + c)] = static_cast<int32_t>(first - begin);
+    }
+  }
+}
+
+}  // namespace
+
+bool dropped_at_capacity(const HandleData& h) {
+  for (int dest = 0; dest < h.counts.world; ++dest) {
+    if (h.counts.rows_needed(h.layout, h.alignment, dest) > h.counts.capacity[idx(dest)]) return true;
+  }
+  return false;
+}
+
+DispatchMatrices make_matrices(const HandleData& h, int num_channels) {
+  if (num_channels < 1) {
+    throw Error(ErrorCode::invalid_argument, "num_channels is " + std::to_string(num_channels) + "; allowed is 1 or more");
+  }
+  if (h.layout == Layout::expert_major && dropped_at_capacity(h)) {
+    throw Error(ErrorCode::unsupported, "matrices of an expert-major dispatch that dropped routes at capacity");
+  }
+  DispatchMatrices m;
+  m.world = h.counts.world;
+  m.num_channels = num_channels;
+  fill_rank_prefix(h, m);
+  fill_sender(h, m);
+  fill_receiver(h, m);
+  return m;
+}
+
+}  // namespace switchyard::detail

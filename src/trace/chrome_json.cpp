@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chrome's JSON trace format: https://ui.perfetto.dev and chrome://tracing read it.
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "switchyard/status.hpp"
+#include "switchyard/trace.hpp"
+#include "trace/trace_impl.hpp"
+
+namespace switchyard {
+namespace {
+
+using detail::Event;
+using detail::PlacedRecord;
+using detail::RecordKind;
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto u = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (u < 0x20) {
+      char buffer[8];
+      std::snprintf(buffer, sizeof buffer, "\\u%04x", u);
+      out += buffer;
+    } else {
+      out += c;
+    }
+  }
+  return out += '"';
+}
+
+/// Microseconds with nanosecond digits; exact for traces of up to 104 days.
+std::string micros(uint64_t ns) {
+  char buffer[40];
+  std::snprintf(buffer, sizeof buffer, "%" PRIu64 ".%03" PRIu64, ns / 1000, ns % 1000);
+  return buffer;
+}
+
+/// Appends one event object, with the commas between them.
+class Writer {
+ public:
+  void event(const std::string& fields) {
+    text_ += first_ ? "\n{" : ",\n{";
+    text_ += fields;
+    text_ += '}';
+    first_ = false;
+  }
+  void metadata(const char* what, int pid, int tid, const std::string& args) {
+    event(std::string("\"ph\":\"M\",\"name\":\"") + what + "\",\"pid\":" + std::to_string(pid) + ",\"tid\":" + std::to_string(tid) +
+          ",\"args\":{" + args + "}");
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+  bool first_ = true;
+};
+
+std::string place(int rank, int track) { return "\"pid\":" + std::to_string(rank) + ",\"tid\":" + std::to_string(track + 1); }
+
+void write_names(Writer& out, const detail::Tracer& tracer) {
+  const int rank = tracer.rank();
+  out.metadata("process_name", rank, 0, "\"name\":\"rank " + std::to_string(rank) + "\"");
+  out.metadata("process_sort_index", rank, 0, "\"sort_index\":" + std::to_string(rank));
+  for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
+    const std::string name = track == detail::kHostTrack ? "calls"
+                                                         : "block " + std::to_string(track / tracer.num_warps()) + " warp " +
+                                                               std::to_string(track % tracer.num_warps());
+    out.metadata("thread_name", rank, track + 1, "\"name\":" + quoted(name));
+    out.metadata("thread_sort_index", rank, track + 1, "\"sort_index\":" + std::to_string(track + 1));
+  }
+}
+
+/// The kind of span whose end lets a wait of this kind end.
+Event cause_of(Event wait) {
+  switch (wait) {
+    case Event::wait_counts:
+    case Event::wait_placement: return Event::exchange_counts;
+    case Event::wait_rows: return Event::send_rows;
+    case Event::wait_outputs: return Event::combine;
+    case Event::wait_pulled: return Event::pull_reduce;
+    default: return Event::count_of_events;
+  }
+}
+
+/// True if a span of this kind raises its signal early and goes on: then its begin counts, otherwise its end.
+bool signals_at_begin(Event cause) { return cause == Event::combine || cause == Event::exchange_counts; }
+
+uint64_t signal_ns(const PlacedRecord& p) {
+  return signals_at_begin(static_cast<Event>(p.record.event)) ? p.record.begin_ns : p.record.end_ns;
+}
+
+/// An arrow into every wait for one known rank, from the last span of that rank that can have ended it. O(n log n).
+void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
+  std::map<std::pair<int, uint16_t>, std::vector<const PlacedRecord*>> causes;  // (rank, event) -> spans by signal time
+  for (const PlacedRecord& p : all) {
+    if (p.record.kind == RecordKind::span) causes[{p.rank, p.record.event}].push_back(&p);
+  }
+  for (auto& [key, spans] : causes) {
+    std::sort(spans.begin(), spans.end(), [](const auto* a, const auto* b) { return signal_ns(*a) < signal_ns(*b); });
+  }
+  int id = 0;
+  for (const PlacedRecord& wait : all) {
+    if (wait.record.kind != RecordKind::span || wait.record.arg < 0 || wait.record.arg == wait.rank) continue;
+    if (wait.record.event >= static_cast<uint16_t>(Event::count_of_events)) continue;
+    const Event cause = cause_of(static_cast<Event>(wait.record.event));
+    const auto spans = causes.find({static_cast<int>(wait.record.arg), static_cast<uint16_t>(cause)});
+    if (cause == Event::count_of_events || spans == causes.end()) continue;
+    const auto later = std::upper_bound(spans->second.begin(), spans->second.end(), wait.record.end_ns,
+                                        [](uint64_t ns, const auto* p) { return ns < signal_ns(*p); });
+    if (later == spans->second.begin()) continue;
+    const PlacedRecord& best = **(later - 1);
+    const std::string common = ",\"cat\":\"flow\",\"name\":\"signal\",\"id\":" + std::to_string(++id) + ",";
+    out.event("\"ph\":\"s\"" + common + place(best.rank, best.track) + ",\"ts\":" + micros(signal_ns(best) - origin));
+    out.event("\"ph\":\"f\",\"bp\":\"e\"" + common + place(wait.rank, wait.track) + ",\"ts\":" +
+              micros(wait.record.end_ns - origin));
+  }
+}
+
+}  // namespace
+
+std::string Trace::chrome_json(bool flows) const {
+  const std::vector<PlacedRecord> all = detail::placed_records(impl_->tracers);
+  const uint64_t origin = impl_->origin_ns();
+  Writer out;
+  for (const detail::Tracer& tracer : impl_->tracers) write_names(out, tracer);
+  for (const PlacedRecord& p : all) {
+    const std::string_view name = impl_->event_name(p.record.event);
+    const std::string_view unit = impl_->event_unit(p.record.event);
+    const std::string args = ",\"args\":{" + quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + "}";
+    const std::string common = "\"name\":" + quoted(name) + ",\"cat\":" + quoted(impl_->event_category(p.record.event)) + "," +
+                               place(p.rank, p.track) + ",\"ts\":" + micros(p.record.begin_ns - origin) + args;
+    switch (p.record.kind) {
+      case RecordKind::span: out.event("\"ph\":\"X\",\"dur\":" + micros(p.record.end_ns - p.record.begin_ns) + "," + common); break;
+      case RecordKind::instant: out.event("\"ph\":\"i\",\"s\":\"t\"," + common); break;
+      case RecordKind::counter: out.event("\"ph\":\"C\"," + common); break;
+    }
+  }
+  if (flows) write_flows(out, all, origin);
+  return "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"producer\":\"switchyard\",\"world\":" + std::to_string(world()) +
+         ",\"lost_events\":" + std::to_string(lost()) + "},\"traceEvents\":[" + out.take() + "\n]}\n";
+}
+
+void Trace::write_chrome_json(const std::string& path, bool flows) const {
+  const std::string text = chrome_json(flows);
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  bool ok = file != nullptr;
+  int error = errno;
+  if (ok) {
+    ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    error = errno;
+    if (std::fclose(file) != 0 && ok) {
+      ok = false;
+      error = errno;
+    }
+  }
+  if (!ok) throw Error(ErrorCode::io, "Trace: cannot write " + path + ": " + std::strerror(error));
+}
+
+}  // namespace switchyard
