@@ -55,8 +55,8 @@ class Writer {
     first_ = false;
   }
   void metadata(const char* what, int pid, int tid, const std::string& args) {
-    event(std::string("\"ph\":\"M\",\"name\":\"") + what + "\",\"pid\":" + std::to_string(pid) + ",\"tid\":" + std::to_string(tid) +
-          ",\"args\":{" + args + "}");
+    event(std::string("\"ph\":\"M\",\"name\":\"") + what + "\",\"pid\":" + std::to_string(pid) +
+          ",\"tid\":" + std::to_string(tid) + ",\"args\":{" + args + "}");
   }
   std::string take() { return std::move(text_); }
 
@@ -84,11 +84,16 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
 Event cause_of(Event wait) {
   switch (wait) {
     case Event::wait_counts:
-    case Event::wait_placement: return Event::exchange_counts;
-    case Event::wait_rows: return Event::send_rows;
-    case Event::wait_outputs: return Event::combine;
-    case Event::wait_pulled: return Event::pull_reduce;
-    default: return Event::count_of_events;
+    case Event::wait_placement:
+      return Event::exchange_counts;
+    case Event::wait_rows:
+      return Event::send_rows;
+    case Event::wait_outputs:
+      return Event::combine;
+    case Event::wait_pulled:
+      return Event::pull_reduce;
+    default:
+      return Event::count_of_events;
   }
 }
 
@@ -121,8 +126,8 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
     const PlacedRecord& best = **(later - 1);
     const std::string common = ",\"cat\":\"flow\",\"name\":\"signal\",\"id\":" + std::to_string(++id) + ",";
     out.event("\"ph\":\"s\"" + common + place(best.rank, best.track) + ",\"ts\":" + micros(signal_ns(best) - origin));
-    out.event("\"ph\":\"f\",\"bp\":\"e\"" + common + place(wait.rank, wait.track) + ",\"ts\":" +
-              micros(wait.record.end_ns - origin));
+    out.event("\"ph\":\"f\",\"bp\":\"e\"" + common + place(wait.rank, wait.track) +
+              ",\"ts\":" + micros(wait.record.end_ns - origin));
   }
 }
 
@@ -140,9 +145,15 @@ std::string Trace::chrome_json(bool flows) const {
     const std::string common = "\"name\":" + quoted(name) + ",\"cat\":" + quoted(impl_->event_category(p.record.event)) + "," +
                                place(p.rank, p.track) + ",\"ts\":" + micros(p.record.begin_ns - origin) + args;
     switch (p.record.kind) {
-      case RecordKind::span: out.event("\"ph\":\"X\",\"dur\":" + micros(p.record.end_ns - p.record.begin_ns) + "," + common); break;
-      case RecordKind::instant: out.event("\"ph\":\"i\",\"s\":\"t\"," + common); break;
-      case RecordKind::counter: out.event("\"ph\":\"C\"," + common); break;
+      case RecordKind::span:
+        out.event("\"ph\":\"X\",\"dur\":" + micros(p.record.end_ns - p.record.begin_ns) + "," + common);
+        break;
+      case RecordKind::instant:
+        out.event("\"ph\":\"i\",\"s\":\"t\"," + common);
+        break;
+      case RecordKind::counter:
+        out.event("\"ph\":\"C\"," + common);
+        break;
     }
   }
   if (flows) write_flows(out, all, origin);

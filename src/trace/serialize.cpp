@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank's records as bytes, for ranks that are processes of one host. Native byte order: it never leaves the host.
 #include <cstring>
+#include <utility>
 
 #include "switchyard/status.hpp"
 #include "switchyard/trace.hpp"
@@ -42,7 +43,8 @@ class Reader {
 
  private:
   std::span<const std::byte> take(uint64_t n) {
-    if (n > rest_.size()) damaged("the bytes end early: " + std::to_string(n) + " wanted, " + std::to_string(rest_.size()) + " left");
+    if (n > rest_.size())
+      damaged("the bytes end early: " + std::to_string(n) + " wanted, " + std::to_string(rest_.size()) + " left");
     const std::span<const std::byte> head = rest_.first(n);
     rest_ = rest_.subspan(n);
     return head;
@@ -56,7 +58,8 @@ std::vector<std::byte> Trace::serialize(int rank) const {
   const detail::Tracer& tracer = impl_->tracers.at(static_cast<size_t>(rank));
   std::vector<std::byte> out;
   put(out, kMagic);
-  for (const int value : {world(), rank, impl_->options.num_blocks, impl_->options.num_warps}) put(out, static_cast<int32_t>(value));
+  for (const int value : {world(), rank, impl_->options.num_blocks, impl_->options.num_warps})
+    put(out, static_cast<int32_t>(value));
   put(out, static_cast<uint64_t>(impl_->user_events.size()));
   for (const auto& [name, unit] : impl_->user_events) {
     put_text(out, name);
@@ -79,10 +82,11 @@ void Trace::merge(std::span<const std::byte> bytes) {
   const int32_t warps = in.get<int32_t>();
   if (world_there != world() || blocks != impl_->options.num_blocks || warps != impl_->options.num_warps) {
     damaged("world, num_blocks, num_warps are " + std::to_string(world_there) + ", " + std::to_string(blocks) + ", " +
-            std::to_string(warps) + "; this Trace has " + std::to_string(world()) + ", " + std::to_string(impl_->options.num_blocks) +
-            ", " + std::to_string(impl_->options.num_warps));
+            std::to_string(warps) + "; this Trace has " + std::to_string(world()) + ", " +
+            std::to_string(impl_->options.num_blocks) + ", " + std::to_string(impl_->options.num_warps));
   }
-  if (rank < 0 || rank >= world_there) damaged("rank is " + std::to_string(rank) + "; allowed: 0 to " + std::to_string(world_there - 1));
+  if (rank < 0 || rank >= world_there)
+    damaged("rank is " + std::to_string(rank) + "; allowed: 0 to " + std::to_string(world_there - 1));
   const uint64_t num_events = in.get<uint64_t>();
   if (num_events > 4096) damaged("number of own events is " + std::to_string(num_events) + "; allowed: up to 4096");
   std::vector<uint16_t> event_here;
@@ -92,21 +96,25 @@ void Trace::merge(std::span<const std::byte> bytes) {
   }
   constexpr auto kBuiltIn = static_cast<uint16_t>(detail::Event::count_of_events);
   detail::Tracer& tracer = impl_->tracers[static_cast<size_t>(rank)];
+  std::vector<std::pair<int, detail::TraceRecord>> records;  // nothing is appended before all bytes have been understood
+  std::vector<uint64_t> lost_there;
   for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
     const uint64_t size = in.get<uint64_t>();
-    const uint64_t lost = in.get<uint64_t>();
+    lost_there.push_back(in.get<uint64_t>());
     for (uint64_t i = 0; i < size; ++i) {
       auto record = in.get<detail::TraceRecord>();
       if (record.event >= kBuiltIn) {
-        if (size_t{record.event} - kBuiltIn >= event_here.size()) damaged("event " + std::to_string(record.event) + " has no name");
+        if (size_t{record.event} - kBuiltIn >= event_here.size())
+          damaged("event " + std::to_string(record.event) + " has no name");
         record.event = event_here[size_t{record.event} - kBuiltIn];
       }
       if (record.kind > detail::RecordKind::counter || record.end_ns < record.begin_ns) damaged("a record is not a record");
-      tracer.append(track, record);
+      records.emplace_back(track, record);
     }
-    tracer.add_lost(track, lost);
   }
   if (!in.empty()) damaged("bytes follow the last track");
+  for (const auto& [track, record] : records) tracer.append(track, record);
+  for (size_t i = 0; i < lost_there.size(); ++i) tracer.add_lost(static_cast<int>(i) + detail::kHostTrack, lost_there[i]);
 }
 
 }  // namespace switchyard

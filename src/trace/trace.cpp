@@ -110,7 +110,8 @@ Trace::Trace(int world, const TraceOptions& options) {
   impl_ = std::make_unique<Impl>();
   impl_->options = options;
   impl_->tracers.reserve(static_cast<size_t>(world));
-  for (int r = 0; r < world; ++r) impl_->tracers.emplace_back(r, options.num_blocks, options.num_warps, options.events_per_track);
+  for (int r = 0; r < world; ++r)
+    impl_->tracers.emplace_back(r, options.num_blocks, options.num_warps, options.events_per_track);
 }
 
 Trace::Trace(Trace&&) noexcept = default;

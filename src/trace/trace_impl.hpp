@@ -26,7 +26,8 @@ struct Trace::Impl {
 
 namespace detail {
 
-/// One record with its place. Ordered by rank, track, begin; of two spans that begin together the longer comes first (it encloses).
+/// One record with its place. Ordered by rank, track, begin; of two spans that begin together the longer comes first (it
+/// encloses).
 struct PlacedRecord {
   int rank;
   int track;

@@ -42,8 +42,8 @@ struct TraceRecord {
 inline constexpr int kHostTrack = -1;
 
 /// One rank's records.
-/// Thread safety: a track is appended to by one thread at a time; tracks are independent. Reading a track needs the writer's work to
-/// happen before it, which the return of the collective call gives.
+/// Thread safety: a track is appended to by one thread at a time; tracks are independent. Reading a track needs the writer's
+/// work to happen before it, which the return of the collective call gives.
 class Tracer {
  public:
   /// `capacity` records per track are reserved now; later records are counted as lost, so that tracing never allocates while
@@ -80,7 +80,9 @@ class Tracer {
   }
 
   /// Records of one track in the order they were appended (spans: by end).
-  const TraceRecord* records(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].records.get(); }
+  const TraceRecord* records(int track) const noexcept {
+    return tracks_[static_cast<size_t>(track - kHostTrack)].records.get();
+  }
   size_t size(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].size; }
   uint64_t lost(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].lost; }
   /// Counts records that were lost elsewhere before they could be appended here.

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Trace: a timeline of what every worker of every rank did, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace switchyard {
+
+namespace detail {
+class Tracer;
+}
+
+/// What to record. The same for all ranks of one Trace.
+struct TraceOptions {
+  int num_blocks = 1;  ///< workers per rank, as in GroupOptions
+  int num_warps = 1;
+  size_t events_per_track = size_t{1} << 14;  ///< 32 bytes each, reserved at construction; further events are counted as lost
+};
+
+/// Time spent in one phase by one rank.
+struct TracePhase {
+  std::string name;      ///< "send_rows", "wait_rows", ...
+  std::string category;  ///< "call", "plan", "move", "wait", "compute" or "user"
+  std::string unit;      ///< what `arg_sum` counts
+  int rank = 0;
+  uint64_t count = 0;     ///< number of spans
+  double total_ms = 0;    ///< sum over all tracks
+  double max_ms = 0;      ///< longest span
+  double slowest_ms = 0;  ///< largest sum of one track: this phase's share of the rank's wall time
+  int64_t arg_sum = 0;    ///< sum of the spans' arguments (meaningless for unit "rank")
+};
+
+/// One span of the timeline, for programs that draw their own.
+struct TraceSlice {
+  int rank = 0;
+  int track = 0;  ///< -1: the rank's own thread, else the worker (block * num_warps + warp)
+  std::string name;
+  std::string category;
+  double begin_us = 0;  ///< since the earliest event of the whole trace
+  double duration_us = 0;
+  int64_t arg = 0;
+};
+
+/// Collects the events of several ranks. All clocks are this host's steady clock, so ranks of different processes line up.
+///
+/// Thread safety: different ranks may record at the same time; one rank's track is used by one thread at a time. Everything
+/// that reads (write_chrome_json, summary, slices, serialize, lost) must not run while a traced call is in flight.
+class Trace {
+ public:
+  /// \throws Error(invalid_argument) naming the argument.
+  explicit Trace(int world, const TraceOptions& options = {});
+  Trace(Trace&&) noexcept;
+  Trace& operator=(Trace&&) noexcept;
+  ~Trace();
+
+  int world() const noexcept;
+  const TraceOptions& options() const noexcept;
+
+  /// Number for a phase of your own, or of a built-in one of that name. `unit` says what the argument of its spans counts.
+  /// Local to this Trace; call it before recording starts.
+  uint16_t event(std::string_view name, std::string_view unit = "");
+
+  /// Records from construction to destruction on `rank`'s own track. A null trace records nothing.
+  class [[nodiscard]] Span {
+   public:
+    Span(Trace* trace, int rank, uint16_t event, int64_t arg = 0) noexcept;
+    Span(const Span&) = delete;
+    Span& operator=(const Span&) = delete;
+    ~Span();
+    void set_arg(int64_t arg) noexcept { arg_ = arg; }  ///< replaces the argument
+
+   private:
+    detail::Tracer* tracer_;
+    uint64_t begin_ns_;
+    int64_t arg_;
+    uint16_t event_;
+  };
+
+  /// Forgets all events, keeps the memory.
+  void clear() noexcept;
+  /// Events that found their track full.
+  uint64_t lost() const noexcept;
+
+  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, and, if
+  /// `flows`, an arrow from the send that ended a wait to that wait. \throws Error(io) naming the path.
+  void write_chrome_json(const std::string& path, bool flows = true) const;
+  /// The same text in memory.
+  std::string chrome_json(bool flows = true) const;
+  /// One entry per (rank, phase that occurred), ranks ascending, phases in the order of the event table.
+  std::vector<TracePhase> summary() const;
+  /// All spans, ranks ascending, tracks ascending, by begin.
+  std::vector<TraceSlice> slices() const;
+
+  /// One rank's records as bytes, for ranks that are processes; `merge` adds them to another Trace of the same host, world and
+  /// options.
+  std::vector<std::byte> serialize(int rank) const;
+  /// \throws Error(invalid_argument) on damaged bytes or other options.
+  void merge(std::span<const std::byte> bytes);
+
+  detail::Tracer* tracer(int rank) const noexcept;  ///< library internal
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace switchyard
