@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# switchyard_layer(<folder of src, / allowed>
+#   [SEES <path under src>...]     folders or single headers that this layer may include, besides its own folder
+#   [SOURCES <file>...] [CUDA_SOURCES <file>...]   relative to the folder; both may be empty (headers only)
+#   [LINK <target>...]             libraries that the layer calls itself
+#   [PUBLIC_API])                  defines symbols of include/switchyard: default visibility, filtered by the export map
+#
+# Makes the object library switchyard_<folder> and adds it to the library. A layer is compiled against a folder of links to exactly
+# what it may see, so that an include that points up fails to compile.
+
+set_property(GLOBAL PROPERTY switchyard_layers "")
+set_property(GLOBAL PROPERTY switchyard_links "")
+
+# Fills <dir> with links, so that -I<dir> shows the given paths of src and nothing else.
+function(switchyard_link_view dir)
+  file(REMOVE_RECURSE ${dir})
+  foreach(path IN LISTS ARGN)
+    if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/${path})
+      message(FATAL_ERROR "switchyard_layer: SEES names src/${path}, which does not exist")
+    endif()
+    cmake_path(GET path PARENT_PATH parent)
+    file(MAKE_DIRECTORY ${dir}/${parent})
+    file(CREATE_LINK ${PROJECT_SOURCE_DIR}/src/${path} ${dir}/${path} SYMBOLIC)
+  endforeach()
+endfunction()
+
+function(switchyard_layer folder)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "PUBLIC_API" "" "SEES;SOURCES;CUDA_SOURCES;LINK")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "switchyard_layer(${folder}): unknown argument '${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  string(REPLACE "/" "_" name ${folder})
+  set(target switchyard_${name})
+  set(view ${PROJECT_BINARY_DIR}/view/${name})
+  switchyard_link_view(${view} ${folder} ${arg_SEES})
+  set(sources ${arg_SOURCES})
+  if(SWITCHYARD_CUDA)
+    list(APPEND sources ${arg_CUDA_SOURCES})
+  endif()
+  if(NOT sources)
+    return()
+  endif()
+
+  add_library(${target} OBJECT ${sources})
+  target_include_directories(${target} PRIVATE ${view} ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include)
+  target_link_libraries(${target} PRIVATE switchyard_flags Threads::Threads ${arg_LINK})
+  # Diagnostics and debug information name the real file.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${view}/=${PROJECT_SOURCE_DIR}/src/>)
+  if(NOT arg_PUBLIC_API)
+    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
+  endif()
+  set_target_properties(${target} PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
+  set_property(GLOBAL APPEND PROPERTY switchyard_layers ${target})
+  set_property(GLOBAL APPEND PROPERTY switchyard_links ${arg_LINK})
+endfunction()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# Options, build types, and the flags that every target of the project shares (target switchyard_flags).
+
+set(SWITCHYARD_BACKENDS auto CACHE STRING "auto (CPU, and CUDA if nvcc is found), cpu, or cuda (an error without nvcc)")
+set_property(CACHE SWITCHYARD_BACKENDS PROPERTY STRINGS auto cpu cuda)
+set(SWITCHYARD_SANITIZE none CACHE STRING "none, thread, or address (with undefined)")
+set_property(CACHE SWITCHYARD_SANITIZE PROPERTY STRINGS none thread address)
+option(SWITCHYARD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_TOOLS "Build the command line tool" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_INSTALL "Define install rules" ${PROJECT_IS_TOP_LEVEL})
+option(SWITCHYARD_WERROR "Treat warnings as errors (CI)" OFF)
+option(SWITCHYARD_MUTABLE_ORDERS "Take memory orders from a run-time table (mutation suite; needs SWITCHYARD_SANITIZE=thread)" OFF)
+option(BUILD_SHARED_LIBS "Make switchyard::switchyard a shared library" OFF)
+
+foreach(choice SWITCHYARD_BACKENDS SWITCHYARD_SANITIZE)
+  get_property(allowed CACHE ${choice} PROPERTY STRINGS)
+  if(NOT ${choice} IN_LIST allowed)
+    list(JOIN allowed ", " allowed)
+    message(FATAL_ERROR "${choice} is '${${choice}}'; allowed: ${allowed}")
+  endif()
+endforeach()
+if(SWITCHYARD_SANITIZE STREQUAL "thread" AND NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  message(FATAL_ERROR "SWITCHYARD_SANITIZE=thread needs GCC (its instrumentation covers what the race tests plant), "
+                      "found ${CMAKE_CXX_COMPILER_ID}; set CMAKE_CXX_COMPILER=g++")
+endif()
+if(SWITCHYARD_MUTABLE_ORDERS AND NOT SWITCHYARD_SANITIZE STREQUAL "thread")
+  message(FATAL_ERROR "SWITCHYARD_MUTABLE_ORDERS is for SWITCHYARD_SANITIZE=thread only")
+endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
+  endif()
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  # Lets a program of a bundle find the libraries beside it (./dev bundle); no effect in the build tree.
+  set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")
+  find_program(SWITCHYARD_CCACHE ccache)
+  if(SWITCHYARD_CCACHE)
+    foreach(language C CXX CUDA)
+      if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+        set(CMAKE_${language}_COMPILER_LAUNCHER ${SWITCHYARD_CCACHE})
+      endif()
+    endforeach()
+  endif()
+endif()
+
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+include(GNUInstallDirs)
+
+# Flags of every C and C++ file of the project. Not exported: a user's own flags are theirs.
+add_library(switchyard_flags INTERFACE)
+target_compile_features(switchyard_flags INTERFACE cxx_std_20 c_std_11)
+set(host $<COMPILE_LANGUAGE:C,CXX>)
+# Bits are part of the contract: no fused multiply-add unless written.
+target_compile_options(switchyard_flags INTERFACE
+  $<${host}:-ffp-contract=off;-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
+if(SWITCHYARD_WERROR)
+  target_compile_options(switchyard_flags INTERFACE $<${host}:-Werror>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Werror>)
+endif()
+if(SWITCHYARD_SANITIZE STREQUAL "thread")
+  set(sanitizer -fsanitize=thread)
+elseif(SWITCHYARD_SANITIZE STREQUAL "address")
+  set(sanitizer -fsanitize=address,undefined -fno-sanitize-recover=all)
+endif()
+if(sanitizer)
+  target_compile_options(switchyard_flags INTERFACE $<${host}:${sanitizer};-fno-omit-frame-pointer>)
+  target_link_options(switchyard_flags INTERFACE ${sanitizer})
+endif()
+if(SWITCHYARD_MUTABLE_ORDERS)
+  target_compile_definitions(switchyard_flags INTERFACE SWITCHYARD_MUTABLE_ORDERS)
+endif()

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+message(STATUS "Switchyard ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, sanitizer ${SWITCHYARD_SANITIZE}, "
+               "tests ${SWITCHYARD_TESTS}, tools ${SWITCHYARD_TOOLS}, examples ${SWITCHYARD_EXAMPLES}, bench ${SWITCHYARD_BENCH}")
+message(STATUS "Switchyard CUDA: ${SWITCHYARD_CUDA} (${SWITCHYARD_CUDA_NOTE})")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# switchyard_test(<name>
+#   SOURCES <file>...          one executable; relative to the calling folder
+#   [LINK <target>...]         besides GoogleTest, the library with its internals, and the oracle
+#   [DEFINES <macro>...]       for a source that is compiled more than once (ranks as threads, ranks as processes)
+#   [LABELS <label>...]        what .ci/run and ./dev select by; the names are in CONTRIBUTING.md, "Labels"
+#   [TIMEOUT <seconds>]        default 60; three times that under a sanitizer
+#   [SHARDS <n>]               n ctest entries that run disjoint parts
+#   [ARGS <argument>...] [ENVIRONMENT <NAME=value>...]
+#   [PROCESSORS <n>]           cores that one entry keeps busy, default 1
+#   [EXCEPT none|thread|address...]  build kinds (SWITCHYARD_SANITIZE) in which the test does not exist
+#   [OWN_MAIN])                the sources define main()
+#
+# switchyard_test_run(<name> <executable> [LABELS] [TIMEOUT] [SHARDS] [ARGS] [ENVIRONMENT] [PROCESSORS])
+#   one more ctest entry of an executable that switchyard_test made, for example with another filter and label.
+
+find_package(GTest REQUIRED)
+find_program(SWITCHYARD_PYTHON3 python3 REQUIRED)
+add_custom_target(switchyard_tests)
+
+set(switchyard_test_environment
+  TSAN_OPTIONS=halt_on_error=1:exitcode=66:suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp
+  ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
+  LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0
+  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1)
+
+function(switchyard_test_run name executable)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT;SHARDS;PROCESSORS" "LABELS;ARGS;ENVIRONMENT")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "switchyard_test_run(${name}): unknown argument '${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(NOT TARGET ${executable})
+    return()  # excepted from this kind of build
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  if(NOT SWITCHYARD_SANITIZE STREQUAL "none")
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 3")
+  endif()
+  if(NOT arg_SHARDS)
+    set(arg_SHARDS 1)
+  endif()
+  if(NOT arg_PROCESSORS)
+    set(arg_PROCESSORS 1)
+  endif()
+  foreach(shard RANGE 1 ${arg_SHARDS})
+    set(entry ${name})
+    set(environment ${switchyard_test_environment} ${arg_ENVIRONMENT})
+    if(arg_SHARDS GREATER 1)
+      set(entry ${name}.${shard})
+      math(EXPR index "${shard} - 1")
+      list(APPEND environment GTEST_TOTAL_SHARDS=${arg_SHARDS} GTEST_SHARD_INDEX=${index})
+    endif()
+    add_test(NAME ${entry} COMMAND ${executable} ${arg_ARGS})
+    set_tests_properties(${entry} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "${environment}"
+      PROCESSORS ${arg_PROCESSORS} FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter that matches nothing is a failure
+  endforeach()
+endfunction()
+
+function(switchyard_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "OWN_MAIN" "TIMEOUT;SHARDS;PROCESSORS"
+    "SOURCES;LINK;DEFINES;LABELS;ARGS;ENVIRONMENT;EXCEPT")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
+    message(FATAL_ERROR "switchyard_test(${name}): needs SOURCES; unknown arguments '${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(SWITCHYARD_SANITIZE IN_LIST arg_EXCEPT)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE ${arg_DEFINES} SWITCHYARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE switchyard_static switchyard_flags switchyard_oracle GTest::gtest ${arg_LINK})
+  if(NOT arg_OWN_MAIN)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  endif()
+  add_dependencies(switchyard_tests ${name})
+  switchyard_test_run(${name} ${name} TIMEOUT ${arg_TIMEOUT} SHARDS ${arg_SHARDS} PROCESSORS ${arg_PROCESSORS}
+                      LABELS ${arg_LABELS} ARGS ${arg_ARGS} ENVIRONMENT ${arg_ENVIRONMENT})
+endfunction()
