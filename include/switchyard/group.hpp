@@ -12,6 +12,8 @@
 
 namespace switchyard {
 
+class Trace;
+
 /// Settings of a group. Every rank must pass the same values, except where noted.
 struct GroupOptions {
   size_t heap_bytes = size_t{256} << 20;  ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
@@ -72,6 +74,10 @@ class Group {
   /// Bytes of the symmetric heap in use and in total on this rank.
   size_t heap_used() const noexcept;
   size_t heap_size() const noexcept;
+
+  /// Records this rank's calls in `trace` (made for this group's size and workers) from now on; null stops. Local. The trace must
+  /// outlive the recording. \throws Error(invalid_argument) if the trace was made for another shape.
+  void set_trace(Trace* trace);
 
   struct Impl;
   Impl& impl() const noexcept { return *impl_; }  ///< library internal

@@ -44,11 +44,13 @@ struct HeapHeader {
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;
 
-/// {1:1, unused, reason:8, rank:8}: non-zero for every (rank, reason).
-constexpr uint64_t make_abort_word(int rank, int reason) {
-  return (uint64_t{1} << 63) | (static_cast<uint64_t>(reason & 0xff) << 8) | static_cast<uint64_t>(rank & 0xff);
+/// {1:1, unused, awaited rank:8 (255: none), reason:8, rank:8}: non-zero for every (rank, reason).
+constexpr uint64_t make_abort_word(int rank, int reason, int awaited = 255) {
+  return (uint64_t{1} << 63) | (static_cast<uint64_t>(awaited & 0xff) << 16) | (static_cast<uint64_t>(reason & 0xff) << 8) |
+         static_cast<uint64_t>(rank & 0xff);
 }
 constexpr int abort_rank(uint64_t word) { return static_cast<int>(word & 0xff); }
 constexpr int abort_reason(uint64_t word) { return static_cast<int>((word >> 8) & 0xff); }
+constexpr int abort_awaited(uint64_t word) { return static_cast<int>((word >> 16) & 0xff); }
 
 }  // namespace switchyard::detail

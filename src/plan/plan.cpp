@@ -235,6 +235,8 @@ void build_receiver_side(HandleData& h) {
       any_dropped = any_dropped || h.dropped_here[at] > 0;
     }
     h.aligned_per_expert[idx(el)] = round_up(h.kept_per_expert[idx(el)], h.alignment);
+    if (h.layout == Layout::expert_major)
+      h.aligned_per_expert[idx(el)] = std::min(h.aligned_per_expert[idx(el)], h.rows - h.first_row[idx(el)]);
   }
   if (!any_dropped) h.dropped_here.clear();
 }

@@ -6,6 +6,7 @@
 
 #include "arch/ops.hpp"
 #include "layout/heap_view.hpp"
+#include "trace/tracer.hpp"
 
 namespace switchyard::detail {
 
@@ -48,11 +49,42 @@ struct CallContext {
   FaultRecord* fault = nullptr;
   WaitCounter* waits = nullptr;   ///< [total warps, world]
   MoveCounter* moved = nullptr;   ///< [total warps]
-  void* tracer = nullptr;         ///< arch-defined; null when tracing is off
+  Tracer* tracer = nullptr;       ///< null when tracing is off
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }
   SWITCHYARD_FN int rank() const { return heap.rank; }
+};
+
+/// Records a span of this warp's track from construction to destruction, on an arch that can trace.
+template <class A>
+class WarpSpan {
+ public:
+  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) {
+    if constexpr (requires { A::kHostTracing; }) begin(w, call, event, arg);
+  }
+  SWITCHYARD_FN ~WarpSpan() {
+    if constexpr (requires { A::kHostTracing; })
+      if (tracer_) tracer_->span(track_, event_, begin_ns_, A::now_ns(), arg_);
+  }
+  WarpSpan(const WarpSpan&) = delete;
+  WarpSpan& operator=(const WarpSpan&) = delete;
+  SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
+
+ private:
+  SWITCHYARD_FN void begin(typename A::Warp& w, const CallContext& call, Event event, int64_t arg) {
+    if (!call.tracer) return;
+    tracer_ = call.tracer;
+    track_ = w.index();
+    event_ = event;
+    arg_ = arg;
+    begin_ns_ = A::now_ns();
+  }
+  Tracer* tracer_ = nullptr;
+  int track_ = 0;
+  Event event_{};
+  int64_t arg_ = 0;
+  uint64_t begin_ns_ = 0;
 };
 
 }  // namespace switchyard::detail

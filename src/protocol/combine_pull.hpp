@@ -53,6 +53,23 @@ struct CombineParams {
   uint64_t* pulls_done = nullptr;
 };
 
+/// Expert side: sums the rows of one record, k ascending, into the row that `out()` returns (called once). False if it has no row.
+template <class A, class Out>
+SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, Out&& out) {
+  const void* rows[kMaxTopk];
+  float weights[kMaxTopk];
+  int n = 0;
+  for (int k = 0; k < p.topk; ++k) {
+    const int64_t row = p.record_route[record * p.topk + k];
+    if (row < 0) continue;
+    if (p.record_weight) weights[n] = p.record_weight[record * p.topk + k];
+    rows[n++] = p.y + row * p.row_bytes;
+  }
+  if (n == 0) return false;
+  A::reduce_rows(w, ReduceSpec{out(), rows, p.record_weight ? weights : nullptr, n, {nullptr, nullptr}, p.type, p.hidden});
+  return true;
+}
+
 /// Expert side: this warp's share of partial sums or of the copy to symmetric memory. Settled on return.
 template <class A>
 SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
@@ -68,26 +85,14 @@ SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, 
       A::copy(w, p.weights_staged + r * p.topk, p.weights_in + r * p.topk, static_cast<size_t>(bytes));
   }
   if (p.reduce_here) {
-    for (int64_t r = w.index(); r < p.num_records; r += w.total()) {
-      const void* rows[kMaxTopk];
-      float weights[kMaxTopk];
-      int n = 0;
-      for (int k = 0; k < p.topk; ++k) {
-        const int64_t row = p.record_route[r * p.topk + k];
-        if (row < 0) continue;
-        if (p.record_weight) weights[n] = p.record_weight[r * p.topk + k];
-        rows[n++] = p.y + row * p.row_bytes;
-      }
-      A::reduce_rows(w, ReduceSpec{p.staged + r * p.row_bytes, rows, p.record_weight ? weights : nullptr, n, {nullptr, nullptr}, p.type, p.hidden});
-      moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
-    }
+    for (int64_t r = w.index(); r < p.num_records; r += w.total())
+      if (reduce_record<A>(w, p, r, [&] { return p.staged + r * p.row_bytes; })) moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
   }
   A::settle(w);
 }
 
 /// Owner side: the rows of token t in the order of the sum. Returns their number.
-template <class A>
-SWITCHYARD_FN int rows_of_token(const CombineParams& p, int64_t t, const void** rows, float* weights, const float** weight_rows, MoveCounter& moved) {
+SWITCHYARD_FN inline int rows_of_token(const CombineParams& p, int64_t t, const void** rows, float* weights, const void** weight_rows, MoveCounter& moved) {
   const HeapView& heap = p.call.heap;
   int n = 0;
   auto take = [&](int rank, int64_t index) {
@@ -116,23 +121,27 @@ SWITCHYARD_FN int rows_of_token(const CombineParams& p, int64_t t, const void** 
   return n;
 }
 
+/// Owner side: the sum of token t from its n rows, and of its weights if asked for. Pending.
+template <class A>
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const void* const* rows, const float* weights,
+                                const void* const* weight_rows, int n) {
+  const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
+  const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
+  const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
+  A::reduce_rows(w, ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
+  if (p.out_weights)
+    A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, weight_rows, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
+}
+
 /// Owner side: sums this warp's share of the tokens. Settled on return.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
   for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
     const void* rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
-    const float* weight_rows[kMaxRanks];
+    const void* weight_rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
     float weights[kMaxTopk];
-    const int n = rows_of_token<A>(p, t, rows, weights, weight_rows, moved);
-    const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
-    const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
-    A::reduce_rows(w, ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
-    if (p.out_weights) {
-      const void* sums[kMaxRanks];
-      for (int i = 0; i < n; ++i) sums[i] = weight_rows[i];
-      A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, sums, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
-    }
+    const int n = rows_of_token(p, t, rows, weights, weight_rows, moved);
+    reduce_token<A>(w, p, t, rows, weights, weight_rows, n);
   }
   A::settle(w);
 }
@@ -143,16 +152,26 @@ template <class A>
 SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
-  prepare_outputs<A>(w, p, moved);
+  {
+    const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
+    prepare_outputs<A>(w, p, moved);
+  }
   if (arrive_is_last<A>(w, p.outputs_done)) publish_placement<A>(w, call, p.control, p.place, Site::outputs);
-  if (!wait_placements<A>(w, call, p.control, Site::outputs)) return;
-
-  if (all_agree(call, p.control, p.place.signature)) pull_and_reduce<A>(w, p, moved);
+  {
+    const WarpSpan<A> span(w, call, Event::wait_outputs, -1);
+    if (!wait_placements<A>(w, call, p.control, Site::outputs)) return;
+  }
+  if (all_agree(call, p.control, p.place.signature)) {
+    WarpSpan<A> span(w, call, Event::pull_reduce);
+    pull_and_reduce<A>(w, p, moved);
+    span.set_arg(static_cast<int64_t>(moved.rows));
+  }
   if (arrive_is_last<A>(w, p.pulls_done)) {
     uint64_t* theirs[kMaxRanks];
     for (int r = 0; r < call.world(); ++r) theirs[r] = call.heap.at(r, p.control.flag(Site::pulled, call.rank()));
     A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::pulled);
   }
+  const WarpSpan<A> span(w, call, Event::wait_pulled, -1);
   if (!wait_placements<A>(w, call, p.control, Site::pulled)) return;
   call.moved[w.index()] = moved;
 }

@@ -164,7 +164,11 @@ SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
 
   MoveCounter moved;
-  send_rows<A>(w, p, moved);
+  {
+    WarpSpan<A> span(w, call, Event::send_rows);
+    send_rows<A>(w, p, moved);
+    span.set_arg(static_cast<int64_t>(moved.rows));
+  }
   if (arrive_is_last<A>(w, p.sends_done)) {
     uint64_t* rows[kMaxRanks];
     for (int r = 0; r < call.world(); ++r) rows[r] = call.heap.at(r, p.control.flag(Site::rows, call.rank()));
@@ -172,11 +176,19 @@ SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   }
 
   const Destination mine = destination(p, call.rank());
-  zero_padding<A>(w, p, mine);
+  {
+    const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
+    zero_padding<A>(w, p, mine);
+  }
   for (int step = 0; step < call.world(); ++step) {
     const int source = (call.rank() + step) % call.world();
-    if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows)) return;
-    if (p.layout == Layout::expert_major) place_aliases<A>(w, p, mine, source, moved);
+    {
+      const WarpSpan<A> span(w, call, Event::wait_rows, source);
+      if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows)) return;
+    }
+    if (p.layout != Layout::expert_major) continue;
+    const WarpSpan<A> span(w, call, Event::place_aliases, source);
+    place_aliases<A>(w, p, mine, source, moved);
   }
   A::settle(w);
   call.moved[w.index()] = moved;

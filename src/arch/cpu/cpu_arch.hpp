@@ -17,6 +17,7 @@ namespace switchyard::detail {
 template <bool kDeferred>
 struct BasicCpu {
   using Warp = CpuWarp;
+  static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
 
   static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
     if constexpr (kDeferred) {

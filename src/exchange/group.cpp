@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/group.hpp"
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "exchange/group_impl.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/trace.hpp"
+
+namespace switchyard {
+
+using namespace detail;
+
+namespace {
+
+void check_options(const GroupOptions& o) {
+  auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
+  if (o.num_blocks < 1 || o.num_blocks > 1024) fail("GroupOptions::num_blocks = " + std::to_string(o.num_blocks) + ": must be in [1, 1024]");
+  if (o.num_warps < 1 || o.num_warps > 1024) fail("GroupOptions::num_warps = " + std::to_string(o.num_warps) + ": must be in [1, 1024]");
+  if (o.timeout.count() < 1) fail("GroupOptions::timeout = " + std::to_string(o.timeout.count()) + " ms: must be at least 1 ms");
+  if (o.rendezvous_timeout.count() < 1) fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
+}
+
+Group form(std::unique_ptr<Bootstrap> bootstrap, std::unique_ptr<SymmetricHeap> heap, const GroupOptions& options) {
+  auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(heap), options);
+  Group::Impl* raw = impl.get();
+  raw->bootstrap->watch([raw](int rank) noexcept {
+    uint64_t none = 0;
+    auto& word = reinterpret_cast<HeapHeader*>(raw->heap->view().base[raw->bootstrap->rank()])->abort_word;
+    std::atomic_ref(word).compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
+  });
+  return Group(std::move(impl));
+}
+
+}  // namespace
+
+Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap> memory, const GroupOptions& opts)
+    : bootstrap(std::move(link)),
+      heap(std::move(memory)),
+      options(opts),
+      pool(opts.num_blocks, opts.num_warps),
+      waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
+      moved(static_cast<size_t>(pool.total())) {}
+
+Group::Impl::~Impl() { bootstrap->leave(); }
+
+HeapHeader* Group::Impl::header(int rank) const noexcept { return reinterpret_cast<HeapHeader*>(heap->view().base[rank]); }
+
+uint64_t Group::Impl::abort_word() const noexcept { return std::atomic_ref(header(bootstrap->rank())->abort_word).load(std::memory_order_acquire); }
+
+void Group::Impl::post_abort(int reason, int awaited) noexcept {
+  const uint64_t word = make_abort_word(bootstrap->rank(), reason, awaited);
+  for (int r = 0; r < bootstrap->world(); ++r) {
+    uint64_t none = 0;
+    std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
+  }
+}
+
+void Group::Impl::throw_abort(uint64_t word, const char* context) const {
+  const auto reason = static_cast<ErrorCode>(abort_reason(word));
+  std::string text = context;
+  if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255) text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
+  throw PeerFailed(abort_rank(word), reason, text);
+}
+
+void Group::Impl::check_alive(const char* context) const {
+  if (const uint64_t word = abort_word()) throw_abort(word, context);
+}
+
+CallContext Group::Impl::begin_call() {
+  fault = FaultRecord{};
+  for (MoveCounter& m : moved) m = MoveCounter{};
+  CallContext call;
+  call.heap = heap->view();
+  call.timeout_ns = static_cast<uint64_t>(options.timeout.count()) * 1000000u;
+  call.abort_word = &header(bootstrap->rank())->abort_word;
+  call.fault = &fault;
+  call.waits = waits.data();
+  call.moved = moved.data();
+  call.tracer = tracer;
+  return call;
+}
+
+void Group::Impl::raise_fault(const char* operation, uint64_t call) {
+  if (fault.site == Site::none) return;
+  const uint64_t word = abort_word();
+  const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
+                          abort_awaited(word) == fault.awaited_rank;
+  if (fault.aborted && !same_story) throw_abort(word, operation);
+  // Either this rank's deadline passed, or another rank's did while both waited for the same third one.
+  post_abort(static_cast<int>(ErrorCode::peer_timeout), fault.awaited_rank);
+  WaitReport report;
+  report.operation = operation;
+  report.site = site_name(fault.site);
+  report.call = call;
+  report.waiting_rank = bootstrap->rank();
+  report.awaited_rank = fault.awaited_rank;
+  report.expected = fault.expected;
+  report.seen = fault.seen;
+  report.waited_ms = static_cast<double>(fault.waited_ns) * 1e-6;
+  throw PeerTimeout(report);
+}
+
+std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
+  if (world < 1 || world > kMaxRanks)
+    throw Error(ErrorCode::invalid_argument, "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
+  check_options(options);
+  auto links = make_thread_bootstraps(world);
+  auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
+  std::vector<Group> groups;
+  for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options));
+  return groups;
+}
+
+namespace {
+
+Group join(const JoinSpec& spec, const GroupOptions& options) {
+  check_options(options);
+  auto link = connect_processes(spec, options.rendezvous_timeout);
+  auto heap = SymmetricHeap::create(*link, options.heap_bytes, options.rendezvous_timeout);
+  return form(std::move(link), std::move(heap), options);
+}
+
+}  // namespace
+
+Group Group::from_environment(const GroupOptions& options) {
+  return join(join_spec_from_environment([](const char* name) -> const char* { return std::getenv(name); }), options);
+}
+
+Group Group::connect(int rank, int world, const std::string& store, const std::string& token, const GroupOptions& options) {
+  return join(JoinSpec{rank, world, store, token}, options);
+}
+
+Group::Group(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Group::Group(Group&&) noexcept = default;
+Group& Group::operator=(Group&&) noexcept = default;
+Group::~Group() = default;
+
+int Group::rank() const noexcept { return impl_->bootstrap->rank(); }
+int Group::size() const noexcept { return impl_->bootstrap->world(); }
+const GroupOptions& Group::options() const noexcept { return impl_->options; }
+
+void Group::barrier() {
+  char mine = 0;
+  std::vector<char> all(static_cast<size_t>(size()));
+  all_gather(&mine, 1, all.data());
+}
+
+void Group::all_gather(const void* mine, size_t bytes, void* all) {
+  impl_->check_alive("all_gather");
+  const uint64_t start = Cpu::now_ns();
+  try {
+    impl_->bootstrap->all_gather(mine, bytes, all, impl_->options.timeout);
+  } catch (const RendezvousError& error) {
+    if (error.missing_ranks().empty()) throw;
+    impl_->fault = FaultRecord{};
+    impl_->fault.site = Site::barrier;
+    impl_->fault.awaited_rank = error.missing_ranks().front();
+    impl_->fault.expected = flag_word(1);
+    impl_->fault.waited_ns = Cpu::now_ns() - start;
+    impl_->raise_fault("all_gather", 0);
+  }
+}
+
+void Group::check() const { impl_->check_alive("check"); }
+void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }
+
+void Group::set_trace(Trace* trace) {
+  if (!trace) {
+    impl_->tracer = nullptr;
+    return;
+  }
+  if (trace->world() != size() || trace->options().num_blocks != impl_->options.num_blocks || trace->options().num_warps != impl_->options.num_warps)
+    throw Error(ErrorCode::invalid_argument, "trace: made for " + std::to_string(trace->world()) + " ranks of " + std::to_string(trace->options().num_blocks) +
+                                                 " x " + std::to_string(trace->options().num_warps) + " workers, the group has " + std::to_string(size()) + " of " +
+                                                 std::to_string(impl_->options.num_blocks) + " x " + std::to_string(impl_->options.num_warps));
+  impl_->tracer = trace->tracer(rank());
+}
+
+std::vector<WaitStatistics> Group::wait_statistics() const {
+  const size_t world = static_cast<size_t>(size());
+  std::vector<WaitStatistics> result(world);
+  for (size_t i = 0; i < impl_->waits.size(); ++i) {
+    const WaitCounter& c = impl_->waits[i];
+    WaitStatistics& s = result[i % world];
+    s.total_ms = std::max(s.total_ms, static_cast<double>(c.total_ns) * 1e-6);
+    s.max_ms = std::max(s.max_ms, static_cast<double>(c.max_ns) * 1e-6);
+    s.waits += c.waits;
+  }
+  return result;
+}
+
+size_t Group::heap_used() const noexcept { return impl_->heap->used(); }
+size_t Group::heap_size() const noexcept { return impl_->heap->size(); }
+
+}  // namespace switchyard

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// First-fit allocator of offsets in [begin, end), with coalescing. Deterministic: the same calls give the same offsets.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace switchyard::detail {
+
+class OffsetAllocator {
+ public:
+  /// Sizes and offsets are multiples of `granule`, so that two blocks never share a cache line.
+  static constexpr size_t kGranule = 64;
+
+  OffsetAllocator(size_t begin, size_t end) : capacity_(end - begin) {
+    if (end > begin) free_.emplace(begin, end - begin);
+  }
+
+  /// Empty if no free block is large enough. `alignment` is a power of two. Any thread.
+  std::optional<size_t> allocate(size_t bytes, size_t alignment);
+  /// Gives back what allocate returned. Needs no memory and cannot fail. Any thread.
+  void release(size_t offset) noexcept;
+
+  struct Usage {
+    size_t used = 0, free = 0, largest_free = 0, capacity = 0;
+  };
+  Usage usage() const;
+
+ private:
+  size_t capacity_;
+  mutable std::mutex mutex_;
+  std::map<size_t, size_t> free_;  // offset -> bytes
+  std::map<size_t, size_t> used_;  // offset -> bytes
+};
+
+}  // namespace switchyard::detail
