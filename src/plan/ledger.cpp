@@ -48,8 +48,8 @@ void fill_return_rows(const HandleData& h, LedgerTables& out) {
 
 /// Where this rank's experts' rows lie, by expert and source.
 void fill_expert_rows(const HandleData& h, LedgerTables& out) {
-  std::vector<int64_t> first_row;
-  h.counts.expert_first_rows(h.layout == Layout::expert_major ? h.alignment : 1, h.rank, first_row);
+  std::vector<int64_t> first_row = h.first_row;
+  if (h.layout == Layout::rank_major) h.counts.expert_first_rows(1, h.rank, first_row);
   const int first = h.map.first(h.rank);
   out.dispatch_offset.resize(idx(out.experts_here));
   out.prev_sum_before_rank.resize(idx(int64_t{out.world} * out.experts_here));

@@ -84,8 +84,20 @@ void fill_receiver(const HandleData& h, DispatchMatrices& m) {
 }  // namespace
 
 bool dropped_at_capacity(const HandleData& h) {
-  for (int dest = 0; dest < h.counts.world; ++dest) {
-    if (h.counts.rows_needed(h.layout, h.alignment, dest) > h.counts.capacity[idx(dest)]) return true;
+  const GatheredCounts& c = h.counts;
+  std::vector<int64_t> first_row;
+  for (int dest = 0; dest < c.world; ++dest) {
+    const int64_t capacity = c.capacity[idx(dest)];
+    if (h.layout == Layout::rank_major) {
+      if (c.touching_before(c.world, dest) > capacity) return true;
+      continue;
+    }
+    c.expert_first_rows(h.alignment, dest, first_row);
+    for (int el = 0; el < h.map.count(dest); ++el) {
+      int64_t end = first_row[idx(el)];
+      for (int source = 0; source < c.world; ++source) end += c.s(source, h.map.first(dest) + el);
+      if (end > capacity && end > first_row[idx(el)]) return true;  // an expert without rows, or cut padding, loses nothing
+    }
   }
   return false;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of all before it. The payload holds what the ids
-// and the arrived records do not determine; rows, sends and per-expert tables are derived again, by the rules that made them.
+// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of all before it. The payload holds the counts, the
+// ids and the records; addresses, sends and per-expert tables are derived again, by the rules that made them. Everything whose size is
+// chosen freely (static sizes) is written out in full, so that memory in use stays in proportion to the bytes given.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -47,13 +48,9 @@ class Writer {
     }
   }
   template <class T>
-  void put_vector(const T* data, size_t n) {
-    put(static_cast<uint64_t>(n));
-    for (size_t i = 0; i < n; ++i) put(data[i]);
-  }
-  template <class T>
   void put_vector(const std::vector<T>& v) {
-    put_vector(v.data(), v.size());
+    put(static_cast<uint64_t>(v.size()));
+    for (const T value : v) put(value);
   }
   std::vector<std::byte>& bytes() { return bytes_; }
 
@@ -87,6 +84,11 @@ class Reader {
     std::vector<T> v(n);
     for (T& value : v) value = get<T>();
     return v;
+  }
+  bool get_flag() {
+    const auto flag = get<uint8_t>();
+    require(flag <= 1, "a flag is neither 0 nor 1");
+    return flag == 1;
   }
   bool at_end() const { return at_ == bytes_.size(); }
 
@@ -176,9 +178,10 @@ class OwnerSide {
       const int64_t f = t * h_.topk + k;
       if (!h_.dropped.empty() && h_.dropped[idx(f)]) {
         drop(f, first_send, dropped_record[idx(k)]);
-      } else if (h_.ids[idx(f)] >= 0) {
-        keep(f, first_send);
+        continue;
       }
+      require(dropped_record[idx(k)] == -1, "a record of a dropped route belongs to no dropped route");
+      if (h_.ids[idx(f)] >= 0) keep(f, first_send);
     }
     for (size_t i = first_send; i < h_.sends.size(); ++i) {
       if (h_.sends[i].row >= 0) continue;
@@ -227,7 +230,7 @@ class OwnerSide {
   void drop(int64_t f, size_t first_send, int32_t record) {
     require(h_.ids[idx(f)] < 0, "a dropped route has an expert");
     if (h_.layout == Layout::rank_major) {
-      require(record < 0, "a dropped rank-major route has a record");
+      require(record == -1, "a dropped rank-major route has a record");
       return;
     }
     const bool known = std::any_of(h_.sends.begin() + static_cast<std::ptrdiff_t>(first_send), h_.sends.end(),
@@ -246,9 +249,9 @@ void read_owner_side(Reader& in, HandleData& h) {
   const int64_t routes = h.tokens * h.topk;
   h.ids = in.get_vector<int32_t>(routes, "ids");
   for (const int32_t id : h.ids) in_range(id, -1, h.counts.experts - 1, "an expert id");
-  if (in.get<uint8_t>() != 0) h.weights = in.get_vector<float>(routes, "weights");
+  if (in.get_flag()) h.weights = in.get_vector<float>(routes, "weights");
   std::vector<int32_t> dropped_record;
-  if (in.get<uint8_t>() != 0) {
+  if (in.get_flag()) {
     h.dropped = in.get_vector<uint8_t>(routes, "dropped");
     require(std::all_of(h.dropped.begin(), h.dropped.end(), [](uint8_t d) { return d <= 1; }), "dropped is neither 0 nor 1");
     require(std::find(h.dropped.begin(), h.dropped.end(), 1) != h.dropped.end(), "dropped is given but empty");
@@ -334,6 +337,11 @@ void check_records(const HandleData& h) {
   }
 }
 
+template <class T>
+void require_tail(const std::vector<T>& v, int64_t begin, T value, const char* what) {
+  require(std::all_of(v.begin() + begin, v.end(), [&](T x) { return x == value; }), what);
+}
+
 void read_receiver_side(Reader& in, HandleData& h) {
   const int64_t capacity = h.counts.capacity[idx(h.rank)];
   h.num_records = h.counts.touching_before(h.counts.world, h.rank);
@@ -347,15 +355,19 @@ void read_receiver_side(Reader& in, HandleData& h) {
   }
   require(h.rows_allocated >= h.rows, "fewer rows allocated than received");
   require(h.records_allocated >= h.num_records, "fewer records allocated than received");
-  h.record_token = in.get_vector<int32_t>(h.num_records, "tokens of records");
-  h.record_route = in.get_vector<int32_t>(h.num_records * h.topk, "routes of records");
-  const bool weighted = in.get<uint8_t>() != 0;
-  if (weighted) h.record_weight = in.get_vector<float>(h.num_records * h.topk, "weights of records");
+  const bool same = h.layout == Layout::expert_major || h.records_allocated == h.rows_allocated;
+  require(same, "rank-major rows and records disagree");
+  h.record_token = in.get_vector<int32_t>(h.records_allocated, "tokens of records");
+  h.record_route = in.get_vector<int32_t>(h.records_allocated * h.topk, "routes of records");
+  if (in.get_flag()) h.record_weight = in.get_vector<float>(h.records_allocated * h.topk, "weights of records");
+  require_tail(h.record_token, h.num_records, -1, "a token beyond the records");
+  require_tail(h.record_route, h.num_records * h.topk, -1, "a route beyond the records");
+  if (!h.record_weight.empty()) require_tail(h.record_weight, h.num_records * h.topk, 0.0f, "a weight beyond the records");
   check_records(h);
-  h.record_token.resize(idx(h.records_allocated), -1);
-  h.record_route.resize(idx(h.records_allocated * h.topk), -1);
-  if (weighted) h.record_weight.resize(idx(h.records_allocated * h.topk), 0.0f);
+  std::vector<int64_t> row_source;
+  if (h.layout == Layout::expert_major) row_source = in.get_vector<int64_t>(h.rows_allocated, "sources of rows");
   build_receiver_side(h);
+  require(row_source == h.row_source, "the sources of the rows disagree with the records");
 }
 
 }  // namespace
@@ -392,11 +404,11 @@ std::vector<std::byte> serialize(const HandleData& h) {
   out.put_vector(sends_of);
   out.put_vector(send_ranks);
 
-  const size_t routes_here = idx(h.num_records * h.topk);
-  out.put_vector(h.record_token.data(), idx(h.num_records));
-  out.put_vector(h.record_route.data(), routes_here);
+  out.put_vector(h.record_token);
+  out.put_vector(h.record_route);
   out.put(static_cast<uint8_t>(!h.record_weight.empty()));
-  if (!h.record_weight.empty()) out.put_vector(h.record_weight.data(), routes_here);
+  if (!h.record_weight.empty()) out.put_vector(h.record_weight);
+  if (h.layout == Layout::expert_major) out.put_vector(h.row_source);
 
   auto& bytes = out.bytes();
   const uint64_t payload = bytes.size() - kHeadBytes;

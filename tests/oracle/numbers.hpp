@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Number formats of the oracle, from their definitions: exact in double, one rounding. Shares no code with src/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/types.hpp"
+
+namespace oracle {
+
+/// An IEEE-like format. `finite_only` has no infinity: larger values saturate, and the all-ones code is the only NaN (e4m3).
+struct Format {
+  int exponent_bits;
+  int mantissa_bits;
+  bool finite_only;
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+};
+inline constexpr Format kBf16{8, 7, false};
+inline constexpr Format kF16{5, 10, false};
+inline constexpr Format kE4m3{4, 3, true};
+
+/// Nearest code, ties to even. NaN gives the canonical quiet NaN (0x7F for e4m3).
+uint32_t encode(const Format& format, double value);
+/// Exact.
+double decode(const Format& format, uint32_t code);
+
+/// Element `i` of a row of `type`, exactly.
+float load(switchyard::DType type, const void* row, int64_t i);
+/// Stores `value`, rounded once, as element `i`.
+void store(switchyard::DType type, void* row, int64_t i, float value);
+/// True if the two elements have equal bits, or both are NaN.
+bool same_element(switchyard::DType type, const void* a, const void* b, int64_t i);
+
+}  // namespace oracle

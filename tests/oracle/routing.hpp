@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a dispatch must deliver, from its definition: list all routes, sort them, count. Shares no code with src/.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "switchyard/types.hpp"
+
+namespace oracle {
+
+using switchyard::Layout;
+using switchyard::Overflow;
+using switchyard::SizePolicy;
+
+/// One dispatch, seen from above: what every rank passes.
+struct Problem {
+  int world = 1;
+  int experts = 1;
+  int topk = 1;
+  int64_t max_tokens = 0;
+  Layout layout = Layout::rank_major;
+  int alignment = 1;
+  SizePolicy size = SizePolicy::exact;
+  std::vector<int64_t> capacity;  ///< [W], SizePolicy::capacity
+  Overflow overflow = Overflow::fail;
+  std::vector<std::vector<int64_t>> ids;    ///< per rank [T, K]; anything outside [0, E) is no expert
+  std::vector<std::vector<float>> weights;  ///< per rank [T, K], or empty: without weights
+
+  int64_t tokens(int rank) const { return static_cast<int64_t>(ids[static_cast<size_t>(rank)].size()) / topk; }
+  int first_expert(int rank) const;  ///< also for rank == world: E
+  int owner(int64_t expert) const;
+};
+
+/// One (token, expert) choice.
+struct Route {
+  int source = 0;
+  int64_t token = 0;
+  int k = 0;
+  int expert = 0;
+  int dest = 0;
+  int64_t slot = -1;  ///< row at dest, before capacity
+  bool kept = true;
+};
+
+/// Where one delivered row comes from; source -1: padding. k is -1 for rank-major rows.
+struct Origin {
+  int source = -1;
+  int64_t token = -1;
+  int k = -1;
+};
+
+/// One (token, rank) pair at its receiver.
+struct Record {
+  int source = 0;
+  int64_t token = 0;
+};
+
+/// A token's way to one rank.
+struct Send {
+  int rank;
+  int64_t row;     ///< of the first kept route; -1 if none was kept (expert-major)
+  int64_t record;  ///< number of the pair at `rank`
+};
+
+/// What one rank sees. Sizes: see Dispatched and HandleData, whose fields these are.
+struct RankView {
+  // As receiver.
+  int64_t rows = 0;
+  int64_t rows_needed = 0;  ///< before capacity
+  std::vector<Origin> origin;             ///< [rows]
+  std::vector<int32_t> topk_ids;          ///< [rows, K] rank-major
+  std::vector<float> topk_weights;        ///< [rows, K] rank-major, with weights
+  std::vector<int64_t> row_source;        ///< [rows] expert-major
+  std::vector<float> row_weights;         ///< [rows] expert-major, with weights
+  std::vector<int64_t> expert_first_row;  ///< [experts here] expert-major
+  std::vector<int64_t> tokens_per_expert, aligned_per_expert;
+  std::vector<int64_t> dropped_per_source;  ///< [W, experts here]; empty if none
+  std::vector<Record> records;
+  std::vector<int32_t> record_route;  ///< [records, K]
+  std::vector<float> record_weight;   ///< [records, K], with weights
+
+  // As owner.
+  std::vector<int32_t> kept_ids;      ///< [T, K]
+  std::vector<int32_t> route_row;     ///< [T, K]
+  std::vector<int32_t> route_record;  ///< [T, K]; expert-major: also of routes dropped at capacity
+  std::vector<uint8_t> dropped;       ///< [T, K]; empty if none
+  std::vector<std::vector<Send>> sends;  ///< per token
+};
+
+struct Expected {
+  bool capacity_exceeded = false;  ///< under Overflow::fail: the call must fail on all ranks
+  bool any_dropped = false;
+  std::vector<Route> routes;  ///< all, by (source, token, k)
+  std::vector<RankView> ranks;
+  std::vector<std::vector<int32_t>> routes_per_expert;  ///< S [W][E]
+  std::vector<std::vector<int32_t>> touching;           ///< D [W][W]
+};
+Expected expect(const Problem& problem);
+
+/// The largest number of rows that any routing can bring to `rank`.
+int64_t worst_case_rows(const Problem& problem, int rank);
+
+}  // namespace oracle

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "oracle/rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+
+namespace oracle {
+
+uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t h = seed;
+  for (const uint64_t word : {a, b, c}) {
+    h += word * 0xD6E8FEB86659FD93u + 0x632BE59BD9B4E019u;
+    h ^= h >> 29;
+    h *= 0xBF58476D1CE4E5B9u;
+    h ^= h >> 32;
+    h *= 0x94D049BB133111EBu;
+    h ^= h >> 30;
+  }
+  return h;
+}
+
+namespace {
+
+float random_value(uint64_t bits) {
+  const auto mantissa = static_cast<float>(bits & 0xFFFFFF) / 16777216.0f + 1.0f;
+  const int exponent = static_cast<int>(bits >> 24 & 0xFF) % 10 - 6;
+  return std::ldexp(bits >> 63 ? -mantissa : mantissa, exponent);
+}
+
+float wild_value(uint64_t bits, DType type) {
+  const int lowest = type == DType::f16 ? -26 : -140, highest = type == DType::f16 ? 15 : 126;
+  switch (bits >> 32 & 31) {
+    case 0: return -0.0f;
+    case 1: return std::numeric_limits<float>::infinity();
+    case 2: return -std::numeric_limits<float>::infinity();
+    case 3: return std::numeric_limits<float>::quiet_NaN();
+    case 4: return 0.0f;
+    default: break;
+  }
+  const auto mantissa = static_cast<float>(bits & 0xFFFFFF) / 16777216.0f + 1.0f;
+  const int exponent = lowest + static_cast<int>((bits >> 40 & 0xFFFF) % static_cast<uint64_t>(highest - lowest));
+  return std::ldexp(bits >> 63 ? -mantissa : mantissa, exponent);
+}
+
+/// The cases change with the row and the group, so that a few rows have them all.
+float quantise_case(uint64_t seed, RowKey key, int64_t column, DType type) {
+  const uint64_t group = static_cast<uint64_t>(column / switchyard::kScaleGroup);
+  const uint64_t bits = mix(seed, key.a * 1000003 + key.b, key.c, static_cast<uint64_t>(column));
+  const float ordinary = random_value(bits);
+  const bool outlier = column % switchyard::kScaleGroup == static_cast<int64_t>(key.b % 97 % switchyard::kScaleGroup);
+  const float largest = type == DType::f16 ? 65504.0f : 3.3895313892515355e38f;  // bf16's largest
+  const int floor_exponent = type == DType::f16 ? -24 : -133;                    // smallest subnormal of f16 and bf16
+  switch ((key.a + key.b + group) % 12) {
+    case 0: return 0.0f;
+    case 1: return bits & 1 ? -0.0f : 0.0f;
+    case 2: return bits & 1 ? -0.0f : ordinary;
+    case 3: return std::ldexp(bits & 1 ? -1.0f : 1.0f, floor_exponent);  // smallest subnormals: the scale may underflow
+    case 4: return std::ldexp(ordinary, floor_exponent + 4);            // subnormal mixtures
+    case 5: return std::ldexp(ordinary, type == DType::f16 ? -14 : -120);  // scales near or below the smallest normal f32
+    case 6: return outlier ? (bits & 1 ? -largest : largest) : ordinary;
+    case 7: return outlier ? largest : largest / 1024 * static_cast<float>(bits % 1024);
+    case 8: return outlier ? std::numeric_limits<float>::infinity() : ordinary;
+    case 9: return outlier ? std::numeric_limits<float>::quiet_NaN() : ordinary;
+    case 10: return std::ldexp(static_cast<float>(bits % 897) / 2 - 224, static_cast<int>(bits >> 40 & 7) - 4);  // many ties
+    default: return ordinary;
+  }
+}
+
+void store_bits(DType type, void* out, int64_t i, uint64_t bits) {
+  const size_t width = switchyard::dtype_bytes(type);
+  std::memcpy(static_cast<std::byte*>(out) + static_cast<size_t>(i) * width, &bits, width);  // little endian
+}
+
+}  // namespace
+
+void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out) {
+  for (int64_t c = 0; c < hidden; ++c) {
+    const auto column = static_cast<uint64_t>(c);
+    switch (pattern) {
+      case Pattern::small_integers: {
+        const uint64_t n = seed + 131 * key.a + 17 * key.b + 7 * key.c + 3 * column;
+        store(type, out, c, static_cast<float>(static_cast<int>(n % 16) - 8));
+        break;
+      }
+      case Pattern::random_values: store(type, out, c, random_value(mix(seed, key.a * 1000003 + key.b, key.c, column))); break;
+      case Pattern::wild_values: store(type, out, c, wild_value(mix(seed, key.a * 1000003 + key.b, key.c, column), type)); break;
+      case Pattern::raw_bits: store_bits(type, out, c, mix(seed, key.a * 1000003 + key.b, key.c, column)); break;
+      case Pattern::quantise_cases: store(type, out, c, quantise_case(seed, key, c, type)); break;
+    }
+  }
+}
+
+void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out) {
+  const int64_t groups = switchyard::num_scales(hidden);
+  std::memset(out, 0, switchyard::scale_row_bytes(hidden, kind));
+  for (int64_t g = 0; g < groups; ++g) {
+    const uint64_t bits = mix(seed ^ 0x5CA1E, key.a * 1000003 + key.b, key.c, static_cast<uint64_t>(g));
+    if (kind == ScaleKind::ue8m0) static_cast<uint8_t*>(out)[g] = static_cast<uint8_t>(bits);
+    if (kind == ScaleKind::f32) store(DType::f32, out, g, random_value(bits));
+  }
+}
+
+void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales) {
+  std::memset(scales, 0, switchyard::scale_row_bytes(hidden, kind));
+  for (int64_t begin = 0; begin < hidden; begin += switchyard::kScaleGroup) {
+    const int64_t end = std::min(hidden, begin + switchyard::kScaleGroup), group = begin / switchyard::kScaleGroup;
+    float amax = 0;
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = load(type, row, c);
+      if (std::isfinite(x)) amax = std::max(amax, std::fabs(x));
+    }
+    float scale = amax / 448.0f;
+    const bool zero_group = scale == 0;
+    if (kind == ScaleKind::ue8m0) {
+      int exponent = -127;
+      while (exponent < 127 && std::ldexp(1.0, exponent) < static_cast<double>(scale)) ++exponent;  // 2^exponent >= amax / 448
+      static_cast<uint8_t*>(scales)[group] = static_cast<uint8_t>(exponent + 127);
+      scale = std::ldexp(1.0f, exponent);
+    } else {
+      store(DType::f32, scales, group, scale);
+    }
+    for (int64_t c = begin; c < end; ++c) {
+      const float x = load(type, row, c);
+      if (std::isnan(x)) {
+        codes[c] = 0x7F;
+      } else if (zero_group) {
+        codes[c] = 0;
+      } else {
+        const float scaled = x / scale;
+        codes[c] = static_cast<uint8_t>(encode(kE4m3, scaled));
+      }
+    }
+  }
+}
+
+float scale_value(ScaleKind kind, const void* scales, int64_t group) {
+  if (kind == ScaleKind::f32) return load(DType::f32, scales, group);
+  return std::ldexp(1.0f, static_cast<const uint8_t*>(scales)[group] - 127);
+}
+
+void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out) {
+  std::map<int, std::vector<Term>> by_rank;
+  for (const auto& term : terms) by_rank[term.rank].push_back(term);
+  for (int64_t c = 0; c < spec.hidden; ++c) {
+    float sum = 0.0f;
+    if (spec.bias[0]) sum = load(spec.type, spec.bias[0], c);
+    if (spec.bias[1]) sum = sum + load(spec.type, spec.bias[1], c);
+    auto value = [&](const Term& term) {
+      const float x = load(spec.type, term.row, c);
+      if (!spec.weighted) return x;
+      const float product = x * term.weight;
+      return product;
+    };
+    if (spec.order == CombineOrder::per_route || spec.pre_reduced) {
+      for (const auto& term : terms) sum = sum + value(term);
+    } else {
+      for (const auto& [rank, inside] : by_rank) {
+        float partial = 0.0f;
+        for (const auto& term : inside) partial = partial + value(term);
+        std::byte rounded[4];
+        store(spec.type, rounded, 0, partial);
+        sum = sum + load(spec.type, rounded, 0);
+      }
+    }
+    store(spec.type, out, c, sum);
+  }
+}
+
+}  // namespace oracle

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row contents: closed-form data, quantisation and the sums of combine, from the contract. Compile with -ffp-contract=off.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "oracle/numbers.hpp"
+#include "oracle/routing.hpp"
+
+namespace oracle {
+
+using switchyard::CombineOrder;
+using switchyard::DType;
+using switchyard::ScaleKind;
+
+/// What rows contain. All are functions of (seed, row key, column), so any rank can compute any row.
+enum class Pattern {
+  small_integers,  ///< -8 ... 7: exact in every type, sums of hundreds of them exact in bf16's f32 accumulator
+  random_values,   ///< full mantissas, magnitudes 2^-6 ... 2^3
+  wild_values,     ///< all magnitudes, subnormals, -0, infinities, NaN
+  raw_bits,        ///< any bit pattern at all: for transport only
+  quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, NaN, ordinary
+};
+
+struct RowKey {
+  uint64_t a = 0, b = 0, c = 0;
+};
+
+/// Writes row `key` of `hidden` elements.
+void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out);
+/// Writes arbitrary scales (a scale row of scale_row_bytes, padding bytes zero).
+void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out);
+/// Pseudo-random 64 bits; also for routings and shapes.
+uint64_t mix(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
+
+/// Quantises a bf16, f16 or f32 row: `hidden` e4m3 codes and one scale row (padding bytes zero).
+void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales);
+/// Scale of a group as the kernel stores it, as a float.
+float scale_value(ScaleKind kind, const void* scales, int64_t group);
+
+/// One term of a sum: a row of the combined type and its weight.
+struct Term {
+  const void* row;
+  float weight = 1.0f;
+  int rank = 0;  ///< where the row lies
+};
+/// One combined token. `terms` by k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`: multiply.
+/// `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum.
+struct SumSpec {
+  DType type = DType::bf16;
+  int64_t hidden = 0;
+  CombineOrder order = CombineOrder::per_rank;
+  bool weighted = false;
+  bool pre_reduced = false;
+  const void* bias[2] = {nullptr, nullptr};
+};
+void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out);
+
+}  // namespace oracle
