@@ -104,6 +104,22 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   throw PeerTimeout(report);
 }
 
+void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* operation) {
+  check_alive(operation);
+  const uint64_t start = Cpu::now_ns();
+  try {
+    bootstrap->all_gather(mine, bytes, all, options.timeout);
+  } catch (const RendezvousError& error) {
+    if (error.missing_ranks().empty()) throw;
+    fault = FaultRecord{};
+    fault.site = Site::barrier;
+    fault.awaited_rank = error.missing_ranks().front();
+    fault.expected = flag_word(1);
+    fault.waited_ns = Cpu::now_ns() - start;
+    raise_fault(operation, 0);
+  }
+}
+
 std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
   if (world < 1 || world > kMaxRanks)
     throw Error(ErrorCode::invalid_argument, "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
@@ -149,21 +165,7 @@ void Group::barrier() {
   all_gather(&mine, 1, all.data());
 }
 
-void Group::all_gather(const void* mine, size_t bytes, void* all) {
-  impl_->check_alive("all_gather");
-  const uint64_t start = Cpu::now_ns();
-  try {
-    impl_->bootstrap->all_gather(mine, bytes, all, impl_->options.timeout);
-  } catch (const RendezvousError& error) {
-    if (error.missing_ranks().empty()) throw;
-    impl_->fault = FaultRecord{};
-    impl_->fault.site = Site::barrier;
-    impl_->fault.awaited_rank = error.missing_ranks().front();
-    impl_->fault.expected = flag_word(1);
-    impl_->fault.waited_ns = Cpu::now_ns() - start;
-    impl_->raise_fault("all_gather", 0);
-  }
-}
+void Group::all_gather(const void* mine, size_t bytes, void* all) { impl_->all_gather(mine, bytes, all, "all_gather"); }
 
 void Group::check() const { impl_->check_alive("check"); }
 void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }

@@ -25,6 +25,8 @@ struct Group::Impl {
   void raise_fault(const char* operation, uint64_t call);
   /// Throws if this rank has aborted or was told of an abort. Also makes the first failure sticky.
   void check_alive(const char* context) const;
+  /// Collective, through the bootstrap. A missing rank is reported as PeerTimeout under `operation`.
+  void all_gather(const void* mine, size_t bytes, void* all, const char* operation);
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;

@@ -144,7 +144,7 @@ SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, Comb
 
 /// Kernel body: run by all warps of a rank. Producer streams and consumer channels are dealt to the warps in turn.
 template <class A>
-SWITCHYARD_FN void combine_ring(typename A::Warp& w, const RingCombineParams& p) {
+SWITCHYARD_FN void combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {
   const CallContext& call = p.c.call;
   const int world = call.world(), channels = p.rings.num_channels;
   CombineProducer<A> producers[kMaxStreams];

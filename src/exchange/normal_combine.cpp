@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine: where the outputs lie, what is staged, launch.
+#include <cstring>
+#include <string>
+
+#include "exchange/normal_impl.hpp"
+#include "protocol/combine_ring.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+const void* data_or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
+
+}  // namespace
+
+void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
+  const uint64_t start = Cpu::now_ns();
+  group_.check_alive("combine");
+  checked([&] { check_combine(y, handle, out, o, out_weights); });
+  const HandleData& h = handle.data();
+  const CallContext call = begin_call();
+  const TraceSpan whole(call.tracer, kHostTrack, Event::combine, h.tokens);
+  const bool expert_major = h.layout == Layout::expert_major;
+  const uint64_t sig = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}});
+
+  CombineParams p;
+  p.call = call;
+  p.control = control_;
+  p.layout = h.layout;
+  p.order = o.order;
+  p.type = y.dtype;
+  p.hidden = config.hidden;
+  p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  p.topk = h.topk;
+  p.map = h.map;
+  p.y = static_cast<const std::byte*>(y.data);
+  p.rows = h.rows;
+  p.num_records = h.num_records;
+  p.record_route = h.record_route.data();
+  if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank) p.record_weight = static_cast<const float*>(data_or_null(h.record_weight));
+  if (!expert_major) p.weights_in = o.weights;
+  p.tokens = h.tokens;
+  p.send_begin = h.send_begin.data();
+  p.sends = h.sends.data();
+  p.ids = h.ids.data();
+  p.route_row = h.route_row.data();
+  if (expert_major && o.apply_weights && o.order == CombineOrder::per_route)
+    p.weights = o.weights ? o.weights : static_cast<const float*>(data_or_null(h.weights));
+  p.bias[0] = static_cast<const std::byte*>(o.bias[0]);
+  p.bias[1] = static_cast<const std::byte*>(o.bias[1]);
+  p.out = static_cast<std::byte*>(out);
+  p.out_weights = out_weights;
+  p.outputs_done = &outputs_done_.value;
+  p.pulls_done = &pulls_done_.value;
+  stats.plan_us = 0;
+  if (config.staging == Staging::direct)
+    combine_direct(call, sig, p);
+  else
+    combine_ring(call, sig, p, h);
+  // Rank-major weights must come from every rank that holds rows, or the sums would miss some.
+  if (!expert_major && out_weights)
+    for (int r = 0; r < world(); ++r)
+      if (call.heap.local(control_.placement(call.epoch, r))->weights == 0 && h.counts.rows_needed(h.layout, 1, r) > 0)
+        throw_mismatch("combine (weights given on some ranks only)");
+  end_call(start);
+}
+
+void NormalImpl::combine_direct(const CallContext& call, uint64_t sig, CombineParams& p) {
+  const bool expert_major = p.layout == Layout::expert_major;
+  p.reduce_here = expert_major && p.order == CombineOrder::per_rank;
+  const bool in_place = !p.reduce_here && call.heap.contains(p.y);
+  const int64_t staged_rows = p.reduce_here ? p.num_records : in_place ? 0 : p.rows;
+  p.place.signature = sig;
+  std::shared_ptr<OutputBlock> rows, weights;
+  std::exception_ptr own;
+  try {
+    if (staged_rows > 0) {
+      rows = allocate(static_cast<size_t>(staged_rows * p.row_bytes));
+      p.staged = rows->data;
+      p.place.rows = rows->offset;
+    } else if (in_place) {
+      p.place.rows = static_cast<uint64_t>(p.y - call.heap.base[rank()]);
+    }
+    if (p.weights_in) {
+      weights = allocate(static_cast<size_t>(p.num_records * p.topk * 4));
+      p.weights_staged = reinterpret_cast<float*>(weights->data);
+      p.place.weights = weights->offset;
+    }
+  } catch (const Error& error) {
+    own = std::current_exception();
+    p.place.status = static_cast<uint64_t>(error.code());
+    p.staged = nullptr;
+    p.weights_staged = nullptr;
+    p.reduce_here = false;
+  }
+  launch([&]<class A>(CpuWarp& w) { combine_pull<A>(w, p); });
+  raise("combine");
+  check_placements(call, sig, "combine", own);
+}
+
+void NormalImpl::combine_ring(const CallContext& call, uint64_t sig, CombineParams& p, const HandleData& h) {
+  p.place.signature = sig;
+  p.place.weights = p.weights_in ? 1 : 0;
+  bool ok = false;
+  on_one_warp([&]<class A>(CpuWarp& w) {
+    publish_placement<A>(w, call, control_, p.place, Site::outputs);
+    ok = wait_placements<A>(w, call, control_, Site::outputs);
+  });
+  if (!ok) raise("combine");
+  check_placements(call, sig, "combine", nullptr);
+  std::vector<int64_t> record_begin(static_cast<size_t>(world()) + 1, 0);
+  for (int s = 0; s < world(); ++s)
+    record_begin[static_cast<size_t>(s) + 1] = std::min(record_begin[static_cast<size_t>(s)] + h.counts.d(s, h.rank), h.num_records);
+  const RingCombineParams ring{p, rings_, record_begin.data(), h.record_token.data(), h.counts.tokens.data(), config.ring.send_chunk};
+  launch([&]<class A>(CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
+  raise("combine");
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch: counts, sizes, placement, movement, delivery.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "exchange/normal_impl.hpp"
+#include "protocol/dispatch_ring.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+/// Records here by source, cut at what fits: [W + 1].
+std::vector<int64_t> record_ranges(const HandleData& h) {
+  std::vector<int64_t> begin(idx(h.counts.world + 1), 0);
+  for (int s = 0; s < h.counts.world; ++s) begin[idx(s + 1)] = std::min(begin[idx(s)] + h.counts.d(s, h.rank), h.num_records);
+  return begin;
+}
+
+/// Padding rows between the experts' rows: pairs [begin, end).
+std::vector<int64_t> padding_ranges(const HandleData& h) {
+  std::vector<int64_t> ranges;
+  for (int el = 0; el < static_cast<int>(h.first_row.size()); ++el) {
+    int64_t routes = 0;
+    for (int s = 0; s < h.counts.world; ++s) routes += h.counts.s(s, h.map.first(h.rank) + el);
+    const int64_t first = h.first_row[idx(el)], last = std::min(first + round_up(routes, h.alignment), h.rows);
+    if (first + routes < last) ranges.insert(ranges.end(), {first + routes, last});
+  }
+  return ranges;
+}
+
+template <class T>
+void take(std::vector<T>& out, const std::byte* from, int64_t used, int64_t allocated, T rest) {
+  out.resize(idx(allocated));
+  if (used > 0) std::memcpy(out.data(), from, idx(used) * sizeof(T));
+  std::fill(out.begin() + used, out.end(), rest);
+}
+
+void take_records(HandleData& h, const std::byte* block, const OutputLayout& layout, bool with_weights) {
+  take(h.record_token, block + layout.token_at(), h.num_records, h.records_allocated, -1);
+  take(h.record_route, block + layout.route_at(), h.num_records * h.topk, h.records_allocated * h.topk, -1);
+  h.record_weight.clear();
+  if (with_weights) take(h.record_weight, block + layout.weight_at(), h.num_records * h.topk, h.records_allocated * h.topk, 0.0f);
+}
+
+}  // namespace
+
+void NormalImpl::gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts) {
+  const auto experts = idx(config.num_experts), ranks = idx(world());
+  CountsHead head{sig, local_.tokens, capacity, 0};
+  std::memcpy(counts_row_.data(), &head, sizeof head);
+  std::memcpy(counts_row_.data() + sizeof head, local_.tokens_per_rank.data(), 4 * ranks);
+  std::memcpy(counts_row_.data() + sizeof head + 4 * ranks, local_.routes_per_expert.data(), 4 * experts);
+  bool ok = false;
+  {
+    const TraceSpan span(call.tracer, kHostTrack, Event::exchange_counts, control_.counts_row_bytes() * world());
+    on_one_warp([&]<class A>(CpuWarp& w) { ok = exchange_counts<A>(w, call, control_, counts_row_.data()); });
+  }
+  if (!ok) raise("dispatch");
+  counts.world = world();
+  counts.experts = config.num_experts;
+  counts.routes.resize(ranks * experts);
+  counts.touching.resize(ranks * ranks);
+  counts.tokens.resize(ranks);
+  counts.capacity.resize(ranks);
+  bool same = true;
+  for (size_t r = 0; r < ranks; ++r) {
+    const CountsHead* row = call.heap.local(control_.counts_head(call.epoch, static_cast<int>(r)));
+    const auto* body = reinterpret_cast<const int32_t*>(row + 1);
+    same = same && row->signature == sig;
+    counts.tokens[r] = row->tokens;
+    counts.capacity[r] = row->capacity;
+    std::memcpy(&counts.touching[r * ranks], body, 4 * ranks);
+    std::memcpy(&counts.routes[r * experts], body + ranks, 4 * experts);
+  }
+  if (!same) throw_mismatch("dispatch");
+}
+
+void NormalImpl::check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const {
+  if (options.size != SizePolicy::capacity || options.overflow != Overflow::fail) return;
+  for (int r = 0; r < world(); ++r) {
+    const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
+    if (needed > capacity)
+      throw Error(ErrorCode::capacity_exceeded, "dispatch (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) + " would receive " +
+                                                    std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
+                                                    "; nothing was sent and the group can be used (raise DispatchOptions::capacity or choose drop_and_report)");
+  }
+}
+
+void NormalImpl::choose_sizes(const DispatchOptions& options, HandleData& h) const {
+  h.rows_allocated = h.rows;
+  h.records_allocated = h.num_records;
+  const int64_t records = world() * config.max_tokens;
+  if (options.size == SizePolicy::capacity) h.rows_allocated = options.capacity;
+  if (options.size == SizePolicy::worst_case) h.rows_allocated = worst_case_rows(config, world());
+  if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
+}
+
+Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) {
+  const uint64_t start = Cpu::now_ns();
+  group_.check_alive("dispatch");
+  RowFormat format{};
+  checked([&] {
+    check_ids(ids);
+    format = check_rows(x, options, ids.tokens);
+  });
+  const CallContext call = begin_call();
+  const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, ids.tokens);
+  // A rank without tokens has no weights to pass: whether weights travel is decided by the ranks that have some.
+  const uint64_t sig = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type), static_cast<int64_t>(format.scales),
+                                                       static_cast<int64_t>(options.size), static_cast<int64_t>(options.overflow), static_cast<int64_t>(options.padding)});
+  const std::shared_ptr<HandleData> h = handles_->take();
+  {
+    const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
+    local_.build(ids, config.num_experts, world());
+  }
+  const int64_t capacity = options.size == SizePolicy::capacity ? options.capacity : std::numeric_limits<int64_t>::max();
+  gather_counts(call, sig, capacity, h->counts);
+  check_capacity(h->counts, options);
+  h->layout = config.layout;
+  h->alignment = config.expert_alignment;
+  h->rank = rank();
+  h->max_tokens = config.max_tokens;
+  h->hidden = config.hidden;
+  {
+    const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
+    build_owner_side(local_, *h);
+    choose_sizes(options, *h);
+    if (weights)
+      h->weights.assign(weights, weights + ids.tokens * ids.topk);
+    else
+      h->weights.clear();
+  }
+  stats.plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+  Dispatched out = move_rows(call, sig, x, format, options, h, h);
+  end_call(start);
+  return out;
+}
+
+Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
+  const uint64_t start = Cpu::now_ns();
+  group_.check_alive("cached dispatch");
+  RowFormat format{};
+  checked([&] {
+    check_handle(handle);
+    format = check_rows(x, options, handle.data().tokens);
+  });
+  const CallContext call = begin_call();
+  const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, x.rows);
+  const uint64_t sig = signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                                              static_cast<int64_t>(format.scales), static_cast<int64_t>(options.padding)});
+  stats.plan_us = 0;
+  Dispatched out = move_rows(call, sig, x, format, options, nullptr, std::shared_ptr<const HandleData>(std::shared_ptr<void>(), &handle.data()));
+  out.handle = handle;
+  end_call(start);
+  return out;
+}
+
+Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format, const DispatchOptions& options,
+                                 const std::shared_ptr<HandleData>& fresh, const std::shared_ptr<const HandleData>& known) {
+  const HandleData& h = *known;
+  const OutputLayout layout{h.rows_allocated, h.records_allocated, format.row_bytes, format.scale_bytes, config.topk, fresh != nullptr};
+  std::shared_ptr<OutputBlock> block;
+  std::exception_ptr own;
+  Placement place{};
+  place.rows_allocated = layout.rows;
+  place.records_allocated = layout.records;
+  place.signature = sig;
+  try {
+    block = allocate(static_cast<size_t>(layout.bytes()));
+    place.rows = block->offset;
+  } catch (const Error& error) {
+    place.status = static_cast<uint64_t>(error.code());
+    own = std::current_exception();
+  }
+  place.weights = fresh && !h.weights.empty() ? 1 : 0;  // here: whether this rank sends weights
+  bool ok = false;
+  {
+    const TraceSpan span(call.tracer, kHostTrack, Event::wait_placement, -1);
+    on_one_warp([&]<class A>(CpuWarp& w) {
+      publish_placement<A>(w, call, control_, place, Site::placement);
+      ok = wait_placements<A>(w, call, control_, Site::placement);
+    });
+  }
+  if (!ok) raise("dispatch");
+  check_placements(call, sig, "dispatch", own);
+  bool any_weights = false, weights_missing = false;
+  for (int r = 0; r < world(); ++r) {
+    const bool sends = call.heap.local(control_.placement(call.epoch, r))->weights != 0;
+    any_weights = any_weights || sends;
+    weights_missing = weights_missing || (!sends && h.counts.tokens[idx(r)] > 0);
+  }
+  if (any_weights && weights_missing) throw_mismatch("dispatch (weights given on some ranks only)");
+
+  const std::vector<int64_t> record_begin = record_ranges(h);
+  const std::vector<int64_t> padding = options.padding == Padding::zero ? padding_ranges(h) : std::vector<int64_t>();
+  DispatchParams p;
+  p.call = call;
+  p.control = control_;
+  p.x = static_cast<const std::byte*>(x.data);
+  p.scales = static_cast<const std::byte*>(x.scales);
+  p.tokens = h.tokens;
+  p.hidden = config.hidden;
+  p.src_row_bytes = format.src_row_bytes;
+  p.src_type = format.src_type;
+  p.quantize = format.quantize ? format.scales : ScaleKind::none;
+  p.row_bytes = format.row_bytes;
+  p.scale_bytes = format.scale_bytes;
+  p.send_begin = h.send_begin.data();
+  p.sends = h.sends.data();
+  p.with_records = fresh != nullptr;
+  p.layout = h.layout;
+  p.map = h.map;
+  p.topk = h.topk;
+  p.ids = h.ids.data();
+  p.route_row = h.route_row.data();
+  p.weights = h.weights.empty() ? nullptr : h.weights.data();
+  p.record_begin = record_begin.data();
+  p.record_route = fresh ? nullptr : h.record_route.data();
+  p.padding = padding.data();
+  p.num_padding = static_cast<int>(padding.size() / 2);
+  p.sends_done = &sends_done_.value;
+  if (config.staging == Staging::direct) {
+    launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
+  } else {
+    const RingDispatchParams ring{p, rings_, {block->data, layout}, config.ring.send_chunk};
+    launch([&]<class A>(CpuWarp& w) { dispatch_ring<A>(w, ring); });
+  }
+  raise("dispatch");
+  if (fresh) {
+    take_records(*fresh, block->data, layout, any_weights);
+    build_receiver_side(*fresh);
+  }
+  return deliver(known, std::move(block), layout, format);
+}
+
+Dispatched NormalImpl::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<OutputBlock> block, const OutputLayout& layout, const RowFormat& format) const {
+  Dispatched out;
+  out.rows = h->rows;
+  std::byte* scales = format.scale_bytes ? block->data + layout.scales_at() : nullptr;
+  out.x = Rows{block->data, layout.rows, config.hidden, format.type, scales, format.scales};
+  if (h->layout == Layout::rank_major) {
+    out.topk_ids = h->record_route;
+    out.topk_weights = h->record_weight;
+    out.source_token = h->record_token;
+  } else {
+    out.row_source = h->row_source;
+    out.row_weights = h->row_weight;
+    out.expert_first_row = h->first_row;
+  }
+  out.tokens_per_expert = h->kept_per_expert;
+  out.aligned_per_expert = h->aligned_per_expert;
+  out.dropped = h->dropped;
+  out.dropped_per_source = h->dropped_here;
+  out.block = std::move(block);
+  out.handle = Handle(std::move(h));
+  return out;
+}
+
+}  // namespace switchyard::detail
