@@ -9,6 +9,7 @@
 # what it may see, so that an include that points up fails to compile.
 
 set_property(GLOBAL PROPERTY switchyard_layers "")
+file(WRITE ${PROJECT_BINARY_DIR}/view/layers.txt "")
 set_property(GLOBAL PROPERTY switchyard_links "")
 
 # Fills <dir> with links, so that -I<dir> shows the given paths of src and nothing else.
@@ -33,6 +34,7 @@ function(switchyard_layer folder)
   set(target switchyard_${name})
   set(view ${PROJECT_BINARY_DIR}/view/${name})
   switchyard_link_view(${view} ${folder} ${arg_SEES})
+  file(APPEND ${PROJECT_BINARY_DIR}/view/layers.txt "${name} ${folder}\n")  # read by tests/headers
   set(sources ${arg_SOURCES})
   if(SWITCHYARD_CUDA)
     list(APPEND sources ${arg_CUDA_SOURCES})

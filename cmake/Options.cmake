@@ -36,7 +36,9 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
   set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   # Lets a program of a bundle find the libraries beside it (./dev bundle); no effect in the build tree.
+  # The old tag, because the new one would not apply to what those libraries need in turn.
   set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")
+  add_link_options(LINKER:--disable-new-dtags)
   find_program(SWITCHYARD_CCACHE ccache)
   if(SWITCHYARD_CCACHE)
     foreach(language C CXX CUDA)

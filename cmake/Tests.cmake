@@ -78,3 +78,18 @@ function(switchyard_test name)
   switchyard_test_run(${name} ${name} TIMEOUT ${arg_TIMEOUT} SHARDS ${arg_SHARDS} PROCESSORS ${arg_PROCESSORS}
                       LABELS ${arg_LABELS} ARGS ${arg_ARGS} ENVIRONMENT ${arg_ENVIRONMENT})
 endfunction()
+
+# switchyard_script_test(<name> COMMAND <command>... [TIMEOUT <seconds>] [LABELS <label>...] [PROCESSORS <n>])
+# A ctest entry that is not a GoogleTest program.
+function(switchyard_script_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "COMMAND;LABELS")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_COMMAND OR NOT arg_TIMEOUT)
+    message(FATAL_ERROR "switchyard_script_test(${name}): needs COMMAND and TIMEOUT; unknown: '${arg_UNPARSED_ARGUMENTS}'")
+  endif()
+  if(NOT arg_PROCESSORS)
+    set(arg_PROCESSORS 1)
+  endif()
+  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" PROCESSORS ${arg_PROCESSORS}
+                       ENVIRONMENT "${switchyard_test_environment}")
+endfunction()

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `./dev lint`. Every check runs; the last line says how many passed and failed.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+
+changed='' fix='' tidy=core
+for option in "$@"; do
+  case $option in
+    --changed) changed=1 ;;
+    --fix) fix=1 ;;
+    --tidy) tidy=all ;;
+    *) echo "lint: unknown option '$option'; see ./dev lint --help" >&2; exit 2 ;;
+  esac
+done
+
+if [[ -n $changed ]]; then
+  mapfile -t files < <(git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard)
+else
+  mapfile -t files < <(git ls-files)
+fi
+# select_files REGEX: those of the files that match.
+select_files() { printf '%s\n' "${files[@]}" | grep -E "$1" || true; }
+
+passed=0 failed=0
+# check NAME COMMAND...
+check() {
+  local name=$1 start=$SECONDS
+  shift
+  if "$@"; then
+    passed=$((passed + 1)); printf 'lint: %-12s ok (%d s)\n' "$name" $((SECONDS - start))
+  else
+    failed=$((failed + 1)); printf 'lint: %-12s FAILED (%d s)\n' "$name" $((SECONDS - start))
+  fi
+}
+
+# One clang-format version, because each formats a little differently.
+clang_tool() { command -v "$1-14" || { "$1" --version 2>/dev/null | grep -q 'version 14\.' && command -v "$1"; }; }
+
+check_format() {
+  local tool list
+  tool=$(clang_tool clang-format) || { echo "clang-format 14 not found: ./dev setup lint"; return 1; }
+  mapfile -t list < <(select_files '\.(c|h|cpp|hpp|cu|cuh)$')
+  [[ ${#list[@]} -gt 0 ]] || return 0
+  if [[ -n $fix ]]; then
+    "$tool" -i "${list[@]}"
+  else
+    "$tool" --dry-run -Werror "${list[@]}" 2>&1 | grep -E 'error:' | sed -E 's/^([^:]+):.*/\1/' | sort | uniq -c |
+      awk '{print $2 ": " $1 " places differ from .clang-format (./dev lint --fix)"; bad = 1} END {exit bad}'
+  fi
+}
+
+check_shell() {
+  local list
+  mapfile -t list < <(select_files '(\.sh|^dev|^\.ci/run)$')
+  [[ ${#list[@]} -eq 0 ]] || shellcheck -x "${list[@]}"
+}
+
+check_python() {
+  local list
+  mapfile -t list < <(select_files '\.py$')
+  [[ ${#list[@]} -eq 0 ]] || python3 -c 'import ast, sys
+for name in sys.argv[1:]: ast.parse(open(name).read(), name)' "${list[@]}"
+}
+
+check_tidy() {
+  local tool list core='^src/(base|bootstrap|heap|plan|capi)/.*\.cpp$'
+  tool=$(clang_tool clang-tidy) || { echo "clang-tidy 14 not found: ./dev setup lint"; return 1; }
+  [[ -f build/release/compile_commands.json ]] || { echo "needs build/release: ./dev build"; return 1; }
+  [[ $tidy == core ]] || core='^(src|tools)/.*\.cpp$'
+  mapfile -t list < <(select_files "$core")
+  [[ ${#list[@]} -eq 0 ]] || printf '%s\n' "${list[@]}" | xargs -P "$(nproc)" -n 4 "$tool" --quiet -p build/release 2>/dev/null
+}
+
+sizes=() text=()
+[[ -z $changed ]] || { sizes=("${files[@]}"); text=("${files[@]}"); }
+check format check_format
+check sizes python3 scripts/lint_sizes.py "${sizes[@]}"
+check text python3 scripts/lint_text.py "${text[@]}"
+check sources python3 scripts/lint_sources.py
+check shell check_shell
+check python check_python
+check clang-tidy check_tidy
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]

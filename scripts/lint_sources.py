@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every tracked source is built: its name stands in the nearest CMakeLists.txt at or above its folder. Otherwise it would rot."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = {".c", ".cpp", ".cu"}
+SEPARATE = ("tests/abi/consumer/",)  # projects of their own
+
+
+def owner(path):
+    """The nearest CMakeLists.txt at or above the folder of `path`."""
+    for folder in path.parents:
+        if (ROOT / folder / "CMakeLists.txt").exists():
+            return folder / "CMakeLists.txt"
+    return None
+
+
+def main():
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    missing = []
+    for name in names:
+        path = Path(name)
+        if path.suffix not in BUILT or name.startswith(SEPARATE):
+            continue
+        lists = owner(path)
+        entry = path.relative_to(lists.parent).as_posix()
+        words = re.findall(r"[\w./-]+", re.sub(r"#[^\n]*", "", (ROOT / lists).read_text()))
+        if entry not in words and path.stem not in words:  # a loop over test names lists stems
+            missing.append(f"{name}: not listed in {lists}")
+    print("\n".join(missing), end="\n" if missing else "")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
+# Packages by purpose; the names are the same in Debian 12 and Ubuntu 24.04. Sourced by ./dev.
+
+# packages_of GROUP...: names, one per line.
+packages_of() {
+  local group
+  for group in "$@"; do
+    case $group in
+      # compiler and build tools; SIMD and GEMM of the library; argument parsing, text and JSON of the tools
+      build) printf '%s\n' g++ cmake ninja-build pkg-config libhwy-dev libdnnl-dev libcli11-dev libfmt-dev nlohmann-json3-dev ;;
+      test) printf '%s\n' libgtest-dev libbenchmark-dev python3 ;;
+      lint) printf '%s\n' clang-14 clang-format-14 clang-tidy-14 shellcheck python3 ;;
+      *) echo "packages_of: no group '$group'" >&2; return 1 ;;
+    esac
+  done
+}
