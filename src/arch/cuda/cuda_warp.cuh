@@ -17,17 +17,22 @@ inline constexpr int kMaxStages = 2;
 
 /// How a kernel's dynamic shared memory is divided. Trivially copyable; the launcher and the kernel get the same value.
 struct CudaShape {
-  int warps = 14;              ///< per block
-  int stages = 1;              ///< bulk-copy stages per warp: 0 (copies by lanes only), 1, or 2 (next row loads while one is stored)
+  int warps = 14;  ///< per block
+  int stages = 1;  ///< bulk-copy stages per warp: 0 (copies by lanes only), 1, or 2 (next row loads while one is stored)
   uint32_t stage_bytes = 0;    ///< multiple of 16; longer rows travel in pieces of this size
   uint32_t scratch_bytes = 0;  ///< multiple of 16; what CudaWarp::scratch() offers
 
-  SWITCHYARD_FN constexpr uint32_t barrier_bytes() const { return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128; }
+  SWITCHYARD_FN constexpr uint32_t barrier_bytes() const {
+    return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128;
+  }
   SWITCHYARD_FN constexpr uint32_t warp_bytes() const { return static_cast<uint32_t>(stages) * stage_bytes + scratch_bytes; }
-  SWITCHYARD_FN constexpr uint32_t shared_bytes() const { return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes(); }
+  SWITCHYARD_FN constexpr uint32_t shared_bytes() const {
+    return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes();
+  }
 };
 
-/// Largest stage for which a block of `warps` fits into `shared_limit` bytes, at most `row_bytes` rounded up to 16. 0 if none fits.
+/// Largest stage for which a block of `warps` fits into `shared_limit` bytes, at most `row_bytes` rounded up to 16. 0 if none
+/// fits.
 constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, uint32_t scratch_bytes, uint32_t shared_limit) {
   CudaShape shape{warps, stages, 0, (scratch_bytes + 15) / 16 * 16};
   const uint32_t fixed = shape.shared_bytes();
@@ -43,7 +48,9 @@ class CudaWarp {
  public:
   /// `shared`: the block's dynamic shared memory, 128-byte aligned, `shape.shared_bytes()` long.
   __device__ CudaWarp(std::byte* shared, const CudaShape& shape)
-      : lane_(static_cast<int>(threadIdx.x) % kLanes), warp_(static_cast<int>(threadIdx.x) / kLanes), stages_(shape.stages),
+      : lane_(static_cast<int>(threadIdx.x) % kLanes),
+        warp_(static_cast<int>(threadIdx.x) / kLanes),
+        stages_(shape.stages),
         stage_bytes_(shape.stage_bytes) {
     const uint32_t base = ptx::shared_address(shared);
     const uint32_t own = shape.barrier_bytes() + static_cast<uint32_t>(warp_) * shape.warp_bytes();
@@ -97,7 +104,8 @@ class CudaWarp {
   uint32_t stage_ = 0;  // shared address of this warp's first stage
   std::byte* scratch_ = nullptr;
 
-  // The youngest bulk copy: its load has been issued, its stores have not. They are issued by the next op that moves or settles.
+  // The youngest bulk copy: its load has been issued, its stores have not. They are issued by the next op that moves or
+  // settles.
   void* pending_dst_ = nullptr;  // in lane i: destination i
   int pending_count_ = 0;        // number of destinations, 0: none pending
   uint32_t pending_bytes_ = 0;

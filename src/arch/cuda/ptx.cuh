@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The PTX that arch/cuda needs and CUDA C++ does not offer, one function per instruction. sm_90. Addresses of flags and rows are
-// global memory; `uint32_t` addresses are shared memory.
+// The PTX that arch/cuda needs and CUDA C++ does not offer, one function per instruction. sm_90. Addresses of flags and rows
+// are global memory; `uint32_t` addresses are shared memory.
 #pragma once
 
 #include <cstddef>
@@ -57,10 +57,14 @@ __device__ __forceinline__ uint64_t add_acq_rel(uint64_t* p, uint64_t v) {
   uint64_t old;
   if constexpr (S == Scope::system) {
     asm volatile("atom.acq_rel.sys.global.add.u64 %0, [%1], %2;"
-                 : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(p)), "l"(v)
+                 : "memory");
   } else {
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
-                 : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
+                 : "=l"(old)
+                 : "l"(__cvta_generic_to_global(p)), "l"(v)
+                 : "memory");
   }
   return old;
 }
@@ -93,9 +97,10 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t bar, uint32_t bytes) {
 
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(bar), "r"(parity)
+               : "memory");
   return done != 0;
 }
 
@@ -123,12 +128,11 @@ __device__ __forceinline__ uint64_t global_timer() {
   return t;
 }
 
-/// 16 bytes that other SMs or peers may have written: never through the read-only path.
-__device__ __forceinline__ uint4 load_row(const uint4* p) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(__cvta_generic_to_global(p)) : "memory");
-  return v;
+/// Nearest even, saturating; NaN gives 0x7F.
+__device__ __forceinline__ uint8_t e4m3_from_f32(float x) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return static_cast<uint8_t>(pair & 0xffu);
 }
 
 }  // namespace switchyard::detail::ptx

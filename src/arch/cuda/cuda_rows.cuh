@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows by the lanes of one warp: copies of any alignment, zeros, weighted sums, quantisation. All lanes call every function
+// together with equal arguments (`mine` apart). Sources may be global or shared memory, never the read-only path. Arithmetic is
+// IEEE, without contraction and without flush to zero; compile without fast-math flags.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "arch/cuda/ptx.cuh"
+#include "arch/ops.hpp"
+#include "base/number_formats.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+template <class V>
+__device__ void multicast_vectors(int lane, void* mine, int n, const std::byte* src, int64_t count) {
+  constexpr int kUnroll = 4;
+  for (int64_t base = 0; base < count; base += 32 * kUnroll) {
+    V v[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = base + u * 32 + lane;
+      if (i < count) v[u] = reinterpret_cast<const V*>(src)[i];
+    }
+    for (int d = 0; d < n; ++d) {
+      auto* dst = reinterpret_cast<V*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), d));
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t i = base + u * 32 + lane;
+        if (i < count) dst[i] = v[u];
+      }
+    }
+  }
+}
+
+/// Copies to n <= 32 destinations, number d in lane d's `mine`. `low_bits`: low bits of all addresses, source and destinations,
+/// or'ed.
+__device__ __noinline__ inline void multicast_lanes(int lane, void* mine, int n, const std::byte* src, size_t bytes,
+                                                    unsigned low_bits) {
+  size_t body = 0;
+  if ((low_bits & 15u) == 0) {
+    body = bytes / 16 * 16;
+    multicast_vectors<uint4>(lane, mine, n, src, static_cast<int64_t>(body / 16));
+  } else if ((low_bits & 7u) == 0) {
+    body = bytes / 8 * 8;
+    multicast_vectors<uint2>(lane, mine, n, src, static_cast<int64_t>(body / 8));
+  } else if ((low_bits & 3u) == 0) {
+    body = bytes / 4 * 4;
+    multicast_vectors<uint32_t>(lane, mine, n, src, static_cast<int64_t>(body / 4));
+  }
+  if (body == bytes) return;
+  void* const rest = mine == nullptr ? nullptr : static_cast<std::byte*>(mine) + body;
+  multicast_vectors<uint8_t>(lane, rest, n, src + body, static_cast<int64_t>(bytes - body));
+}
+
+__device__ inline void fill_zero_lanes(int lane, std::byte* dst, size_t bytes) {
+  const size_t head_room = (16 - (reinterpret_cast<uintptr_t>(dst) & 15u)) & 15u;
+  const size_t head = head_room < bytes ? head_room : bytes;
+  const size_t vectors = (bytes - head) / 16;
+  for (size_t i = static_cast<size_t>(lane); i < head; i += 32) dst[i] = std::byte{0};
+  auto* body = reinterpret_cast<uint4*>(dst + head);
+  for (size_t i = static_cast<size_t>(lane); i < vectors; i += 32) body[i] = uint4{0, 0, 0, 0};
+  for (size_t i = head + vectors * 16 + static_cast<size_t>(lane); i < bytes; i += 32) dst[i] = std::byte{0};
+}
+
+/// Elements of one row type: 16 bytes to float32 and back, and single elements.
+template <DType T>
+struct RowElements;
+
+template <>
+struct RowElements<DType::bf16> {
+  using Element = __nv_bfloat16;
+  static constexpr int kPerVector = 8;
+  __device__ static void widen(const uint4& v, float* f) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = __uint_as_float(words[i] << 16);
+      f[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+  }
+  __device__ static uint4 narrow(const float* f) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
+      words[i] = static_cast<uint32_t>(__bfloat16_as_ushort(pair.x)) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y))
+                                                                           << 16;
+    }
+    return uint4{words[0], words[1], words[2], words[3]};
+  }
+  __device__ static float widen_one(Element e) { return __uint_as_float(static_cast<uint32_t>(__bfloat16_as_ushort(e)) << 16); }
+  __device__ static Element narrow_one(float f) { return __float2bfloat16_rn(f); }
+};
+
+template <>
+struct RowElements<DType::f16> {
+  using Element = __half;
+  static constexpr int kPerVector = 8;
+  __device__ static void widen(const uint4& v, float* f) {
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] & 0xffffu)));
+      f[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] >> 16)));
+    }
+  }
+  __device__ static uint4 narrow(const float* f) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = static_cast<uint32_t>(__half_as_ushort(__float2half_rn(f[2 * i]))) |
+                 static_cast<uint32_t>(__half_as_ushort(__float2half_rn(f[2 * i + 1]))) << 16;
+    }
+    return uint4{words[0], words[1], words[2], words[3]};
+  }
+  __device__ static float widen_one(Element e) { return __half2float(e); }
+  __device__ static Element narrow_one(float f) { return __float2half_rn(f); }
+};
+
+template <>
+struct RowElements<DType::f32> {
+  using Element = float;
+  static constexpr int kPerVector = 4;
+  __device__ static void widen(const uint4& v, float* f) {
+    f[0] = __uint_as_float(v.x), f[1] = __uint_as_float(v.y), f[2] = __uint_as_float(v.z), f[3] = __uint_as_float(v.w);
+  }
+  __device__ static uint4 narrow(const float* f) {
+    return uint4{__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]), __float_as_uint(f[3])};
+  }
+  __device__ static float widen_one(Element e) { return e; }
+  __device__ static Element narrow_one(float f) { return f; }
+};
+
+/// Sums vectors: each lane owns 16 bytes of the row at a time.
+template <DType T>
+__device__ void reduce_vectors(int lane, const ReduceSpec& spec, int64_t vectors) {
+  using E = RowElements<T>;
+  for (int64_t v = lane; v < vectors; v += 32) {
+    float sum[E::kPerVector], x[E::kPerVector];
+#pragma unroll
+    for (int e = 0; e < E::kPerVector; ++e) sum[e] = 0.0f;
+    if (spec.bias[0] != nullptr) E::widen(static_cast<const uint4*>(spec.bias[0])[v], sum);
+    if (spec.bias[1] != nullptr) {
+      E::widen(static_cast<const uint4*>(spec.bias[1])[v], x);
+#pragma unroll
+      for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], x[e]);
+    }
+#pragma unroll 4
+    for (int i = 0; i < spec.n; ++i) {
+      E::widen(static_cast<const uint4*>(spec.rows[i])[v], x);
+      if (spec.weights != nullptr) {
+        const float weight = spec.weights[i];
+#pragma unroll
+        for (int e = 0; e < E::kPerVector; ++e) x[e] = __fmul_rn(weight, x[e]);
+      }
+#pragma unroll
+      for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], x[e]);
+    }
+    static_cast<uint4*>(spec.out)[v] = E::narrow(sum);
+  }
+}
+
+/// The same by single elements, from element `begin` on.
+template <DType T>
+__device__ void reduce_elements(int lane, const ReduceSpec& spec, int64_t begin) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  for (int64_t c = begin + lane; c < spec.hidden; c += 32) {
+    float sum = 0.0f;
+    if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
+    if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
+    for (int i = 0; i < spec.n; ++i) {
+      float x = E::widen_one(static_cast<const Element*>(spec.rows[i])[c]);
+      if (spec.weights != nullptr) x = __fmul_rn(spec.weights[i], x);
+      sum = __fadd_rn(sum, x);
+    }
+    static_cast<Element*>(spec.out)[c] = E::narrow_one(sum);
+  }
+}
+
+template <DType T>
+__device__ void reduce_typed(int lane, const ReduceSpec& spec) {
+  uintptr_t low_bits = reinterpret_cast<uintptr_t>(spec.out) | reinterpret_cast<uintptr_t>(spec.bias[0]) |
+                       reinterpret_cast<uintptr_t>(spec.bias[1]);
+  for (int i = 0; i < spec.n; ++i) low_bits |= reinterpret_cast<uintptr_t>(spec.rows[i]);
+  const int64_t vectors = (low_bits & 15u) == 0 ? spec.hidden / RowElements<T>::kPerVector : 0;
+  reduce_vectors<T>(lane, spec, vectors);
+  reduce_elements<T>(lane, spec, vectors * RowElements<T>::kPerVector);
+}
+
+__device__ inline void reduce_rows_lanes(int lane, const ReduceSpec& spec) {
+  switch (spec.type) {
+    case DType::bf16: return reduce_typed<DType::bf16>(lane, spec);
+    case DType::f16: return reduce_typed<DType::f16>(lane, spec);
+    case DType::f32: return reduce_typed<DType::f32>(lane, spec);
+    case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
+  }
+}
+
+/// Elements [c, c + 8) of a row as float32; those from `hidden` on are 0.
+template <DType T>
+__device__ void load_eight(const void* row, int64_t c, int64_t hidden, bool vectors, float* x) {
+  using E = RowElements<T>;
+  const auto* at = static_cast<const typename E::Element*>(row) + c;
+  if (vectors && c + 8 <= hidden) {
+#pragma unroll
+    for (int i = 0; i < 8 / E::kPerVector; ++i) E::widen(reinterpret_cast<const uint4*>(at)[i], x + i * E::kPerVector);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = c + i < hidden ? E::widen_one(at[i]) : 0.0f;
+}
+
+/// Two scale groups at a time, one per half warp; a lane holds 8 channels.
+template <DType T>
+__device__ void quantize_typed(int lane, uint8_t* q, void* scales, const void* src, int64_t hidden, ScaleKind kind) {
+  const bool src_vectors = (reinterpret_cast<uintptr_t>(src) & 15u) == 0,
+             q_vectors = (reinterpret_cast<uintptr_t>(q) & 7u) == 0;
+  const int64_t groups = num_scales(hidden);
+  for (int64_t base = 0; base < groups; base += 2) {
+    const int64_t group = base + lane / 16;
+    const int64_t c = group * kScaleGroup + lane % 16 * 8;
+    float x[8];
+    load_eight<T>(src, c, hidden, src_vectors, x);
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float magnitude = fabsf(x[i]);
+      if (magnitude <= 3.402823466e+38f) amax = fmaxf(amax, magnitude);
+    }
+#pragma unroll
+    for (int step = 1; step < 16; step *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, step));
+    float scale = __fdiv_rn(amax, kE4m3Max);
+    const bool zero = scale == 0.0f;
+    const bool writes_scale = lane % 16 == 0 && group < groups;
+    if (kind == ScaleKind::ue8m0) {
+      const uint8_t exponent = ue8m0_from_scale(scale);
+      scale = f32_from_ue8m0(exponent);
+      if (writes_scale) static_cast<uint8_t*>(scales)[group] = exponent;
+    } else if (writes_scale) {
+      static_cast<float*>(scales)[group] = scale;
+    }
+    uint32_t packed[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint8_t byte = isnan(x[i]) ? kE4m3Nan : zero ? uint8_t{0} : ptx::e4m3_from_f32(__fdiv_rn(x[i], scale));
+      packed[i / 4] |= static_cast<uint32_t>(byte) << (i % 4 * 8);
+    }
+    if (q_vectors && c + 8 <= hidden) {
+      *reinterpret_cast<uint2*>(q + c) = uint2{packed[0], packed[1]};
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (c + i < hidden) q[c + i] = static_cast<uint8_t>(packed[i / 4] >> (i % 4 * 8));
+      }
+    }
+  }
+}
+
+__device__ __noinline__ inline void quantize_row_lanes(int lane, uint8_t* q, void* scales, const void* src, DType type,
+                                                       int64_t hidden, ScaleKind kind) {
+  switch (type) {
+    case DType::bf16: quantize_typed<DType::bf16>(lane, q, scales, src, hidden, kind); break;
+    case DType::f16: quantize_typed<DType::f16>(lane, q, scales, src, hidden, kind); break;
+    case DType::f32: quantize_typed<DType::f32>(lane, q, scales, src, hidden, kind); break;
+    case DType::fp8_e4m3: return;  // already quantised; callers check
+  }
+  const int64_t used = num_scales(hidden) * (kind == ScaleKind::f32 ? 4 : 1);
+  const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind));
+  for (int64_t i = used + lane; i < total; i += 32) static_cast<uint8_t*>(scales)[i] = 0;
+}
+
+}  // namespace switchyard::detail
