@@ -112,7 +112,7 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, c
   auto* weight_out = reinterpret_cast<float*>(p.mine.block + p.mine.layout.weight_at()) + record * d.topk;
   A::for_lanes(w, d.topk, [&](int k) {
     route_out[k] = route[k];
-    if (d.weights) weight_out[k] = weight[k];
+    weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives others
     if (k == 0) *token_out = head->token;
   });
 }
