@@ -161,6 +161,7 @@ void NormalImpl::check_placements(const CallContext& call, uint64_t sig, const c
 
 std::shared_ptr<OutputBlock> NormalImpl::allocate(size_t bytes) {
   auto block = std::make_shared<OutputBlock>();
+  if (bytes == 0) return block;  // no rows need no memory, also where the pool is empty or full
   if (config.staging == Staging::ring) {
     block->owned = buffers_->take(bytes);
     block->recycler = buffers_;

@@ -24,7 +24,8 @@ struct CombineProducer {
   RingWriter<A> ring;
   int64_t record, end;
   int k = 0;  ///< per_route: next route of `record`
-  bool open = true;
+  bool open = true;   ///< rows are left to append
+  bool done = false;  ///< ended and drained
 };
 
 /// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
@@ -87,7 +88,21 @@ template <class A>
 struct CombineConsumer {
   int64_t token, end;
   RingReader<A>* readers;
+  bool done = false;  ///< all tokens are summed and all streams have ended
 };
+
+/// True once no producer will store to a tail of this channel any more: this rank may then leave the call and destroy the object.
+template <class A>
+SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, CombineConsumer<A>& s, RingStall& stall) {
+  for (int r = 0; r < p.c.call.world(); ++r) {
+    RingReader<A>& reader = s.readers[r];
+    if (!reader.ended) reader.poll();
+    if (reader.ended) continue;
+    stall = {Site::ring_tail, r, reader.tail_flag()};
+    return false;
+  }
+  return true;
+}
 
 /// Sums token `t` if all its rows are there. Otherwise names the missing one in `stall` and returns false.
 template <class A>
@@ -168,17 +183,25 @@ SWITCHYARD_FN void combine_ring_kernel(typename A::Warp& w, const RingCombinePar
     int left = 0;
     for (int i = 0; i < num_producers; ++i) {
       CombineProducer<A>& s = producers[i];
-      if (!s.open) continue;
-      if (produce<A>(w, p, s)) progress = true;
-      if (!s.open) continue;
+      if (s.done) continue;
+      if (s.open && produce<A>(w, p, s)) progress = true;
+      s.done = !s.open && s.ring.drained();
+      if (s.done) {
+        progress = true;
+        continue;
+      }
       ++left;
       stall = {Site::ring_head, s.ring.consumer, s.ring.head_flag()};
     }
     for (int i = 0; i < num_consumers; ++i) {
       CombineConsumer<A>& s = consumers[i];
-      if (s.token == s.end) continue;
-      if (consume<A>(w, p, s, stall, moved)) progress = true;
-      if (s.token < s.end) ++left;
+      if (s.done) continue;
+      if (s.token < s.end && consume<A>(w, p, s, stall, moved)) progress = true;
+      s.done = s.token == s.end && streams_ended<A>(p, s, stall);
+      if (s.done)
+        progress = true;
+      else
+        ++left;
     }
     return left;
   });

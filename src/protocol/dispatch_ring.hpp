@@ -23,7 +23,8 @@ template <class A>
 struct DispatchProducer {
   RingWriter<A> ring;
   int64_t token, end;
-  bool open = true;
+  bool open = true;   ///< rows are left to append
+  bool done = false;  ///< ended and drained
 };
 
 /// Puts token t's row, scales and record into the next slot.
@@ -156,9 +157,13 @@ SWITCHYARD_FN void dispatch_ring(typename A::Warp& w, const RingDispatchParams& 
     int left = 0;
     for (int i = 0; i < num_producers; ++i) {
       DispatchProducer<A>& s = producers[i];
-      if (!s.open) continue;
-      if (produce<A>(w, p, s, moved)) progress = true;
-      if (!s.open) continue;
+      if (s.done) continue;
+      if (s.open && produce<A>(w, p, s, moved)) progress = true;
+      s.done = !s.open && s.ring.drained();
+      if (s.done) {
+        progress = true;
+        continue;
+      }
       ++left;
       stall = {Site::ring_head, s.ring.consumer, s.ring.head_flag()};
     }

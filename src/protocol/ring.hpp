@@ -5,7 +5,7 @@
 // | ring_tail | producer   | consumer | release/acquire | system | epoch, never reset |
 // | ring_head | consumer   | producer | release/acquire | system | epoch, never reset |
 //
-// A ring is empty when a call starts: every ring call begins with an exchange of placements, so all consumers have drained the call before.
+// A ring is empty when a call starts: a producer's stream ends when the consumer has given back all its slots.
 // Progress: a warp owns several streams, as producer or consumer, and never blocks on one of them; it polls all in turn. So any number of
 // warps per rank, even one, is free of deadlock as long as a ring holds all rows that one token has in one stream.
 #pragma once
@@ -29,6 +29,9 @@ struct RingWriter {
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
     return rings->slots - (appended - consumed);
   }
+  /// True once the consumer has given back every appended slot. A stream ends only then: its head flag is in this rank's segment, and the
+  /// consumer's last store to it must not come after this rank has left the call and perhaps destroyed the object.
+  SWITCHYARD_FN bool drained() const { return room() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
   SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), appended++)); }
   /// Announces all appended rows; their copies must be settled.
