@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs one body per rank, as threads of this process or as forked processes, and brings the mismatches back.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "protocol/failures.hpp"
+#include "switchyard/group.hpp"
+
+namespace harness {
+
+enum class Ranks { threads, processes };
+
+struct Fleet {
+  int world = 1;
+  switchyard::GroupOptions options;
+  std::vector<switchyard::GroupOptions> per_rank;  ///< if not empty: processes only, one each (deadlines and workers may differ)
+};
+
+/// What a rank does. An exception that leaves it is a failure of that rank; the others are told (Group::abort).
+using RankBody = std::function<void(switchyard::Group&, Failures&)>;
+
+/// Returns all failures of all ranks, in rank order; empty means success. Blocks until all ranks have ended.
+std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body);
+/// As run_threads, over Group::connect. The calling process must have one thread. A rank that died or said nothing within
+/// `limit_ms` is a failure, except ranks whose bit is set in `may_die`.
+std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die = 0, int limit_ms = 120000);
+std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body);
+
+/// A text per line; empty if there are none.
+std::string joined(const std::vector<std::string>& failures);
+
+}  // namespace harness
