@@ -74,6 +74,28 @@ Cluster::Cluster(int ranks_per_gpu, size_t heap_bytes) : heap_bytes_(heap_bytes)
     SWITCHYARD_CUDA_CHECK(cudaDeviceSynchronize());
     ranks_.push_back(std::move(rank));
   }
+  for (int r = 0; r < world; ++r) warm_up(r);
+}
+
+/// Launches every kernel once with nothing to do, one rank at a time. The first launch on a stream may allocate local memory, which
+/// waits for all kernels of the GPU; later, that could be a kernel that waits for this rank.
+void Cluster::warm_up(int r) {
+  Rank& k = *ranks_[static_cast<size_t>(r)];
+  set_device(r);
+  std::vector<detail::FaultRecord> ended(1);
+  ended[0].claimed = 1;  // kernels of the protocol return at once
+  k.fault.assign(ended);
+  DispatchParams p;
+  p.call.fault = k.fault.get();
+  const CudaShape one{1, 0, 0, 0};
+  publish_placement_kernel<<<1, 32, one.shared_bytes(), k.stream>>>(p, {}, one);
+  dispatch_direct_kernel<<<multiprocessors_, kMaxWarps * 32, one.shared_bytes(), k.stream>>>(p, one);
+  barrier_kernel<<<1, 32, 0, k.stream>>>(BarrierParams{{}, {}, world(), kTimeoutNs, k.fault.get()}, 0);
+  push_floor_kernel<false><<<multiprocessors_, 32, 0, k.stream>>>(FloorParams{});
+  push_floor_kernel<true><<<multiprocessors_, 32, 0, k.stream>>>(FloorParams{});
+  SWITCHYARD_CUDA_CHECK(cudaGetLastError());
+  SWITCHYARD_CUDA_CHECK(cudaStreamSynchronize(k.stream));
+  k.fault.assign(std::vector<detail::FaultRecord>(1));
 }
 
 Cluster::~Cluster() {

@@ -128,6 +128,7 @@ class Cluster {
   double max_remote_bytes() const { return max_remote_bytes_; }
 
  private:
+  void warm_up(int r);
   struct Rank {
     int device = 0;
     cudaStream_t stream = nullptr;

@@ -71,6 +71,11 @@ struct ReduceSpec {
   int64_t hidden;
 };
 
+/// Stands for any function object in the concept below (a lambda there is not seen as a function by every CUDA compiler).
+struct AnyLaneFn {
+  SWITCHYARD_FN void operator()(int) const {}
+};
+
 /// What protocol templates require. `bool` results are uniform over the warp.
 template <class A>
 concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const void* src, size_t bytes, uint64_t* flag,
@@ -103,7 +108,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   A::block_sync(w);
 
-  A::for_lanes(w, n, [](int) {});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
+  A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
   { A::now_ns() } -> std::same_as<uint64_t>;
   A::pause(w, n);  // between polls; n counts polls so far
 };

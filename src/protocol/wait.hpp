@@ -12,13 +12,15 @@ template <class A>
 SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, Site site, bool aborted, int awaited, uint64_t expected,
                                 uint64_t seen, uint64_t waited_ns) {
   if (A::template fetch_add<Scope::device>(w, &call.fault->claimed, 1, Site::local_sends) != 0) return;
-  FaultRecord& f = *call.fault;
-  f.aborted = aborted;
-  f.awaited_rank = awaited;
-  f.expected = expected;
-  f.seen = seen;
-  f.waited_ns = waited_ns;
-  f.site = site;
+  A::for_lanes(w, 1, [&](int) {
+    FaultRecord& f = *call.fault;
+    f.aborted = aborted;
+    f.awaited_rank = awaited;
+    f.expected = expected;
+    f.seen = seen;
+    f.waited_ns = waited_ns;
+    f.site = site;
+  });
 }
 
 /// Progress of a wait that did not succeed at once. Not for reuse.
@@ -32,10 +34,12 @@ class WaitClock {
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns(), spent = now - slice_;
-    WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
-    c.total_ns += spent;
-    c.max_ns = spent > c.max_ns ? spent : c.max_ns;
-    c.waits += 1;
+    A::for_lanes(w, 1, [&](int) {
+      WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
+      c.total_ns += spent;
+      c.max_ns = spent > c.max_ns ? spent : c.max_ns;
+      c.waits += 1;
+    });
     slice_ = now;
     awaited_ = next_awaited;
   }
