@@ -59,7 +59,8 @@ SWITCHYARD_FN constexpr float f32_from_f16(uint16_t bits) {
   return f32_of_bits(sign | ((top + 103u) << 23) | ((magnitude << (23 - top)) & 0x7FFFFFu));
 }
 
-/// FP8 e4m3 (no infinities, 0x7F and 0xFF are NaN). Saturates: magnitudes above 448, infinity included, give 448. NaN gives 0x7F.
+/// FP8 e4m3 (no infinities, 0x7F and 0xFF are NaN). Saturates: magnitudes above 448, infinity included, give 448. NaN gives
+/// 0x7F.
 SWITCHYARD_FN constexpr uint8_t e4m3_from_f32(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t sign = (bits >> 24) & 0x80u;

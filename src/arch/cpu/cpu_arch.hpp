@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU arch: a warp is one thread, a row op is SIMD, a flag is a std::atomic_ref on symmetric memory. `Cpu` is what users run.
-// `CpuDeferred` performs moved rows and reductions only in drain_sources or settle, so that protocol code which forgets either, or
-// which relies on an order among pending ops, delivers wrong rows on any machine.
+// The CPU arch: a warp is one thread, a row op is SIMD, a flag is a std::atomic_ref on symmetric memory. `Cpu` is what users
+// run. `CpuDeferred` performs moved rows and reductions only in drain_sources or settle, so that protocol code which forgets
+// either, or which relies on an order among pending ops, delivers wrong rows on any machine.
 #pragma once
 
 #include <chrono>

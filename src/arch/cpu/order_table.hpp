@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory orders of the CPU's flag ops, by site. Normal builds: constants (acquire, release, acquire-release). Builds with
-// SWITCHYARD_MUTABLE_ORDERS: a run-time table, so that a mutation suite can weaken one side of one site without a rebuild. The macro
-// must be the same in every translation unit of a program.
+// SWITCHYARD_MUTABLE_ORDERS: a run-time table, so that a mutation suite can weaken one side of one site without a rebuild. The
+// macro must be the same in every translation unit of a program.
 #pragma once
 
 #include <array>
@@ -40,10 +40,12 @@ inline void reset_orders() {
 }
 
 inline std::memory_order acquire_order(Site site) {
-  return order_entry(site, Side::acquire).load(std::memory_order_relaxed) ? std::memory_order_relaxed : std::memory_order_acquire;
+  return order_entry(site, Side::acquire).load(std::memory_order_relaxed) ? std::memory_order_relaxed
+                                                                          : std::memory_order_acquire;
 }
 inline std::memory_order release_order(Site site) {
-  return order_entry(site, Side::release).load(std::memory_order_relaxed) ? std::memory_order_relaxed : std::memory_order_release;
+  return order_entry(site, Side::release).load(std::memory_order_relaxed) ? std::memory_order_relaxed
+                                                                          : std::memory_order_release;
 }
 inline std::memory_order acq_rel_order(Site site) {
   const bool acquire = acquire_order(site) == std::memory_order_acquire;
@@ -63,8 +65,8 @@ constexpr std::memory_order acq_rel_order(Site) { return std::memory_order_acq_r
 
 #endif
 
-/// Atomic access to a flag word in symmetric memory. The orders are spelt out as constants in each branch: a compiler that meets a
-/// run-time order falls back to sequential consistency, which would hide a weakened side.
+/// Atomic access to a flag word in symmetric memory. The orders are spelt out as constants in each branch: a compiler that
+/// meets a run-time order falls back to sequential consistency, which would hide a weakened side.
 inline uint64_t load_flag(const uint64_t* flag, std::memory_order order) {
   const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(flag));
   return order == std::memory_order_relaxed ? word.load(std::memory_order_relaxed) : word.load(std::memory_order_acquire);

@@ -5,7 +5,9 @@
 
 namespace switchyard::detail {
 
-void PendingQueue::add_copy(void* dst, const void* src, size_t bytes) { ops_.push_back({Kind::copy, dst, src, bytes, {}, 0, 0}); }
+void PendingQueue::add_copy(void* dst, const void* src, size_t bytes) {
+  ops_.push_back({Kind::copy, dst, src, bytes, {}, 0, 0});
+}
 
 void PendingQueue::add_multicast(void* const* dsts, int n, const void* src, size_t bytes) {
   for (int i = 0; i < n; ++i) add_copy(dsts[i], src, bytes);

@@ -18,8 +18,8 @@ class PendingQueue {
   void add_zero(void* dst, size_t bytes);
   void add_reduce(const ReduceSpec& spec);
 
-  /// Performs everything, last queued first: pending ops have no order among themselves, and this is the order that protocol code is
-  /// least likely to have relied on.
+  /// Performs everything, last queued first: pending ops have no order among themselves, and this is the order that protocol
+  /// code is least likely to have relied on.
   void perform();
   void discard() noexcept;
   size_t size() const noexcept { return ops_.size(); }

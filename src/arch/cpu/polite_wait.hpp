@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Called between two polls of anything, with the number of polls so far: a few pause instructions, then yields, then sleeps of at
-/// most 50 us.
+/// Called between two polls of anything, with the number of polls so far: a few pause instructions, then yields, then sleeps of
+/// at most 50 us.
 inline void polite_wait(int64_t polls) {
   if (polls < 16) {
     for (int i = 0; i < 4; ++i) cpu_relax();

@@ -1,74 +1,166 @@
 // SPDX-License-Identifier: Apache-2.0
+// CMake: -ffp-contract=off (the sums are "multiply, then add", and GCC contracts vector intrinsics too unless told otherwise);
+// no -ffast-math and no -march flags (the instruction set is chosen at run time).
 #include "arch/cpu/row_ops.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "arch/cpu/row_kernels-inl.hpp"
+#include "hwy/foreach_target.h"  // all targets but the last; the next line is the last
+#include "arch/cpu/row_kernels-inl.hpp"
 
-#include "base/number_formats.hpp"
+#include <atomic>
+
+#include "hwy/cache_control.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define SWITCHYARD_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SWITCHYARD_TSAN 1
+#endif
+#endif
+#if !defined(SWITCHYARD_TSAN)
+#define SWITCHYARD_TSAN 0
+#endif
+
+#if SWITCHYARD_TSAN
+extern "C" void __tsan_read_range(void* begin, unsigned long bytes);
+extern "C" void __tsan_write_range(void* begin, unsigned long bytes);
+#endif
 
 namespace switchyard::detail {
+namespace {
 
-bool copy_row(void* dst, const void* src, size_t bytes) {
-  std::memcpy(dst, src, bytes);
-  return false;
+HWY_EXPORT(target_id);
+HWY_EXPORT(stream_copy);
+HWY_EXPORT(stream_zero);
+HWY_EXPORT(reduce_any);
+HWY_EXPORT(quantize_any);
+
+// Smaller rows stay in the caches: a reader usually follows soon, and the partial lines at both ends weigh more.
+constexpr size_t kStreamBytes = 4096;
+// A source piece this large is read from memory once and from the first-level cache by the later destinations.
+constexpr size_t kMulticastPiece = 16384;
+
+std::atomic<bool> streaming{true};
+
+bool streams(size_t bytes) { return !SWITCHYARD_TSAN && bytes >= kStreamBytes && streaming.load(std::memory_order_relaxed); }
+
+// ThreadSanitizer does not see what intrinsics touch: every op says so itself.
+void announce_read([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) {
+#if SWITCHYARD_TSAN
+  __tsan_read_range(const_cast<void*>(begin), bytes);
+#endif
+}
+void announce_write([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) {
+#if SWITCHYARD_TSAN
+  __tsan_write_range(begin, bytes);
+#endif
 }
 
+/// Round to nearest even, no flush to zero, whatever the caller's thread has set; restored at the end.
+class StandardFloatMode {
+ public:
+#if defined(__x86_64__)
+  StandardFloatMode() : saved_(__builtin_ia32_stmxcsr()) {
+    if ((saved_ & kDeviations) != 0) __builtin_ia32_ldmxcsr(saved_ & ~kDeviations);
+  }
+  ~StandardFloatMode() {
+    if ((saved_ & kDeviations) != 0) __builtin_ia32_ldmxcsr(saved_);
+  }
+
+ private:
+  static constexpr unsigned kDeviations = 0xE040;  // flush to zero, rounding control, denormals are zero
+  unsigned saved_;
+#else
+  StandardFloatMode() {}
+#endif
+ public:
+  StandardFloatMode(const StandardFloatMode&) = delete;
+  StandardFloatMode& operator=(const StandardFloatMode&) = delete;
+};
+
+void plain_copy(void* dst, const void* src, size_t bytes) {
+  if (bytes != 0) std::memcpy(dst, src, bytes);
+}
+
+}  // namespace
+
+bool copy_row(void* dst, const void* src, size_t bytes) { return multicast_row(&dst, 1, src, bytes); }
+
 bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes) {
-  for (int i = 0; i < n; ++i) std::memcpy(dsts[i], src, bytes);
-  return false;
+  announce_read(src, bytes);
+  for (int i = 0; i < n; ++i) announce_write(dsts[i], bytes);
+  const bool stream = streams(bytes);
+  const auto* source = static_cast<const uint8_t*>(src);
+  for (size_t at = 0; at < bytes; at += kMulticastPiece) {
+    const size_t piece = std::min(kMulticastPiece, bytes - at);
+    for (int i = 0; i < n; ++i) {
+      auto* dst = static_cast<uint8_t*>(dsts[i]) + at;
+      if (stream) {
+        HWY_DYNAMIC_DISPATCH(stream_copy)(dst, source + at, piece);
+      } else {
+        plain_copy(dst, source + at, piece);
+      }
+    }
+  }
+  return stream;
 }
 
 bool zero_row(void* dst, size_t bytes) {
-  std::memset(dst, 0, bytes);
-  return false;
+  announce_write(dst, bytes);
+  if (!streams(bytes)) {
+    if (bytes != 0) std::memset(dst, 0, bytes);
+    return false;
+  }
+  HWY_DYNAMIC_DISPATCH(stream_zero)(static_cast<uint8_t*>(dst), bytes);
+  return true;
 }
 
 bool reduce_rows(const ReduceSpec& spec) {
-  for (int64_t c = 0; c < spec.hidden; ++c) {
-    float sum = 0;
-    if (spec.bias[0] != nullptr) sum = load_element(spec.bias[0], spec.type, c);
-    if (spec.bias[1] != nullptr) sum = sum + load_element(spec.bias[1], spec.type, c);
-    for (int i = 0; i < spec.n; ++i) {
-      float term = load_element(spec.rows[i], spec.type, c);
-      if (spec.weights != nullptr) term = spec.weights[i] * term;
-      sum = sum + term;
-    }
-    store_element(spec.out, spec.type, c, sum);
+  const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
+  for (const void* bias : spec.bias) {
+    if (bias != nullptr) announce_read(bias, bytes);
   }
-  return false;
+  for (int i = 0; i < spec.n; ++i) announce_read(spec.rows[i], bytes);
+  announce_write(spec.out, bytes);
+  const bool element_aligned = reinterpret_cast<uintptr_t>(spec.out) % dtype_bytes(spec.type) == 0;
+  const bool stream = element_aligned && streams(bytes);
+  const StandardFloatMode mode;
+  HWY_DYNAMIC_DISPATCH(reduce_any)(spec, stream);
+  return stream;
 }
 
 void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
-  auto* scale_bytes = static_cast<std::byte*>(scales);
-  std::memset(scale_bytes, 0, scale_row_bytes(hidden, kind));
-  for (int64_t begin = 0, group = 0; begin < hidden; begin += kScaleGroup, ++group) {
-    const int64_t end = std::min<int64_t>(hidden, begin + kScaleGroup);
-    float amax = 0;
-    for (int64_t c = begin; c < end; ++c) {
-      const float magnitude = std::fabs(load_element(src, type, c));
-      if (magnitude <= 3.402823466e+38f) amax = std::max(amax, magnitude);
-    }
-    float scale = amax / kE4m3Max;
-    const bool zero = scale == 0;
-    if (kind == ScaleKind::ue8m0) {
-      const uint8_t exponent = ue8m0_from_scale(scale);
-      scale = f32_from_ue8m0(exponent);
-      scale_bytes[group] = std::byte{exponent};
-    } else {
-      std::memcpy(scale_bytes + group * 4, &scale, 4);
-    }
-    for (int64_t c = begin; c < end; ++c) {
-      const float x = load_element(src, type, c);
-      q[c] = std::isnan(x) ? kE4m3Nan : zero ? uint8_t{0} : e4m3_from_f32(x / scale);
-    }
-  }
+  const size_t scale_bytes = scale_row_bytes(hidden, kind);
+  announce_read(src, static_cast<size_t>(hidden) * dtype_bytes(type));
+  announce_write(q, static_cast<size_t>(hidden));
+  announce_write(scales, scale_bytes);
+  auto* scale_row = static_cast<uint8_t*>(scales);
+  const size_t used = static_cast<size_t>(num_scales(hidden)) * (kind == ScaleKind::f32 ? 4 : 1);
+  if (used < scale_bytes) std::memset(scale_row + used, 0, scale_bytes - used);
+  const StandardFloatMode mode;
+  HWY_DYNAMIC_DISPATCH(quantize_any)(q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind);
 }
 
-void flush_streams() {}
-bool set_streaming(bool) { return false; }
-std::vector<SimdTarget> simd_targets() { return {{1, "scalar"}}; }
-SimdTarget current_simd_target() { return {1, "scalar"}; }
-void force_simd_target(int64_t) {}
+void flush_streams() { hwy::FlushStream(); }
+
+bool set_streaming(bool enabled) { return streaming.exchange(enabled, std::memory_order_relaxed); }
+
+std::vector<SimdTarget> simd_targets() {
+  std::vector<SimdTarget> targets;
+  for (const int64_t id : hwy::SupportedAndGeneratedTargets()) targets.push_back({id, hwy::TargetName(id)});
+  return targets;
+}
+
+SimdTarget current_simd_target() {
+  const int64_t id = HWY_DYNAMIC_DISPATCH(target_id)();
+  return {id, hwy::TargetName(id)};
+}
+
+void force_simd_target(int64_t id) {
+  hwy::SetSupportedTargetsForTest(id);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
 
 }  // namespace switchyard::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's work on whole rows: moving, reducing, quantising. Vector code chosen at run time for the machine; the results do not
-// depend on the choice. Any size, any alignment. Sources and destinations of one call must not overlap.
+// The CPU's work on whole rows: moving, reducing, quantising. Vector code chosen at run time for the machine; the results do
+// not depend on the choice. Any size, any alignment. Sources and destinations of one call must not overlap.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
 /// Orders all earlier non-temporal stores of this thread before its later stores.
 void flush_streams();
 
-/// Whether large rows are written with non-temporal stores (the default where it is faster; never under ThreadSanitizer). Returns the
-/// previous setting. Process-wide; for measurements.
+/// Whether large rows are written with non-temporal stores (the default where it is faster; never under ThreadSanitizer).
+/// Returns the previous setting. Process-wide; for measurements.
 bool set_streaming(bool enabled);
 
 /// The vector instruction sets that this build contains and this machine runs, best first; and the one that row ops use now.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp of the CPU arch: one thread and what belongs to it. Created by WorkerPool (or by a test), used by one thread at a time.
+// A warp of the CPU arch: one thread and what belongs to it. Created by WorkerPool (or by a test), used by one thread at a
+// time.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,7 @@ class alignas(kCacheLine) CpuWarp {
   void reserve_scratch(size_t bytes) {
     if (bytes <= scratch_bytes_) return;
     const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-    scratch_.reset(static_cast<std::byte*>(::operator new(rounded, std::align_val_t{kCacheLine})));
+    scratch_.reset(static_cast<std::byte*>(::operator new (rounded, std::align_val_t{kCacheLine})));
     scratch_bytes_ = rounded;
   }
 
@@ -53,7 +54,7 @@ class alignas(kCacheLine) CpuWarp {
 
  private:
   struct AlignedDelete {
-    void operator()(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{kCacheLine}); }
+    void operator()(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{kCacheLine}); }
   };
 
   int block_;

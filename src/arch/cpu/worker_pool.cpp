@@ -56,8 +56,7 @@ WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks),
   barriers_ = std::make_unique<BlockBarrier[]>(static_cast<size_t>(num_blocks));
   for (int block = 0; block < num_blocks; ++block) {
     for (int warp = 0; warp < num_warps; ++warp) {
-      warps_.push_back(
-          std::make_unique<CpuWarp>(block, warp, num_blocks, num_warps, &barriers_[static_cast<size_t>(block)]));
+      warps_.push_back(std::make_unique<CpuWarp>(block, warp, num_blocks, num_warps, &barriers_[static_cast<size_t>(block)]));
     }
   }
   failures_.resize(warps_.size());
@@ -134,7 +133,8 @@ void WorkerPool::work(size_t index) {
     for (int spin = 0; spin < kSpins && call_.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
     if (call_.load(std::memory_order_acquire) == seen) {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stopping_.load(std::memory_order_relaxed) || call_.load(std::memory_order_acquire) != seen; });
+      wake_.wait(lock,
+                 [&] { return stopping_.load(std::memory_order_relaxed) || call_.load(std::memory_order_acquire) != seen; });
       if (call_.load(std::memory_order_relaxed) == seen) return;
     }
     ++seen;

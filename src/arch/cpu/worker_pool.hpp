@@ -16,20 +16,21 @@
 
 namespace switchyard::detail {
 
-/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(); the others are threads of the pool, which block
-/// all signals and do not survive fork(): a process that forks creates its pools afterwards.
+/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(); the others are threads of the pool, which
+/// block all signals and do not survive fork(): a process that forks creates its pools afterwards.
 class WorkerPool {
  public:
-  /// Throws Error(invalid_argument) unless both are >= 1 and num_warps <= 1024, and Error(system) if a thread cannot be created.
+  /// Throws Error(invalid_argument) unless both are >= 1 and num_warps <= 1024, and Error(system) if a thread cannot be
+  /// created.
   WorkerPool(int num_blocks, int num_warps);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   /// Runs `body` once on every warp and returns when all have returned. If any threw, rethrows the exception of the lowest warp
-  /// (one that only reports a broken block_sync counts last). What the caller wrote before is visible to all warps, and what they
-  /// wrote is visible to the caller afterwards. Row ops still pending at the end of `body` are dropped. One call at a time; calls
-  /// from several threads take turns.
+  /// (one that only reports a broken block_sync counts last). What the caller wrote before is visible to all warps, and what
+  /// they wrote is visible to the caller afterwards. Row ops still pending at the end of `body` are dropped. One call at a
+  /// time; calls from several threads take turns.
   void run(const std::function<void(CpuWarp&)>& body);
 
   /// Grows the scratch of every warp, see CpuWarp::reserve_scratch. Not from inside run().

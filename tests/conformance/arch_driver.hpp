@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an arch brings to be put under the conformance suite: an ArchDriver<A>, through which the host calls single ops. Every
+// function runs on one warp, which lives as long as the driver, and has been executed when it returns (a kernel launch and a
+// synchronisation on a GPU); "executed" does not mean settled.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "arch/ops.hpp"
+
+namespace switchyard::conformance {
+
+template <class A>
+struct ArchDriver;  // specialised for each arch
+
+template <class D>
+concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, size_t bytes, int n, uint64_t* flag,
+                          uint64_t* const* flags, const uint64_t* const* polled, uint64_t value, uint8_t* q,
+                          const detail::ReduceSpec& spec, int64_t hidden) {
+  { D::allocate(bytes) } -> std::same_as<std::byte*>;  // reachable by host and arch, aligned to 256, freed by release
+  D::release(static_cast<std::byte*>(nullptr));
+
+  // Implementations of the row ops that this machine can run, and how to choose one for the calls that follow (empty: the
+  // default).
+  { D::variants() } -> std::same_as<std::vector<std::string>>;
+  D::use_variant(std::string());
+  { D::variant_in_use() } -> std::same_as<std::string>;
+
+  d.copy(dst, src, bytes);
+  d.multicast_copy(dsts, n, src, bytes);
+  d.fill_zero(dst, bytes);
+  d.drain_sources();
+  d.settle();
+  d.reduce_rows(spec);
+  d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32);
+
+  { d.load_acquire(flag) } -> std::same_as<uint64_t>;
+  d.store_release(flag, value);
+  d.publish(flags, n, value);
+  { d.poll_all(polled, n, value) } -> std::same_as<int>;
+  { d.fetch_add(flag, value) } -> std::same_as<uint64_t>;
+  { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // how often for_lanes(n) called its function with each of 0..n-1
+  { d.now_ns() } -> std::same_as<uint64_t>;
+  { d.scratch() } -> std::same_as<std::byte*>;
+};
+
+}  // namespace switchyard::conformance

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The conformance driver of both CPU archs: a warp on the calling thread.
+#pragma once
+
+#include <new>
+#include <stdexcept>
+
+#include "arch/cpu/cpu_arch.hpp"
+#include "arch/cpu/row_ops.hpp"
+#include "conformance/arch_driver.hpp"
+
+namespace switchyard::conformance {
+
+template <bool kDeferred>
+struct ArchDriver<detail::BasicCpu<kDeferred>> {
+  using Cpu = detail::BasicCpu<kDeferred>;
+  static constexpr auto kScope = detail::Scope::system;
+  static constexpr auto kSite = detail::Site::counts;
+
+  static std::byte* allocate(size_t bytes) { return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{256})); }
+  static void release(std::byte* p) { ::operator delete (p, std::align_val_t{256}); }
+
+  static std::vector<std::string> variants() {
+    static const std::vector<std::string> names = [] {
+      std::vector<std::string> all;
+      for (const detail::SimdTarget& target : detail::simd_targets()) all.emplace_back(target.name);
+      return all;
+    }();
+    return names;
+  }
+  static void use_variant(const std::string& name) {
+    detail::force_simd_target(0);
+    if (name.empty()) return;
+    for (const detail::SimdTarget& target : detail::simd_targets()) {
+      if (target.name == name) return detail::force_simd_target(target.id);
+    }
+    throw std::invalid_argument("no such variant: " + name);
+  }
+  static std::string variant_in_use() { return detail::current_simd_target().name; }
+
+  void copy(void* dst, const void* src, size_t bytes) { Cpu::copy(warp, dst, src, bytes); }
+  void multicast_copy(void* const* dsts, int n, const void* src, size_t bytes) {
+    Cpu::multicast_copy(warp, dsts, n, src, bytes);
+  }
+  void fill_zero(void* dst, size_t bytes) { Cpu::fill_zero(warp, dst, bytes); }
+  void drain_sources() { Cpu::drain_sources(warp); }
+  void settle() { Cpu::settle(warp); }
+  void reduce_rows(const detail::ReduceSpec& spec) { Cpu::reduce_rows(warp, spec); }
+  void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
+    Cpu::quantize_row(warp, q, scales, src, type, hidden, kind);
+  }
+
+  uint64_t load_acquire(const uint64_t* flag) { return Cpu::template load_acquire<kScope>(flag, kSite); }
+  void store_release(uint64_t* flag, uint64_t value) { Cpu::template store_release<kScope>(warp, flag, value, kSite); }
+  void publish(uint64_t* const* flags, int n, uint64_t value) { Cpu::template publish<kScope>(warp, flags, n, value, kSite); }
+  int poll_all(const uint64_t* const* flags, int n, uint64_t value) {
+    return Cpu::template poll_all<kScope>(warp, flags, n, value, kSite);
+  }
+  uint64_t fetch_add(uint64_t* flag, uint64_t value) { return Cpu::template fetch_add<kScope>(warp, flag, value, kSite); }
+  std::vector<int> count_lanes(int n) {
+    std::vector<int> hits(static_cast<size_t>(n));
+    Cpu::for_lanes(warp, n, [&](int i) { ++hits[static_cast<size_t>(i)]; });
+    return hits;
+  }
+  uint64_t now_ns() { return Cpu::now_ns(); }
+  std::byte* scratch() { return warp.scratch(); }
+
+  detail::CpuWarp warp{0, 0, 1, 1, nullptr};
+};
+
+}  // namespace switchyard::conformance
