@@ -63,22 +63,29 @@ SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
           {place.rows_allocated, place.records_allocated, p.row_bytes, p.scale_bytes, p.topk, p.with_records}};
 }
 
-/// Writes the record of (token t, rank e.rank) at its receiver: source token, and per k what the route means there.
+/// Writes routes [K] and, if there are any, weights [K] of the record of (token t, `rank`): per k what the route means at that rank,
+/// -1 and 0 where it goes elsewhere or was dropped.
 template <class A>
-SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e, const Destination& d) {
-  const int64_t at = static_cast<int64_t>(e.record) * p.topk;
-  auto* route = reinterpret_cast<int32_t*>(d.block + d.layout.route_at()) + at;
-  auto* weight = reinterpret_cast<float*>(d.block + d.layout.weight_at()) + at;
-  auto* token = reinterpret_cast<int32_t*>(d.block + d.layout.token_at()) + e.record;
-  const int first = p.map.first(e.rank), last = first + p.map.count(e.rank);
+SWITCHYARD_FN void write_routes(typename A::Warp& w, const DispatchParams& p, int64_t t, int rank, int32_t* route, float* weight) {
+  const int first = p.map.first(rank), last = first + p.map.count(rank);
   A::for_lanes(w, p.topk, [&](int k) {
     const int64_t f = t * p.topk + k;
     const int32_t id = p.ids[f];
     const bool here = id >= first && id < last;
     route[k] = !here ? -1 : p.layout == Layout::rank_major ? id - first : p.route_row[f];
     if (p.weights) weight[k] = here ? p.weights[f] : 0.0f;
-    if (k == 0) *token = static_cast<int32_t>(t);
   });
+}
+
+/// Writes the record of (token t, rank e.rank) at its receiver.
+template <class A>
+SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e, const Destination& d) {
+  const int64_t at = static_cast<int64_t>(e.record) * p.topk;
+  auto* route = reinterpret_cast<int32_t*>(d.block + d.layout.route_at()) + at;
+  auto* weight = reinterpret_cast<float*>(d.block + d.layout.weight_at()) + at;
+  auto* token = reinterpret_cast<int32_t*>(d.block + d.layout.token_at()) + e.record;
+  write_routes<A>(w, p, t, e.rank, route, weight);
+  A::for_lanes(w, 1, [&](int) { *token = static_cast<int32_t>(t); });
 }
 
 /// Sends this warp's share of the tokens: every (warp total())-th. All copies are settled on return.

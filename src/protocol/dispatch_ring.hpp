@@ -35,15 +35,8 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
   auto* head = reinterpret_cast<RingRecord*>(slot + p.rings.record_at());
   auto* route = reinterpret_cast<int32_t*>(head + 1);
   auto* weight = reinterpret_cast<float*>(route + d.topk);
-  const int first = d.map.first(e.rank), last = first + d.map.count(e.rank);
-  A::for_lanes(w, d.topk, [&](int k) {
-    const int64_t f = t * d.topk + k;
-    const int32_t id = d.ids[f];
-    const bool here = id >= first && id < last;
-    route[k] = !here ? -1 : d.layout == Layout::rank_major ? id - first : d.route_row[f];
-    weight[k] = here && d.weights ? d.weights[f] : 0.0f;
-    if (k == 0) *head = RingRecord{e.record, static_cast<int32_t>(t), {0, 0}};
-  });
+  write_routes<A>(w, d, t, e.rank, route, weight);
+  A::for_lanes(w, 1, [&](int) { *head = RingRecord{e.record, static_cast<int32_t>(t), {0, 0}}; });
   moved.metadata_bytes += sizeof(RingRecord) + static_cast<uint64_t>(8 * d.topk);
   if (e.row < 0) return;
   const std::byte* row = d.x + t * d.src_row_bytes;
