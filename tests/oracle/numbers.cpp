@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "oracle/numbers.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,6 +10,28 @@
 namespace oracle {
 
 using switchyard::DType;
+
+namespace {
+
+/// 2^e, -1022 <= e <= 1023.
+double power_of_two(int e) {
+  const uint64_t bits = static_cast<uint64_t>(e + 1023) << 52;
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/// floor(log2(value)) of a positive double that is not subnormal (no float is, as a double).
+int exponent_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<int>(bits >> 52) - 1023;
+}
+
+/// Nearest integer, ties to even, for 0 <= value < 2^51: the sum has no room for a fraction.
+double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
+
+}  // namespace
 
 uint32_t encode(const Format& format, double value) {
   const int bias = format.bias();
@@ -19,27 +42,22 @@ uint32_t encode(const Format& format, double value) {
     if (format.finite_only) return all_ones << format.mantissa_bits | mantissa_mask;
     return all_ones << format.mantissa_bits | (1u << (format.mantissa_bits - 1));
   }
-  // Largest finite value: e4m3 loses only its last code to NaN, the others lose a whole exponent.
+  // e4m3 loses only its last code to NaN, the others lose a whole exponent to infinity and NaN.
   const uint32_t largest = format.finite_only ? (all_ones << format.mantissa_bits | mantissa_mask) - 1
                                               : ((all_ones - 1) << format.mantissa_bits | mantissa_mask);
   const uint32_t overflow = format.finite_only ? largest : all_ones << format.mantissa_bits;
+  const int top_exponent = static_cast<int>(largest >> format.mantissa_bits) - bias;
+  const double top = static_cast<double>(mantissa_mask + 1 + (largest & mantissa_mask)) * power_of_two(top_exponent - format.mantissa_bits);
   const double magnitude = std::fabs(value);
-  if (std::isinf(magnitude)) return sign | overflow;
   if (magnitude == 0) return sign;
+  if (magnitude >= 2 * top) return sign | overflow;
 
   // Round to a multiple of the quantum of the value's binade (of the subnormals below the smallest normal one).
-  int exponent = std::ilogb(magnitude);
-  if (exponent < 1 - bias) exponent = 1 - bias;
-  const double quantum = std::ldexp(1.0, exponent - format.mantissa_bits);
-  const double steps = std::nearbyint(magnitude / quantum);  // exact quotient (power of two), ties to even
-  const double rounded = steps * quantum;
-  if (rounded > decode(format, largest)) return sign | overflow;
-  if (rounded < std::ldexp(1.0, 1 - bias)) {  // subnormal or zero
-    return sign | static_cast<uint32_t>(std::ldexp(rounded, bias - 1 + format.mantissa_bits));
-  }
-  const int result_exponent = std::ilogb(rounded);
-  const auto mantissa = static_cast<uint32_t>(std::ldexp(rounded, format.mantissa_bits - result_exponent)) & mantissa_mask;
-  return sign | static_cast<uint32_t>(result_exponent + bias) << format.mantissa_bits | mantissa;
+  const int exponent = std::max(exponent_of(magnitude), 1 - bias);
+  const double steps = nearest(magnitude * power_of_two(format.mantissa_bits - exponent));
+  if (steps * power_of_two(exponent - format.mantissa_bits) > top) return sign | overflow;
+  // A normal number has its leading one among the steps; it counts one exponent. A carry into the next binade does the same.
+  return sign | ((static_cast<uint32_t>(exponent + bias - 1) << format.mantissa_bits) + static_cast<uint32_t>(steps));
 }
 
 double decode(const Format& format, uint32_t code) {
@@ -53,8 +71,8 @@ double decode(const Format& format, uint32_t code) {
     return std::numeric_limits<double>::quiet_NaN();
   }
   const int shift = 1 - format.bias() - format.mantissa_bits;
-  if (exponent == 0) return sign * std::ldexp(static_cast<double>(mantissa), shift);
-  return sign * std::ldexp(static_cast<double>(mantissa | (1u << format.mantissa_bits)), shift + static_cast<int>(exponent) - 1);
+  if (exponent == 0) return sign * static_cast<double>(mantissa) * power_of_two(shift);
+  return sign * static_cast<double>(mantissa | (1u << format.mantissa_bits)) * power_of_two(shift + static_cast<int>(exponent) - 1);
 }
 
 namespace {

@@ -24,10 +24,23 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
 
 namespace {
 
+/// 2^e, -149 <= e <= 127.
+float power_of_two(int e) {
+  static const auto table = [] {
+    std::vector<float> powers;
+    for (int exponent = -149; exponent <= 127; ++exponent) powers.push_back(std::ldexp(1.0f, exponent));
+    return powers;
+  }();
+  return table[static_cast<size_t>(e + 149)];
+}
+
+/// Exact unless it underflows.
+float scaled(float value, int exponent) { return static_cast<float>(static_cast<double>(value) * static_cast<double>(power_of_two(exponent))); }
+
 float random_value(uint64_t bits) {
   const auto mantissa = static_cast<float>(bits & 0xFFFFFF) / 16777216.0f + 1.0f;
   const int exponent = static_cast<int>(bits >> 24 & 0xFF) % 10 - 6;
-  return std::ldexp(bits >> 63 ? -mantissa : mantissa, exponent);
+  return (bits >> 63 ? -mantissa : mantissa) * power_of_two(exponent);
 }
 
 float wild_value(uint64_t bits, DType type) {
@@ -42,13 +55,12 @@ float wild_value(uint64_t bits, DType type) {
   }
   const auto mantissa = static_cast<float>(bits & 0xFFFFFF) / 16777216.0f + 1.0f;
   const int exponent = lowest + static_cast<int>((bits >> 40 & 0xFFFF) % static_cast<uint64_t>(highest - lowest));
-  return std::ldexp(bits >> 63 ? -mantissa : mantissa, exponent);
+  return scaled(bits >> 63 ? -mantissa : mantissa, exponent);
 }
 
 /// The cases change with the row and the group, so that a few rows have them all.
-float quantise_case(uint64_t seed, RowKey key, int64_t column, DType type) {
+float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   const uint64_t group = static_cast<uint64_t>(column / switchyard::kScaleGroup);
-  const uint64_t bits = mix(seed, key.a * 1000003 + key.b, key.c, static_cast<uint64_t>(column));
   const float ordinary = random_value(bits);
   const bool outlier = column % switchyard::kScaleGroup == static_cast<int64_t>(key.b % 97 % switchyard::kScaleGroup);
   const float largest = type == DType::f16 ? 65504.0f : 3.3895313892515355e38f;  // bf16's largest
@@ -57,14 +69,14 @@ float quantise_case(uint64_t seed, RowKey key, int64_t column, DType type) {
     case 0: return 0.0f;
     case 1: return bits & 1 ? -0.0f : 0.0f;
     case 2: return bits & 1 ? -0.0f : ordinary;
-    case 3: return std::ldexp(bits & 1 ? -1.0f : 1.0f, floor_exponent);  // smallest subnormals: the scale may underflow
-    case 4: return std::ldexp(ordinary, floor_exponent + 4);            // subnormal mixtures
-    case 5: return std::ldexp(ordinary, type == DType::f16 ? -14 : -120);  // scales near or below the smallest normal f32
+    case 3: return bits & 1 ? -power_of_two(floor_exponent) : power_of_two(floor_exponent);  // the scale may underflow
+    case 4: return scaled(ordinary, floor_exponent + 4);                   // subnormal mixtures
+    case 5: return scaled(ordinary, type == DType::f16 ? -14 : -120);     // scales near or below the smallest normal f32
     case 6: return outlier ? (bits & 1 ? -largest : largest) : ordinary;
     case 7: return outlier ? largest : largest / 1024 * static_cast<float>(bits % 1024);
     case 8: return outlier ? std::numeric_limits<float>::infinity() : ordinary;
     case 9: return outlier ? std::numeric_limits<float>::quiet_NaN() : ordinary;
-    case 10: return std::ldexp(static_cast<float>(bits % 897) / 2 - 224, static_cast<int>(bits >> 40 & 7) - 4);  // many ties
+    case 10: return scaled(static_cast<float>(bits % 897) / 2 - 224, static_cast<int>(bits >> 40 & 7) - 4);  // many ties
     default: return ordinary;
   }
 }
@@ -77,18 +89,21 @@ void store_bits(DType type, void* out, int64_t i, uint64_t bits) {
 }  // namespace
 
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out) {
+  const uint64_t row = mix(seed, key.a, key.b, key.c);
   for (int64_t c = 0; c < hidden; ++c) {
-    const auto column = static_cast<uint64_t>(c);
+    uint64_t bits = (row + static_cast<uint64_t>(c)) * 0x9E3779B97F4A7C15u;
+    bits = (bits ^ bits >> 32) * 0xD6E8FEB86659FD93u;
+    bits ^= bits >> 29;
     switch (pattern) {
       case Pattern::small_integers: {
-        const uint64_t n = seed + 131 * key.a + 17 * key.b + 7 * key.c + 3 * column;
+        const uint64_t n = seed + 131 * key.a + 17 * key.b + 7 * key.c + 3 * static_cast<uint64_t>(c);
         store(type, out, c, static_cast<float>(static_cast<int>(n % 16) - 8));
         break;
       }
-      case Pattern::random_values: store(type, out, c, random_value(mix(seed, key.a * 1000003 + key.b, key.c, column))); break;
-      case Pattern::wild_values: store(type, out, c, wild_value(mix(seed, key.a * 1000003 + key.b, key.c, column), type)); break;
-      case Pattern::raw_bits: store_bits(type, out, c, mix(seed, key.a * 1000003 + key.b, key.c, column)); break;
-      case Pattern::quantise_cases: store(type, out, c, quantise_case(seed, key, c, type)); break;
+      case Pattern::random_values: store(type, out, c, random_value(bits)); break;
+      case Pattern::wild_values: store(type, out, c, wild_value(bits, type)); break;
+      case Pattern::raw_bits: store_bits(type, out, c, bits); break;
+      case Pattern::quantise_cases: store(type, out, c, quantise_case(bits, key, c, type)); break;
     }
   }
 }
@@ -116,9 +131,9 @@ void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8
     const bool zero_group = scale == 0;
     if (kind == ScaleKind::ue8m0) {
       int exponent = -127;
-      while (exponent < 127 && std::ldexp(1.0, exponent) < static_cast<double>(scale)) ++exponent;  // 2^exponent >= amax / 448
+      while (exponent < 127 && power_of_two(exponent) < scale) ++exponent;  // 2^exponent >= amax / 448
       static_cast<uint8_t*>(scales)[group] = static_cast<uint8_t>(exponent + 127);
-      scale = std::ldexp(1.0f, exponent);
+      scale = power_of_two(exponent);
     } else {
       store(DType::f32, scales, group, scale);
     }
@@ -129,8 +144,8 @@ void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8
       } else if (zero_group) {
         codes[c] = 0;
       } else {
-        const float scaled = x / scale;
-        codes[c] = static_cast<uint8_t>(encode(kE4m3, scaled));
+        const float quotient = x / scale;
+        codes[c] = static_cast<uint8_t>(encode(kE4m3, quotient));
       }
     }
   }

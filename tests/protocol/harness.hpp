@@ -51,6 +51,7 @@ struct Scenario {
   DType y_type = DType::bf16;
   Pattern y_pattern = Pattern::random_values;
   OutputMemory output_memory = OutputMemory::row_buffer;
+  bool identity = false;  ///< the experts return their rows: y is Dispatched::x (or a copy of it), of x's type
   switchyard::Padding padding = switchyard::Padding::zero;
 
   // Object.
@@ -90,8 +91,10 @@ class RankData {
   switchyard::ConstRows x() const;
   switchyard::ExpertIds ids() const;
   const float* weights() const;  ///< null if the scenario has none
-  /// Fills y, as wide as `y` says, for the rows of this rank: every row that combine may read, and NaN in all others.
+  /// Fills y for the rows of this rank: every row that combine may read, and NaN in all others.
   void fill_outputs(const switchyard::Rows& y) const;
+  /// Overwrites all inputs of a dispatch that has returned: they are the caller's again.
+  void scribble_inputs();
   switchyard::CombineOptions combine_options();
   /// Zero rows of T * H of the combined type, poisoned; and [T, K] of weights.
   void* out() { return out_.data(); }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frame of the acceptance suites. A suite is compiled twice: ranks as threads, and (SWITCHYARD_TEST_PROCESSES) as forked processes.
+// Every scenario runs with direct and with ring staging against the same oracle, which is case B13 for each of them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "protocol/harness.hpp"
+
+namespace harness {
+
+#if defined(SWITCHYARD_TEST_PROCESSES)
+inline constexpr Ranks kRanks = Ranks::processes;
+#else
+inline constexpr Ranks kRanks = Ranks::threads;
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitizer = true;
+#else
+inline constexpr bool kSanitizer = false;
+#endif
+
+struct Where {
+  int world;
+  Workers workers;
+};
+inline void PrintTo(const Where& w, std::ostream* out) { *out << "W" << w.world << " workers " << to_string(w.workers); }
+
+/// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer builds take
+/// two of the six kinds of workers per world, so that all six and all worlds still occur.
+inline std::vector<Where> everywhere() {
+  std::vector<Where> all;
+  int n = 0;
+  for (const int world : {1, 2, 3, 4, 5, 8}) {
+    for (int kind = 0; kind < 6; ++kind) {
+      const bool chosen = kind == n % 6 || kind == (n + 3) % 6;
+      if (chosen || (kRanks == Ranks::threads && !kSanitizer)) all.push_back({world, {2, kind % 3 + 1, kind >= 3}});
+    }
+    ++n;
+  }
+  return all;
+}
+
+class Acceptance : public testing::TestWithParam<Where> {
+ protected:
+  int world() const { return GetParam().world; }
+
+  /// `experts` over this world, T = `tokens` everywhere.
+  Scenario base(const std::string& name, int experts, int topk, int64_t tokens, Layout layout = Layout::rank_major) const {
+    Scenario s;
+    s.name = name;
+    s.problem.world = world();
+    s.problem.experts = experts;
+    s.problem.topk = topk;
+    s.problem.layout = layout;
+    s.tokens.assign(static_cast<size_t>(world()), tokens);
+    s.max_delay_us = 300;
+    s.repeats = kSanitizer ? 1 : 3;
+    return s;
+  }
+  /// Runs every scenario under both staging strategies on one group.
+  void expect_exact(const std::vector<Scenario>& scenarios) const {
+    std::vector<std::shared_ptr<const Case>> cases;
+    for (Scenario s : scenarios) {
+      for (const Staging staging : {Staging::direct, Staging::ring}) {
+        s.staging = staging;
+        cases.push_back(make_case(s));
+        auto& name = const_cast<Case&>(*cases.back()).scenario.name;
+        name += staging == Staging::direct ? " (direct)" : " (ring)";
+      }
+    }
+    EXPECT_EQ(run_cases(kRanks, GetParam().workers, cases), "");
+  }
+  /// Runs a body that needs more than scenarios.
+  void expect_clean(size_t heap, const RankBody& body) const {
+    Fleet fleet;
+    fleet.world = world();
+    fleet.options.heap_bytes = heap;
+    fleet.options.num_blocks = GetParam().workers.blocks;
+    fleet.options.num_warps = GetParam().workers.warps;
+    fleet.options.deferred_copies = GetParam().workers.deferred;
+    EXPECT_EQ(joined(run_ranks(kRanks, fleet, body)), "");
+  }
+};
+
+inline std::string where_name(const testing::TestParamInfo<Where>& info) {
+  return "W" + std::to_string(info.param.world) + "_" + to_string(info.param.workers);
+}
+
+}  // namespace harness
