@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine: where the outputs lie, what is staged, launch.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -61,7 +62,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   // Rank-major weights must come from every rank that holds rows, or the sums would miss some.
   if (!expert_major && out_weights)
     for (int r = 0; r < world(); ++r)
-      if (call.heap.local(control_.placement(call.epoch, r))->weights == 0 && h.counts.rows_needed(h.layout, 1, r) > 0)
+      if (call.heap.local(control_.placement(call.epoch, r))->weights == 0 &&
+          std::min(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]) > 0)
         throw_mismatch("combine (weights given on some ranks only)");
   end_call(start);
 }
