@@ -6,8 +6,8 @@
 namespace switchyard {
 namespace {
 
-// Low bits of a flag word that hold its value; above them is the epoch. The same as kFlagValueBits of arch/ops.hpp, a layer that
-// this one may not include; tests/multiproc/bootstrap_test.cpp holds the two together.
+// Low bits of a flag word that hold its value; above them is the epoch. The same as kFlagValueBits of arch/ops.hpp, a layer
+// that this one may not include; tests/multiproc/bootstrap_test.cpp holds the two together.
 constexpr int kValueBits = 24;
 
 std::string describe_word(uint64_t word) {
@@ -23,9 +23,9 @@ std::string describe_timeout(const WaitReport& report) {
   const std::string awaited = "rank " + std::to_string(report.awaited_rank);
   char waited[32];
   std::snprintf(waited, sizeof waited, "%.0f ms", report.waited_ms);
-  std::string text = std::string(report.operation) + " (call " + std::to_string(report.call) + "): " + waiting + " waited " + waited +
-                     " for flag '" + report.site + "' of " + awaited + ", which should be " + describe_word(report.expected) +
-                     " or later but was " + describe_word(report.seen);
+  std::string text = std::string(report.operation) + " (call " + std::to_string(report.call) + "): " + waiting + " waited " +
+                     waited + " for flag '" + report.site + "' of " + awaited + ", which should be " +
+                     describe_word(report.expected) + " or later but was " + describe_word(report.seen);
   text += "; " + awaited + " is late, stuck or made a different call, and the group cannot be used any more";
   return text;
 }
@@ -61,7 +61,8 @@ const char* to_string(ErrorCode code) noexcept {
   return "unknown";
 }
 
-PeerTimeout::PeerTimeout(const WaitReport& report) : Error(ErrorCode::peer_timeout, describe_timeout(report)), report_(report) {}
+PeerTimeout::PeerTimeout(const WaitReport& report)
+    : Error(ErrorCode::peer_timeout, describe_timeout(report)), report_(report) {}
 
 PeerFailed::PeerFailed(int rank, ErrorCode reason, const std::string& context)
     : Error(ErrorCode::peer_failed, describe_failure(rank, reason, context)), rank_(rank), reason_(reason) {}

@@ -62,8 +62,8 @@ struct JoinSpec {
   std::string token;  ///< job secret; a connection with another token is refused and does not count
 };
 
-/// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument) that lists what
-/// was looked for if nothing is set, and names the variable and its value if one is malformed.
+/// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument) that lists
+/// what was looked for if nothing is set, and names the variable and its value if one is malformed.
 JoinSpec join_spec_from_environment(const std::function<const char*(const char*)>& getenv_fn);
 
 /// Processes. Blocks until all ranks have come.

@@ -6,13 +6,15 @@
 
 namespace switchyard::detail {
 
+using Milliseconds = std::chrono::milliseconds;
+
 /// A point in time that several steps share. Durations beyond ten years count as ten years, so no sum overflows.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
-  using Milliseconds = std::chrono::milliseconds;
 
-  explicit Deadline(Milliseconds budget) : budget_(std::clamp(budget, Milliseconds{0}, kLongest)), end_(Clock::now() + budget_) {}
+  explicit Deadline(Milliseconds budget)
+      : budget_(std::clamp(budget, Milliseconds{0}, kLongest)), end_(Clock::now() + budget_) {}
 
   Milliseconds budget() const noexcept { return budget_; }
   Clock::time_point time() const noexcept { return end_; }

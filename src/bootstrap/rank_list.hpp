@@ -15,7 +15,7 @@ inline std::string describe_ranks(const std::vector<int>& ranks) {
     if (last < i + 2) last = i;
     if (i > 0) text += ", ";
     text += std::to_string(ranks[i]);
-    if (last > i) text += "-" + std::to_string(ranks[last]);
+    if (last > i) text.append("-").append(std::to_string(ranks[last]));
     i = last + 1;
   }
   return text;

@@ -50,7 +50,8 @@ class Meeting {
     }
     while (round->arrived < static_cast<int>(left_.size())) {
       if (const int gone = find_gone(*round); gone >= 0) {
-        throw PeerFailed(gone, ErrorCode::system, "forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank));
+        throw PeerFailed(gone, ErrorCode::system,
+                         "forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank));
       }
       if (deadline.passed()) throw_missing(*round, rank, number, deadline.budget());
       changed_.wait_until(lock, deadline.time());
@@ -91,7 +92,8 @@ class Meeting {
 
 class ThreadBootstrap final : public Bootstrap {
  public:
-  ThreadBootstrap(int rank, int world, std::shared_ptr<Meeting> meeting) : Bootstrap(rank, world), meeting_(std::move(meeting)) {}
+  ThreadBootstrap(int rank, int world, std::shared_ptr<Meeting> meeting)
+      : Bootstrap(rank, world), meeting_(std::move(meeting)) {}
   ~ThreadBootstrap() override { ThreadBootstrap::leave(); }
 
   bool same_process() const noexcept override { return true; }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cassert>
 #include <cstdio>
 #include <string>
 
@@ -50,9 +49,9 @@ size_t checked_segment_bytes(size_t bytes) {
 void check_memory(int world, size_t bytes, uint64_t available, const std::string& limit) {
   const uint64_t needed = static_cast<uint64_t>(world) * bytes;
   if (needed <= available) return;
-  throw Error(ErrorCode::system, "the symmetric heap needs " + describe_bytes(needed) + " (" + std::to_string(world) + " ranks x " +
-                                     describe_bytes(bytes) + ") but only " + describe_bytes(available) + " can still be used (" +
-                                     limit + "): lower heap_bytes");
+  throw Error(ErrorCode::system, "the symmetric heap needs " + describe_bytes(needed) + " (" + std::to_string(world) +
+                                     " ranks x " + describe_bytes(bytes) + ") but only " + describe_bytes(available) +
+                                     " can still be used (" + limit + "): lower heap_bytes");
 }
 
 /// What a rank tells the others about its share of a step.
@@ -99,7 +98,8 @@ void agree_on_size(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline)
                                          std::to_string(r) + " for " + std::to_string(all[r].bytes) +
                                          "; all ranks must pass the same size");
   }
-  auto& least = *std::min_element(all.begin(), all.end(), [](const Claim& a, const Claim& b) { return a.available < b.available; });
+  auto& least =
+      *std::min_element(all.begin(), all.end(), [](const Claim& a, const Claim& b) { return a.available < b.available; });
   least.limit[sizeof least.limit - 1] = '\0';
   check_memory(bootstrap.world(), bytes, least.available, least.limit);
 }
@@ -152,65 +152,25 @@ std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int
   return heaps;
 }
 
-SymmetricHeap::SymmetricHeap(const HeapView& view, size_t size) : view_(view), size_(size) {
-  free_.emplace(kHeapHeaderBytes, size - kHeapHeaderBytes);
-}
+SymmetricHeap::SymmetricHeap(const HeapView& view, size_t size)
+    : view_(view), size_(size), allocator_(kHeapHeaderBytes, size) {}
 
-size_t SymmetricHeap::used() const {
-  const std::lock_guard lock(mutex_);
-  size_t bytes = 0;
-  for (const auto& block : used_) bytes += block.second;
-  return bytes;
-}
+size_t SymmetricHeap::used() const { return allocator_.usage().used; }
 
 size_t SymmetricHeap::allocate(size_t bytes, size_t alignment) {
   if (!std::has_single_bit(alignment) || alignment > kHeapSegmentAlignment) {
-    throw Error(ErrorCode::invalid_argument, "heap alignment = " + std::to_string(alignment) + ": must be a power of two up to " +
-                                                 std::to_string(kHeapSegmentAlignment));
+    throw Error(ErrorCode::invalid_argument, "heap alignment = " + std::to_string(alignment) +
+                                                 ": must be a power of two up to " + std::to_string(kHeapSegmentAlignment));
   }
-  const std::lock_guard lock(mutex_);
-  size_t total_free = 0;
-  size_t largest = 0;
-  const size_t wanted = bytes > size_ ? bytes : std::max(round_up(bytes, kHeapGranule), kHeapGranule);
-  for (auto block = free_.begin(); block != free_.end(); ++block) {
-    const auto [start, length] = *block;
-    const size_t offset = round_up(start, std::max(alignment, kHeapGranule));
-    const size_t gap = offset - start;
-    if (gap <= length && wanted <= length - gap) {
-      free_.erase(block);
-      if (gap > 0) free_.emplace(start, gap);
-      if (length - gap > wanted) free_.emplace(offset + wanted, length - gap - wanted);
-      used_.emplace(offset, wanted);
-      return offset;
-    }
-    total_free += length;
-    largest = std::max(largest, length);
-  }
+  if (const auto offset = allocator_.allocate(bytes, alignment)) return *offset;
+  const OffsetAllocator::Usage usage = allocator_.usage();
   throw Error(ErrorCode::heap_exhausted, "the symmetric heap of rank " + std::to_string(view_.rank) + " has no room for " +
                                              std::to_string(bytes) + " bytes at alignment " + std::to_string(alignment) + ": " +
-                                             std::to_string(total_free) + " bytes are free, the largest block has " +
-                                             std::to_string(largest) + ", the heap " + std::to_string(size_) +
+                                             std::to_string(usage.free) + " bytes are free, the largest block has " +
+                                             std::to_string(usage.largest_free) + ", the heap " + std::to_string(size_) +
                                              "; raise heap_bytes");
 }
 
-void SymmetricHeap::release(size_t offset) noexcept {
-  const std::lock_guard lock(mutex_);
-  const auto block = used_.find(offset);
-  assert(block != used_.end() && "release of an offset that allocate did not return");
-  if (block == used_.end()) return;
-  auto node = used_.extract(block);  // moved, not copied: giving back needs no memory and cannot fail
-  auto inserted = free_.insert(std::move(node)).position;
-  const auto next = std::next(inserted);
-  if (next != free_.end() && inserted->first + inserted->second == next->first) {
-    inserted->second += next->second;
-    free_.erase(next);
-  }
-  if (inserted == free_.begin()) return;
-  const auto previous = std::prev(inserted);
-  if (previous->first + previous->second == inserted->first) {
-    previous->second += inserted->second;
-    free_.erase(inserted);
-  }
-}
+void SymmetricHeap::release(size_t offset) noexcept { allocator_.release(offset); }
 
 }  // namespace switchyard::detail

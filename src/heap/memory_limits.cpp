@@ -38,7 +38,8 @@ void consider(MemoryAvailable& least, uint64_t bytes, const std::string& limit) 
   if (bytes < least.bytes) least = {bytes, limit};
 }
 
-/// Every ancestor of the group may set the limit. In a container the path may not exist below the mount, but the mount itself does.
+/// Every ancestor of the group may set the limit. In a container the path may not exist below the mount, but the mount itself
+/// does.
 void consider_group(MemoryAvailable& least, const std::string& root, std::string path, const ControlGroupFiles& files) {
   for (;;) {
     const std::string folder = files.mount + path + (path.empty() || path.back() != '/' ? "/" : "");
@@ -59,14 +60,15 @@ void consider_group(MemoryAvailable& least, const std::string& root, std::string
 
 MemoryAvailable memory_available(const std::string& root) {
   MemoryAvailable least;
-  if (const auto kib = read_number(root + "/proc/meminfo", "MemAvailable:")) consider(least, *kib * 1024, "MemAvailable of /proc/meminfo");
+  if (const auto kib = read_number(root + "/proc/meminfo", "MemAvailable:"))
+    consider(least, *kib * 1024, "MemAvailable of /proc/meminfo");
   std::ifstream groups(root + "/proc/self/cgroup");
   std::string line;  // "4:cpu,memory:/a/b" (version 1) or "0::/a/b" (version 2)
   while (std::getline(groups, line)) {
     const size_t first = line.find(':');
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string controllers = std::string(",").append(line, first + 1, second - first - 1).append(",");
     const std::string path = line.substr(second + 1);
     if (path.empty() || path.front() != '/') continue;
     if (controllers.find(",memory,") != std::string::npos) consider_group(least, root, path, kVersion1);

@@ -34,7 +34,8 @@ std::shared_ptr<Mapping> Mapping::map(int flags, int fd, size_t bytes) {
   // Reserve enough address space to find an aligned start in it, map there, and give the rest back.
   const size_t reserved = bytes + kHeapSegmentAlignment;
   void* const start = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (start == MAP_FAILED) throw_system("cannot reserve " + describe_bytes(reserved) + " of address space (see ulimit -v)", errno);
+  if (start == MAP_FAILED)
+    throw_system("cannot reserve " + describe_bytes(reserved) + " of address space (see ulimit -v)", errno);
   const auto address = reinterpret_cast<uintptr_t>(start);
   const uintptr_t aligned = (address + kHeapSegmentAlignment - 1) / kHeapSegmentAlignment * kHeapSegmentAlignment;
   void* const data = ::mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0);
@@ -62,7 +63,8 @@ std::shared_ptr<Mapping> Mapping::shared(int fd, size_t bytes) {
   struct stat info;
   if (::fstat(fd, &info) != 0) throw_system("cannot inspect a heap segment", errno);
   if (info.st_size < 0 || static_cast<size_t>(info.st_size) != bytes) {
-    throw Error(ErrorCode::system, "a heap segment has " + std::to_string(info.st_size) + " bytes instead of " + std::to_string(bytes));
+    throw Error(ErrorCode::system,
+                "a heap segment has " + std::to_string(info.st_size) + " bytes instead of " + std::to_string(bytes));
   }
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) throw Error(ErrorCode::system, "a heap segment is not sealed against resizing");

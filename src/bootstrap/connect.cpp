@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// connect_processes: the poll loop that brings the ranks together.
+#include <algorithm>
+
+#include "bootstrap/mesh.hpp"
+#include "bootstrap/processes.hpp"
+#include "bootstrap/store.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+void check(const JoinSpec& spec) {
+  const auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
+  if (spec.world < 1 || spec.world > kMaxRanks) {
+    fail("world = " + std::to_string(spec.world) + ": must be from 1 to " + std::to_string(kMaxRanks));
+  }
+  if (spec.rank < 0 || spec.rank >= spec.world) {
+    fail("rank = " + std::to_string(spec.rank) + ": must be from 0 to " + std::to_string(spec.world - 1));
+  }
+  if (spec.world > 1 && spec.token.empty()) fail("token is empty: it must be some text, the same on all ranks");
+}
+
+/// Drives store and mesh until both are done.
+class Rendezvous {
+ public:
+  Rendezvous(const Member& me, Listener mesh_listener, const Deadline& deadline)
+      : me_(me),
+        deadline_(deadline),
+        mesh_listener_(std::move(mesh_listener)),
+        store_(me.rank == 0 ? make_store_server(me, deadline) : make_store_client(me, deadline)) {}
+
+  std::vector<std::optional<Channel>> run() {
+    while (true) {
+      store_->step();
+      if (mesh_) step_mesh();
+      if (!mesh_ && store_->roster() != nullptr) {
+        mesh_.emplace(std::move(mesh_listener_), me_, *store_->roster());
+        continue;
+      }
+      if (mesh_ && mesh_->complete() && !reported_) {
+        reported_ = true;
+        store_->report_ready();
+        continue;
+      }
+      if (store_->finished()) return mesh_->take();
+      if (deadline_.passed()) store_->throw_timeout(mesh_ ? mesh_->missing() : std::vector<int>());
+      wait();
+    }
+  }
+
+ private:
+  void step_mesh() {
+    try {
+      mesh_->step();
+    } catch (const PeerFailed& error) {
+      store_->give_up(error.rank(), error.what());
+      throw;
+    } catch (const Error& error) {
+      store_->give_up(me_.rank, error.what());
+      throw;
+    }
+  }
+
+  void wait() {
+    polls_.clear();
+    store_->prepare(polls_);
+    Milliseconds wake = store_->until_wake();
+    if (mesh_) {
+      mesh_->prepare(polls_);
+      wake = std::min(wake, mesh_->until_wake());
+    }
+    const auto most = static_cast<int>(std::min<Milliseconds::rep>(wake.count(), 3'600'000));
+    ::poll(polls_.data(), static_cast<nfds_t>(polls_.size()), deadline_.poll_ms(most));
+  }
+
+  Member me_;
+  Deadline deadline_;
+  Listener mesh_listener_;
+  std::unique_ptr<Store> store_;
+  std::optional<MeshBuilder> mesh_;
+  bool reported_ = false;
+  std::vector<pollfd> polls_;
+};
+
+}  // namespace
+
+std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds budget) {
+  const Deadline deadline(budget);
+  check(spec);
+  if (spec.world == 1) return std::make_unique<ProcessBootstrap>(0, 1, std::vector<std::optional<Channel>>(1));
+  Member me = {spec.rank, spec.world, spec.token, parse_endpoint(spec.store), this_host(), "switchyard-" + random_token()};
+  Listener mesh_listener = listen_at(abstract_endpoint(me.mesh_name), deadline);
+  Rendezvous rendezvous(me, std::move(mesh_listener), deadline);
+  return std::make_unique<ProcessBootstrap>(spec.rank, spec.world, rendezvous.run());
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// join_spec_from_environment. The table of variables is in docs/concepts/rendezvous.md.
+#include <unistd.h>
+
+#include <charconv>
+#include <optional>
+
+#include "bootstrap/bootstrap.hpp"
+#include "bootstrap/sha256.hpp"
+#include "bootstrap/socket.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using GetEnv = std::function<const char*(const char*)>;
+
+struct Variable {
+  std::string name;
+  std::string value;
+};
+
+class Environment {
+ public:
+  explicit Environment(const GetEnv& getenv_fn) : getenv_(getenv_fn) {}
+
+  /// The first of `names` that is set; empty counts as not set.
+  std::optional<Variable> find(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (const char* value = getenv_(name); value != nullptr && value[0] != '\0') return Variable{name, value};
+    }
+    return std::nullopt;
+  }
+  std::string text(const char* name) const {
+    const auto variable = find({name});
+    return variable ? variable->value : "";
+  }
+
+ private:
+  const GetEnv& getenv_;
+};
+
+[[noreturn]] void fail(const std::string& text, ErrorCode code = ErrorCode::invalid_argument) { throw Error(code, text); }
+
+int parse_int(const Variable& variable, int low, int high) {
+  const std::string& text = variable.value;
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < low || number > high) {
+    fail(variable.name + " = \"" + text + "\": must be an integer from " + std::to_string(low) + " to " + std::to_string(high));
+  }
+  return number;
+}
+
+/// What a launcher says.
+struct Launcher {
+  std::string name;
+  Variable rank;
+  Variable world;
+  std::string job;                 ///< different for every job of this user on this host; empty if the launcher does not say
+  std::string job_variable;        ///< where `job` would have come from
+  std::optional<Variable> spread;  ///< shows, by a value other than `expected_spread`, that the ranks run on several hosts
+  std::string expected_spread;
+};
+
+std::optional<Launcher> find_torchrun(const Environment& env) {
+  const auto rank = env.find({"RANK"});
+  const auto world = env.find({"WORLD_SIZE"});
+  const auto host = env.find({"MASTER_ADDR"});
+  const auto port = env.find({"MASTER_PORT"});
+  if (!rank || !world || !host || !port) return std::nullopt;
+  parse_int(*port, 1, 65535);
+  const std::string job =
+      host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
+  return Launcher{"torchrun", *rank, *world, job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}), world->value};
+}
+
+std::optional<Launcher> find_open_mpi(const Environment& env) {
+  const auto rank = env.find({"OMPI_COMM_WORLD_RANK"});
+  const auto world = env.find({"OMPI_COMM_WORLD_SIZE"});
+  if (!rank || !world) return std::nullopt;
+  std::string job = env.text("PMIX_NAMESPACE");
+  if (job.empty()) job = env.text("OMPI_MCA_ess_base_jobid");
+  if (job.empty()) {  // "<job>.<process>;tcp://..."
+    const std::string uri = env.text("OMPI_MCA_orte_hnp_uri");
+    job = uri.substr(0, uri.find(';'));
+  }
+  return Launcher{"Open MPI", *rank, *world, job, "PMIX_NAMESPACE", env.find({"OMPI_COMM_WORLD_LOCAL_SIZE"}), world->value};
+}
+
+std::optional<Launcher> find_slurm(const Environment& env) {
+  const auto rank = env.find({"SLURM_PROCID"});
+  const auto world = env.find({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
+  const auto step = env.find({"SLURM_STEP_ID", "SLURM_STEPID"});
+  if (!rank || !world || !step) return std::nullopt;  // without a step this is a batch script, not one of srun's tasks
+  const auto job = env.find({"SLURM_JOB_ID", "SLURM_JOBID"});
+  return Launcher{"Slurm",
+                  *rank,
+                  *world,
+                  job ? job->value + "." + step->value : "",
+                  "SLURM_JOB_ID",
+                  env.find({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}),
+                  "1"};
+}
+
+std::optional<Launcher> find_launcher(const Environment& env) {
+  if (auto launcher = find_torchrun(env)) return launcher;
+  if (auto launcher = find_open_mpi(env)) return launcher;
+  return find_slurm(env);
+}
+
+/// A name or secret that all ranks of the job find without talking. Users do not meet, nor do launchers.
+std::string derive(const char* purpose, const Launcher& launcher) {
+  const std::string text =
+      std::string(purpose) + "\n" + std::to_string(::geteuid()) + "\n" + launcher.name + "\n" + launcher.job;
+  return to_hex(sha256(std::as_bytes(std::span(text)))).substr(0, 32);
+}
+
+void require_job(const Launcher& launcher, const char* wanted) {
+  if (!launcher.job.empty()) return;
+  fail(launcher.name + " started this process, but " + launcher.job_variable + " is not set, so that " + wanted +
+       " cannot be derived from it: set " + wanted);
+}
+
+std::string derive_store(const Launcher& launcher) {
+  require_job(launcher, "SWITCHYARD_STORE");
+  if (launcher.spread && launcher.spread->value != launcher.expected_spread) {
+    fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
+             "\"): " + launcher.name + " started ranks on several hosts; the ranks of a CPU group must run on one",
+         ErrorCode::unsupported);
+  }
+  return "unix:@switchyard-" + derive("store", launcher);
+}
+
+[[noreturn]] void fail_nothing_found(const Environment& env) {
+  std::string text = "this process was started as no rank of a group. Looked for:";
+  const auto list = [&](const char* title, std::initializer_list<const char*> names) {
+    text += std::string(" ") + title + " (";
+    bool first = true;
+    for (const char* name : names) {
+      const auto variable = env.find({name});
+      text += (first ? "" : ", ") + std::string(name) + (variable ? " = \"" + variable->value + "\"" : " not set");
+      first = false;
+    }
+    text += ");";
+  };
+  list("own variables", {"SWITCHYARD_RANK", "SWITCHYARD_WORLD_SIZE"});
+  list("torchrun", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"});
+  list("Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"});
+  list("Slurm", {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"});
+  fail(text +
+       " set SWITCHYARD_RANK, SWITCHYARD_WORLD_SIZE, SWITCHYARD_STORE and SWITCHYARD_JOB_TOKEN, or use one of these launchers");
+}
+
+}  // namespace
+
+JoinSpec join_spec_from_environment(const std::function<const char*(const char*)>& getenv_fn) {
+  const Environment env(getenv_fn);
+  auto rank = env.find({"SWITCHYARD_RANK"});
+  auto world = env.find({"SWITCHYARD_WORLD_SIZE"});
+  const auto store = env.find({"SWITCHYARD_STORE"});
+  const auto token = env.find({"SWITCHYARD_JOB_TOKEN"});
+  const auto launcher = rank && world && store && token ? std::nullopt : find_launcher(env);
+  if (!launcher && !rank && !world) fail_nothing_found(env);
+  if (!rank && launcher) rank = launcher->rank;
+  if (!world && launcher) world = launcher->world;
+  if (!rank) fail("SWITCHYARD_WORLD_SIZE is set but SWITCHYARD_RANK is not: set both");
+  if (!world) fail("SWITCHYARD_RANK is set but SWITCHYARD_WORLD_SIZE is not: set both");
+
+  JoinSpec spec;
+  spec.world = parse_int(*world, 1, kMaxRanks);
+  spec.rank = parse_int(*rank, 0, spec.world - 1);
+  if (store) {
+    parse_endpoint(store->value, store->name);
+    spec.store = store->value;
+  } else if (spec.world > 1) {
+    if (!launcher)
+      fail("SWITCHYARD_STORE is not set: it must be unix:/path, unix:@name or tcp://host:port, the same on all ranks");
+    spec.store = derive_store(*launcher);
+  }
+  if (token) {
+    spec.token = token->value;
+  } else if (spec.world > 1) {
+    if (!launcher)
+      fail("SWITCHYARD_JOB_TOKEN is not set: it must be some text, the same on all ranks and known to no one else");
+    require_job(*launcher, "SWITCHYARD_JOB_TOKEN");
+    spec.token = derive("token", *launcher);
+  }
+  return spec;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,630 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rendezvous of threads and processes: who is let in, who is missed, and what the others learn when a rank dies.
+#include "bootstrap/bootstrap.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+
+#include "arch/ops.hpp"
+#include "bootstrap/channel.hpp"
+#include "bootstrap/rank_list.hpp"
+#include "bootstrap/socket.hpp"
+#include "multiproc/fork_ranks.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace detail;
+using test::ChildRank;
+using test::ForkedRanks;
+using test::RankEnd;
+using test::run_ranks;
+
+constexpr Milliseconds kLong{60000};
+constexpr Milliseconds kShort{300};
+
+/// A new place to meet. Paths lie in a folder that disappears with the object.
+class Place {
+ public:
+  explicit Place(const std::string& kind) {
+    if (kind == "path") {
+      char folder[] = "/tmp/switchyard-test-XXXXXX";
+      if (::mkdtemp(folder) == nullptr) throw std::runtime_error("mkdtemp failed");
+      folder_ = folder;
+      store_ = "unix:" + folder_ + "/store";
+    } else if (kind == "abstract") {
+      store_ = "unix:@switchyard-test-" + random_token();
+    } else {
+      store_ = "tcp://" + kind + ":" + std::to_string(free_port());
+    }
+  }
+  ~Place() {
+    if (folder_.empty()) return;
+    ::unlink((folder_ + "/store").c_str());
+    ::rmdir(folder_.c_str());
+  }
+  const std::string& store() const { return store_; }
+  std::string path() const { return folder_ + "/store"; }
+
+ private:
+  static int free_port() {
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("bind failed");
+    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    return ntohs(address.sin_port);
+  }
+  std::string folder_;
+  std::string store_;
+};
+
+void expect_ok(const std::vector<RankEnd>& ends) {
+  for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
+}
+
+/// Three rounds whose content only rank, round and column determine.
+void exchange_rounds(Bootstrap& link, size_t bytes) {
+  for (int round = 0; round < 3; ++round) {
+    const auto value = [&](int r, size_t i) {
+      return static_cast<unsigned char>(r * 31 + round * 7 + static_cast<int>(i % 251));
+    };
+    std::vector<unsigned char> mine(bytes);
+    for (size_t i = 0; i < bytes; ++i) mine[i] = value(link.rank(), i);
+    std::vector<unsigned char> all(bytes * static_cast<size_t>(link.world()));
+    link.all_gather(mine.data(), bytes, all.data(), kLong);
+    for (int r = 0; r < link.world(); ++r) {
+      for (size_t i = 0; i < bytes; ++i) {
+        if (all[static_cast<size_t>(r) * bytes + i] != value(r, i))
+          throw std::runtime_error("wrong byte from rank " + std::to_string(r));
+      }
+    }
+  }
+}
+
+template <class Body>
+void run_threads(std::vector<std::unique_ptr<Bootstrap>>& links, const Body& body) {
+  std::vector<std::thread> threads;
+  for (auto& link : links) threads.emplace_back([&body, &link] { body(*link); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// ---- error texts ----
+
+TEST(Errors, TimeoutTellsTheWholeStoryInFlagWordsOfTheArchLayer) {
+  WaitReport report{"dispatch", "rows", 17, 2, 5, flag_word(17, 3), flag_word(16, 9), 30000.4};
+  const std::string text = PeerTimeout(report).what();
+  for (const char* part :
+       {"dispatch", "call 17", "rank 2", "30000 ms", "'rows'", "rank 5", "epoch 17 with value 3", "epoch 16 with value 9"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+  }
+  report.seen = 0;
+  EXPECT_NE(std::string(PeerTimeout(report).what()).find("never raised"), std::string::npos);
+}
+
+TEST(Errors, FailureNamesRankReasonAndContext) {
+  const PeerFailed error(3, ErrorCode::heap_exhausted, "combine on rank 1");
+  EXPECT_EQ(error.rank(), 3);
+  EXPECT_EQ(error.reason(), ErrorCode::heap_exhausted);
+  EXPECT_EQ(error.code(), ErrorCode::peer_failed);
+  const std::string text = error.what();
+  for (const char* part : {"combine on rank 1", "rank 3", "heap_exhausted"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(Errors, RanksAreListedInShort) {
+  EXPECT_EQ(describe_ranks({4}), "rank 4");
+  EXPECT_EQ(describe_ranks({1, 2}), "ranks 1, 2");
+  EXPECT_EQ(describe_ranks({0, 1, 2, 5, 7, 8, 9, 10}), "ranks 0-2, 5, 7-10");
+}
+
+// ---- threads ----
+
+class ThreadRanks : public testing::TestWithParam<int> {};
+
+TEST_P(ThreadRanks, GatherOddSizes) {
+  auto links = make_thread_bootstraps(GetParam());
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{13}, size_t{100000}}) {
+    run_threads(links, [&](Bootstrap& link) { exchange_rounds(link, bytes); });
+  }
+}
+
+TEST_P(ThreadRanks, ObjectsAreShared) {
+  auto links = make_thread_bootstraps(GetParam());
+  std::atomic<int> wrong{0};
+  run_threads(links, [&](Bootstrap& link) {
+    const auto all = link.exchange_objects(std::make_shared<int>(link.rank() * 3), kLong);
+    for (int r = 0; r < link.world(); ++r) wrong += *std::static_pointer_cast<int>(all[static_cast<size_t>(r)]) != r * 3;
+    EXPECT_TRUE(link.same_process());
+    EXPECT_THROW(link.exchange_fds(0, kShort), Error);
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, ThreadRanks, testing::Values(1, 2, 3, 8));
+
+TEST(Threads, MissingRanksAreListed) {
+  auto links = make_thread_bootstraps(4);
+  const std::unique_ptr<Bootstrap> present = std::move(links[1]);
+  try {
+    present->barrier(kShort);
+    FAIL() << "nobody came, and nobody was missed";
+  } catch (const RendezvousError& error) {
+    EXPECT_EQ(error.missing_ranks(), (std::vector<int>{0, 2, 3}));
+    EXPECT_NE(std::string(error.what()).find("ranks 0, 2, 3 of 4"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Threads, LeavingEndsTheWaitOfTheOthers) {
+  auto links = make_thread_bootstraps(3);
+  std::thread waits([&] {
+    try {
+      links[0]->barrier(kLong);
+      ADD_FAILURE() << "the barrier passed without rank 2";
+    } catch (const PeerFailed& error) {
+      EXPECT_EQ(error.rank(), 2);
+    }
+  });
+  links[2]->leave();
+  links[2]->leave();
+  links[2].reset();
+  waits.join();
+}
+
+TEST(Threads, RanksMayLeaveAtDifferentTimes) {
+  auto links = make_thread_bootstraps(3);
+  run_threads(links, [](Bootstrap& link) {
+    link.barrier(kLong);
+    link.leave();  // the others may still copy the round
+  });
+}
+
+TEST(Threads, DifferentSizesAreAMismatch) {
+  auto links = make_thread_bootstraps(2);
+  std::atomic<int> mismatches{0};
+  run_threads(links, [&](Bootstrap& link) {
+    char mine[8] = {}, all[16];
+    try {
+      link.all_gather(mine, link.rank() == 0 ? 4 : 8, all, kLong);
+    } catch (const Error& error) {
+      mismatches += error.code() == ErrorCode::mismatch;
+    }
+  });
+  EXPECT_EQ(mismatches, 2);
+}
+
+TEST(Threads, WorldIsChecked) {
+  EXPECT_THROW(make_thread_bootstraps(0), Error);
+  EXPECT_THROW(make_thread_bootstraps(65), Error);
+}
+
+// ---- processes ----
+
+using ProcessCase = std::tuple<int, std::string>;
+class ProcessRanks : public testing::TestWithParam<ProcessCase> {};
+
+TEST_P(ProcessRanks, MeetExchangeAndLeave) {
+  const auto& [world, kind] = GetParam();
+  const Place place(kind);
+  const auto ends = run_ranks(world, [&](ChildRank& me) {
+    // Twice in a row at the same place: a rank may come back before rank 0 listens again.
+    for (int group = 0; group < 2; ++group) {
+      const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
+      me.require(link->rank() == me.rank() && link->world() == me.world() && !link->same_process(), "identity");
+      for (const size_t bytes : {size_t{0}, size_t{1}, size_t{300000}}) exchange_rounds(*link, bytes);
+      link->leave();
+      link->leave();
+    }
+  });
+  expect_ok(ends);
+  if (kind == "path") {
+    struct stat info;
+    EXPECT_NE(::stat(place.path().c_str(), &info), 0) << "the socket file is still there";
+  }
+}
+
+TEST_P(ProcessRanks, DescriptorsArePassed) {
+  const auto& [world, kind] = GetParam();
+  const Place place(kind);
+  expect_ok(run_ranks(world, [&](ChildRank& me) {
+    const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
+    int ends[2];
+    me.require(::pipe2(ends, O_CLOEXEC) == 0, "pipe");
+    const UniqueFd reader(ends[0]), writer(ends[1]);
+    const auto all = link->exchange_fds(writer.get(), kLong);
+    for (const UniqueFd& fd : all) {
+      me.require((::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC) != 0, "descriptors close on exec");
+      const char mine = static_cast<char>(me.rank());
+      me.require(::write(fd.get(), &mine, 1) == 1, "write to a peer's pipe");
+    }
+    uint64_t seen = 0;
+    for (int r = 0; r < me.world(); ++r) {
+      char from = 0;
+      me.require(::read(reader.get(), &from, 1) == 1, "read");
+      seen |= uint64_t{1} << from;
+    }
+    me.require(seen == (uint64_t{1} << me.world()) - 1, "one byte of every rank");
+    link->barrier(kLong);
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, ProcessRanks,
+                         testing::Combine(testing::Values(1, 2, 3, 8),
+                                          testing::Values("path", "abstract", "127.0.0.1", "localhost")));
+
+/// Runs connect_processes and says how it went: "joined", or the error.
+void say_outcome(ChildRank& me, const JoinSpec& spec, Milliseconds deadline) {
+  try {
+    const auto link = connect_processes(spec, deadline);
+    exchange_rounds(*link, 10);
+    me.say("joined");
+  } catch (const RendezvousError& error) {
+    std::string missing;
+    for (const int r : error.missing_ranks()) missing += std::to_string(r) + " ";
+    me.say("missing " + missing);
+    me.say(error.what());
+  } catch (const PeerFailed& error) {
+    me.say("failed " + std::to_string(error.rank()));
+    me.say(error.what());
+  }
+}
+
+bool said(const RankEnd& end, const std::string& part) {
+  for (const std::string& line : end.said) {
+    if (line.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+std::string all_said(const RankEnd& end) {
+  std::string text;
+  for (const std::string& line : end.said) text += line + "\n";
+  return text;
+}
+
+TEST(Processes, EveryRankListsTheMissingOnes) {
+  const Place place("path");
+  const auto ends = run_ranks(5, [&](ChildRank& me) {
+    if (me.rank() == 2 || me.rank() == 4) return;
+    say_outcome(me, {me.rank(), me.world(), place.store(), "token"}, me.rank() == 0 ? Milliseconds{700} : kLong);
+  });
+  for (const int r : {0, 1, 3}) {
+    EXPECT_TRUE(said(ends[static_cast<size_t>(r)], "missing 2 4 ")) << r << ": " << all_said(ends[static_cast<size_t>(r)]);
+    EXPECT_TRUE(said(ends[static_cast<size_t>(r)], "ranks 2, 4 of 5 did not come")) << all_said(ends[static_cast<size_t>(r)]);
+  }
+}
+
+TEST(Processes, WhoeverGivesUpFirstAllListTheSameMissingRank) {
+  const Place place("127.0.0.1");
+  const auto ends = run_ranks(4, [&](ChildRank& me) {
+    if (me.rank() == 3) return;
+    const Milliseconds deadlines[] = {Milliseconds{2500}, Milliseconds{1500}, kLong};
+    say_outcome(me, {me.rank(), me.world(), place.store(), "token"}, deadlines[me.rank()]);
+  });
+  for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(said(ends[r], "missing 3 ")) << r << ": " << all_said(ends[r]);
+  EXPECT_TRUE(said(ends[0], "rank 1 came and went")) << all_said(ends[0]);
+}
+
+TEST(Processes, WithoutRankZeroItIsTheOneMissing) {
+  const Place place("127.0.0.1");
+  const auto ends = run_ranks(2, [&](ChildRank& me) {
+    if (me.rank() == 1) say_outcome(me, {1, 2, place.store(), "token"}, kShort);
+  });
+  EXPECT_TRUE(said(ends[1], "missing 0 ")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[1], "Connection refused")) << all_said(ends[1]);
+}
+
+/// Two ranks of two join, while `intrude` does its worst as a third process.
+std::vector<RankEnd> with_intruder(const std::string& kind,
+                                   const std::function<void(ChildRank&, const std::string&)>& intrude) {
+  const Place place(kind);
+  ForkedRanks processes(3, [&](ChildRank& me) {
+    if (me.rank() == 2) return intrude(me, place.store());
+    if (me.rank() == 1) me.await("go");
+    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
+  });
+  EXPECT_TRUE(processes.wait_until_said(2, "done", kLong));
+  processes.tell(1, "go");
+  return processes.finish(kLong);
+}
+
+/// A raw connection to a store that may not listen yet.
+UniqueFd knock(const std::string& store) {
+  for (;;) {
+    int error = 0;
+    UniqueFd fd = start_connect(resolve(parse_endpoint(store), Deadline(kLong))[0], error);
+    while (error == EINPROGRESS) error = connect_result(fd.get());
+    if (error == 0) return fd;
+    ::usleep(10000);
+  }
+}
+
+class Intruders : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
+
+TEST_P(Intruders, WithAnotherTokenIsRefused) {
+  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
+    say_outcome(me, {1, 2, store, "another token"}, kLong);
+    me.say("done");
+  });
+  EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[2], "refused by rank 0")) << all_said(ends[2]);
+  EXPECT_TRUE(said(ends[2], "job token")) << all_said(ends[2]);
+}
+
+TEST_P(Intruders, WithAnotherWorldIsRefused) {
+  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
+    say_outcome(me, {1, 3, store, "token"}, kLong);
+    me.say("done");
+  });
+  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[2], "expects 3 ranks and rank 0 expects 2")) << all_said(ends[2]);
+}
+
+TEST_P(Intruders, GarbageIsIgnored) {
+  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
+    for (int i = 0; i < 20; ++i) {
+      const UniqueFd fd = knock(store);
+      std::vector<std::byte> garbage(static_cast<size_t>(1 + i * 997));
+      fill_random(garbage);
+      send_some(fd.get(), garbage);
+    }
+    const std::string request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    const UniqueFd fd = knock(store);
+    send_some(fd.get(), std::as_bytes(std::span(request)));
+    me.say("done");
+    ::usleep(200000);  // while the others join
+  });
+  EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
+}
+
+TEST_P(Intruders, SilenceHoldsNobodyUp) {
+  // Their connections stay open until all is over; the ranks must not need a handshake deadline to get past them.
+  const Place place(GetParam());
+  ForkedRanks processes(3, [&](ChildRank& me) {
+    if (me.rank() == 2) {
+      std::vector<UniqueFd> held;
+      for (int i = 0; i < 40; ++i) held.push_back(knock(place.store()));
+      me.say("done");
+      me.await("end");
+      return;
+    }
+    if (me.rank() == 1) me.await("go");
+    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
+  });
+  ASSERT_TRUE(processes.wait_until_said(2, "done", kLong));
+  processes.tell(1, "go");
+  EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
+  EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
+  processes.tell(2, "end");
+  expect_ok(processes.finish(kLong));
+}
+
+TEST(Processes, TheSecondOfTwoEqualRanksIsRefused) {
+  const Place place("abstract");
+  ForkedRanks processes(4, [&](ChildRank& me) {  // 0, 1, 2 of 3, and another 1
+    if (me.rank() == 2 || me.rank() == 3) me.await("go");
+    say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
+  });
+  // Which of the two is first is a race only until one of them has been let in: rank 3 starts when rank 1 surely has.
+  ::usleep(500000);
+  processes.tell(3, "go");
+  while (!processes.wait_until_said(3, "missing ", kLong)) ASSERT_FALSE(processes.finish(kShort)[3].ok());
+  processes.tell(2, "go");
+  const auto ends = processes.finish(kLong);
+  EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
+  for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(said(ends[r], "joined")) << all_said(ends[r]);
+}
+
+TEST(Processes, RefusalsAreToldAtTheDeadline) {
+  const Place place("path");
+  const auto ends = run_ranks(2, [&](ChildRank& me) {
+    say_outcome(me, {me.rank(), 2, place.store(), me.rank() == 0 ? "token" : "tokem"},
+                me.rank() == 0 ? Milliseconds{1000} : kLong);
+  });
+  EXPECT_TRUE(said(ends[0], "missing 1 ")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
+}
+
+TEST(Processes, ARankKilledBeforeTheOthersComeMayComeAgain) {
+  const Place place("path");
+  ForkedRanks processes(4, [&](ChildRank& me) {  // 3 is the second life of 1
+    if (me.rank() >= 2) me.await("go");
+    say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
+  });
+  ::usleep(300000);
+  processes.kill(1);
+  ASSERT_TRUE(processes.wait_until_ended(1, kLong));
+  processes.tell(3, "go");
+  processes.tell(2, "go");
+  const auto ends = processes.finish(kLong);
+  EXPECT_EQ(ends[1].signal, SIGKILL);
+  for (const size_t r : {0, 2, 3}) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
+}
+
+TEST(Processes, AStaleSocketFileIsReplacedAndAnotherFileIsNot) {
+  const Place place("path");
+  ForkedRanks first(2, [&](ChildRank& me) {
+    if (me.rank() == 0) say_outcome(me, {0, 2, place.store(), "token"}, kLong);
+    if (me.rank() == 1) {
+      knock(place.store());
+      me.say("it listens");
+      me.await("never");
+    }
+  });
+  ASSERT_TRUE(first.wait_until_said(1, "it listens", kLong));
+  first.kill(0);
+  first.kill(1);
+  first.finish(kLong);
+  struct stat info;
+  ASSERT_EQ(::stat(place.path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  const auto ends = run_ranks(2, [&](ChildRank& me) { say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong); });
+  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "joined")) << all_said(end);
+
+  const UniqueFd file(::open(place.path().c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  ASSERT_TRUE(file);
+  const auto refused = run_ranks(1, [&](ChildRank& me) { say_outcome(me, {0, 2, place.store(), "token"}, kLong); });
+  EXPECT_TRUE(said(refused[0], "exists and is not a socket")) << all_said(refused[0]);
+  EXPECT_EQ(::stat(place.path().c_str(), &info), 0) << "it removed a file that is not its own";
+}
+
+// ---- death ----
+
+/// All ranks join and watch; then `victim` ends in the way that `end` gives. The others must hear of exactly that.
+void expect_death_is_told(
+    const Place& place, const std::function<void(ForkedRanks&, int)>& end,
+    const std::function<void(ChildRank&)>& before = [](ChildRank&) {}) {
+  constexpr int kVictim = 1;
+  ForkedRanks ranks(4, [&](ChildRank& me) {
+    const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
+    std::atomic<int> deaths{0};
+    std::atomic<int> who{-1};
+    link->watch([&](int r) {
+      who = r;
+      ++deaths;
+    });
+    link->barrier(kLong);
+    before(me);
+    me.say("ready");
+    if (me.rank() == kVictim) me.await("never");
+    try {
+      link->barrier(kLong);
+      me.require(false, "the barrier must not pass");
+    } catch (const PeerFailed& error) {
+      me.require(error.rank() == kVictim, std::string("named: ") + error.what());
+      me.require(error.reason() == ErrorCode::system, "reason");
+    }
+    while (deaths == 0) ::usleep(1000);
+    me.require(who == kVictim && deaths == 1, "one death, of the victim");
+    me.say("told");
+    me.await("end");  // so that nobody is gone for another reason
+    link->leave();
+    me.require(deaths == 1, "no more deaths");
+  });
+  for (int r = 0; r < 4; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "ready", kLong));
+  end(ranks, kVictim);
+  for (const int r : {0, 2, 3}) ASSERT_TRUE(ranks.wait_until_said(r, "told", kLong));
+  ranks.tell_all("end");
+  const auto ends = ranks.finish(kLong);
+  for (const size_t r : {0, 2, 3}) EXPECT_TRUE(ends[r].ok()) << ends[r];
+}
+
+TEST(Death, OfAKilledRankIsTold) {
+  expect_death_is_told(Place("path"), [](ForkedRanks& ranks, int victim) { ranks.kill(victim); });
+}
+
+TEST(Death, IsToldThoughAChildOfTheRankHoldsItsSockets) {
+  expect_death_is_told(
+      Place("abstract"), [](ForkedRanks& ranks, int victim) { ranks.kill(victim); },
+      [](ChildRank& me) {
+        if (me.rank() != 1) return;
+        if (::fork() != 0) return;
+        try {
+          me.await("never");  // outlives the rank: until the parent tells the rank something, or ends
+        } catch (const std::exception&) {
+        }
+        ::_exit(0);
+      });
+}
+
+TEST(Death, OrderlyLeavingIsNone) {
+  const Place place("path");
+  expect_ok(run_ranks(3, [&](ChildRank& me) {
+    const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
+    std::atomic<int> deaths{0};
+    link->watch([&](int) { ++deaths; });
+    link->barrier(kLong);
+    if (me.rank() == 2) return link->leave();
+    try {
+      link->barrier(kLong);
+      me.require(false, "the barrier must not pass");
+    } catch (const PeerFailed& error) {
+      me.require(error.rank() == 2, std::string("named: ") + error.what());
+    }
+    // The other waiting rank is told at the same time and may leave first, which is none either.
+    me.require(deaths == 0, "no deaths");
+  }));
+}
+
+TEST(Death, AStoppedRankIsOnlyLate) {
+  const Place place("path");
+  ForkedRanks ranks(2, [&](ChildRank& me) {
+    const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
+    std::atomic<int> deaths{0};
+    link->watch([&](int) { ++deaths; });
+    link->barrier(kLong);
+    me.say("ready");
+    me.await("go");
+    if (me.rank() == 0) {
+      try {
+        link->barrier(kShort);
+        me.require(false, "the barrier must not pass");
+      } catch (const RendezvousError& error) {
+        me.require(error.missing_ranks() == std::vector<int>{1}, error.what());
+      }
+      me.require(deaths == 0, "no deaths");
+      me.say("waited");
+    }
+  });
+  for (int r = 0; r < 2; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "ready", kLong));
+  ranks.kill(1, SIGSTOP);
+  ranks.tell_all("go");
+  EXPECT_TRUE(ranks.wait_until_said(0, "waited", kLong));
+  ranks.kill(1, SIGCONT);
+  expect_ok(ranks.finish(kLong));
+}
+
+TEST(Processes, ARankOutOfStepIsAMismatch) {
+  const Place place("path");
+  expect_ok(run_ranks(2, [&](ChildRank& me) {
+    const auto link = connect_processes({me.rank(), 2, place.store(), "token"}, kLong);
+    char all[4];
+    try {
+      if (me.rank() == 0) link->exchange_fds(0, kLong);
+      if (me.rank() == 1) link->all_gather("ab", 2, all, kLong);
+      me.require(false, "different calls must not match");
+    } catch (const Error& error) {
+      // Whoever notices first leaves, and the other may hear of that first.
+      me.require(error.code() == ErrorCode::mismatch || error.code() == ErrorCode::peer_failed, error.what());
+      if (error.code() == ErrorCode::mismatch)
+        me.require(std::string(error.what()).find("same calls") != std::string::npos, error.what());
+    }
+  }));
+}
+
+TEST(Processes, ArgumentsAreChecked) {
+  const auto refused = [](const JoinSpec& spec, const std::string& part) {
+    try {
+      connect_processes(spec, kShort);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::invalid_argument && std::string(error.what()).find(part) != std::string::npos;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused({0, 0, "unix:/x", "t"}, "world = 0"));
+  EXPECT_TRUE(refused({0, 65, "unix:/x", "t"}, "world = 65"));
+  EXPECT_TRUE(refused({2, 2, "unix:/x", "t"}, "rank = 2"));
+  EXPECT_TRUE(refused({0, 2, "unix:/x", ""}, "token"));
+  EXPECT_TRUE(refused({0, 2, "/x", "t"}, "store = \"/x\""));
+}
+
+TEST(Processes, RankZeroMustRunWhereTheStoreIs) {
+  const auto ends = run_ranks(1, [](ChildRank& me) { say_outcome(me, {0, 2, "tcp://192.0.2.77:4711", "token"}, kLong); });
+  EXPECT_TRUE(said(ends[0], "not an address of this machine")) << all_said(ends[0]);
+}
+
+}  // namespace
+}  // namespace switchyard
