@@ -24,8 +24,18 @@
 #endif
 
 #if SWITCHYARD_TSAN
-extern "C" void __tsan_read_range(void* begin, unsigned long bytes);
-extern "C" void __tsan_write_range(void* begin, unsigned long bytes);
+extern "C" {
+void __tsan_read1(void* at);
+void __tsan_read2(void* at);
+void __tsan_read4(void* at);
+void __tsan_read_range(void* begin, unsigned long bytes);
+void __tsan_write1(void* at);
+void __tsan_write2(void* at);
+void __tsan_write4(void* at);
+void __tsan_write_range(void* begin, unsigned long bytes);
+void __tsan_ignore_thread_begin();
+void __tsan_ignore_thread_end();
+}
 #endif
 
 namespace switchyard::detail {
@@ -46,17 +56,63 @@ std::atomic<bool> streaming{true};
 
 bool streams(size_t bytes) { return !SWITCHYARD_TSAN && bytes >= kStreamBytes && streaming.load(std::memory_order_relaxed); }
 
-// ThreadSanitizer does not see what intrinsics touch: every op says so itself.
-void announce_read([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) {
+// ThreadSanitizer does not see what intrinsics touch: every op announces its ranges, and what the compiler instrumented all the
+// same is ignored. It remembers four accesses per 8 bytes, so that it forgets ranges that are announced in more pieces than
+// needed.
+
 #if SWITCHYARD_TSAN
-  __tsan_read_range(const_cast<void*>(begin), bytes);
-#endif
+struct Reads {
+  static void one(void* at) { __tsan_read1(at); }
+  static void two(void* at) { __tsan_read2(at); }
+  static void four(void* at) { __tsan_read4(at); }
+  static void range(void* begin, size_t bytes) { __tsan_read_range(begin, bytes); }
+};
+struct Writes {
+  static void one(void* at) { __tsan_write1(at); }
+  static void two(void* at) { __tsan_write2(at); }
+  static void four(void* at) { __tsan_write4(at); }
+  static void range(void* begin, size_t bytes) { __tsan_write_range(begin, bytes); }
+};
+
+template <class Access>
+void announce(const void* begin, size_t bytes) {
+  auto at = reinterpret_cast<uintptr_t>(begin);
+  const uintptr_t end = at + bytes;
+  while (at != end) {
+    auto* p = reinterpret_cast<void*>(at);
+    const size_t left = end - at;
+    if (at % 8 == 0 && left >= 8) {
+      Access::range(p, left / 8 * 8);
+      at += left / 8 * 8;
+    } else if (at % 4 == 0 && left >= 4) {
+      Access::four(p);
+      at += 4;
+    } else if (at % 2 == 0 && left >= 2) {
+      Access::two(p);
+      at += 2;
+    } else {
+      Access::one(p);
+      at += 1;
+    }
+  }
 }
-void announce_write([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) {
-#if SWITCHYARD_TSAN
-  __tsan_write_range(begin, bytes);
+void announce_read(const void* begin, size_t bytes) { announce<Reads>(begin, bytes); }
+void announce_write(void* begin, size_t bytes) { announce<Writes>(begin, bytes); }
+
+/// Accesses of this thread are not recorded while it lives.
+struct Announced {
+  Announced() { __tsan_ignore_thread_begin(); }
+  ~Announced() { __tsan_ignore_thread_end(); }
+  Announced(const Announced&) = delete;
+  Announced& operator=(const Announced&) = delete;
+};
+#else
+void announce_read(const void*, size_t) {}
+void announce_write(void*, size_t) {}
+struct Announced {
+  Announced() {}
+};
 #endif
-}
 
 /// Round to nearest even, no flush to zero, whatever the caller's thread has set; restored at the end.
 class StandardFloatMode {
@@ -91,6 +147,7 @@ bool copy_row(void* dst, const void* src, size_t bytes) { return multicast_row(&
 bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes) {
   announce_read(src, bytes);
   for (int i = 0; i < n; ++i) announce_write(dsts[i], bytes);
+  const Announced announced;
   const bool stream = streams(bytes);
   const auto* source = static_cast<const uint8_t*>(src);
   for (size_t at = 0; at < bytes; at += kMulticastPiece) {
@@ -109,6 +166,7 @@ bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes) {
 
 bool zero_row(void* dst, size_t bytes) {
   announce_write(dst, bytes);
+  const Announced announced;
   if (!streams(bytes)) {
     if (bytes != 0) std::memset(dst, 0, bytes);
     return false;
@@ -126,6 +184,7 @@ bool reduce_rows(const ReduceSpec& spec) {
   announce_write(spec.out, bytes);
   const bool element_aligned = reinterpret_cast<uintptr_t>(spec.out) % dtype_bytes(spec.type) == 0;
   const bool stream = element_aligned && streams(bytes);
+  const Announced announced;
   const StandardFloatMode mode;
   HWY_DYNAMIC_DISPATCH(reduce_any)(spec, stream);
   return stream;
@@ -136,6 +195,7 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
   announce_read(src, static_cast<size_t>(hidden) * dtype_bytes(type));
   announce_write(q, static_cast<size_t>(hidden));
   announce_write(scales, scale_bytes);
+  const Announced announced;
   auto* scale_row = static_cast<uint8_t*>(scales);
   const size_t used = static_cast<size_t>(num_scales(hidden)) * (kind == ScaleKind::f32 ? 4 : 1);
   if (used < scale_bytes) std::memset(scale_row + used, 0, scale_bytes - used);
