@@ -30,7 +30,8 @@ namespace switchyard {
 struct RingSettings {
   int num_channels = 10;  ///< token ranges that travel independently, >= 1
   int send_chunk = 6;     ///< rows appended before the consumer is told, in [1, slots]
-  int slots = 256;        ///< rows per ring; a full ring holds its producer back; >= K for per_route combine
+  int slots = 256;        ///< rows per ring, >= K; a full ring holds its producer back
+  size_t max_bytes = 0;   ///< not 0: largest ring memory per rank, in bytes; `slots` (and `send_chunk`) are lowered until it fits
 };
 
 /// Fixed properties of an exchange object; equal on all ranks.

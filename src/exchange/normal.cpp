@@ -21,6 +21,7 @@ namespace {
 
 int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type)); }
 
+/// Rings of `c`, as many slots as it asks for or as fit into its max_bytes.
 RingLayout ring_layout(const NormalConfig& c, int world) {
   RingLayout r;
   r.world = world;
@@ -30,6 +31,10 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   r.max_row_bytes = max_row_bytes(c);
   r.max_scale_bytes = static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32));
   r.topk = c.topk;
+  if (c.ring.max_bytes > 0) {
+    const int64_t room = (static_cast<int64_t>(c.ring.max_bytes) - r.flags_bytes()) / (r.num_rings() * r.slot_bytes());
+    r.slots = std::min(r.slots, std::max<int64_t>(room, 0));
+  }
   return r;
 }
 
@@ -47,7 +52,7 @@ uint64_t config_hash(const NormalConfig& c) {
   uint64_t h = 1;
   for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.layout), int64_t{c.expert_alignment},
                           static_cast<int64_t>(c.row_type), static_cast<int64_t>(c.staging), int64_t{c.ring.num_channels}, int64_t{c.ring.send_chunk},
-                          int64_t{c.ring.slots}, static_cast<int64_t>(c.first_epoch)})
+                          int64_t{c.ring.slots}, static_cast<int64_t>(c.ring.max_bytes), static_cast<int64_t>(c.first_epoch)})
     h = mix(h, static_cast<uint64_t>(v));
   return h;
 }
@@ -200,7 +205,14 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   check_config(c, world);
   MemoryRequirement need;
   need.control_bytes = static_cast<size_t>(round_up(ControlLayout{0, world, c.num_experts}.bytes(), 4096));
-  need.ring_bytes = static_cast<size_t>(round_up(ring_layout(c, world).bytes(), 4096));
+  const RingLayout rings = ring_layout(c, world);
+  if (c.staging == Staging::ring && rings.slots < c.topk) {
+    const int64_t least = rings.flags_bytes() + rings.num_rings() * rings.slot_bytes() * c.topk;
+    throw Error(ErrorCode::invalid_argument, "RingSettings::max_bytes = " + std::to_string(c.ring.max_bytes) + ": " + std::to_string(c.ring.num_channels) +
+                                                 " channels of " + std::to_string(world) + " ranks need at least topk = " + std::to_string(c.topk) +
+                                                 " slots each, " + std::to_string(least) + " bytes; use fewer channels or more memory");
+  }
+  need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   if (c.staging == Staging::ring) return need;
   // One worst-case output and one buffer of expert outputs of the same shape, or a partial sum per record on top.
   const int64_t records = world * c.max_tokens;

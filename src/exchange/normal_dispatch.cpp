@@ -227,7 +227,7 @@ Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const Co
   if (config.staging == Staging::direct) {
     launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
   } else {
-    const RingDispatchParams ring{p, rings_, {block->data, layout}, config.ring.send_chunk};
+    const RingDispatchParams ring{p, rings_, {block->data, layout}, send_chunk()};
     launch([&]<class A>(CpuWarp& w) { dispatch_ring<A>(w, ring); });
   }
   raise("dispatch");

@@ -2,6 +2,7 @@
 // Normal mode on the CPU: checks, plan, launch, faults. The algorithms are in protocol/.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <memory>
 #include <vector>
@@ -60,6 +61,7 @@ class NormalImpl {
  private:
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
+  int send_chunk() const { return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings_.slots)); }
 
   // normal_checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
