@@ -15,11 +15,11 @@ def main():
     mangled = [line.split()[0].split("@")[0] for line in subprocess.run(command, capture_output=True, text=True,
                                                                       check=True).stdout.splitlines()]
     names = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout.splitlines()
-    c_names = {name for name in names if re.fullmatch(r"switchyard_\w+", name)}
+    c_names = {name for name in names if re.fullmatch(r"sy_\w+", name)}
     strangers = [name for name in names
                  if name not in c_names and not PUBLIC_CXX.match(name) and not name.startswith("SWITCHYARD_")]
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.S)
-    declared = set(re.findall(r"\b(switchyard_\w+)\s*\([^;{]*\)\s*;", re.sub(r"typedef[^;]*;", "", text)))
+    declared = set(re.findall(r"\b(sy_\w+)\s*\([^;{]*\)\s*;", re.sub(r"typedef[^;]*;", "", text)))
     problems = [f"exported but not public: {name}" for name in strangers]
     problems += [f"declared in {header.name} but not exported: {name}" for name in sorted(declared - c_names)]
     problems += [f"exported but not declared in {header.name}: {name}" for name in sorted(c_names - declared)]
