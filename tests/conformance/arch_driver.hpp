@@ -14,6 +14,8 @@
 
 namespace switchyard::conformance {
 
+// Row memory comes from allocate(). Arrays of pointers and weights may lie in ordinary host memory: the driver brings them to
+// the warp.
 template <class A>
 struct ArchDriver;  // specialised for each arch
 
@@ -23,6 +25,7 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
                           const detail::ReduceSpec& spec, int64_t hidden) {
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // reachable by host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
+  { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
 
   // Implementations of the row ops that this machine can run, and how to choose one for the calls that follow (empty: the
   // default).

@@ -51,6 +51,12 @@ inline ::testing::AssertionResult same_element(const void* got, const void* want
   return ::testing::AssertionFailure() << type_name(type) << " element " << i << ": got " << a << ", want " << b;
 }
 
+/// `offset`, or the next lower multiple of the element size where the arch asks for aligned elements.
+template <class A>
+constexpr size_t element_offset(size_t offset, size_t element_bytes) {
+  return ArchDriver<A>::kUnalignedElements ? offset : offset / element_bytes * element_bytes;
+}
+
 /// One reduction: rows, biases and weights in arch memory, each at its own alignment.
 template <class A>
 struct Reduction {
@@ -60,11 +66,12 @@ struct Reduction {
         n(n_),
         num_biases(num_biases_),
         bytes(static_cast<size_t>(hidden_) * dtype_bytes(type_)),
-        out(bytes, misalignment),
+        out(bytes, element_offset<A>(misalignment, dtype_bytes(type_))),
         weights(static_cast<size_t>(n_) * 4),
         is_weighted(weighted) {
     for (int i = 0; i < n + num_biases; ++i) {
-      rows.push_back(std::make_unique<Guarded<A>>(bytes, (misalignment * static_cast<size_t>(i + 2)) % 64));
+      rows.push_back(std::make_unique<Guarded<A>>(
+          bytes, element_offset<A>((misalignment * static_cast<size_t>(i + 2)) % 64, dtype_bytes(type))));
       if (i < n) pointers.push_back(rows.back()->data());
     }
   }
@@ -323,7 +330,7 @@ template <class A, class ForEachVariant>
 void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType type, size_t misalignment,
                     ForEachVariant each) {
   const auto hidden = static_cast<int64_t>(values.size());
-  Guarded<A> src(values.size() * dtype_bytes(type), misalignment);
+  Guarded<A> src(values.size() * dtype_bytes(type), element_offset<A>(misalignment, dtype_bytes(type)));
   std::vector<float> rounded(values.size());
   for (int64_t i = 0; i < hidden; ++i) {
     reference_store(src.data(), type, i, values[static_cast<size_t>(i)]);
@@ -343,7 +350,7 @@ void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType
       want_codes.insert(want_codes.end(), one.codes.begin(), one.codes.end());
     }
     Guarded<A> q(values.size(), misalignment);
-    Guarded<A> scales(want_scales.size(), misalignment);
+    Guarded<A> scales(want_scales.size(), element_offset<A>(misalignment, 4));
     each([&] {
       q.refill();
       scales.refill();

@@ -17,6 +17,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   static constexpr auto kScope = detail::Scope::system;
   static constexpr auto kSite = detail::Site::counts;
 
+  static constexpr bool kUnalignedElements = true;
   static std::byte* allocate(size_t bytes) { return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{256})); }
   static void release(std::byte* p) { ::operator delete (p, std::align_val_t{256}); }
 
