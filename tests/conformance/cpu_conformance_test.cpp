@@ -15,7 +15,7 @@ namespace switchyard::conformance {
 using CpuArchs = ::testing::Types<detail::Cpu, detail::CpuDeferred>;
 struct CpuArchNames {
   template <class A>
-  static std::string GetName(int) {
+  static std::string GetName(int) {  // NOLINT(readability-identifier-naming): GoogleTest calls it
     return std::is_same_v<A, detail::Cpu> ? "Cpu" : "CpuDeferred";
   }
 };
@@ -130,7 +130,7 @@ TEST(FloatMode, OfTheCallerChangesNoBitAndIsKept) {
     warp.quantize_row(reinterpret_cast<uint8_t*>(q.data()), scales.data(), src.data(), DType::f32, 128, ScaleKind::f32);
     _mm_setcsr(saved);
     EXPECT_TRUE(q.holds(want.codes.data()));
-    EXPECT_EQ(std::memcmp(scales.data(), &want.scale, 4), 0);
+    EXPECT_EQ(reference_load(scales.data(), DType::f32, 0), want.scale);
   }
   Driver0::use_variant("");
 }
