@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The same vocabulary as
+/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is the short introduction.
+///
+/// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts, the
+/// first `E mod W` ranks one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same calls
+/// in the same order with the same options; every other function is local.
+///
+/// Errors. Every function returns a switchyard_code_t, except the three that return text. No exception leaves the library.
+/// After a failure sy_last_error() explains; handles returned through `T** out` are then NULL, other outputs are untouched.
+///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _HEAP_EXHAUSTED from a collective call end the peers' calls with
+///     SWITCHYARD_PEER_FAILED, and the group with them (not if the object itself is NULL: then the peers wait until their
+///     deadline).
+///   - SWITCHYARD_CAPACITY_EXCEEDED and SWITCHYARD_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
+///   - SWITCHYARD_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
+///   - SWITCHYARD_SYSTEM also stands for exhausted memory and for anything unexpected.
+///
+/// Structs. The first member is `struct_size`; the SWITCHYARD_..._INIT macro sets it and the defaults, and every struct must
+/// start from it, also one that is filled by a call. A shorter struct (of a program compiled against an older header) is
+/// accepted: missing members have their defaults, or are not filled. A longer one (newer header) is accepted if all bytes
+/// unknown to this library are zero.
+///
+/// Ownership. Objects are reference counted inside: a group lives until itself and everything made from it have been destroyed,
+/// an exchange until its outputs and row buffers have, in any order. Destruction is local, never fails, and accepts NULL.
+///
+/// Thread safety. One thread at a time per group and the objects made from it; different ranks' groups are independent.
+/// sy_handle is immutable and may be used and released by any thread; sy_dispatched, sy_rows and sy_storage may be destroyed on
+/// any thread. Error texts and reports belong to the calling thread.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// What kind of failure a call reports; the values of switchyard::ErrorCode.
+typedef int32_t switchyard_code_t;
+enum {
+  SWITCHYARD_OK = 0,
+  SWITCHYARD_INVALID_ARGUMENT = 1,   ///< an argument is outside its contract; the text names it, its value and what is allowed
+  SWITCHYARD_UNSUPPORTED = 2,        ///< legal elsewhere, not available with this backend, machine or combination
+  SWITCHYARD_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
+  SWITCHYARD_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
+  SWITCHYARD_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SWITCHYARD_OVERFLOW_FAIL
+  SWITCHYARD_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
+  SWITCHYARD_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
+  SWITCHYARD_MISMATCH = 8,           ///< the ranks made different calls
+  SWITCHYARD_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
+  SWITCHYARD_IO = 10,                ///< a file could not be read, written or understood
+  SWITCHYARD_SYSTEM = 11             ///< the operating system refused something, or memory is exhausted
+};
+
+/// Largest group; largest number of experts that one token may choose; channels (columns) that share one scale.
+#define SWITCHYARD_MAX_RANKS 64
+#define SWITCHYARD_MAX_TOPK 32
+#define SWITCHYARD_SCALE_GROUP 128
+
+/// Element type of a row.
+typedef int32_t sy_dtype;
+enum { SWITCHYARD_DTYPE_BF16 = 0, SWITCHYARD_DTYPE_F16 = 1, SWITCHYARD_DTYPE_F32 = 2, SWITCHYARD_DTYPE_FP8_E4M3 = 3 };
+
+/// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP channels; a scale row is padded to 16 bytes (sy_scale_row_bytes).
+typedef int32_t sy_scale_kind;
+enum {
+  SWITCHYARD_SCALE_NONE = 0,
+  SWITCHYARD_SCALE_F32 = 1,   ///< float32: amax / 448
+  SWITCHYARD_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
+};
+
+/// Order of the rows that a dispatch delivers.
+typedef int32_t sy_layout;
+enum {
+  SWITCHYARD_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
+  SWITCHYARD_LAYOUT_EXPERT_MAJOR = 1  ///< one row per route, ordered by (local expert, source rank, token, k), experts padded
+};
+
+/// How rows travel.
+typedef int32_t sy_staging;
+enum {
+  SWITCHYARD_STAGING_DIRECT = 0,  ///< senders write rows at their final place
+  SWITCHYARD_STAGING_RING = 1     ///< bounded memory: rows pass through rings of fixed size
+};
+
+/// How the number of output rows is chosen.
+typedef int32_t sy_size_policy;
+enum {
+  SWITCHYARD_SIZE_EXACT = 0,      ///< from the exchanged counts
+  SWITCHYARD_SIZE_CAPACITY = 1,   ///< the caller's bound, see sy_overflow
+  SWITCHYARD_SIZE_WORST_CASE = 2  ///< the largest number that any routing can produce
+};
+
+/// What happens if a rank would receive more rows than its capacity. All ranks take the same decision.
+typedef int32_t sy_overflow;
+enum { SWITCHYARD_OVERFLOW_FAIL = 0, SWITCHYARD_OVERFLOW_DROP_AND_REPORT = 1 };
+
+/// Content of the padding rows of the expert-major layout.
+typedef int32_t sy_padding;
+enum { SWITCHYARD_PADDING_ZERO = 0, SWITCHYARD_PADDING_UNSPECIFIED = 1 };
+
+/// Order of the float32 sum in combine; within one order equal input gives equal bits.
+typedef int32_t sy_combine_order;
+enum {
+  SWITCHYARD_ORDER_PER_RANK =
+      0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
+  SWITCHYARD_ORDER_PER_ROUTE = 1  ///< k ascending over all routes, one rounding at the end (expert-major only)
+};
+
+/// Opaque objects. See "Ownership" above.
+typedef struct sy_group sy_group;            ///< one rank's membership; sy_group_destroy
+typedef struct sy_exchange sy_exchange;      ///< dispatch and combine over a group; sy_exchange_destroy
+typedef struct sy_dispatched sy_dispatched;  ///< what a dispatch delivered; sy_dispatched_destroy
+typedef struct sy_handle sy_handle;          ///< routing of a dispatch; counted: sy_handle_retain, sy_handle_release
+typedef struct sy_rows sy_rows;              ///< rows in symmetric memory; sy_rows_destroy
+typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled struct; sy_storage_release
+
+// ---- Version, error text ----
+
+/// Version of the library at run time. Any pointer may be NULL.
+switchyard_code_t sy_version(int32_t* major, int32_t* minor, int32_t* patch);
+/// The same as text, "major.minor.patch". Static storage.
+const char* sy_version_string(void);
+/// Stable, lower-case name of a code, for example "peer_timeout"; "unknown" for other values. Static storage.
+const char* sy_code_name(switchyard_code_t code);
+
+/// Text of the last failed call of this thread, "" if none failed. Successful calls leave it. Valid until the next failure of
+/// this thread; texts of more than 2047 bytes are cut.
+const char* sy_last_error(void);
+
+/// The full story of a wait that did not end.
+typedef struct sy_wait_report {
+  size_t struct_size;
+  const char* operation;  ///< "dispatch", "combine", ...; static storage
+  const char* site;       ///< name of the flag; static storage
+  uint64_t call;          ///< number of the call on its object, from 1
+  int32_t waiting_rank;
+  int32_t awaited_rank;
+  uint64_t expected;  ///< smallest flag word that would have ended the wait
+  uint64_t seen;      ///< last flag word read
+  double waited_ms;
+} sy_wait_report;
+#define SWITCHYARD_WAIT_REPORT_INIT \
+  { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0 }
+
+/// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() as it is, if
+/// that failure was of another kind or a pointer is NULL. Of SWITCHYARD_PEER_TIMEOUT:
+switchyard_code_t sy_last_wait_report(sy_wait_report* report);
+/// Of SWITCHYARD_PEER_FAILED: the rank that failed and what it reported (SWITCHYARD_SYSTEM if its process ended).
+switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
+/// Of SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
+switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
+
+// ---- Group ----
+
+/// Settings of a group. Equal on all ranks, except where noted.
+typedef struct sy_group_options {
+  size_t struct_size;
+  size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
+  int64_t timeout_ms;             ///< deadline of every wait inside a call, in [1, 2^31); may differ by rank
+  int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, in [1, 2^31)
+  int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
+  int32_t num_warps;
+  int32_t deferred_copies;  ///< 0 or 1; testing: perform a copy only when it is settled
+  int32_t reserved;         ///< must be 0
+} sy_group_options;
+#define SWITCHYARD_GROUP_OPTIONS_INIT \
+  { sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0 }
+
+/// All `world` ranks, in [1, 64], as threads of this process. `groups` has `world` elements; element r belongs to rank r and is
+/// to be used by one thread. `options` NULL: defaults.
+switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups);
+/// This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 serves
+/// the store. `token` (any text, the same on all ranks) keeps strangers out. Blocks until all ranks have come.
+switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
+                                   const sy_group_options* options, sy_group** group);
+/// This process as one rank, found from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
+/// Open MPI or Slurm. Blocks until all ranks have come.
+switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group);
+switchyard_code_t sy_group_destroy(sy_group* group);
+
+switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
+switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
+/// Collective. Waits until all ranks called it.
+switchyard_code_t sy_group_barrier(sy_group* group);
+/// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
+switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
+/// The pending fault of this rank, or SWITCHYARD_OK.
+switchyard_code_t sy_group_check(const sy_group* group);
+/// Makes every wait of every rank end with SWITCHYARD_PEER_FAILED (this rank, `reason`). `reason` is a switchyard_code_t other
+/// than SWITCHYARD_OK, or a number of your own up to 255. Idempotent: the first failure counts.
+switchyard_code_t sy_group_abort(sy_group* group, int32_t reason);
+
+/// Time this rank spent waiting for flags of one peer since the group was formed.
+typedef struct sy_wait_statistics {
+  size_t struct_size;
+  double total_ms;  ///< the longest-waiting worker's total, not the sum over workers
+  double max_ms;    ///< the longest single wait
+  uint64_t waits;   ///< number of waits that did not succeed at once
+} sy_wait_statistics;
+#define SWITCHYARD_WAIT_STATISTICS_INIT \
+  { sizeof(sy_wait_statistics), 0.0, 0.0, 0 }
+/// `peer` in [0, W). Counters never stop.
+switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
+/// Bytes of the symmetric heap in use and in total on this rank. Either pointer may be NULL.
+switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size);
+
+// ---- Views of the caller's memory ----
+
+/// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes a row. The library only reads it,
+/// and not after the call.
+typedef struct sy_const_row_view {
+  size_t struct_size;
+  const void* data;  ///< NULL only if rows = 0
+  int64_t rows;
+  int64_t cols;
+  sy_dtype dtype;
+  sy_scale_kind scale_kind;
+  const void* scales;
+} sy_const_row_view;
+#define SWITCHYARD_CONST_ROW_VIEW_INIT \
+  { sizeof(sy_const_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
+
+/// The writable twin.
+typedef struct sy_row_view {
+  size_t struct_size;
+  void* data;
+  int64_t rows;
+  int64_t cols;
+  sy_dtype dtype;
+  sy_scale_kind scale_kind;
+  void* scales;
+} sy_row_view;
+#define SWITCHYARD_ROW_VIEW_INIT \
+  { sizeof(sy_row_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL }
+
+/// Expert ids [tokens, topk], int32 or int64. An id outside [0, E) means "no expert".
+typedef struct sy_expert_ids {
+  size_t struct_size;
+  const void* data;  ///< NULL only if tokens = 0
+  int64_t tokens;
+  int32_t topk;
+  int32_t is_int64;  ///< 0: int32, 1: int64
+} sy_expert_ids;
+#define SWITCHYARD_EXPERT_IDS_INIT \
+  { sizeof(sy_expert_ids), NULL, 0, 0, 0 }
+
+/// Bytes of one scale row of `hidden` >= 0 channels: the scales, padded to a multiple of 16; 0 for SWITCHYARD_SCALE_NONE.
+switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes);
+/// First expert of rank `rank` in [0, W]; rank r holds [first(r), first(r + 1)).
+switchyard_code_t sy_first_expert(int32_t num_experts, int32_t world, int32_t rank, int32_t* expert);
+
+// ---- Exchange (normal mode) ----
+
+/// Fixed properties of an exchange; equal on all ranks.
+typedef struct sy_normal_config {
+  size_t struct_size;
+  int64_t hidden;       ///< H; rows must be a multiple of 16 bytes for every row type used
+  int64_t max_tokens;   ///< largest T on any rank, >= 0
+  int32_t num_experts;  ///< E >= 1; need not divide by W
+  int32_t topk;         ///< K in [1, 32]
+  sy_layout layout;
+  int32_t expert_alignment;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
+  sy_dtype row_type;         ///< widest row type that will be dispatched or combined; sizes the memory
+  sy_staging staging;
+  int32_t ring_num_channels;  ///< ring staging: token ranges that travel independently, >= 1
+  int32_t ring_send_chunk;    ///< ring staging: rows appended before the consumer is told, in [1, ring_slots]
+  int32_t ring_slots;         ///< ring staging: rows per ring, >= K
+  int32_t reserved;           ///< must be 0
+  size_t pool_bytes;      ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
+  size_t ring_max_bytes;  ///< ring staging; not 0: largest ring memory per rank; slots (and chunk) are lowered until it fits
+  uint64_t first_epoch;   ///< number of the first call, modulo 2^40; for tests of the wrap
+} sy_normal_config;
+#define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
+  {                                                                                                                          \
+    sizeof(sy_normal_config), 0, 0, 0, 0, SWITCHYARD_LAYOUT_RANK_MAJOR, 1, SWITCHYARD_DTYPE_BF16, SWITCHYARD_STAGING_DIRECT, \
+        10, 6, 256, 0, 0, 0, 1                                                                                               \
+  }
+
+/// Symmetric memory of one exchange, in bytes per rank.
+typedef struct sy_memory_requirement {
+  size_t struct_size;
+  size_t control_bytes;  ///< flags, counts, placements
+  size_t pool_bytes;     ///< outputs, row buffers, staging (direct)
+  size_t ring_bytes;     ///< rings (ring staging)
+  size_t total_bytes;    ///< the sum
+} sy_memory_requirement;
+#define SWITCHYARD_MEMORY_REQUIREMENT_INIT \
+  { sizeof(sy_memory_requirement), 0, 0, 0, 0 }
+
+/// What an exchange with this config takes from each rank's heap. Needs no group.
+switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
+                                              sy_memory_requirement* requirement);
+/// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
+switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes);
+
+/// Collective. Before another exchange is created in the same group, outputs and row buffers of destroyed ones must be gone on
+/// all ranks or on none: they keep their exchange's memory, and all ranks' heaps must be alike. Errors: invalid_argument,
+/// heap_exhausted, mismatch.
+switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
+switchyard_code_t sy_exchange_destroy(sy_exchange* exchange);
+
+/// Options of one dispatch; equal on all ranks except `capacity`.
+typedef struct sy_dispatch_options {
+  size_t struct_size;
+  sy_scale_kind quantize;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
+  sy_size_policy size;
+  sy_overflow overflow;
+  sy_padding padding;
+  int64_t capacity;  ///< SWITCHYARD_SIZE_CAPACITY: most rows this rank takes, padding included
+} sy_dispatch_options;
+#define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                 \
+  {                                                                                                      \
+    sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_EXACT, SWITCHYARD_OVERFLOW_FAIL, \
+        SWITCHYARD_PADDING_ZERO, 0                                                                       \
+  }
+
+/// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `weights` is float32
+/// [T, K] or NULL. `options` NULL: defaults.
+switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+                                       const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
+/// Collective. The same routing again with other rows: no counting, no exchange of counts. Of the options only `quantize` and
+/// `padding` are used.
+switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
+                                              const sy_dispatch_options* options, sy_dispatched** dispatched);
+
+/// What a dispatch delivered. Pointers are valid until sy_dispatched_destroy; those to routing (all but `x` and `x_scales`)
+/// also as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element.
+typedef struct sy_dispatched_view {
+  size_t struct_size;
+  void* x;         ///< [x_rows, x_cols]; direct staging: in symmetric memory, so that combine reads it in place
+  int64_t x_rows;  ///< allocated rows, >= M
+  int64_t x_cols;  ///< H
+  sy_dtype x_dtype;
+  sy_scale_kind x_scale_kind;
+  void* x_scales;  ///< [x_rows, sy_scale_row_bytes] for fp8 rows
+  int64_t rows;    ///< M: rows delivered; beyond them payload is unspecified, ids and sources are -1
+  int64_t tokens;  ///< T
+  int32_t world;   ///< W
+  int32_t topk;    ///< K
+  int32_t experts_here;
+  int32_t reserved;
+  sy_handle* handle;  ///< borrowed; sy_handle_retain to keep it
+
+  const int32_t* topk_ids;      ///< rank-major: [x_rows, K] local expert ids, -1 if the route goes elsewhere or was dropped
+  const float* topk_weights;    ///< rank-major: [x_rows, K] 0 where the id is -1; NULL if dispatch got no weights
+  const int32_t* source_token;  ///< rank-major: [x_rows] token index at its source
+
+  const int64_t* row_source;        ///< expert-major: [x_rows] source rank << 48 | k << 32 | token; -1 for padding
+  const float* row_weights;         ///< expert-major: [x_rows]; NULL if dispatch got no weights
+  const int64_t* expert_first_row;  ///< expert-major: [experts_here]
+
+  const int64_t* tokens_per_expert;   ///< [experts_here] kept routes of all sources to each local expert
+  const int64_t* aligned_per_expert;  ///< [experts_here] the same, rounded up to expert_alignment
+
+  const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity; NULL if none was
+  const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here; NULL if none was
+} sy_dispatched_view;
+#define SWITCHYARD_DISPATCHED_VIEW_INIT                                                                                       \
+  {                                                                                                                           \
+    sizeof(sy_dispatched_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, \
+        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                                  \
+  }
+switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
+switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
+
+/// Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie.
+/// Errors: pool_exhausted.
+switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
+switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view);
+switchyard_code_t sy_rows_destroy(sy_rows* rows);
+
+/// Options of one combine; equal on all ranks (pointers aside).
+typedef struct sy_combine_options {
+  size_t struct_size;
+  sy_combine_order order;
+  int32_t apply_weights;  ///< 0 or 1; expert-major: multiply rows by their weights (if dispatch or `weights` gave any)
+  /// Rank-major: float32 [M, K], returned as sums over ranks in `out_weights` (rows themselves are not multiplied).
+  /// Expert-major: float32 [T, K] that replaces the weights given to dispatch; SWITCHYARD_ORDER_PER_ROUTE only.
+  const float* weights;
+  const void* bias[2];  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
+} sy_combine_options;
+#define SWITCHYARD_COMBINE_OPTIONS_INIT                                            \
+  {                                                                                \
+    sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, { NULL, NULL } \
+  }
+
+/// Collective. Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of
+/// the dispatch that made `handle`; rows in a sy_rows or in sy_dispatched_view::x are read in place, other memory is first
+/// copied (direct staging). A token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major
+/// with options->weights) or NULL. `options` NULL: defaults.
+switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
+                                      const sy_combine_options* options, float* out_weights);
+
+/// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
+typedef struct sy_call_statistics {
+  size_t struct_size;
+  uint64_t remote_bytes;  ///< payload written to (dispatch) or read from (combine) other ranks
+  uint64_t local_bytes;   ///< the same for this rank itself
+  uint64_t copied_bytes;  ///< local copies: repeated routes, staging of ordinary memory
+  uint64_t payload_rows;  ///< rows sent (dispatch) or read (combine), own rank included
+  uint64_t metadata_bytes;
+  double plan_us;   ///< counting, exchange of counts, addresses
+  double total_us;  ///< entry to exit
+} sy_call_statistics;
+#define SWITCHYARD_CALL_STATISTICS_INIT \
+  { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0 }
+switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
+
+// ---- Handle ----
+
+/// The routing of one dispatch as both sides know it. Immutable, holds no symmetric memory, usable any number of times with any
+/// exchange of the same group size, rank and shape, also after the exchange that made it is gone. A handle has as many owners
+/// as there were sy_handle_retain calls and sy_handle_deserialize results; each owner releases it once.
+switchyard_code_t sy_handle_retain(sy_handle* handle);
+switchyard_code_t sy_handle_release(sy_handle* handle);
+switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);  ///< T
+switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);      ///< M, padding included
+
+/// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
+/// is accepted); calling again with the same struct does not release the earlier storage.
+switchyard_code_t sy_storage_release(sy_storage* storage);
+
+/// Portable bytes (little endian, versioned).
+typedef struct sy_bytes {
+  size_t struct_size;
+  sy_storage* storage;
+  const void* data;
+  size_t size;
+} sy_bytes;
+#define SWITCHYARD_BYTES_INIT \
+  { sizeof(sy_bytes), NULL, NULL, 0 }
+switchyard_code_t sy_handle_serialize(const sy_handle* handle, sy_bytes* bytes);
+/// The inverse; `data` is not kept. Errors: invalid_argument on damaged bytes.
+switchyard_code_t sy_handle_deserialize(const void* data, size_t size, sy_handle** handle);
+
+/// DeepEP / TileScale description of a dispatch. C = num_channels. Prefixes are inclusive unless noted.
+typedef struct sy_matrices {
+  size_t struct_size;
+  sy_storage* storage;
+  int32_t world;
+  int32_t num_channels;
+  int64_t tokens;                             ///< T
+  int64_t num_recv;                           ///< elements of recv_src_idx
+  const int32_t* rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j
+  const int32_t* channel_prefix_matrix;       ///< [W, C] this rank's tokens to rank d in channels 0..c
+  const int32_t* recv_channel_prefix_matrix;  ///< [W, C] exclusive: first row of channel c among source s's rows here
+  const int32_t* recv_src_idx;                ///< [num_recv] token index at the source
+  const uint8_t* is_token_in_rank;            ///< [T, W]
+  const int32_t* send_head;                   ///< [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
+} sy_matrices;
+#define SWITCHYARD_MATRICES_INIT \
+  { sizeof(sy_matrices), NULL, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL }
+/// `num_channels` >= 1. Errors: unsupported for an expert-major dispatch that dropped routes at capacity.
+switchyard_code_t sy_handle_matrices(const sy_handle* handle, int32_t num_channels, sy_matrices* matrices);
+
+/// The explicit route ledger (PTO moe_combine's fields, order and padding).
+typedef struct sy_ledger {
+  size_t struct_size;
+  sy_storage* storage;
+  int32_t world;
+  int32_t num_experts;         ///< E
+  int32_t num_experts_padded;  ///< Ep: E rounded up to 16
+  int32_t experts_here;
+  int64_t num_routes;                    ///< T * K
+  const int32_t* peer_token_per_expert;  ///< [W, Ep] rows of source s for global expert e
+  const int32_t* expanded_row_idx;       ///< [T * K] row of route f in this rank's return buffer, -1 invalid
+  const int32_t* cumsum_per_expert;      ///< [W, Ep] inclusive prefix over experts
+  const int32_t* dispatch_offset;        ///< [experts_here] first row of each local expert
+  const int32_t* prev_sum_before_rank;   ///< [W, experts_here] rows of sources before s inside local expert
+} sy_ledger;
+#define SWITCHYARD_LEDGER_INIT \
+  { sizeof(sy_ledger), NULL, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL }
+/// Errors: unsupported for a dispatch that dropped routes at capacity.
+switchyard_code_t sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger);
+
+/// What DeepEP's get_dispatch_layout returns.
+typedef struct sy_routing_layout {
+  size_t struct_size;
+  sy_storage* storage;
+  int32_t world;
+  int32_t num_experts;
+  int64_t tokens;
+  const int32_t* num_tokens_per_rank;    ///< [W] distinct tokens
+  const int32_t* num_tokens_per_expert;  ///< [E] routes
+  const uint8_t* is_token_in_rank;       ///< [T, W]
+} sy_routing_layout;
+#define SWITCHYARD_ROUTING_LAYOUT_INIT \
+  { sizeof(sy_routing_layout), NULL, 0, 0, 0, NULL, NULL, NULL }
+/// Needs no group.
+switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capi/objects.hpp"
+#include "capi/structs.hpp"
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+namespace {
+
+switchyard_code_t null_exchange() {
+  return guarded([] { require(nullptr, "exchange"); });
+}
+
+const Handle& checked_handle(const sy_handle* handle) {
+  require(handle, "handle");
+  return handle->handle;
+}
+
+/// The C side of an output, made before the collective call: after it, nothing can fail.
+std::unique_ptr<sy_dispatched> make_dispatched(const sy_exchange& exchange) {
+  auto made = std::make_unique<sy_dispatched>();
+  made->handle = new sy_handle;
+  made->state = exchange.state;
+  return made;
+}
+
+/// Moves what arrived to the caller.
+sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatched) noexcept {
+  made->handle->handle = dispatched.handle;
+  made->dispatched = std::move(dispatched);
+  return made.release();
+}
+
+sy_dispatched_view view_of(const sy_dispatched& object) {
+  const Dispatched& d = object.dispatched;
+  const NormalConfig& config = object.state->exchange.config();
+  sy_dispatched_view v = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  v.x = d.x.data;
+  v.x_rows = d.x.rows;
+  v.x_cols = d.x.cols;
+  v.x_dtype = static_cast<sy_dtype>(d.x.dtype);
+  v.x_scale_kind = static_cast<sy_scale_kind>(d.x.scale_kind);
+  v.x_scales = d.x.scales;
+  v.rows = d.rows;
+  v.tokens = d.handle.tokens();
+  v.world = object.state->group->size();
+  v.topk = config.topk;
+  v.experts_here = static_cast<int32_t>(d.tokens_per_expert.size());
+  v.handle = object.handle;
+  v.topk_ids = data_or_null(d.topk_ids);
+  v.topk_weights = data_or_null(d.topk_weights);
+  v.source_token = data_or_null(d.source_token);
+  v.row_source = data_or_null(d.row_source);
+  v.row_weights = data_or_null(d.row_weights);
+  v.expert_first_row = data_or_null(d.expert_first_row);
+  v.tokens_per_expert = data_or_null(d.tokens_per_expert);
+  v.aligned_per_expert = data_or_null(d.aligned_per_expert);
+  v.dropped = data_or_null(d.dropped);
+  v.dropped_per_source = data_or_null(d.dropped_per_source);
+  return v;
+}
+
+}  // namespace
+
+extern "C" {
+
+switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
+                                              sy_memory_requirement* requirement) {
+  return guarded([&] {
+    check_struct(requirement, sizeof *requirement, "requirement");
+    const MemoryRequirement m = NormalExchange::memory_required(to_config(config), world);
+    write_struct(requirement,
+                 sy_memory_requirement{sizeof(sy_memory_requirement), m.control_bytes, m.pool_bytes, m.ring_bytes, m.total()});
+  });
+}
+
+switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes) {
+  return guarded([&] {
+    require(bytes, "bytes");
+    *bytes = NormalExchange::heap_bytes_for(to_config(config), world);
+  });
+}
+
+switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange) {
+  if (exchange) *exchange = nullptr;
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] {
+    require(exchange, "exchange");
+    auto made = std::make_unique<sy_exchange>();
+    made->state = std::make_shared<ExchangeState>(group->group, to_config(config));
+    *exchange = made.release();
+  });
+}
+
+switchyard_code_t sy_exchange_destroy(sy_exchange* exchange) {
+  delete exchange;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+                                       const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched) {
+  if (dispatched) *dispatched = nullptr;
+  if (!exchange) return null_exchange();
+  return collective(*exchange->state->group, [&] {
+    require(dispatched, "dispatched");
+    auto made = make_dispatched(*exchange);
+    *dispatched = deliver(std::move(made),
+                          exchange->state->exchange.dispatch(to_rows(x, "x"), to_ids(ids), weights, to_options(options)));
+  });
+}
+
+switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
+                                              const sy_dispatch_options* options, sy_dispatched** dispatched) {
+  if (dispatched) *dispatched = nullptr;
+  if (!exchange) return null_exchange();
+  return collective(*exchange->state->group, [&] {
+    require(dispatched, "dispatched");
+    auto made = make_dispatched(*exchange);
+    *dispatched = deliver(std::move(made),
+                          exchange->state->exchange.dispatch(to_rows(x, "x"), checked_handle(handle), to_options(options)));
+  });
+}
+
+switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view) {
+  return guarded([&] {
+    require(dispatched, "dispatched");
+    check_struct(view, sizeof *view, "view");
+    write_struct(view, view_of(*dispatched));
+  });
+}
+
+switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched) {
+  delete dispatched;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows) {
+  if (rows) *rows = nullptr;
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(rows, "rows");
+    auto made = std::make_unique<sy_rows>();
+    made->state = exchange->state;
+    made->rows = exchange->state->exchange.allocate_rows(checked_handle(handle), to_dtype("type", type));
+    *rows = made.release();
+  });
+}
+
+switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view) {
+  return guarded([&] {
+    require(rows, "rows");
+    check_struct(view, sizeof *view, "view");
+    const Rows r = rows->rows.rows();
+    write_struct(view, sy_row_view{sizeof(sy_row_view), r.data, r.rows, r.cols, static_cast<sy_dtype>(r.dtype),
+                                   static_cast<sy_scale_kind>(r.scale_kind), r.scales});
+  });
+}
+
+switchyard_code_t sy_rows_destroy(sy_rows* rows) {
+  delete rows;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
+                                      const sy_combine_options* options, float* out_weights) {
+  if (!exchange) return null_exchange();
+  return collective(*exchange->state->group, [&] {
+    exchange->state->exchange.combine(to_rows(y, "y"), checked_handle(handle), out, to_options(options), out_weights);
+  });
+}
+
+switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    check_struct(statistics, sizeof *statistics, "statistics");
+    const CallStatistics s = exchange->state->exchange.last_call();
+    write_struct(statistics, sy_call_statistics{sizeof(sy_call_statistics), s.remote_bytes, s.local_bytes, s.copied_bytes,
+                                                s.payload_rows, s.metadata_bytes, s.plan_us, s.total_us});
+  });
+}
+
+}  // extern "C"

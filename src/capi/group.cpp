@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/group.hpp"
+
+#include <algorithm>
+
+#include "capi/objects.hpp"
+#include "capi/structs.hpp"
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+namespace {
+
+std::unique_ptr<sy_group> wrap(Group group) {
+  return std::make_unique<sy_group>(sy_group{std::make_shared<Group>(std::move(group))});
+}
+
+}  // namespace
+
+extern "C" {
+
+switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups) {
+  return guarded([&] {
+    require(groups, "groups");
+    require_range("world", world, 1, SWITCHYARD_MAX_RANKS);
+    std::fill(groups, groups + world, nullptr);
+    std::vector<std::unique_ptr<sy_group>> wrapped;
+    for (Group& group : Group::in_process(world, to_options(options))) wrapped.push_back(wrap(std::move(group)));
+    for (auto& group : wrapped) *groups++ = group.release();
+  });
+}
+
+switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token,
+                                   const sy_group_options* options, sy_group** group) {
+  return guarded([&] {
+    require(group, "group");
+    *group = nullptr;
+    require(store, "store");
+    require(token, "token");
+    *group = wrap(Group::connect(rank, world, store, token, to_options(options))).release();
+  });
+}
+
+switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group) {
+  return guarded([&] {
+    require(group, "group");
+    *group = nullptr;
+    *group = wrap(Group::from_environment(to_options(options))).release();
+  });
+}
+
+switchyard_code_t sy_group_destroy(sy_group* group) {
+  delete group;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank) {
+  return guarded([&] {
+    require(group, "group");
+    require(rank, "rank");
+    *rank = group->group->rank();
+  });
+}
+
+switchyard_code_t sy_group_size(const sy_group* group, int32_t* size) {
+  return guarded([&] {
+    require(group, "group");
+    require(size, "size");
+    *size = group->group->size();
+  });
+}
+
+switchyard_code_t sy_group_barrier(sy_group* group) {
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] { group->group->barrier(); });
+}
+
+switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all) {
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] {
+    if (bytes > 0) {
+      require(mine, "mine");
+      require(all, "all");
+    }
+    group->group->all_gather(mine, bytes, all);
+  });
+}
+
+switchyard_code_t sy_group_check(const sy_group* group) {
+  return guarded([&] {
+    require(group, "group");
+    group->group->check();
+  });
+}
+
+switchyard_code_t sy_group_abort(sy_group* group, int32_t reason) {
+  return guarded([&] {
+    require(group, "group");
+    require_range("reason", reason, 1, 255);
+    group->group->abort(reason);
+  });
+}
+
+switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics) {
+  return guarded([&] {
+    require(group, "group");
+    require_range("peer", peer, 0, group->group->size() - 1);
+    check_struct(statistics, sizeof *statistics, "statistics");
+    const WaitStatistics s = group->group->wait_statistics()[static_cast<size_t>(peer)];
+    write_struct(statistics, sy_wait_statistics{sizeof(sy_wait_statistics), s.total_ms, s.max_ms, s.waits});
+  });
+}
+
+switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size) {
+  return guarded([&] {
+    require(group, "group");
+    if (used) *used = group->group->heap_used();
+    if (size) *size = group->group->heap_size();
+  });
+}
+
+}  // extern "C"

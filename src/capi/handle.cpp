@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles, and what is computed from routing alone.
+#include <span>
+
+#include "capi/objects.hpp"
+#include "capi/structs.hpp"
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+extern "C" {
+
+switchyard_code_t sy_handle_retain(sy_handle* handle) {
+  return guarded([&] {
+    require(handle, "handle");
+    handle->owners.fetch_add(1, std::memory_order_relaxed);
+  });
+}
+
+switchyard_code_t sy_handle_release(sy_handle* handle) {
+  if (handle && handle->owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete handle;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens) {
+  return guarded([&] {
+    require(handle, "handle");
+    require(tokens, "tokens");
+    *tokens = handle->handle.tokens();
+  });
+}
+
+switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows) {
+  return guarded([&] {
+    require(handle, "handle");
+    require(rows, "rows");
+    *rows = handle->handle.rows();
+  });
+}
+
+switchyard_code_t sy_storage_release(sy_storage* storage) {
+  delete storage;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_handle_serialize(const sy_handle* handle, sy_bytes* bytes) {
+  return guarded([&] {
+    require(handle, "handle");
+    check_struct(bytes, sizeof *bytes, "bytes");
+    auto stored = store(handle->handle.serialize());
+    const auto& value = stored->value;
+    write_struct(bytes, sy_bytes{sizeof(sy_bytes), stored.release(), data_or_null(value), value.size()});
+  });
+}
+
+switchyard_code_t sy_handle_deserialize(const void* data, size_t size, sy_handle** handle) {
+  if (handle) *handle = nullptr;
+  return guarded([&] {
+    require(handle, "handle");
+    require(data, "data");
+    auto made = std::make_unique<sy_handle>();
+    made->handle = Handle::deserialize(std::span(static_cast<const std::byte*>(data), size));
+    *handle = made.release();
+  });
+}
+
+switchyard_code_t sy_handle_matrices(const sy_handle* handle, int32_t num_channels, sy_matrices* matrices) {
+  return guarded([&] {
+    require(handle, "handle");
+    check_struct(matrices, sizeof *matrices, "matrices");
+    auto stored = store(handle->handle.matrices(num_channels));
+    const DispatchMatrices& m = stored->value;
+    sy_matrices filled = SWITCHYARD_MATRICES_INIT;
+    filled.storage = stored.release();
+    filled.world = m.world;
+    filled.num_channels = m.num_channels;
+    filled.tokens = handle->handle.tokens();
+    filled.num_recv = static_cast<int64_t>(m.recv_src_idx.size());
+    filled.rank_prefix_matrix = data_or_null(m.rank_prefix_matrix);
+    filled.channel_prefix_matrix = data_or_null(m.channel_prefix_matrix);
+    filled.recv_channel_prefix_matrix = data_or_null(m.recv_channel_prefix_matrix);
+    filled.recv_src_idx = data_or_null(m.recv_src_idx);
+    filled.is_token_in_rank = data_or_null(m.is_token_in_rank);
+    filled.send_head = data_or_null(m.send_head);
+    write_struct(matrices, filled);
+  });
+}
+
+switchyard_code_t sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger) {
+  return guarded([&] {
+    require(handle, "handle");
+    check_struct(ledger, sizeof *ledger, "ledger");
+    auto stored = store(handle->handle.ledger());
+    const LedgerTables& t = stored->value;
+    sy_ledger filled = SWITCHYARD_LEDGER_INIT;
+    filled.storage = stored.release();
+    filled.world = t.world;
+    filled.num_experts = t.num_experts;
+    filled.num_experts_padded = t.num_experts_padded;
+    filled.experts_here = t.experts_here;
+    filled.num_routes = static_cast<int64_t>(t.expanded_row_idx.size());
+    filled.peer_token_per_expert = data_or_null(t.peer_token_per_expert);
+    filled.expanded_row_idx = data_or_null(t.expanded_row_idx);
+    filled.cumsum_per_expert = data_or_null(t.cumsum_per_expert);
+    filled.dispatch_offset = data_or_null(t.dispatch_offset);
+    filled.prev_sum_before_rank = data_or_null(t.prev_sum_before_rank);
+    write_struct(ledger, filled);
+  });
+}
+
+switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
+                                       sy_routing_layout* layout) {
+  return guarded([&] {
+    check_struct(layout, sizeof *layout, "layout");
+    const ExpertIds routing = to_ids(ids);
+    auto stored = store(routing_layout(routing, num_experts, world));
+    const RoutingLayout& l = stored->value;
+    sy_routing_layout filled = SWITCHYARD_ROUTING_LAYOUT_INIT;
+    filled.storage = stored.release();
+    filled.world = world;
+    filled.num_experts = num_experts;
+    filled.tokens = routing.tokens;
+    filled.num_tokens_per_rank = data_or_null(l.num_tokens_per_rank);
+    filled.num_tokens_per_expert = data_or_null(l.num_tokens_per_expert);
+    filled.is_token_in_rank = data_or_null(l.is_token_in_rank);
+    write_struct(layout, filled);
+  });
+}
+
+switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes) {
+  return guarded([&] {
+    require(bytes, "bytes");
+    require_range("hidden", hidden, 0, int64_t{1} << 24);
+    *bytes = scale_row_bytes(hidden, to_scale_kind("kind", kind));
+  });
+}
+
+switchyard_code_t sy_first_expert(int32_t num_experts, int32_t world, int32_t rank, int32_t* expert) {
+  return guarded([&] {
+    require(expert, "expert");
+    require_range("num_experts", num_experts, 1, 1 << 20);
+    require_range("world", world, 1, SWITCHYARD_MAX_RANKS);
+    require_range("rank", rank, 0, world);
+    *expert = first_expert(num_experts, world, rank);
+  });
+}
+
+}  // extern "C"

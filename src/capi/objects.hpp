@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the opaque pointers of the C ABI point to. Everything holds a share of what it stands on, so that the C side may destroy
+// in any order. Members are listed in the order of construction: the share comes first and goes last.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "capi/errors.hpp"
+#include "switchyard/normal.hpp"
+
+namespace switchyard::detail {
+
+struct ExchangeState {
+  ExchangeState(std::shared_ptr<Group> g, const NormalConfig& config) : group(std::move(g)), exchange(*group, config) {}
+  std::shared_ptr<Group> group;
+  NormalExchange exchange;
+};
+
+/// NULL for an empty array, whatever its container keeps as address.
+template <class Array>
+auto data_or_null(const Array& array) -> decltype(array.data()) {
+  return array.empty() ? nullptr : array.data();
+}
+
+}  // namespace switchyard::detail
+
+// NOLINTBEGIN(readability-identifier-naming): names of the C ABI
+struct sy_group {
+  std::shared_ptr<switchyard::Group> group;
+};
+
+struct sy_exchange {
+  std::shared_ptr<switchyard::detail::ExchangeState> state;
+};
+
+struct sy_handle {
+  std::atomic<uint64_t> owners{1};
+  switchyard::Handle handle;
+};
+
+struct sy_dispatched {
+  std::shared_ptr<switchyard::detail::ExchangeState> state;
+  switchyard::Dispatched dispatched;
+  sy_handle* handle = nullptr;  ///< one of its owners
+  ~sy_dispatched() { sy_handle_release(handle); }
+};
+
+struct sy_rows {
+  std::shared_ptr<switchyard::detail::ExchangeState> state;
+  switchyard::RowBuffer rows;
+};
+
+struct sy_storage {
+  virtual ~sy_storage() = default;
+};
+// NOLINTEND(readability-identifier-naming)
+
+namespace switchyard::detail {
+
+template <class T>
+struct Stored final : sy_storage {
+  explicit Stored(T v) : value(std::move(v)) {}
+  const T value;
+};
+
+template <class T>
+std::unique_ptr<Stored<T>> store(T value) {
+  return std::make_unique<Stored<T>>(std::move(value));
+}
+
+}  // namespace switchyard::detail

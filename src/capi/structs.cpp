@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capi/structs.hpp"
+
+#include <cstdint>
+#include <string>
+
+namespace switchyard::detail {
+namespace {
+
+constexpr sy_group_options kGroupOptions = SWITCHYARD_GROUP_OPTIONS_INIT;
+constexpr sy_normal_config kNormalConfig = SWITCHYARD_NORMAL_CONFIG_INIT;
+constexpr sy_dispatch_options kDispatchOptions = SWITCHYARD_DISPATCH_OPTIONS_INIT;
+constexpr sy_combine_options kCombineOptions = SWITCHYARD_COMBINE_OPTIONS_INIT;
+constexpr sy_const_row_view kConstRowView = SWITCHYARD_CONST_ROW_VIEW_INIT;
+constexpr sy_expert_ids kExpertIds = SWITCHYARD_EXPERT_IDS_INIT;
+
+// The macros say what the C++ defaults are.
+static_assert(kGroupOptions.heap_bytes == GroupOptions{}.heap_bytes && kGroupOptions.num_blocks == GroupOptions{}.num_blocks &&
+              kGroupOptions.num_warps == GroupOptions{}.num_warps &&
+              kGroupOptions.timeout_ms == GroupOptions{}.timeout.count() &&
+              kGroupOptions.rendezvous_timeout_ms == GroupOptions{}.rendezvous_timeout.count() &&
+              (kGroupOptions.deferred_copies != 0) == GroupOptions{}.deferred_copies);
+static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment &&
+              kNormalConfig.pool_bytes == NormalConfig{}.pool_bytes &&
+              kNormalConfig.ring_num_channels == RingSettings{}.num_channels &&
+              kNormalConfig.ring_send_chunk == RingSettings{}.send_chunk && kNormalConfig.ring_slots == RingSettings{}.slots &&
+              kNormalConfig.ring_max_bytes == RingSettings{}.max_bytes &&
+              kNormalConfig.first_epoch == NormalConfig{}.first_epoch);
+static_assert(kNormalConfig.layout == static_cast<int>(NormalConfig{}.layout) &&
+              kNormalConfig.row_type == static_cast<int>(NormalConfig{}.row_type) &&
+              kNormalConfig.staging == static_cast<int>(NormalConfig{}.staging));
+static_assert(kDispatchOptions.quantize == static_cast<int>(DispatchOptions{}.quantize) &&
+              kDispatchOptions.size == static_cast<int>(DispatchOptions{}.size) &&
+              kDispatchOptions.overflow == static_cast<int>(DispatchOptions{}.overflow) &&
+              kDispatchOptions.padding == static_cast<int>(DispatchOptions{}.padding));
+static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) &&
+              (kCombineOptions.apply_weights != 0) == CombineOptions{}.apply_weights);
+
+// Values of the enumerations.
+static_assert(SWITCHYARD_DTYPE_BF16 == static_cast<int>(DType::bf16) && SWITCHYARD_DTYPE_F16 == static_cast<int>(DType::f16) &&
+              SWITCHYARD_DTYPE_F32 == static_cast<int>(DType::f32) &&
+              SWITCHYARD_DTYPE_FP8_E4M3 == static_cast<int>(DType::fp8_e4m3));
+static_assert(SWITCHYARD_SCALE_NONE == static_cast<int>(ScaleKind::none) &&
+              SWITCHYARD_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
+              SWITCHYARD_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));
+static_assert(SWITCHYARD_LAYOUT_RANK_MAJOR == static_cast<int>(Layout::rank_major) &&
+              SWITCHYARD_LAYOUT_EXPERT_MAJOR == static_cast<int>(Layout::expert_major));
+static_assert(SWITCHYARD_STAGING_DIRECT == static_cast<int>(Staging::direct) &&
+              SWITCHYARD_STAGING_RING == static_cast<int>(Staging::ring));
+static_assert(SWITCHYARD_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
+              SWITCHYARD_SIZE_CAPACITY == static_cast<int>(SizePolicy::capacity) &&
+              SWITCHYARD_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case));
+static_assert(SWITCHYARD_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
+              SWITCHYARD_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
+static_assert(SWITCHYARD_PADDING_ZERO == static_cast<int>(Padding::zero) &&
+              SWITCHYARD_PADDING_UNSPECIFIED == static_cast<int>(Padding::unspecified));
+static_assert(SWITCHYARD_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_rank) &&
+              SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route));
+static_assert(SWITCHYARD_MAX_RANKS == kMaxRanks && SWITCHYARD_MAX_TOPK == kMaxTopk && SWITCHYARD_SCALE_GROUP == kScaleGroup);
+
+/// An enumeration whose values are 0 to `last`.
+template <class E>
+E to_enum(const char* name, int32_t value, E last) {
+  require_range(name, value, 0, static_cast<int64_t>(last));
+  return static_cast<E>(value);
+}
+
+bool to_bool(const char* name, int32_t value) {
+  require_range(name, value, 0, 1);
+  return value != 0;
+}
+
+std::chrono::milliseconds to_ms(const char* name, int64_t value) {
+  require_range(name, value, 1, INT32_MAX);
+  return std::chrono::milliseconds(value);
+}
+
+/// Position of the first byte from `known` up to `size` that is not zero; `size` or more if there is none.
+size_t first_unknown(const void* given, size_t known, size_t size) {
+  const auto* bytes = static_cast<const unsigned char*>(given);
+  while (known < size && bytes[known] == 0) ++known;
+  return known;
+}
+
+bool is_plausible(size_t size) { return size >= kMinStructBytes && size <= kMaxStructBytes && size % sizeof(size_t) == 0; }
+
+size_t size_of(const void* given) {
+  size_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  return size;
+}
+
+}  // namespace
+
+size_t check_struct(const void* given, size_t known, const char* name) {
+  require(given, name);
+  const size_t size = size_of(given);
+  if (!is_plausible(size))
+    throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) +
+                        ": start from the SWITCHYARD_..._INIT macro, which sets it (" + std::to_string(known) +
+                        " in this version)");
+  if (const size_t at = first_unknown(given, known, size); at < size)
+    throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) + ": the byte at offset " +
+                        std::to_string(at) + " is not zero, but this version of the library knows only the first " +
+                        std::to_string(known) + " bytes");
+  return size;
+}
+
+bool is_valid_struct(const void* given, size_t known) noexcept {
+  return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
+}
+
+DType to_dtype(const char* name, sy_dtype type) { return to_enum(name, type, DType::fp8_e4m3); }
+ScaleKind to_scale_kind(const char* name, sy_scale_kind kind) { return to_enum(name, kind, ScaleKind::ue8m0); }
+
+GroupOptions to_options(const sy_group_options* options) {
+  if (!options) return {};
+  const sy_group_options o = read_struct(options, kGroupOptions, "options");
+  require_range("options->reserved", o.reserved, 0, 0);
+  GroupOptions result;
+  result.heap_bytes = o.heap_bytes;
+  result.timeout = to_ms("options->timeout_ms", o.timeout_ms);
+  result.rendezvous_timeout = to_ms("options->rendezvous_timeout_ms", o.rendezvous_timeout_ms);
+  result.num_blocks = o.num_blocks;
+  result.num_warps = o.num_warps;
+  result.deferred_copies = to_bool("options->deferred_copies", o.deferred_copies);
+  return result;
+}
+
+NormalConfig to_config(const sy_normal_config* config) {
+  const sy_normal_config c = read_struct(config, kNormalConfig, "config");
+  require_range("config->reserved", c.reserved, 0, 0);
+  NormalConfig result;
+  result.hidden = c.hidden;
+  result.num_experts = c.num_experts;
+  result.topk = c.topk;
+  result.max_tokens = c.max_tokens;
+  result.layout = to_enum("config->layout", c.layout, Layout::expert_major);
+  result.expert_alignment = c.expert_alignment;
+  result.row_type = to_dtype("config->row_type", c.row_type);
+  result.staging = to_enum("config->staging", c.staging, Staging::ring);
+  result.ring = {c.ring_num_channels, c.ring_send_chunk, c.ring_slots, c.ring_max_bytes};
+  result.pool_bytes = c.pool_bytes;
+  result.first_epoch = c.first_epoch;
+  return result;
+}
+
+DispatchOptions to_options(const sy_dispatch_options* options) {
+  if (!options) return {};
+  const sy_dispatch_options o = read_struct(options, kDispatchOptions, "options");
+  DispatchOptions result;
+  result.quantize = to_scale_kind("options->quantize", o.quantize);
+  result.size = to_enum("options->size", o.size, SizePolicy::worst_case);
+  result.capacity = o.capacity;
+  result.overflow = to_enum("options->overflow", o.overflow, Overflow::drop_and_report);
+  result.padding = to_enum("options->padding", o.padding, Padding::unspecified);
+  return result;
+}
+
+CombineOptions to_options(const sy_combine_options* options) {
+  if (!options) return {};
+  const sy_combine_options o = read_struct(options, kCombineOptions, "options");
+  CombineOptions result;
+  result.order = to_enum("options->order", o.order, CombineOrder::per_route);
+  result.weights = o.weights;
+  result.apply_weights = to_bool("options->apply_weights", o.apply_weights);
+  result.bias[0] = o.bias[0];
+  result.bias[1] = o.bias[1];
+  return result;
+}
+
+ConstRows to_rows(const sy_const_row_view* rows, const char* name) {
+  const sy_const_row_view r = read_struct(rows, kConstRowView, name);
+  const std::string member = std::string(name) + "->";
+  return {r.data,   r.rows,
+          r.cols,   to_dtype((member + "dtype").c_str(), r.dtype),
+          r.scales, to_scale_kind((member + "scale_kind").c_str(), r.scale_kind)};
+}
+
+ExpertIds to_ids(const sy_expert_ids* ids) {
+  const sy_expert_ids i = read_struct(ids, kExpertIds, "ids");
+  return {i.data, i.tokens, i.topk, to_bool("ids->is_int64", i.is_int64)};
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+// Misuse, faults and lifetimes through the C ABI.
+#define _POSIX_C_SOURCE 200809L  // barriers, nanosleep, unsetenv
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "c_check.h"
+
+enum { kHidden = 8, kTokens = 2 };
+
+static sy_normal_config make_config(void) {
+  sy_normal_config c = SWITCHYARD_NORMAL_CONFIG_INIT;
+  c.hidden = kHidden;
+  c.max_tokens = kTokens;
+  c.num_experts = 2;
+  c.topk = 1;
+  c.row_type = SWITCHYARD_DTYPE_F32;
+  return c;
+}
+
+static sy_group_options small(int64_t timeout_ms) {
+  sy_group_options o = SWITCHYARD_GROUP_OPTIONS_INIT;
+  o.heap_bytes = 1 << 20;
+  o.timeout_ms = timeout_ms;
+  o.rendezvous_timeout_ms = 300;
+  return o;
+}
+
+static const float kRows[kTokens * kHidden] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
+static const int32_t kIds[kTokens] = {0, 1};
+
+static sy_const_row_view rows_view(void) {
+  sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  v.data = kRows;
+  v.rows = kTokens;
+  v.cols = kHidden;
+  v.dtype = SWITCHYARD_DTYPE_F32;
+  return v;
+}
+
+static sy_expert_ids ids_view(void) {
+  sy_expert_ids v = SWITCHYARD_EXPERT_IDS_INIT;
+  v.data = kIds;
+  v.tokens = kTokens;
+  v.topk = 1;
+  return v;
+}
+
+// A group of one rank, for what needs no peer.
+static sy_group* alone(void) {
+  sy_group* group = NULL;
+  const sy_group_options options = small(1000);
+  CHECK_OK(sy_group_in_process(1, &options, &group));
+  return group;
+}
+
+static void versions_and_texts(void) {
+  CHECK(strcmp(sy_last_error(), "") == 0);
+  int32_t major = -1, minor = -1, patch = -1;
+  CHECK_OK(sy_version(&major, &minor, &patch));
+  CHECK_OK(sy_version(NULL, NULL, NULL));
+  char text[64];
+  snprintf(text, sizeof text, "%d.%d.%d", (int)major, (int)minor, (int)patch);
+  CHECK(strcmp(text, sy_version_string()) == 0);
+  CHECK(strcmp(sy_code_name(SWITCHYARD_OK), "ok") == 0 && strcmp(sy_code_name(SWITCHYARD_PEER_TIMEOUT), "peer_timeout") == 0);
+  CHECK(strcmp(sy_code_name(-1), "unknown") == 0 && strcmp(sy_code_name(12345), "unknown") == 0);
+}
+
+static void sizes_of_structs(void) {
+  // A program compiled against a newer header: its struct is longer.
+  struct {
+    sy_group_options known;
+    unsigned char news[32];
+  } newer = {SWITCHYARD_GROUP_OPTIONS_INIT, {0}};
+  newer.known.heap_bytes = 1 << 20;
+  newer.known.struct_size = sizeof newer;
+  sy_group* group = NULL;
+  CHECK_OK(sy_group_in_process(1, &newer.known, &group));
+  CHECK_OK(sy_group_destroy(group));
+  newer.news[5] = 1;
+  CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SWITCHYARD_INVALID_ARGUMENT, "offset 53");
+  CHECK(group == NULL);
+
+  // An older one: shorter, and the memory behind it is not ours. What it lacks has its default.
+  size_t* older = malloc(2 * sizeof(size_t));
+  if (!older) abort();
+  older[0] = 2 * sizeof(size_t);
+  older[1] = 1 << 20;
+  CHECK_OK(sy_group_in_process(1, (const sy_group_options*)(const void*)older, &group));
+  size_t size = 0;
+  CHECK_OK(sy_group_heap(group, NULL, &size));
+  CHECK(size >= (size_t)1 << 20 && size < (size_t)1 << 28);
+  free(older);
+  size_t* answer = malloc(2 * sizeof(size_t));  // holds only total_ms
+  if (!answer) abort();
+  answer[0] = 2 * sizeof(size_t);
+  answer[1] = SIZE_MAX;
+  CHECK_OK(sy_group_wait_statistics(group, 0, (sy_wait_statistics*)(void*)answer));
+  CHECK(answer[0] == 2 * sizeof(size_t) && answer[1] == 0);  // 0.0
+  free(answer);
+  CHECK_OK(sy_group_destroy(group));
+
+  const size_t wrong[] = {0, 8, 17, 4104, SIZE_MAX - 7};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
+    sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
+    options.struct_size = wrong[i];
+    CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->struct_size");
+  }
+  sy_memory_requirement need = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
+  need.struct_size = 0;
+  const sy_normal_config config = make_config();
+  CHECK_FAILS(sy_exchange_memory_required(&config, 2, &need), SWITCHYARD_INVALID_ARGUMENT, "requirement->struct_size");
+  CHECK(need.control_bytes == 0 && need.pool_bytes == 0);
+  need.struct_size = sizeof need;
+  CHECK_OK(sy_exchange_memory_required(&config, 2, &need));
+  CHECK(need.control_bytes > 0 && need.pool_bytes > 0 && need.ring_bytes == 0);
+  CHECK(need.total_bytes == need.control_bytes + need.pool_bytes);
+  size_t heap = 0;
+  CHECK_OK(sy_exchange_heap_bytes_for(&config, 2, &heap));
+  CHECK(heap > need.total_bytes);
+  sy_normal_config ring = config;
+  ring.staging = SWITCHYARD_STAGING_RING;
+  CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
+  const size_t unbounded = need.ring_bytes;
+  ring.ring_max_bytes = unbounded / 2;
+  CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
+  CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2);
+}
+
+static void null_arguments(void) {
+  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
+  sy_group* group = NULL;
+  const switchyard_code_t wrong = SWITCHYARD_INVALID_ARGUMENT;
+  CHECK_FAILS(sy_group_in_process(1, &options, NULL), SWITCHYARD_INVALID_ARGUMENT, "groups is NULL");
+  CHECK_FAILS(sy_group_in_process(0, NULL, &group), SWITCHYARD_INVALID_ARGUMENT, "world = 0");
+  CHECK_FAILS(sy_group_in_process(65, NULL, &group), SWITCHYARD_INVALID_ARGUMENT, "[1, 64]");
+  CHECK_FAILS(sy_group_connect(0, 1, NULL, "t", NULL, &group), SWITCHYARD_INVALID_ARGUMENT, "store is NULL");
+  CHECK_FAILS(sy_group_connect(0, 1, "unix:@x", NULL, NULL, &group), SWITCHYARD_INVALID_ARGUMENT, "token is NULL");
+  CHECK_FAILS(sy_group_connect(0, 1, "unix:@x", "t", NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "group is NULL");
+  CHECK(sy_group_from_environment(NULL, NULL) == wrong && sy_group_rank(NULL, NULL) == wrong &&
+        sy_group_size(NULL, NULL) == wrong);
+  CHECK(sy_group_barrier(NULL) == wrong && sy_group_all_gather(NULL, NULL, 0, NULL) == wrong && sy_group_check(NULL) == wrong);
+  CHECK(sy_group_abort(NULL, 1) == wrong && sy_group_wait_statistics(NULL, 0, NULL) == wrong &&
+        sy_group_heap(NULL, NULL, NULL) == wrong);
+  CHECK(sy_exchange_memory_required(NULL, 1, NULL) == wrong && sy_exchange_heap_bytes_for(NULL, 1, NULL) == wrong);
+  CHECK(sy_exchange_create(NULL, NULL, NULL) == wrong && sy_exchange_dispatch(NULL, NULL, NULL, NULL, NULL, NULL) == wrong);
+  CHECK(sy_exchange_dispatch_cached(NULL, NULL, NULL, NULL, NULL) == wrong && sy_dispatched_get(NULL, NULL) == wrong);
+  CHECK(sy_exchange_allocate_rows(NULL, NULL, 0, NULL) == wrong && sy_rows_get(NULL, NULL) == wrong);
+  CHECK(sy_exchange_combine(NULL, NULL, NULL, NULL, NULL, NULL) == wrong && sy_exchange_last_call(NULL, NULL) == wrong);
+  CHECK(sy_handle_retain(NULL) == wrong && sy_handle_tokens(NULL, NULL) == wrong && sy_handle_rows(NULL, NULL) == wrong);
+  CHECK(sy_handle_serialize(NULL, NULL) == wrong && sy_handle_deserialize(NULL, 0, NULL) == wrong);
+  CHECK(sy_handle_matrices(NULL, 1, NULL) == wrong && sy_handle_ledger(NULL, NULL) == wrong);
+  CHECK(sy_routing_layout_of(NULL, 1, 1, NULL) == wrong && sy_scale_row_bytes(1, 0, NULL) == wrong);
+  CHECK(sy_first_expert(1, 1, 0, NULL) == wrong);
+  CHECK_OK(sy_group_destroy(NULL));
+  CHECK_OK(sy_exchange_destroy(NULL));
+  CHECK_OK(sy_dispatched_destroy(NULL));
+  CHECK_OK(sy_rows_destroy(NULL));
+  CHECK_OK(sy_handle_release(NULL));
+  CHECK_OK(sy_storage_release(NULL));
+}
+
+// Members that the C++ types could not hold; each in a group of its own, because a wrong collective call ends it.
+static void wrong_members(void) {
+  sy_group* group = NULL;
+  sy_group_options options = small(1000);
+  options.timeout_ms = 0;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "timeout_ms = 0");
+  options = small(1000);
+  options.deferred_copies = 2;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "deferred_copies = 2");
+  options = small(1000);
+  options.reserved = 7;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "reserved = 7");
+
+  const size_t members[] = {offsetof(sy_normal_config, layout), offsetof(sy_normal_config, staging),
+                            offsetof(sy_normal_config, row_type), offsetof(sy_normal_config, reserved)};
+  const char* names[] = {"config->layout = 256", "config->staging = 256", "config->row_type = 256", "config->reserved = 256"};
+  for (size_t i = 0; i < 4; ++i) {
+    group = alone();
+    sy_normal_config config = make_config();
+    const int32_t value = 256;  // 0, if cut to a byte
+    memcpy((char*)&config + members[i], &value, sizeof value);
+    sy_exchange* exchange = (sy_exchange*)&config;
+    const switchyard_code_t code = sy_exchange_create(group, &config, &exchange);
+    check_report(code == SWITCHYARD_INVALID_ARGUMENT && strstr(sy_last_error(), names[i]) && !exchange, __FILE__, __LINE__,
+                 names[i]);
+    CHECK_OK(sy_group_destroy(group));
+  }
+
+  group = alone();
+  sy_normal_config config = make_config();
+  config.max_tokens = 1 << 20;
+  sy_exchange* exchange = NULL;
+  CHECK_FAILS(sy_exchange_create(group, &config, &exchange), SWITCHYARD_HEAP_EXHAUSTED, "heap");
+  CHECK_OK(sy_group_destroy(group));
+  CHECK_FAILS(sy_exchange_heap_bytes_for(&config, 65, &(size_t){0}), SWITCHYARD_INVALID_ARGUMENT, "world = 65");
+  int32_t expert = -1;
+  CHECK_OK(sy_first_expert(5, 2, 1, &expert));
+  CHECK(expert == 3);
+  CHECK_OK(sy_first_expert(5, 2, 2, &expert));
+  CHECK(expert == 5);
+  CHECK_FAILS(sy_first_expert(5, 2, 3, &expert), SWITCHYARD_INVALID_ARGUMENT, "rank = 3");
+}
+
+static void routing_without_a_group(void) {
+  const int64_t wide[4] = {0, 2, -1, 1};
+  sy_expert_ids ids = SWITCHYARD_EXPERT_IDS_INIT;
+  ids.data = wide;
+  ids.tokens = 2;
+  ids.topk = 2;
+  ids.is_int64 = 1;
+  sy_routing_layout layout = SWITCHYARD_ROUTING_LAYOUT_INIT;
+  CHECK_OK(sy_routing_layout_of(&ids, 3, 2, &layout));
+  CHECK(layout.world == 2 && layout.num_experts == 3 && layout.tokens == 2);
+  CHECK(layout.num_tokens_per_rank[0] == 2 && layout.num_tokens_per_rank[1] == 1);
+  CHECK(layout.num_tokens_per_expert[0] == 1 && layout.num_tokens_per_expert[1] == 1 && layout.num_tokens_per_expert[2] == 1);
+  CHECK(memcmp(layout.is_token_in_rank, (const uint8_t[4]){1, 1, 1, 0}, 4) == 0);
+  CHECK_OK(sy_storage_release(layout.storage));
+  ids.is_int64 = 3;
+  CHECK_FAILS(sy_routing_layout_of(&ids, 3, 2, &layout), SWITCHYARD_INVALID_ARGUMENT, "is_int64 = 3");
+  sy_handle* handle = NULL;
+  CHECK_FAILS(sy_handle_deserialize("damaged", 7, &handle), SWITCHYARD_INVALID_ARGUMENT, "");
+  CHECK(handle == NULL);
+}
+
+// Everything is destroyed before what was made from it; the rows stay readable to the end.
+static void destroyed_in_the_wrong_order(void) {
+  sy_group* group = alone();
+  const sy_normal_config config = make_config();
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  CHECK_OK(sy_group_destroy(group));
+  const sy_const_row_view x = rows_view();
+  const sy_expert_ids ids = ids_view();
+  sy_dispatched* dispatched = NULL;
+  CHECK_OK(sy_exchange_dispatch(exchange, &x, &ids, NULL, NULL, &dispatched));
+  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  CHECK_OK(sy_dispatched_get(dispatched, &view));
+  CHECK(view.topk_weights == NULL && view.rows == kTokens);
+  sy_handle* handle = view.handle;
+  CHECK_OK(sy_handle_retain(handle));
+  sy_rows* rows = NULL;
+  CHECK_FAILS(sy_exchange_allocate_rows(exchange, handle, 4, &rows), SWITCHYARD_INVALID_ARGUMENT, "type = 4");
+  CHECK_OK(sy_exchange_allocate_rows(exchange, handle, SWITCHYARD_DTYPE_F32, &rows));
+  CHECK_OK(sy_exchange_destroy(exchange));
+  CHECK(memcmp(view.x, kRows, sizeof kRows) == 0);
+  CHECK_OK(sy_dispatched_destroy(dispatched));
+  sy_row_view mine = SWITCHYARD_ROW_VIEW_INIT;
+  CHECK_OK(sy_rows_get(rows, &mine));
+  memset(mine.data, 0, sizeof kRows);
+  CHECK_OK(sy_rows_destroy(rows));
+  CHECK(view.source_token[1] == 1);  // routing lives with the handle
+  CHECK_OK(sy_handle_release(handle));
+}
+
+static void wrong_on_rank_0(int rank, sy_group* group) {
+  const sy_normal_config config = make_config();
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  const sy_const_row_view x = rows_view();
+  const sy_expert_ids ids = ids_view();
+  sy_dispatched* dispatched = (sy_dispatched*)&exchange;
+  if (rank == 0) {
+    CHECK_FAILS(sy_exchange_dispatch(exchange, NULL, &ids, NULL, NULL, &dispatched), SWITCHYARD_INVALID_ARGUMENT, "x is NULL");
+  } else {
+    int32_t failed_rank = -1;
+    switchyard_code_t reason = -1;
+    CHECK_FAILS(sy_exchange_dispatch(exchange, &x, &ids, NULL, NULL, &dispatched), SWITCHYARD_PEER_FAILED, "rank 0");
+    CHECK_OK(sy_last_peer_failure(&failed_rank, &reason));
+    CHECK(failed_rank == 0 && reason == SWITCHYARD_INVALID_ARGUMENT);
+  }
+  CHECK(dispatched == NULL);
+  CHECK_FAILS(sy_exchange_dispatch(exchange, &x, &ids, NULL, NULL, &dispatched), SWITCHYARD_PEER_FAILED, "rank 0");
+  CHECK_OK(sy_exchange_destroy(exchange));
+}
+
+static void different_configs(int rank, sy_group* group) {
+  sy_normal_config config = make_config();
+  config.topk += rank;
+  sy_exchange* exchange = NULL;
+  CHECK_FAILS(sy_exchange_create(group, &config, &exchange), SWITCHYARD_MISMATCH, "NormalConfig");
+  CHECK(exchange == NULL);
+}
+
+static void aborting(int rank, sy_group* group) {
+  CHECK_FAILS(sy_group_abort(group, 0), SWITCHYARD_INVALID_ARGUMENT, "reason = 0");
+  CHECK_OK(sy_group_check(group));
+  CHECK_OK(sy_group_barrier(group));
+  if (rank == 1) CHECK_OK(sy_group_abort(group, 42));
+  switchyard_code_t code = SWITCHYARD_OK;
+  for (int i = 0; i < 2000 && code == SWITCHYARD_OK; ++i) {
+    code = sy_group_check(group);
+    nanosleep(&(struct timespec){0, 5000000}, NULL);
+  }
+  int32_t failed_rank = -1;
+  switchyard_code_t reason = -1;
+  CHECK(code == SWITCHYARD_PEER_FAILED);
+  CHECK_OK(sy_last_peer_failure(&failed_rank, &reason));
+  CHECK(failed_rank == 1 && reason == 42);
+}
+
+static pthread_barrier_t timed_out;
+
+// Rank 1 never dispatches.
+static void late_peer(int rank, sy_group* group) {
+  const sy_normal_config config = make_config();
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  if (rank == 0) {
+    const sy_const_row_view x = rows_view();
+    const sy_expert_ids ids = ids_view();
+    sy_dispatched* dispatched = NULL;
+    CHECK_FAILS(sy_exchange_dispatch(exchange, &x, &ids, NULL, NULL, &dispatched), SWITCHYARD_PEER_TIMEOUT, "rank 0 waited");
+    CHECK(dispatched == NULL);
+    sy_wait_report report = SWITCHYARD_WAIT_REPORT_INIT;
+    CHECK_OK(sy_last_wait_report(&report));
+    CHECK(strcmp(report.operation, "dispatch") == 0 && report.site[0] != '\0' && report.call == 1);
+    CHECK(report.waiting_rank == 0 && report.awaited_rank == 1 && report.expected > report.seen && report.waited_ms >= 200.0);
+    int32_t failed_rank = -1;
+    switchyard_code_t reason = -1;
+    char text[256];
+    snprintf(text, sizeof text, "%s", sy_last_error());
+    CHECK(sy_last_peer_failure(&failed_rank, &reason) == SWITCHYARD_INVALID_ARGUMENT && failed_rank == -1);
+    CHECK(sy_last_wait_report(NULL) == SWITCHYARD_INVALID_ARGUMENT && strncmp(text, sy_last_error(), strlen(text)) == 0);
+    sy_wait_statistics waits = SWITCHYARD_WAIT_STATISTICS_INIT;
+    waits.total_ms = waits.max_ms = -1.0;
+    CHECK_OK(sy_group_wait_statistics(group, 1, &waits));
+    CHECK(waits.max_ms >= 0.0 && waits.total_ms >= waits.max_ms && (waits.waits > 0 || waits.total_ms == 0.0));
+    CHECK_FAILS(sy_group_wait_statistics(group, 2, &waits), SWITCHYARD_INVALID_ARGUMENT, "peer = 2");
+  }
+  pthread_barrier_wait(&timed_out);
+  if (rank == 1) {
+    CHECK(strcmp(sy_last_error(), "") == 0);  // errors belong to their thread
+    CHECK_FAILS(sy_group_check(group), SWITCHYARD_PEER_FAILED, "rank 0");
+  }
+  CHECK_OK(sy_exchange_destroy(exchange));
+}
+
+static void rendezvous(void) {
+  const char* launchers[] = {"SWITCHYARD_RANK", "SWITCHYARD_WORLD_SIZE", "RANK",
+                             "WORLD_SIZE",      "OMPI_COMM_WORLD_RANK",  "SLURM_PROCID"};
+  for (size_t i = 0; i < sizeof launchers / sizeof *launchers; ++i) unsetenv(launchers[i]);
+  sy_group* group = NULL;
+  CHECK_FAILS(sy_group_from_environment(NULL, &group), SWITCHYARD_INVALID_ARGUMENT, "SWITCHYARD_RANK");
+  char store[64];
+  snprintf(store, sizeof store, "unix:@switchyard-c-consumer-%ld", (long)getpid());
+  const sy_group_options options = small(1000);
+  CHECK_FAILS(sy_group_connect(0, 3, store, "token", &options, &group), SWITCHYARD_RENDEZVOUS, "rank");
+  uint64_t missing = 0;
+  CHECK_OK(sy_last_missing_ranks(&missing));
+  CHECK(missing == 6);
+  CHECK_FAILS(sy_group_connect(3, 3, store, "token", &options, &group), SWITCHYARD_INVALID_ARGUMENT, "rank = 3");
+  CHECK_OK(sy_group_connect(0, 1, store, "token", &options, &group));
+  CHECK_OK(sy_group_barrier(group));
+  CHECK_OK(sy_group_destroy(group));
+}
+
+void run_error_tests(void) {
+  versions_and_texts();
+  sizes_of_structs();
+  null_arguments();
+  wrong_members();
+  routing_without_a_group();
+  destroyed_in_the_wrong_order();
+  sy_group_options options = small(20000);
+  run_two_ranks(wrong_on_rank_0, &options);
+  run_two_ranks(different_configs, &options);
+  run_two_ranks(aborting, &options);
+  options = small(200);
+  pthread_barrier_init(&timed_out, NULL, 2);
+  run_two_ranks(late_peer, &options);
+  pthread_barrier_destroy(&timed_out);
+  rendezvous();
+}
