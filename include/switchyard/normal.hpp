@@ -135,7 +135,8 @@ class Handle {
   std::shared_ptr<const detail::HandleData> data_;
 };
 
-/// Rows in symmetric memory, for expert outputs: combine reads them where they lie. Freed by the destructor (local).
+/// Rows in symmetric memory, for expert outputs: combine reads them where they lie. Freed by the destructor (local); not to be used
+/// after the exchange that made it is gone. Under ring staging the memory is private.
 class RowBuffer {
  public:
   RowBuffer() = default;
@@ -147,7 +148,7 @@ class RowBuffer {
   Rows rows_;
 };
 
-/// What a dispatch delivers. Movable; the rows live until the object is destroyed (local).
+/// What a dispatch delivers. Movable; the rows live until the object is destroyed (local), and no longer than the exchange that made it.
 struct Dispatched {
   Rows x;           ///< [allocated rows, H], scales included; direct staging: in symmetric memory. Row order: Layout
   int64_t rows = 0;  ///< M: rows delivered; beyond them (static sizes) payload is unspecified, ids and sources are -1

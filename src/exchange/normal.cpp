@@ -188,6 +188,8 @@ std::shared_ptr<OutputBlock> NormalImpl::allocate(size_t bytes) {
 
 RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type) {
   check_handle(handle);
+  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
+    throw Error(ErrorCode::invalid_argument, "allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
   const int64_t rows = handle.data().rows;
   auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};

@@ -57,6 +57,8 @@ void check_config(const NormalConfig& c, int world) {
 void NormalImpl::check_options(const DispatchOptions& o) const {
   check_range("DispatchOptions::quantize", static_cast<int64_t>(o.quantize), 0, 2);
   check_range("DispatchOptions::size", static_cast<int64_t>(o.size), 0, 2);
+  check_range("DispatchOptions::overflow", static_cast<int64_t>(o.overflow), 0, 1);
+  check_range("DispatchOptions::padding", static_cast<int64_t>(o.padding), 0, 1);
   if (o.size == SizePolicy::capacity) check_range("DispatchOptions::capacity", o.capacity, 0, int64_t{1} << 31);
 }
 

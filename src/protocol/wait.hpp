@@ -53,6 +53,7 @@ class WaitClock {
     if (!aborted && static_cast<int64_t>(now - deadline_) < 0) return true;
     const uint64_t seen = A::template load_acquire<Scope::system>(flag, site);
     record_fault<A>(w, call, site, aborted, awaited_, expected, seen, now - start_);
+    charge(w, call, awaited_);
     return false;
   }
 
