@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small calls for fault tests, and errors as data.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "protocol/fleet.hpp"
+#include "switchyard/normal.hpp"
+
+namespace harness {
+
+/// How a call ended.
+struct Outcome {
+  switchyard::ErrorCode code = switchyard::ErrorCode::ok;
+  int failed_rank = -1;                                          ///< PeerFailed
+  switchyard::ErrorCode reason = switchyard::ErrorCode::ok;     ///< PeerFailed
+  switchyard::WaitReport report;                                 ///< PeerTimeout
+  std::string text;
+};
+
+inline Outcome outcome_of(const std::function<void()>& call) {
+  Outcome o;
+  try {
+    call();
+  } catch (const switchyard::PeerTimeout& e) {
+    o = {e.code(), -1, switchyard::ErrorCode::ok, e.report(), e.what()};
+  } catch (const switchyard::PeerFailed& e) {
+    o = {e.code(), e.rank(), e.reason(), {}, e.what()};
+  } catch (const switchyard::Error& e) {
+    o = {e.code(), -1, switchyard::ErrorCode::ok, {}, e.what()};
+  }
+  return o;
+}
+
+/// An exchange object with valid arguments for every call; a test spoils one of them.
+struct FaultRig {
+  static constexpr int kExperts = 8, kTopk = 2;
+  static constexpr int64_t kHidden = 64, kTokens = 6;
+
+  static switchyard::NormalConfig config(switchyard::Staging staging = switchyard::Staging::direct,
+                                         switchyard::Layout layout = switchyard::Layout::rank_major) {
+    switchyard::NormalConfig c;
+    c.hidden = kHidden;
+    c.num_experts = kExperts;
+    c.topk = kTopk;
+    c.max_tokens = kTokens;
+    c.layout = layout;
+    c.staging = staging;
+    c.ring = {2, 2, 4};
+    return c;
+  }
+
+  explicit FaultRig(switchyard::Group& group, const switchyard::NormalConfig& c = config()) : exchange(group, c) {
+    for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + group.rank()) % kExperts));
+  }
+  switchyard::ConstRows x() const { return {rows.data(), kTokens, kHidden, switchyard::DType::bf16}; }
+  switchyard::ExpertIds expert_ids() const { return switchyard::ExpertIds::of(ids.data(), kTokens, kTopk); }
+  switchyard::Dispatched dispatch() { return exchange.dispatch(x(), expert_ids(), weights.data()); }
+  void combine(const switchyard::Dispatched& d) { exchange.combine(d.x, d.handle, out.data()); }
+  void round() { combine(dispatch()); }
+
+  switchyard::NormalExchange exchange;
+  std::vector<int32_t> ids;
+  std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);
+  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5f);
+};
+
+}  // namespace harness
