@@ -10,17 +10,34 @@
 
 namespace switchyard::detail {
 
-/// Called between two polls of anything, with the number of polls so far: a few pause instructions, then yields, then sleeps of
-/// at most 50 us.
+inline int64_t monotonic_ns() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+/// Called between two polls of anything, with the number of polls so far. A few pause instructions first; then yields, about a
+/// millisecond of them on a core of one's own, where a sleep would cost more than it saves; then sleeps of at most 50 us (and
+/// the kernel's timer slack). A yield that took long lent the core to somebody with work to do: sleep at once, because a
+/// scheduler that shares time fairly would let dozens of polling warps catch up before the one that they wait for runs again.
 inline void polite_wait(int64_t polls) {
-  if (polls < 16) {
+  constexpr int64_t kSpins = 16;
+  constexpr int64_t kYields = 64;  // before naps are considered
+  constexpr int64_t kMaxYields = 4000;
+  constexpr int64_t kLongYieldNs = 20'000;
+  if (polls < kSpins) {
     for (int i = 0; i < 4; ++i) cpu_relax();
-  } else if (polls < 64) {
-    ::sched_yield();
-  } else {
-    const timespec nap{0, polls < 80 ? 5'000 : 50'000};
-    ::nanosleep(&nap, nullptr);
+    return;
   }
+  if (polls < kYields) {
+    ::sched_yield();
+    return;
+  }
+  const int64_t before = monotonic_ns();
+  ::sched_yield();
+  if (polls < kMaxYields && monotonic_ns() - before < kLongYieldNs) return;
+  const timespec nap{0, 50'000};
+  ::nanosleep(&nap, nullptr);
 }
 
 }  // namespace switchyard::detail
