@@ -2,21 +2,17 @@
 // Rendezvous of threads and processes: who is let in, who is missed, and what the others learn when a rank dies.
 #include "bootstrap/bootstrap.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/stat.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <thread>
 
 #include "arch/ops.hpp"
-#include "bootstrap/channel.hpp"
 #include "bootstrap/rank_list.hpp"
-#include "bootstrap/socket.hpp"
 #include "multiproc/fork_ranks.hpp"
+#include "multiproc/meeting.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard {
@@ -24,74 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace detail;
-using test::ChildRank;
-using test::ForkedRanks;
-using test::RankEnd;
-using test::run_ranks;
-
-constexpr Milliseconds kLong{60000};
-constexpr Milliseconds kShort{300};
-
-/// A new place to meet. Paths lie in a folder that disappears with the object.
-class Place {
- public:
-  explicit Place(const std::string& kind) {
-    if (kind == "path") {
-      char folder[] = "/tmp/switchyard-test-XXXXXX";
-      if (::mkdtemp(folder) == nullptr) throw std::runtime_error("mkdtemp failed");
-      folder_ = folder;
-      store_ = "unix:" + folder_ + "/store";
-    } else if (kind == "abstract") {
-      store_ = "unix:@switchyard-test-" + random_token();
-    } else {
-      store_ = "tcp://" + kind + ":" + std::to_string(free_port());
-    }
-  }
-  ~Place() {
-    if (folder_.empty()) return;
-    ::unlink((folder_ + "/store").c_str());
-    ::rmdir(folder_.c_str());
-  }
-  const std::string& store() const { return store_; }
-  std::string path() const { return folder_ + "/store"; }
-
- private:
-  static int free_port() {
-    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("bind failed");
-    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length);
-    return ntohs(address.sin_port);
-  }
-  std::string folder_;
-  std::string store_;
-};
-
-void expect_ok(const std::vector<RankEnd>& ends) {
-  for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
-}
-
-/// Three rounds whose content only rank, round and column determine.
-void exchange_rounds(Bootstrap& link, size_t bytes) {
-  for (int round = 0; round < 3; ++round) {
-    const auto value = [&](int r, size_t i) {
-      return static_cast<unsigned char>(r * 31 + round * 7 + static_cast<int>(i % 251));
-    };
-    std::vector<unsigned char> mine(bytes);
-    for (size_t i = 0; i < bytes; ++i) mine[i] = value(link.rank(), i);
-    std::vector<unsigned char> all(bytes * static_cast<size_t>(link.world()));
-    link.all_gather(mine.data(), bytes, all.data(), kLong);
-    for (int r = 0; r < link.world(); ++r) {
-      for (size_t i = 0; i < bytes; ++i) {
-        if (all[static_cast<size_t>(r) * bytes + i] != value(r, i))
-          throw std::runtime_error("wrong byte from rank " + std::to_string(r));
-      }
-    }
-  }
-}
+using namespace test;
 
 template <class Body>
 void run_threads(std::vector<std::unique_ptr<Bootstrap>>& links, const Body& body) {
@@ -263,35 +192,6 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ProcessRanks,
                          testing::Combine(testing::Values(1, 2, 3, 8),
                                           testing::Values("path", "abstract", "127.0.0.1", "localhost")));
 
-/// Runs connect_processes and says how it went: "joined", or the error.
-void say_outcome(ChildRank& me, const JoinSpec& spec, Milliseconds deadline) {
-  try {
-    const auto link = connect_processes(spec, deadline);
-    exchange_rounds(*link, 10);
-    me.say("joined");
-  } catch (const RendezvousError& error) {
-    std::string missing;
-    for (const int r : error.missing_ranks()) missing += std::to_string(r) + " ";
-    me.say("missing " + missing);
-    me.say(error.what());
-  } catch (const PeerFailed& error) {
-    me.say("failed " + std::to_string(error.rank()));
-    me.say(error.what());
-  }
-}
-
-bool said(const RankEnd& end, const std::string& part) {
-  for (const std::string& line : end.said) {
-    if (line.find(part) != std::string::npos) return true;
-  }
-  return false;
-}
-std::string all_said(const RankEnd& end) {
-  std::string text;
-  for (const std::string& line : end.said) text += line + "\n";
-  return text;
-}
-
 TEST(Processes, EveryRankListsTheMissingOnes) {
   const Place place("path");
   const auto ends = run_ranks(5, [&](ChildRank& me) {
@@ -322,163 +222,6 @@ TEST(Processes, WithoutRankZeroItIsTheOneMissing) {
   });
   EXPECT_TRUE(said(ends[1], "missing 0 ")) << all_said(ends[1]);
   EXPECT_TRUE(said(ends[1], "Connection refused")) << all_said(ends[1]);
-}
-
-/// Two ranks of two join, while `intrude` does its worst as a third process.
-std::vector<RankEnd> with_intruder(const std::string& kind,
-                                   const std::function<void(ChildRank&, const std::string&)>& intrude) {
-  const Place place(kind);
-  ForkedRanks processes(3, [&](ChildRank& me) {
-    if (me.rank() == 2) return intrude(me, place.store());
-    if (me.rank() == 1) me.await("go");
-    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
-  });
-  EXPECT_TRUE(processes.wait_until_said(2, "done", kLong));
-  processes.tell(1, "go");
-  return processes.finish(kLong);
-}
-
-/// A raw connection to a store that may not listen yet.
-UniqueFd knock(const std::string& store) {
-  for (;;) {
-    int error = 0;
-    UniqueFd fd = start_connect(resolve(parse_endpoint(store), Deadline(kLong))[0], error);
-    while (error == EINPROGRESS) error = connect_result(fd.get());
-    if (error == 0) return fd;
-    ::usleep(10000);
-  }
-}
-
-class Intruders : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
-
-TEST_P(Intruders, WithAnotherTokenIsRefused) {
-  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
-    say_outcome(me, {1, 2, store, "another token"}, kLong);
-    me.say("done");
-  });
-  EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
-  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
-  EXPECT_TRUE(said(ends[2], "refused by rank 0")) << all_said(ends[2]);
-  EXPECT_TRUE(said(ends[2], "job token")) << all_said(ends[2]);
-}
-
-TEST_P(Intruders, WithAnotherWorldIsRefused) {
-  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
-    say_outcome(me, {1, 3, store, "token"}, kLong);
-    me.say("done");
-  });
-  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
-  EXPECT_TRUE(said(ends[2], "expects 3 ranks and rank 0 expects 2")) << all_said(ends[2]);
-}
-
-TEST_P(Intruders, GarbageIsIgnored) {
-  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
-    for (int i = 0; i < 20; ++i) {
-      const UniqueFd fd = knock(store);
-      std::vector<std::byte> garbage(static_cast<size_t>(1 + i * 997));
-      fill_random(garbage);
-      send_some(fd.get(), garbage);
-    }
-    const std::string request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    const UniqueFd fd = knock(store);
-    send_some(fd.get(), std::as_bytes(std::span(request)));
-    me.say("done");
-    ::usleep(200000);  // while the others join
-  });
-  EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
-  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
-}
-
-TEST_P(Intruders, SilenceHoldsNobodyUp) {
-  // Their connections stay open until all is over; the ranks must not need a handshake deadline to get past them.
-  const Place place(GetParam());
-  ForkedRanks processes(3, [&](ChildRank& me) {
-    if (me.rank() == 2) {
-      std::vector<UniqueFd> held;
-      for (int i = 0; i < 40; ++i) held.push_back(knock(place.store()));
-      me.say("done");
-      me.await("end");
-      return;
-    }
-    if (me.rank() == 1) me.await("go");
-    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
-  });
-  ASSERT_TRUE(processes.wait_until_said(2, "done", kLong));
-  processes.tell(1, "go");
-  EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
-  EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
-  processes.tell(2, "end");
-  expect_ok(processes.finish(kLong));
-}
-
-TEST(Processes, TheSecondOfTwoEqualRanksIsRefused) {
-  const Place place("abstract");
-  ForkedRanks processes(4, [&](ChildRank& me) {  // 0, 1, 2 of 3, and another 1
-    if (me.rank() == 2 || me.rank() == 3) me.await("go");
-    say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
-  });
-  // Which of the two is first is a race only until one of them has been let in: rank 3 starts when rank 1 surely has.
-  ::usleep(500000);
-  processes.tell(3, "go");
-  while (!processes.wait_until_said(3, "missing ", kLong)) ASSERT_FALSE(processes.finish(kShort)[3].ok());
-  processes.tell(2, "go");
-  const auto ends = processes.finish(kLong);
-  EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
-  for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(said(ends[r], "joined")) << all_said(ends[r]);
-}
-
-TEST(Processes, RefusalsAreToldAtTheDeadline) {
-  const Place place("path");
-  const auto ends = run_ranks(2, [&](ChildRank& me) {
-    say_outcome(me, {me.rank(), 2, place.store(), me.rank() == 0 ? "token" : "tokem"},
-                me.rank() == 0 ? Milliseconds{1000} : kLong);
-  });
-  EXPECT_TRUE(said(ends[0], "missing 1 ")) << all_said(ends[0]);
-  EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
-}
-
-TEST(Processes, ARankKilledBeforeTheOthersComeMayComeAgain) {
-  const Place place("path");
-  ForkedRanks processes(4, [&](ChildRank& me) {  // 3 is the second life of 1
-    if (me.rank() >= 2) me.await("go");
-    say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
-  });
-  ::usleep(300000);
-  processes.kill(1);
-  ASSERT_TRUE(processes.wait_until_ended(1, kLong));
-  processes.tell(3, "go");
-  processes.tell(2, "go");
-  const auto ends = processes.finish(kLong);
-  EXPECT_EQ(ends[1].signal, SIGKILL);
-  for (const size_t r : {0, 2, 3}) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
-}
-
-TEST(Processes, AStaleSocketFileIsReplacedAndAnotherFileIsNot) {
-  const Place place("path");
-  ForkedRanks first(2, [&](ChildRank& me) {
-    if (me.rank() == 0) say_outcome(me, {0, 2, place.store(), "token"}, kLong);
-    if (me.rank() == 1) {
-      knock(place.store());
-      me.say("it listens");
-      me.await("never");
-    }
-  });
-  ASSERT_TRUE(first.wait_until_said(1, "it listens", kLong));
-  first.kill(0);
-  first.kill(1);
-  first.finish(kLong);
-  struct stat info;
-  ASSERT_EQ(::stat(place.path().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0600u);
-  const auto ends = run_ranks(2, [&](ChildRank& me) { say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong); });
-  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "joined")) << all_said(end);
-
-  const UniqueFd file(::open(place.path().c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-  ASSERT_TRUE(file);
-  const auto refused = run_ranks(1, [&](ChildRank& me) { say_outcome(me, {0, 2, place.store(), "token"}, kLong); });
-  EXPECT_TRUE(said(refused[0], "exists and is not a socket")) << all_said(refused[0]);
-  EXPECT_EQ(::stat(place.path().c_str(), &info), 0) << "it removed a file that is not its own";
 }
 
 // ---- death ----

@@ -38,8 +38,8 @@ void run_body(Group& group, const RankBody& body, Failures& failures) {
 class StoreDirectory {
  public:
   StoreDirectory() {
-    char name[] = "/tmp/switchyard-test-XXXXXX";
-    path_ = mkdtemp(name) ? name : "";
+    path_ = store_prefix() + "XXXXXX";
+    if (!::mkdtemp(path_.data())) path_.clear();
   }
   ~StoreDirectory() {
     ::unlink((path_ + "/store").c_str());
@@ -154,6 +154,8 @@ std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body,
 std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body) {
   return ranks == Ranks::threads ? run_threads(fleet, body) : run_processes(fleet, body);
 }
+
+std::string store_prefix() { return "/tmp/switchyard-test-" + std::to_string(::getpid()) + "-"; }
 
 std::string joined(const std::vector<std::string>& failures) {
   std::string text;

@@ -29,6 +29,9 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body);
 std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die = 0, int limit_ms = 120000);
 std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body);
 
+/// Path and beginning of the name of the folders that run_processes makes for stores, and removes.
+std::string store_prefix();
+
 /// A text per line; empty if there are none.
 std::string joined(const std::vector<std::string>& failures);
 

@@ -57,6 +57,7 @@ std::shared_ptr<const Case> make_case(const Scenario& s) {
     if (s.weights) p.weights.push_back(make_weights(s.seed, r, tokens, p.topk));
     p.max_tokens = std::max(p.max_tokens, tokens);
   }
+  if (std::all_of(s.tokens.begin(), s.tokens.end(), [](int64_t t) { return t == 0; })) p.weights.clear();  // nobody has any to give
   if (s.capacity_percent) {
     p.size = SizePolicy::exact;
     const oracle::Expected free = oracle::expect(p);

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and nothing stays.
+//
+// Executable: exchange_processes_test. Sources: exchange_test.cpp ../protocol/fleet.cpp. Label: processes. Not under ThreadSanitizer (it
+// sees one process at a time). Timeout: 120 s.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "protocol/fault_rig.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::GroupOptions;
+using switchyard::Staging;
+
+GroupOptions options_with(std::chrono::milliseconds timeout) {
+  GroupOptions o;
+  o.heap_bytes = size_t{4} << 20;
+  o.timeout = timeout;
+  o.num_warps = 2;
+  return o;
+}
+
+Fleet fleet_of(int world, std::chrono::milliseconds timeout) {
+  Fleet fleet;
+  fleet.world = world;
+  fleet.options = options_with(timeout);
+  return fleet;
+}
+
+/// Named shared memory of this library, and temporary folders of this test process.
+std::set<std::string> named_memory() {
+  std::set<std::string> names;
+  for (const auto& [folder, part] : {std::pair<std::string, std::string>{"/dev/shm", "switchyard"}, {"/tmp", store_prefix()}}) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      const std::string path = entry.path();
+      if (path.find(part) != std::string::npos) names.insert(path);
+    }
+  }
+  return names;
+}
+
+/// Shared mappings of this process that have no name in any file system.
+int anonymous_segments() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:") != std::string::npos;
+  return count;
+}
+
+/// Calls until one fails, and says how.
+Outcome exchange_until_failure(Group& group, Staging staging) {
+  return outcome_of([&] {
+    FaultRig rig(group, FaultRig::config(staging));
+    while (true) rig.round();
+  });
+}
+
+void expect_named(const Outcome& o, int rank, Failures& f) {
+  const bool failed = o.code == ErrorCode::peer_failed && o.failed_rank == rank && o.reason == ErrorCode::system;
+  const bool timed_out = o.code == ErrorCode::peer_timeout && o.report.awaited_rank == rank;
+  f.check(failed || timed_out, std::string("ended with ") + switchyard::to_string(o.code) + ": " + o.text);
+}
+
+/// A rank is killed in the middle of its calls, at another moment each time.
+TEST(Killed, OthersNameItAndNothingStays) {
+  const auto before = named_memory();
+  for (const Staging staging : {Staging::direct, Staging::ring}) {
+    for (int trial = 0; trial < 6; ++trial) {
+      const int world = 2 + trial % 3, victim = trial % world;
+      const auto failures = run_processes(
+          fleet_of(world, 20s),
+          [&](Group& group, Failures& f) {
+            if (group.rank() == victim) {
+              std::thread([&] {
+                std::this_thread::sleep_for(std::chrono::microseconds(20000 + trial * 3713));
+                ::kill(::getpid(), SIGKILL);
+              }).detach();
+              (void)exchange_until_failure(group, staging);
+              f.add("survived its own death");
+              return;
+            }
+            expect_named(exchange_until_failure(group, staging), victim, f);
+            const Outcome sticky = outcome_of([&] { group.check(); });
+            f.check(sticky.code == ErrorCode::peer_failed, "not sticky: " + sticky.text);
+          },
+          uint64_t{1} << victim);
+      EXPECT_EQ(joined(failures), "");
+    }
+  }
+  EXPECT_EQ(named_memory(), before);
+  EXPECT_EQ(anonymous_segments(), 0);
+}
+
+TEST(Killed, WhileFormingTheObject) {
+  const auto failures = run_processes(
+      fleet_of(3, 20s),
+      [&](Group& group, Failures& f) {
+        if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+        expect_named(outcome_of([&] { FaultRig rig(group); rig.round(); }), 1, f);
+      },
+      uint64_t{1} << 1);
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// Two of four die at once: the others name one of the two.
+TEST(Killed, TwoAtOnce) {
+  const auto failures = run_processes(
+      fleet_of(4, 20s),
+      [&](Group& group, Failures& f) {
+        FaultRig rig(group);
+        rig.round();
+        if (group.rank() % 2 == 1) ::kill(::getpid(), SIGKILL);
+        const Outcome o = outcome_of([&] {
+          while (true) rig.round();
+        });
+        const int named = o.code == ErrorCode::peer_timeout ? o.report.awaited_rank : o.failed_rank;
+        f.check(named == 1 || named == 3 || o.reason == ErrorCode::peer_timeout, o.text);
+      },
+      uint64_t{0b1010});
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// An exception that nobody catches ends the process without a word.
+TEST(Killed, ByAnUncaughtException) {
+  const auto failures = run_processes(
+      fleet_of(2, 20s),
+      [&](Group& group, Failures& f) {
+        FaultRig rig(group);
+        rig.round();
+        if (group.rank() == 0) {
+          ::close(2);  // the runtime's message
+          std::thread([] { throw 1; }).join();
+        }
+        expect_named(outcome_of([&] { rig.round(); }), 0, f);
+      },
+      uint64_t{1} << 0);
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// Alive but not running: only the deadline tells. When it runs again it learns that it was given up.
+TEST(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
+  int pids[2];  // rank 1 tells rank 0 its process id
+  ASSERT_EQ(::pipe(pids), 0);
+  const auto failures = run_processes(fleet_of(2, 400ms), [&](Group& group, Failures& f) {
+    FaultRig rig(group);
+    rig.round();
+    if (group.rank() == 1) {
+      const pid_t me = ::getpid();
+      f.check(::write(pids[1], &me, sizeof me) == sizeof me, "pipe");
+      const Outcome o = outcome_of([&] {
+        while (true) rig.round();
+      });
+      // It may have waited for rank 0 when it was stopped, and find its own deadline passed.
+      f.check(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, o.text);
+      return;
+    }
+    pid_t peer = 0;
+    f.check(::read(pids[0], &peer, sizeof peer) == sizeof peer, "pipe");
+    ::kill(peer, SIGSTOP);
+    const Outcome o = outcome_of([&] {
+      while (true) rig.round();
+    });
+    f.check(o.code == ErrorCode::peer_timeout && o.report.awaited_rank == 1 && o.report.waiting_rank == 0, o.text);
+    ::kill(peer, SIGCONT);
+  });
+  EXPECT_EQ(joined(failures), "");
+  ::close(pids[0]);
+  ::close(pids[1]);
+}
+
+TEST(Left, InOrderButTooEarly) {
+  const auto failures = run_processes(fleet_of(3, 400ms), [&](Group& group, Failures& f) {
+    FaultRig rig(group);
+    rig.round();
+    if (group.rank() == 2) return;  // its Group is destroyed: an orderly leave
+    expect_named(outcome_of([&] { rig.round(); }), 2, f);
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// Leaving in order after the last common call disturbs nobody, in whatever order.
+TEST(Left, InOrderWhenDone) {
+  const auto failures = run_processes(fleet_of(4, 20s), [&](Group& group, Failures&) {
+    FaultRig rig(group);
+    for (int i = 0; i < 20; ++i) rig.round();
+    std::this_thread::sleep_for(std::chrono::milliseconds(group.rank() * 15));
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// Deadlines may differ: the first one to pass ends the calls of all.
+TEST(Deadlines, MayDifferByRank) {
+  Fleet fleet = fleet_of(3, 60s);
+  fleet.per_rank.assign(3, fleet.options);
+  fleet.per_rank[0].timeout = 300ms;
+  fleet.per_rank[1].num_warps = 3;
+  const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
+    FaultRig rig(group);
+    rig.round();
+    if (group.rank() == 2) {
+      Outcome o;
+      do {
+        std::this_thread::sleep_for(20ms);
+        o = outcome_of([&] { group.check(); });
+      } while (o.code == ErrorCode::ok);
+      f.check(o.code == ErrorCode::peer_failed && o.reason == ErrorCode::peer_timeout, o.text);
+      return;
+    }
+    const Outcome o = outcome_of([&] { rig.round(); });
+    if (group.rank() == 0) f.check(o.code == ErrorCode::peer_timeout && o.report.awaited_rank == 2, o.text);
+    if (group.rank() == 1) {
+      f.check(o.code == ErrorCode::peer_timeout ? o.report.awaited_rank == 2 : o.reason == ErrorCode::peer_timeout, o.text);
+    }
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+TEST(Misuse, EndsThePeersAtOnce) {
+  const auto failures = run_processes(fleet_of(3, 60s), [&](Group& group, Failures& f) {
+    FaultRig rig(group);
+    const Outcome o = outcome_of([&] {
+      auto x = rig.x();
+      if (group.rank() == 1) x.cols = 8;
+      (void)rig.exchange.dispatch(x, rig.expert_ids());
+    });
+    if (group.rank() == 1) {
+      f.check(o.code == ErrorCode::invalid_argument, o.text);
+    } else {
+      f.check(o.code == ErrorCode::peer_failed && o.failed_rank == 1 && o.reason == ErrorCode::invalid_argument, o.text);
+    }
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Places where the ranks of a test meet, and what they say about it.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bootstrap/bootstrap.hpp"
+#include "multiproc/fork_ranks.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::test {
+
+using detail::Bootstrap;
+using detail::JoinSpec;
+
+inline constexpr Milliseconds kLong{60000};
+inline constexpr Milliseconds kShort{300};
+
+/// A new place to meet. Paths lie in a folder that disappears with the object.
+class Place {
+ public:
+  explicit Place(const std::string& kind) {
+    if (kind == "path") {
+      char folder[] = "/tmp/switchyard-test-XXXXXX";
+      if (::mkdtemp(folder) == nullptr) throw std::runtime_error("mkdtemp failed");
+      folder_ = folder;
+      store_ = "unix:" + folder_ + "/store";
+    } else if (kind == "abstract") {
+      store_ = "unix:@switchyard-test-" + detail::random_token();
+    } else {
+      store_ = "tcp://" + kind + ":" + std::to_string(free_port());
+    }
+  }
+  ~Place() {
+    if (folder_.empty()) return;
+    ::unlink((folder_ + "/store").c_str());
+    ::rmdir(folder_.c_str());
+  }
+  const std::string& store() const { return store_; }
+  std::string path() const { return folder_ + "/store"; }
+
+ private:
+  static int free_port() {
+    const detail::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("bind failed");
+    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    return ntohs(address.sin_port);
+  }
+  std::string folder_;
+  std::string store_;
+};
+
+inline void expect_ok(const std::vector<RankEnd>& ends) {
+  for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
+}
+
+/// Three rounds whose content only rank, round and column determine.
+inline void exchange_rounds(Bootstrap& link, size_t bytes) {
+  for (int round = 0; round < 3; ++round) {
+    const auto value = [&](int r, size_t i) {
+      return static_cast<unsigned char>(r * 31 + round * 7 + static_cast<int>(i % 251));
+    };
+    std::vector<unsigned char> mine(bytes);
+    for (size_t i = 0; i < bytes; ++i) mine[i] = value(link.rank(), i);
+    std::vector<unsigned char> all(bytes * static_cast<size_t>(link.world()));
+    link.all_gather(mine.data(), bytes, all.data(), kLong);
+    for (int r = 0; r < link.world(); ++r) {
+      for (size_t i = 0; i < bytes; ++i) {
+        if (all[static_cast<size_t>(r) * bytes + i] != value(r, i))
+          throw std::runtime_error("wrong byte from rank " + std::to_string(r));
+      }
+    }
+  }
+}
+
+/// Runs connect_processes and says how it went: "joined", or the error.
+inline void say_outcome(ChildRank& me, const JoinSpec& spec, Milliseconds deadline) {
+  try {
+    const auto link = detail::connect_processes(spec, deadline);
+    exchange_rounds(*link, 10);
+    me.say("joined");
+  } catch (const RendezvousError& error) {
+    std::string missing;
+    for (const int r : error.missing_ranks()) missing += std::to_string(r) + " ";
+    me.say("missing " + missing);
+    me.say(error.what());
+  } catch (const PeerFailed& error) {
+    me.say("failed " + std::to_string(error.rank()));
+    me.say(error.what());
+  }
+}
+
+inline bool said(const RankEnd& end, const std::string& part) {
+  for (const std::string& line : end.said) {
+    if (line.find(part) != std::string::npos) return true;
+  }
+  return false;
+}
+inline std::string all_said(const RankEnd& end) {
+  std::string text;
+  for (const std::string& line : end.said) text += line + "\n";
+  return text;
+}
+
+}  // namespace switchyard::test

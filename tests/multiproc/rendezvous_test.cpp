@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rendezvous against its enemies: strangers, impostors, broken ranks and broken bytes.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+#include "bootstrap/bootstrap.hpp"
+#include "bootstrap/channel.hpp"
+#include "bootstrap/socket.hpp"
+#include "bootstrap/wire.hpp"
+#include "multiproc/fork_ranks.hpp"
+#include "multiproc/meeting.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard {
+namespace {
+
+using namespace detail;
+using namespace test;
+
+/// Two ranks of two join, while `intrude` does its worst as a third process.
+std::vector<RankEnd> with_intruder(const std::string& kind,
+                                   const std::function<void(ChildRank&, const std::string&)>& intrude) {
+  const Place place(kind);
+  ForkedRanks processes(3, [&](ChildRank& me) {
+    if (me.rank() == 2) return intrude(me, place.store());
+    if (me.rank() == 1) me.await("go");
+    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
+  });
+  EXPECT_TRUE(processes.wait_until_said(2, "done", kLong));
+  processes.tell(1, "go");
+  return processes.finish(kLong);
+}
+
+/// A raw connection to a store that may not listen yet.
+UniqueFd knock(const std::string& store) {
+  for (;;) {
+    int error = 0;
+    UniqueFd fd = start_connect(resolve(parse_endpoint(store), Deadline(kLong))[0], error);
+    while (error == EINPROGRESS) error = connect_result(fd.get());
+    if (error == 0) return fd;
+    ::usleep(10000);
+  }
+}
+
+class Intruders : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
+
+TEST_P(Intruders, WithAnotherTokenIsRefused) {
+  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
+    say_outcome(me, {1, 2, store, "another token"}, kLong);
+    me.say("done");
+  });
+  EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[2], "refused by rank 0")) << all_said(ends[2]);
+  EXPECT_TRUE(said(ends[2], "job token")) << all_said(ends[2]);
+}
+
+TEST_P(Intruders, WithAnotherWorldIsRefused) {
+  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
+    say_outcome(me, {1, 3, store, "token"}, kLong);
+    me.say("done");
+  });
+  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[2], "expects 3 ranks and rank 0 expects 2")) << all_said(ends[2]);
+}
+
+TEST_P(Intruders, GarbageIsIgnored) {
+  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
+    for (int i = 0; i < 20; ++i) {
+      const UniqueFd fd = knock(store);
+      std::vector<std::byte> garbage(static_cast<size_t>(1 + i * 997));
+      fill_random(garbage);
+      send_some(fd.get(), garbage);
+    }
+    const std::string request = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    const UniqueFd fd = knock(store);
+    send_some(fd.get(), std::as_bytes(std::span(request)));
+    me.say("done");
+    ::usleep(200000);  // while the others join
+  });
+  EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
+}
+
+TEST_P(Intruders, SilenceHoldsNobodyUp) {
+  // Their connections stay open until all is over; the ranks must not need a handshake deadline to get past them.
+  const Place place(GetParam());
+  ForkedRanks processes(3, [&](ChildRank& me) {
+    if (me.rank() == 2) {
+      std::vector<UniqueFd> held;
+      for (int i = 0; i < 40; ++i) held.push_back(knock(place.store()));
+      me.say("done");
+      me.await("end");
+      return;
+    }
+    if (me.rank() == 1) me.await("go");
+    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
+  });
+  ASSERT_TRUE(processes.wait_until_said(2, "done", kLong));
+  processes.tell(1, "go");
+  EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
+  EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
+  processes.tell(2, "end");
+  expect_ok(processes.finish(kLong));
+}
+
+/// Speaks the protocol by hand, as a rank that knows the token would.
+class HandMadeRank {
+ public:
+  HandMadeRank(const std::string& store, int rank, int world) : channel_(knock(store), kMaxHandshakeBytes) {
+    const auto greeting = decode_greeting(wait_for(FrameKind::greeting).payload);
+    Hello hello;
+    hello.rank = rank;
+    hello.world = world;
+    hello.host = this_host();
+    hello.mesh_name = "switchyard-test-" + random_token();
+    hello.proof = prove(hello, "token", greeting.value().nonce);
+    channel_.queue(FrameKind::hello, encode(hello));
+    channel_.flush();
+  }
+  Frame wait_for(FrameKind kind) {
+    for (;;) {
+      const bool open = channel_.receive();
+      while (auto frame = channel_.take()) {
+        if (frame->kind == kind) return *frame;
+      }
+      if (!open) throw std::runtime_error("the store closed the connection");
+      ::usleep(1000);
+    }
+  }
+  Channel& channel() { return channel_; }
+
+ private:
+  Channel channel_;
+};
+
+TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
+  const Place place("abstract");
+  ForkedRanks processes(4, [&](ChildRank& me) {  // 0, 1, 2 of 3, and another 1
+    if (me.rank() == 1) {
+      HandMadeRank first(place.store(), 1, 3);
+      while (decode_progress(first.wait_for(FrameKind::progress).payload).value().arrived != 0b011) continue;
+      me.say("counted");
+      while (decode_progress(first.wait_for(FrameKind::progress).payload).value().arrived != 0b111) continue;
+      me.say("all here");
+      return;
+    }
+    if (me.rank() != 0) me.await("go");
+    say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
+  });
+  ASSERT_TRUE(processes.wait_until_said(1, "counted", kLong));
+  processes.tell(3, "go");
+  ASSERT_TRUE(processes.wait_until_ended(3, kLong));
+  processes.tell(2, "go");
+  EXPECT_TRUE(processes.wait_until_said(1, "all here", kLong));
+  const auto ends = processes.finish(kLong);
+  EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
+}
+
+TEST(Rendezvous, RefusalsAreToldAtTheDeadline) {
+  const Place place("path");
+  const auto ends = run_ranks(2, [&](ChildRank& me) {
+    say_outcome(me, {me.rank(), 2, place.store(), me.rank() == 0 ? "token" : "tokem"},
+                me.rank() == 0 ? Milliseconds{1000} : kLong);
+  });
+  EXPECT_TRUE(said(ends[0], "missing 1 ")) << all_said(ends[0]);
+  EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
+}
+
+TEST(Rendezvous, ARankKilledBeforeTheOthersComeMayComeAgain) {
+  const Place place("path");
+  ForkedRanks processes(4, [&](ChildRank& me) {  // 3 is the second life of 1
+    if (me.rank() == 1) {
+      HandMadeRank(place.store(), 1, 3).wait_for(FrameKind::progress);
+      me.say("counted");
+      me.await("never");
+    }
+    if (me.rank() >= 2) me.await("go");
+    say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
+  });
+  ASSERT_TRUE(processes.wait_until_said(1, "counted", kLong));
+  processes.kill(1);
+  ASSERT_TRUE(processes.wait_until_ended(1, kLong));
+  processes.tell(3, "go");
+  processes.tell(2, "go");
+  const auto ends = processes.finish(kLong);
+  for (const size_t r : {0, 2, 3}) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
+}
+
+TEST(Rendezvous, AStaleSocketFileIsReplacedAndAnotherFileIsNot) {
+  const Place place("path");
+  ForkedRanks first(2, [&](ChildRank& me) {
+    if (me.rank() == 0) say_outcome(me, {0, 2, place.store(), "token"}, kLong);
+    if (me.rank() == 1) {
+      knock(place.store());
+      me.say("it listens");
+      me.await("never");
+    }
+  });
+  ASSERT_TRUE(first.wait_until_said(1, "it listens", kLong));
+  first.kill(0);
+  first.kill(1);
+  first.finish(kLong);
+  struct stat info;
+  ASSERT_EQ(::stat(place.path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  const auto ends = run_ranks(2, [&](ChildRank& me) { say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong); });
+  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "joined")) << all_said(end);
+
+  const UniqueFd file(::open(place.path().c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  ASSERT_TRUE(file);
+  const auto refused = run_ranks(1, [&](ChildRank& me) { say_outcome(me, {0, 2, place.store(), "token"}, kLong); });
+  EXPECT_TRUE(said(refused[0], "exists and is not a socket")) << all_said(refused[0]);
+  EXPECT_EQ(::stat(place.path().c_str(), &info), 0) << "it removed a file that is not its own";
+}
+
+TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
+  // Rank 3 comes, gets the roster, and ends without connecting to anyone. Nobody may wait for the deadline.
+  const Place place("127.0.0.1");
+  const auto ends = run_ranks(4, [&](ChildRank& me) {
+    if (me.rank() < 3) return say_outcome(me, {me.rank(), 4, place.store(), "token"}, kLong);
+    HandMadeRank(place.store(), 3, 4).wait_for(FrameKind::roster);
+  });
+  for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(said(ends[r], "failed 3")) << r << ": " << all_said(ends[r]);
+}
+
+TEST(Rendezvous, ARankThatNeverConnectsIsMissedAtTheDeadline) {
+  const Place place("path");
+  ForkedRanks ranks(3, [&](ChildRank& me) {
+    if (me.rank() < 2) {
+      say_outcome(me, {me.rank(), 3, place.store(), "token"}, me.rank() == 0 ? Milliseconds{1500} : kLong);
+      return;
+    }
+    HandMadeRank rank(place.store(), 2, 3);
+    rank.wait_for(FrameKind::roster);
+    me.await("end");
+  });
+  EXPECT_TRUE(ranks.wait_until_ended(0, kLong));
+  EXPECT_TRUE(ranks.wait_until_ended(1, kLong));
+  ranks.tell(2, "end");
+  const auto ends = ranks.finish(kLong);
+  for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "2 ")) << r << ": " << all_said(ends[r]);
+  EXPECT_TRUE(said(ends[0], "did not connect to all others")) << all_said(ends[0]);
+}
+
+TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
+  const Place place("path");
+  ForkedRanks ranks(2, [&](ChildRank& me) {
+    if (me.rank() == 1) return say_outcome(me, {1, 2, place.store(), "token"}, Milliseconds{1500});
+    // Follows the protocol in everything but the proof.
+    Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
+    for (;;) {
+      auto accepted = listener.accept();
+      if (!accepted) {
+        ::usleep(1000);
+        continue;
+      }
+      Channel channel(std::move(accepted->fd), kMaxHandshakeBytes);
+      channel.queue(FrameKind::greeting, encode(Greeting{}));
+      channel.flush();
+      std::optional<Frame> hello;
+      while (channel.receive() && !(hello = channel.take())) ::usleep(1000);
+      channel.queue(FrameKind::progress, encode(Progress{3, 0}));
+      Roster roster;
+      roster.mesh_names = {"switchyard-test-" + random_token(), "x"};
+      roster.proof = prove(roster, "a guess", decode_hello(hello.value().payload).value().nonce);
+      channel.queue(FrameKind::roster, encode(roster));
+      channel.flush();
+      me.say("lied");
+    }
+  });
+  ASSERT_TRUE(ranks.wait_until_ended(1, kLong));
+  ranks.kill(0);
+  const auto ends = ranks.finish(kLong);
+  EXPECT_TRUE(said(ends[0], "lied"));
+  EXPECT_TRUE(said(ends[1], "missing 0 ")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[1], "does not know the job token")) << all_said(ends[1]);
+}
+
+TEST(Rendezvous, AnotherServiceAtThePortIsNotMistakenForRankZero) {
+  const Place place("127.0.0.1");
+  ForkedRanks ranks(2, [&](ChildRank& me) {
+    if (me.rank() == 1) return say_outcome(me, {1, 2, place.store(), "token"}, Milliseconds{1000});
+    Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
+    for (;;) {
+      if (auto accepted = listener.accept()) {
+        const std::string banner = "220 mail.example.org ESMTP, talk to me now please\r\n";
+        send_some(accepted->fd.get(), std::as_bytes(std::span(banner)));
+        ::usleep(50000);
+      }
+      ::usleep(1000);
+    }
+  });
+  ASSERT_TRUE(ranks.wait_until_ended(1, kLong));
+  const auto ends = ranks.finish(Milliseconds{0});
+  EXPECT_TRUE(said(ends[1], "missing 0 ")) << all_said(ends[1]);
+  EXPECT_TRUE(said(ends[1], "does not speak this protocol")) << all_said(ends[1]);
+}
+
+TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
+  // Rank 2 knows where the others listen. Before it connects it sends them silence, garbage, and every kind of wrong hello.
+  const Place place("path");
+  ForkedRanks ranks(3, [&](ChildRank& me) {
+    if (me.rank() < 2) {
+      const auto link = connect_processes({me.rank(), 3, place.store(), "token"}, kLong);
+      me.say("joined");
+      return me.await("end");
+    }
+    HandMadeRank rank(place.store(), 2, 3);
+    const Roster roster = decode_roster(rank.wait_for(FrameKind::roster).payload).value();
+    std::vector<Channel> held;
+    for (int to = 0; to < 2; ++to) {
+      const auto connect = [&]() -> Channel& {
+        return held.emplace_back(knock("unix:@" + roster.mesh_names[static_cast<size_t>(to)]), kMaxHandshakeBytes);
+      };
+      const auto greet = [&](MeshHello hello, const std::string& token) {
+        hello.proof = prove(hello, token);
+        Channel& channel = connect();
+        channel.queue(FrameKind::mesh_hello, encode(hello));
+        me.require(channel.flush(), "send");
+      };
+      connect();
+      std::vector<std::byte> garbage(5000);
+      fill_random(garbage);
+      send_some(connect().fd(), garbage);
+      greet({2, to, roster.session, {}}, "a guess");
+      greet({2, to, Nonce{}, {}}, "token");             // another rendezvous
+      greet({2, 1 - to, roster.session, {}}, "token");  // meant for another rank
+      greet({3, to, roster.session, {}}, "token");      // no such rank
+      greet({to, to, roster.session, {}}, "token");     // itself
+      greet({2, to, roster.session, {}}, "token");      // the right one
+      greet({2, to, roster.session, {}}, "token");      // once more
+    }
+    rank.channel().queue(FrameKind::ready);
+    rank.channel().flush();
+    rank.wait_for(FrameKind::go);
+    me.say("joined");
+    me.await("end");
+  });
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "joined", kLong)) << r;
+  ranks.tell_all("end");
+  expect_ok(ranks.finish(kLong));
+}
+
+}  // namespace
+}  // namespace switchyard
