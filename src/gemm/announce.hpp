@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// ThreadSanitizer does not see what a library kernel touches, and sees of vector code what its compiler chooses to instrument
+// (GCC 12: whole vectors, not masked ones). Whoever runs such code says so here; without -fsanitize=thread the calls are empty.
+#pragma once
+
+#include <cstddef>
+
+#if defined(__SANITIZE_THREAD__)
+#define SWITCHYARD_GEMM_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SWITCHYARD_GEMM_TSAN 1
+#endif
+#endif
+
+#if defined(SWITCHYARD_GEMM_TSAN)
+extern "C" void __tsan_read_range(void* begin, unsigned long bytes);
+extern "C" void __tsan_write_range(void* begin, unsigned long bytes);
+#endif
+
+namespace switchyard::detail {
+
+/// The calling thread reads `bytes` bytes from `begin`.
+inline void announce_read([[maybe_unused]] const void* begin, [[maybe_unused]] size_t bytes) {
+#if defined(SWITCHYARD_GEMM_TSAN)
+  __tsan_read_range(const_cast<void*>(begin), bytes);
+#endif
+}
+
+/// The calling thread writes `bytes` bytes from `begin`.
+inline void announce_write([[maybe_unused]] void* begin, [[maybe_unused]] size_t bytes) {
+#if defined(SWITCHYARD_GEMM_TSAN)
+  __tsan_write_range(begin, bytes);
+#endif
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped GEMM: a group is an expert, with its own weights B and its own rows A. Tiles only: no communication, no scheduling
+// across threads. A caller visits the tiles of all groups (for_each_tile) and runs each (GroupedGemm::tile).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "gemm/aligned_buffer.hpp"
+#include "gemm/cpu/onednn_gemm.hpp"
+
+namespace switchyard::detail {
+
+/// Rows of the largest tile. More are no faster: weights are read once per tile, here 1 byte per 256 operations.
+inline constexpr int64_t kTileRows = 256;
+
+/// Least number of rows >= `rows` (in [1, kTileRows]) for which a tile exists. There are 27 such numbers, so that at most 27
+/// kernels are compiled per GEMM; a tile does at most one third too much work, from 33 rows on at most 23 %.
+constexpr int64_t padded_rows(int64_t rows) {
+  const int64_t step = rows <= 2 ? 1 : rows <= 8 ? 2 : rows <= 32 ? 4 : rows <= 64 ? 8 : 16;
+  return (rows + step - 1) / step * step;
+}
+
+/// Calls `visit(group, first, rows)` for tiles that cover rows 0 .. num_rows[group] - 1 of each group; groups and rows
+/// ascending. The tiles of one group are of about equal size: a short last tile would read the weights for few rows.
+template <class Visit>
+void for_each_tile(std::span<const int64_t> num_rows, Visit&& visit) {
+  for (size_t group = 0; group < num_rows.size(); ++group) {
+    const int64_t total = num_rows[group];
+    int64_t tiles_left = (total + kTileRows - 1) / kTileRows;
+    for (int64_t first = 0, rows = 0; first < total; first += rows, --tiles_left) {
+      rows = std::min(padded_rows((total - first + tiles_left - 1) / tiles_left), total - first);
+      visit(static_cast<int>(group), first, rows);
+    }
+  }
+}
+
+/// `C = A * B_group^T`, where every group has a bf16 weight B_group [n, k]. One thread at a time per object.
+class GroupedGemm {
+ public:
+  GroupedGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage);
+
+  /// WeightStorage::packed: copies one group's weights, bf16 [n, k].
+  void pack(int group, const uint16_t* b);
+  /// WeightStorage::view: the weights of all groups, bf16 [num_groups, n, k]; must outlive the tiles.
+  void bind(const uint16_t* b) { bound_ = b; }
+
+  /// One tile: c (float32 [m, n]) = a (bf16 [m, k]) * B_group^T, on the calling thread. m is a value of padded_rows(): the rows
+  /// added by padding are read and written like the others, and no row depends on another.
+  void tile(int group, const uint16_t* a, int64_t m, float* c);
+
+  /// Bytes of own weights and of scratch for such an object; allocates nothing that stays.
+  static ExpertMemory memory_required(int num_groups, int64_t n, int64_t k, WeightStorage storage);
+  ExpertMemory memory() const { return {weights_.bytes(), engine_.scratch_bytes()}; }
+  std::string implementation() const { return engine_.implementation(); }
+
+ private:
+  const void* weights(int group) const;
+
+  int64_t n_, k_;
+  WeightStorage storage_;
+  OnednnGemm engine_;
+  size_t group_bytes_;  // of one group's packed weights
+  AlignedBuffer weights_;
+  const uint16_t* bound_ = nullptr;
+};
+
+}  // namespace switchyard::detail
