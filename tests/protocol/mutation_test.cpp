@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weakens one memory order at a time and requires ThreadSanitizer to report a race: a suite that cannot see a missing order proves
+// nothing by being green. Each mutant runs one targeted scenario in a forked child. Orders that may be weakened unseen are listed with the
+// reason; if one of them is seen after all, the list is stale and the test fails too.
+//
+// Executable: mutation_test. Sources: mutation_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label: mutation.
+// Only with -fsanitize=thread and SWITCHYARD_MUTABLE_ORDERS (EXCEPT none address). Timeout: 180 s.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+
+#include "arch/cpu/order_table.hpp"
+#include "protocol/harness.hpp"
+
+#if !defined(SWITCHYARD_MUTABLE_ORDERS) || !defined(__SANITIZE_THREAD__)
+#error "the mutation suite needs -fsanitize=thread and SWITCHYARD_MUTABLE_ORDERS"
+#endif
+
+extern "C" const char* __tsan_default_options();
+extern "C" const char* __tsan_default_options() { return "halt_on_error=1:exitcode=66:report_signal_unsafe=0"; }
+
+namespace harness {
+namespace {
+
+using switchyard::detail::Side;
+using switchyard::detail::Site;
+
+constexpr int kRaceReported = 66;
+
+enum class Phase { dispatch, cached, combine_in_place, combine_ordinary };
+constexpr const char* kPhaseNames[] = {"dispatch", "cached", "combine_in_place", "combine_ordinary"};
+
+/// One order of one flag, weakened during one kind of call.
+struct Mutant {
+  Site site;
+  Side side;
+  Phase phase;
+  Staging staging;
+};
+std::string to_string(const Mutant& m) {
+  return std::string(switchyard::detail::site_name(m.site)) + (m.side == Side::acquire ? "_acquire_" : "_release_") +
+         kPhaseNames[static_cast<int>(m.phase)] + (m.staging == Staging::ring ? "_ring" : "_direct");
+}
+void PrintTo(const Mutant& m, std::ostream* out) { *out << to_string(m); }
+
+/// Which flags carry something in which call. Every flag is here or in redundant_because.
+struct Use {
+  Site site;
+  Phase phase;
+  Staging staging;
+};
+constexpr Use kUses[] = {
+    {Site::counts, Phase::dispatch, Staging::direct},
+    {Site::counts, Phase::dispatch, Staging::ring},
+    {Site::placement, Phase::dispatch, Staging::direct},
+    {Site::placement, Phase::cached, Staging::direct},
+    {Site::placement, Phase::dispatch, Staging::ring},
+    {Site::rows, Phase::dispatch, Staging::direct},
+    {Site::rows, Phase::cached, Staging::direct},
+    {Site::local_sends, Phase::dispatch, Staging::direct},
+    {Site::local_sends, Phase::cached, Staging::direct},
+    {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // before outputs: copies of the rows
+    {Site::local_sends, Phase::combine_in_place, Staging::direct},  // before pulled: reads of the rows
+    {Site::outputs, Phase::combine_in_place, Staging::direct},
+    {Site::outputs, Phase::combine_ordinary, Staging::direct},
+    {Site::outputs, Phase::combine_in_place, Staging::ring},
+    {Site::pulled, Phase::combine_in_place, Staging::direct},
+    {Site::ring_tail, Phase::dispatch, Staging::ring},
+    {Site::ring_tail, Phase::cached, Staging::ring},
+    {Site::ring_tail, Phase::combine_in_place, Staging::ring},
+    {Site::ring_head, Phase::dispatch, Staging::ring},
+    {Site::ring_head, Phase::cached, Staging::ring},
+    {Site::ring_head, Phase::combine_in_place, Staging::ring},
+};
+
+/// Why nothing can see this flag's orders weakened; null if they must be seen.
+const char* redundant_because(Site site) {
+  switch (site) {
+    case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
+    case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
+    case Site::local_ready: return "no protocol of normal mode uses this flag";
+    case Site::counts:
+    case Site::placement:
+    case Site::rows:
+    case Site::outputs:
+    case Site::pulled:
+    case Site::ring_tail:
+    case Site::ring_head:
+    case Site::local_sends:
+    case Site::count_of_sites: break;
+  }
+  return nullptr;
+}
+
+/// Real payload through every flag: three ranks, repeated experts (aliases), rings of few slots.
+std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
+  Scenario s;
+  s.problem.world = 3;
+  s.problem.experts = 6;
+  s.problem.topk = 3;
+  s.problem.layout = phase == Phase::dispatch || phase == Phase::cached ? Layout::expert_major : Layout::rank_major;
+  s.tokens = {17, 16, 15};
+  s.staging = staging;
+  s.ring = {2, 2, 4};
+  return make_case(s);
+}
+
+/// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is on its own.
+class PhaseRunner {
+ public:
+  PhaseRunner(switchyard::Group& group, const Case& c, Failures& f, const std::optional<Mutant>& mutant)
+      : group_(group), c_(c), f_(f), mutant_(mutant), exchange_(group, make_config(c)) {}
+
+  void run(Phase phase) {
+    for (int i = 0; i < 4; ++i) {
+      RankData first(c_, group_.rank(), 2 * i), again(c_, group_.rank(), 2 * i + 1);
+      switchyard::Dispatched d;
+      step(phase == Phase::dispatch, [&] {
+        d = exchange_.dispatch(first.x(), first.ids(), first.weights());
+        first.check_dispatched(d, f_);
+      });
+      if (phase == Phase::cached) {
+        step(true, [&] { again.check_dispatched(exchange_.dispatch(again.x(), d.handle), f_); });
+      }
+      if (phase != Phase::combine_in_place && phase != Phase::combine_ordinary) continue;
+      switchyard::RowBuffer buffer;
+      std::vector<std::byte> memory(static_cast<size_t>(d.rows * c_.scenario.hidden * 2));
+      switchyard::Rows y{memory.data(), d.rows, c_.scenario.hidden, DType::bf16};
+      if (phase == Phase::combine_in_place) {
+        buffer = exchange_.allocate_rows(d.handle, DType::bf16);
+        y = buffer.rows();
+      }
+      step(true, [&] {
+        first.fill_outputs(y);
+        exchange_.combine(y, d.handle, first.out(), first.combine_options());
+        std::memset(y.data, 0xEE, memory.size());
+        first.check_combined(f_);
+      });
+    }
+  }
+
+ private:
+  template <class F>
+  void step(bool weakened, F&& call) {
+    if (mutant_ && weakened) set(std::memory_order_relaxed);
+    call();
+    if (mutant_ && weakened) set(std::memory_order_acq_rel);
+    group_.barrier();
+  }
+  void set(std::memory_order order) {
+    group_.barrier();
+    if (group_.rank() == 0) switchyard::detail::set_order(mutant_->site, mutant_->side, order);
+    group_.barrier();
+  }
+
+  switchyard::Group& group_;
+  const Case& c_;
+  Failures& f_;
+  const std::optional<Mutant>& mutant_;
+  switchyard::NormalExchange exchange_;
+};
+
+struct ChildEnd {
+  int status = -1;
+  std::string output;
+};
+
+/// Runs the scenario in a child, with `mutant` if given, and returns how it ended and what it printed.
+ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mutant) {
+  const auto c = scenario_of(phase, staging);
+  int ends[2];
+  if (::pipe(ends) != 0) return {};
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(ends[1], 1);
+    ::dup2(ends[1], 2);
+    Fleet fleet;
+    fleet.world = 3;
+    fleet.options.heap_bytes = heap_bytes({c});
+    fleet.options.num_blocks = fleet.options.num_warps = 2;
+    const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) { PhaseRunner(group, *c, f, mutant).run(phase); });
+    std::fprintf(stderr, "%s", joined(failures).c_str());
+    std::fflush(nullptr);
+    ::_exit(failures.empty() ? 0 : 1);
+  }
+  ::close(ends[1]);
+  ChildEnd end;
+  char buffer[4096];
+  for (ssize_t n; (n = ::read(ends[0], buffer, sizeof buffer)) > 0;) end.output.append(buffer, static_cast<size_t>(n));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  end.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return end;
+}
+
+std::string summary_of(const std::string& output) {
+  const size_t at = output.find("SUMMARY:");
+  return at == std::string::npos ? output.substr(0, 400) : output.substr(at, std::min<size_t>(output.find('\n', at) - at, 160));
+}
+
+std::vector<Mutant> all_mutants() {
+  std::vector<Mutant> all;
+  for (const Side side : {Side::acquire, Side::release}) {
+    for (const Use& use : kUses) all.push_back({use.site, side, use.phase, use.staging});
+  }
+  return all;
+}
+
+class Mutation : public testing::TestWithParam<Mutant> {};
+
+TEST_P(Mutation, IsSeen) {
+  const Mutant& m = GetParam();
+  const ChildEnd end = run_child(m.phase, m.staging, m);
+  EXPECT_EQ(end.status, kRaceReported) << "survived: " << end.output;
+  std::printf("seen %s: %s\n", to_string(m).c_str(), summary_of(end.output).c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, Mutation, testing::ValuesIn(all_mutants()), [](const auto& m) { return to_string(m.param); });
+
+TEST(Control, IsCleanWithoutAMutation) {
+  for (const Staging staging : {Staging::direct, Staging::ring}) {
+    for (const Phase phase : {Phase::dispatch, Phase::cached, Phase::combine_in_place, Phase::combine_ordinary}) {
+      const ChildEnd end = run_child(phase, staging, std::nullopt);
+      EXPECT_EQ(end.status, 0) << kPhaseNames[static_cast<int>(phase)] << ": " << end.output;
+    }
+  }
+}
+
+/// Every flag is either tried above or documented as redundant, and then indeed unseen in every call.
+TEST(Survivors, AreDocumented) {
+  for (int i = 0; i < static_cast<int>(Site::count_of_sites); ++i) {
+    const Site site = static_cast<Site>(i);
+    const bool tried = std::any_of(std::begin(kUses), std::end(kUses), [&](const Use& use) { return use.site == site; });
+    const char* reason = redundant_because(site);
+    EXPECT_NE(tried, reason != nullptr) << switchyard::detail::site_name(site);
+    if (!reason) continue;
+    std::printf("survivor %s: %s\n", switchyard::detail::site_name(site), reason);
+    for (const Side side : {Side::acquire, Side::release}) {
+      for (const Staging staging : {Staging::direct, Staging::ring}) {
+        for (const Phase phase : {Phase::cached, Phase::combine_ordinary}) {
+          const ChildEnd end = run_child(phase, staging, Mutant{site, side, phase, staging});
+          EXPECT_EQ(end.status, 0) << "documented as redundant (" << reason << "), but: " << end.output;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace harness
