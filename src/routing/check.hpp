@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Argument checks of the routing functions: one wording.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "switchyard/routing.hpp"
+
+namespace switchyard::detail {
+
+/// Throws Error(invalid_argument) "<function>: <name> is <given>; allowed: <allowed>".
+[[noreturn]] inline void refuse(const std::string& function, const std::string& name, const std::string& given,
+                                const std::string& allowed) {
+  throw Error(ErrorCode::invalid_argument, function + ": " + name + " is " + given + "; allowed: " + allowed);
+}
+
+/// Throws unless low <= value <= high.
+inline void check_range(const char* function, const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  refuse(function, name, std::to_string(value), std::to_string(low) + " to " + std::to_string(high));
+}
+
+/// Largest number of tokens whose [T, count] array has a representable size.
+constexpr int64_t max_tokens(int64_t count) { return (int64_t{1} << 47) / count; }
+
+/// Throws unless `tokens` is in range for arrays [tokens, count].
+inline void check_tokens(const char* function, int64_t tokens, int64_t count) {
+  check_range(function, "tokens", tokens, 0, max_tokens(count));
+}
+
+/// A routing [tokens, topk] of zeros. The arguments were checked. \throws Error(system) without memory.
+inline Routing make_routing(const char* function, int num_experts, int topk, int64_t tokens, bool with_weights) {
+  Routing routing;
+  routing.num_experts = num_experts;
+  routing.topk = topk;
+  routing.tokens = tokens;
+  const size_t routes = static_cast<size_t>(tokens) * static_cast<size_t>(topk);
+  try {
+    routing.ids.resize(routes);
+    if (with_weights) routing.weights.resize(routes);
+  } catch (const std::exception&) {  // bad_alloc, length_error
+    throw Error(ErrorCode::system, std::string(function) + ": no memory for the routes of " + std::to_string(tokens) +
+                                       " tokens with topk " + std::to_string(topk));
+  }
+  return routing;
+}
+
+}  // namespace switchyard::detail

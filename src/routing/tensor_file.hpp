@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading of tensor containers: byte sources, the parsers of their headers, and the errors that both share. A parser looks at
+// the header only and describes what the file holds; nothing is allocated by a size that was not compared with the file's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+/// `text` in quotes, printable and short, whatever a file holds.
+std::string quote_text(std::string_view text);
+
+/// Throws Error(io) "<file>: <part>: expected <expected>, found <found>".
+[[noreturn]] void malformed(const std::string& file, const std::string& part, const std::string& expected,
+                            const std::string& found);
+
+/// Random access to the bytes of a file or of an image of one. Immutable; may be used by several threads.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  virtual uint64_t size() const = 0;
+  /// Fills `out` from `offset`; the range lies within size(). \throws Error(io).
+  virtual void read(uint64_t offset, std::span<std::byte> out) const = 0;
+  const std::string& name() const { return name_; }
+
+ protected:
+  explicit ByteSource(std::string name) : name_(std::move(name)) {}
+
+ private:
+  std::string name_;
+};
+
+/// A regular file, opened for each read; it must not change its size. \throws Error(io).
+std::unique_ptr<ByteSource> open_file(const std::string& path);
+/// A copy of `image`.
+std::unique_ptr<ByteSource> copy_image(std::span<const std::byte> image, const std::string& name);
+
+enum class ElementType : uint8_t { i32, i64, f32, f16, bf16, other };
+
+/// One tensor: what the header says, checked against the size of the file.
+struct TensorInfo {
+  std::string label;  ///< how errors call it: "tensor 'rank0.topk_ids'", "array"
+  ElementType type = ElementType::other;
+  std::string spelled_type;  ///< as in the file
+  std::vector<int64_t> shape;
+  uint64_t offset = 0;  ///< of the first byte in the source
+  const ByteSource* source = nullptr;
+};
+
+/// Bytes of one element, for all types but `other`.
+size_t element_bytes(ElementType type);
+/// Bytes of a tensor of this shape; false if that overflows 63 bits or an extent is negative.
+bool tensor_bytes(std::span<const int64_t> shape, size_t element, uint64_t* bytes);
+/// "[4096, 8]".
+std::string shape_text(std::span<const int64_t> shape);
+
+struct TensorTable {
+  std::map<std::string, TensorInfo> tensors;  ///< by name
+  std::map<std::string, std::string> metadata;
+};
+
+/// Header of a safetensors file: 8 bytes of header length, JSON, data without gaps. \throws Error(io).
+TensorTable parse_safetensors(const ByteSource& source);
+
+/// True if the file begins as `.npy` files do.
+bool has_npy_magic(const ByteSource& source);
+/// Header of a `.npy` file, format 1, 2 or 3, little endian, C order, int32, int64, float32 or float16. \throws Error(io).
+TensorInfo parse_npy(const ByteSource& source);
+
+}  // namespace switchyard::detail
