@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Records the routing of a running Mixture-of-Experts model in the form that Switchyard reads (docs/routing.md).
+
+    recorder = RoutingRecorder(num_experts=256)
+    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], as often as wanted
+    recorder.save("routing.safetensors")                                    # or a folder, for .npy files
+
+Needs numpy; takes torch tensors of any device and dtype without importing torch. On the command line:
+
+    record_routing.py info FILE             what a recording holds
+    record_routing.py merge OUT FILE...     one recording of those that several processes saved
+"""
+import json
+import os
+import struct
+import sys
+import threading
+
+import numpy as np
+
+MAX_TOPK = 32
+_DTYPES = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
+
+
+def to_numpy(values):
+    """Array of `values`: anything that numpy understands, or a torch tensor. bfloat16 and float16 become float32."""
+    if hasattr(values, "detach"):
+        values = values.detach()
+        values = (values.float() if values.is_floating_point() else values).cpu().numpy()
+    values = np.asarray(values)
+    return values.astype(np.float32) if values.dtype.kind not in "biu" else values
+
+
+def softmax_topk(topk, renormalize=True):
+    """For gates that return logits [..., E] only: an `extract` for RoutingRecorder.hook that repeats their choice."""
+    def extract(output):
+        logits = to_numpy(output[0] if isinstance(output, (tuple, list)) else output)
+        logits = logits.reshape(-1, logits.shape[-1])
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, :topk]
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        total = np.take_along_axis(weights, ids, 1) if renormalize else weights
+        return ids, np.take_along_axis(weights, ids, 1) / total.sum(axis=1, keepdims=True)
+    return extract
+
+
+def ids_and_weights(output):
+    """The default `extract`: of what a gate returned, the one integer tensor is the ids, the one float tensor of its shape the
+    weights. Fits (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of these."""
+    parts = [to_numpy(part) for part in (output if isinstance(output, (tuple, list)) else [output]) if hasattr(part, "shape")]
+    ids = [part for part in parts if part.dtype.kind in "iu" and part.ndim >= 2]
+    if len(ids) != 1:
+        raise ValueError(f"the gate returned {len(ids)} integer tensors, not one; pass `extract`, for example softmax_topk(K)")
+    weights = [part for part in parts if part.dtype.kind == "f" and part.shape == ids[0].shape]
+    if len(weights) > 1:
+        raise ValueError("the gate returned several float tensors of the ids' shape; pass `extract`")
+    return ids[0], weights[0] if weights else None
+
+
+class RoutingRecorder:
+    """Collects the choices of gates by (layer, rank). `max_tokens`: keep only the first so many tokens of each; `metadata`:
+    texts to save beside `num_experts`. record() may be called from several threads."""
+
+    def __init__(self, num_experts, max_tokens=None, metadata=None):
+        if not 1 <= int(num_experts) < 2**31:
+            raise ValueError(f"num_experts is {num_experts}; allowed: 1 to 2147483647")
+        self.num_experts = int(num_experts)
+        self.max_tokens = max_tokens
+        self.metadata = dict(metadata or {})
+        self.rank = 0  # of hooks that were not given one
+        self._parts = {}  # (layer, rank) -> [(ids, weights or None)]
+        self._lock = threading.Lock()
+
+    def tokens(self, layer, rank):
+        """Number of tokens recorded so far."""
+        return sum(len(ids) for ids, _ in self._parts.get((layer, rank), []))
+
+    def record(self, layer, rank, topk_ids, topk_weights=None):
+        """Appends tokens. Ids [..., K], integers (outside [0, num_experts): dropped); weights of the same shape or None, either
+        always or never within a layer. `layer` None: the model has only one."""
+        ids = to_numpy(topk_ids)
+        if ids.dtype.kind not in "iu" or ids.ndim < 2 or not 1 <= ids.shape[-1] <= MAX_TOPK:
+            raise ValueError(f"topk_ids is {ids.dtype} {list(ids.shape)}; allowed: integers [..., K], K from 1 to {MAX_TOPK}")
+        shape = ids.shape
+        ids = ids.reshape(-1, shape[-1])
+        ids = np.where((ids < 0) | (ids >= self.num_experts), -1, ids).astype("<i4")
+        weights = None
+        if topk_weights is not None:
+            weights = to_numpy(topk_weights)
+            if weights.shape != shape:
+                raise ValueError(f"topk_weights is {list(weights.shape)}; allowed: {list(shape)}, as topk_ids")
+            weights = weights.reshape(ids.shape).astype("<f4")
+        with self._lock:
+            self._append(layer, rank, ids, weights)
+
+    def _append(self, layer, rank, ids, weights):
+        for (other_layer, _), parts in self._parts.items():
+            if other_layer != layer or not parts:
+                continue
+            if parts[0][0].shape[1] != ids.shape[1]:
+                raise ValueError(f"K is {ids.shape[1]}; allowed: {parts[0][0].shape[1]}, as before in layer {layer}")
+            if (parts[0][1] is None) != (weights is None):
+                raise ValueError(f"layer {layer} got weights in some calls and none in others")
+        if self.max_tokens is not None:
+            left = max(self.max_tokens - self.tokens(layer, rank), 0)
+            ids, weights = ids[:left], weights if weights is None else weights[:left]
+        if len(ids) > 0:
+            self._parts.setdefault((layer, rank), []).append((ids, weights))
+
+    def record_dense(self, layer, rank, probs, routing_map):
+        """Appends tokens given as [T, E] arrays (Megatron Core's router): the chosen experts of a token are where the boolean
+        `routing_map` is set, in order of falling probability; tokens with fewer than the largest number get ids -1."""
+        probs, chosen = to_numpy(probs), to_numpy(routing_map).astype(bool)
+        if probs.ndim != 2 or probs.shape != chosen.shape:
+            raise ValueError(f"probs is {list(probs.shape)}, routing_map {list(chosen.shape)}; allowed: both [T, E]")
+        topk = max(int(chosen.sum(axis=1).max(initial=0)), 1)
+        ids = np.argsort(np.where(chosen, -probs, np.inf), axis=1, kind="stable")[:, :topk]
+        kept = np.take_along_axis(chosen, ids, 1)
+        self.record(layer, rank, np.where(kept, ids, -1), np.where(kept, np.take_along_axis(probs, ids, 1), 0))
+
+    def hook(self, layer, rank=None, extract=ids_and_weights):
+        """A forward hook: `gate.register_forward_hook(recorder.hook(layer))`. `rank` None: recorder.rank at the time of
+        the call. `extract` turns what the module returned into (ids, weights or None)."""
+        def forward_hook(_module, _args, output):
+            ids, weights = extract(output)
+            self.record(layer, self.rank if rank is None else rank, ids, weights)
+        return forward_hook
+
+    def tensors(self):
+        """name -> array, as saved."""
+        found = {}
+        order = sorted(self._parts, key=lambda key: (-1 if key[0] is None else key[0], key[1]))
+        for layer, rank in order:
+            parts = self._parts[layer, rank]
+            name = ("" if layer is None else f"layer{layer}.") + f"rank{rank}."
+            found[name + "topk_ids"] = np.concatenate([ids for ids, _ in parts])
+            if parts[0][1] is not None:
+                found[name + "topk_weights"] = np.concatenate([weights for _, weights in parts])
+        return found
+
+    def save(self, path):
+        """Writes a `.safetensors` file, or, if `path` does not end so, a folder of `.npy` files (which carry no metadata)."""
+        if not self._parts:
+            raise ValueError("nothing was recorded")
+        if str(path).endswith(".safetensors"):
+            save_safetensors(path, self.tensors(), {**self.metadata, "num_experts": str(self.num_experts)})
+            return
+        os.makedirs(path, exist_ok=True)
+        for name, array in self.tensors().items():
+            np.save(os.path.join(path, name + ".npy"), array)
+
+
+def save_safetensors(path, tensors, metadata):
+    """Writes int32 and float32 arrays. The file appears complete or not at all."""
+    header, offset = {"__metadata__": {str(key): str(value) for key, value in metadata.items()}}, 0
+    for name, array in tensors.items():
+        kind = "F32" if array.dtype.kind == "f" else "I32"
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for array in tensors.values():
+                file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def load_safetensors(path):
+    """(tensors, metadata) of a file that save_safetensors wrote."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    metadata = header.pop("__metadata__", {})
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"{path}: tensor {name}: expected I32 or F32, found {entry['dtype']}")
+        begin, end = entry["data_offsets"]
+        tensors[name] = np.frombuffer(data[begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return tensors, metadata
+
+
+def merge(output, inputs):
+    """One recording of those that several processes saved; no tensor may come twice, and num_experts must agree."""
+    tensors, metadata = {}, {}
+    for path in inputs:
+        more, about = load_safetensors(path)
+        twice = sorted(tensors.keys() & more.keys())
+        if twice:
+            raise ValueError(f"{path}: {twice[0]} was already recorded in another file")
+        if metadata.get("num_experts", about.get("num_experts")) != about.get("num_experts"):
+            raise ValueError(f"{path}: num_experts is {about.get('num_experts')}, before {metadata['num_experts']}")
+        tensors.update(more)
+        metadata = {**about, **metadata}
+    save_safetensors(output, tensors, metadata)
+
+
+def info(path):
+    """Prints what a recording holds: shape, weights and skew of each tensor of ids."""
+    tensors, metadata = load_safetensors(path)
+    for key, value in metadata.items():
+        print(f"{key}: {value}")
+    experts = int(metadata["num_experts"]) if "num_experts" in metadata else 0
+    for name, ids in tensors.items():
+        if not name.endswith("topk_ids"):
+            continue
+        kept = ids[(ids >= 0) & ((ids < experts) | (experts == 0))]
+        load = np.bincount(kept, minlength=experts)
+        weighted = name.replace("topk_ids", "topk_weights") in tensors
+        skew = load.max() / load.mean() if kept.size else 0
+        print(f"{name}: {list(ids.shape)}, {'with' if weighted else 'without'} weights, busiest expert / mean {skew:.2f}, "
+              f"dropped {1 - kept.size / max(ids.size, 1):.1%}")
+
+
+def main(arguments):
+    try:
+        if len(arguments) == 2 and arguments[0] == "info":
+            info(arguments[1])
+        elif len(arguments) >= 3 and arguments[0] == "merge":
+            merge(arguments[1], arguments[2:])
+        else:
+            print(__doc__.strip(), file=sys.stderr)
+            return 2
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        print(f"record_routing: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
