@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and nothing stays.
 //
-// Executable: exchange_processes_test. Sources: exchange_test.cpp ../protocol/fleet.cpp. Label: processes. Not under ThreadSanitizer (it
+// Source: exchange_test.cpp, with the harness library. Label: multiproc. Not under ThreadSanitizer (EXCEPT thread: it
 // sees one process at a time). Timeout: 120 s.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -2,7 +2,7 @@
 // Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode at sizes for every change; the full sizes are in full_test.cpp.
 //
 // Executables: acceptance_a_threads, and acceptance_a_processes with SWITCHYARD_TEST_PROCESSES.
-// Sources: acceptance_a_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Labels: threads, processes.
+// Source: acceptance_a_test.cpp, with the harness library. Labels: threads, multiproc. Timeout: 300 s.
 #include <cmath>
 #include <deque>
 

@@ -2,7 +2,7 @@
 // Acceptance cases B1 to B13 and C2 of normal mode at sizes for every change; the full sizes are in full_test.cpp.
 //
 // Executables: acceptance_b_threads, and acceptance_b_processes with SWITCHYARD_TEST_PROCESSES.
-// Sources: acceptance_b_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Labels: threads, processes.
+// Source: acceptance_b_test.cpp, with the harness library. Labels: threads, multiproc. Timeout: 300 s.
 #include <cmath>
 #include <cstring>
 

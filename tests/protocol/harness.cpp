@@ -362,8 +362,8 @@ namespace {
 
 class Rank {
  public:
-  Rank(switchyard::Group& group, const Case& c, Failures& f)
-      : group_(group), c_(c), f_(f), exchange_(group, make_config(c)), options_(make_dispatch_options(c, group.rank())) {}
+  Rank(switchyard::Group& group, NormalExchange& exchange, const Case& c, Failures& f)
+      : group_(group), exchange_(exchange), c_(c), f_(f), options_(make_dispatch_options(c, group.rank())) {}
 
   void run() {
     for (int repetition = 0; repetition < c_.scenario.repeats; ++repetition) {
@@ -372,7 +372,7 @@ class Rank {
       Dispatched d = exchange_.dispatch(data.x(), data.ids(), data.weights(), options_);
       data.scribble_inputs();
       data.check_dispatched(d, f_);
-      check_bytes(data);
+      check_bytes();
       if (repetition == 0) check_handle(d.handle);
       const switchyard::Handle handle = d.handle;
       at("combine", repetition);
@@ -383,7 +383,7 @@ class Rank {
       Dispatched e = exchange_.dispatch(again.x(), handle, options_);
       again.scribble_inputs();
       again.check_dispatched(e, f_);
-      check_bytes(again);
+      check_bytes();
       at("combine after cached dispatch", repetition);
       combine(again, std::move(e), handle);
     }
@@ -414,7 +414,7 @@ class Rank {
   }
 
   /// Payload of the dispatch before: one row per kept (token, rank).
-  void check_bytes(const RankData&) {
+  void check_bytes() {
     const Scenario& s = c_.scenario;
     const auto row = static_cast<uint64_t>(row_bytes(s, sent_type(s))) + switchyard::scale_row_bytes(s.hidden, sent_scales(s));
     uint64_t local = 0, remote = 0;
@@ -451,18 +451,23 @@ class Rank {
   }
 
   switchyard::Group& group_;
+  NormalExchange& exchange_;
   const Case& c_;
   Failures& f_;
-  NormalExchange exchange_;
   switchyard::DispatchOptions options_;
   uint64_t calls_ = 0;
 };
 
 }  // namespace
 
+void run_on(switchyard::Group& group, NormalExchange& exchange, const Case& c, Failures& failures) {
+  Rank(group, exchange, c, failures).run();
+}
+
 void run_scenario(switchyard::Group& group, const Case& c, Failures& failures) {
   failures.set_context(c.scenario.name + ", construction");
-  Rank(group, c, failures).run();
+  NormalExchange exchange(group, make_config(c));
+  run_on(group, exchange, c, failures);
 }
 
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases) {

@@ -121,7 +121,9 @@ class RankData {
   std::vector<float> replaced_weights_, rank_major_weights_, out_weights_;
 };
 
-/// The body of one rank: makes the object, runs all repetitions, checks everything. Collective.
+/// The body of one rank: runs all repetitions on `exchange`, checks everything. Collective.
+void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
+/// The same, on an object made by make_config.
 void run_scenario(switchyard::Group& group, const Case& c, Failures& failures);
 /// Heap that a group needs to run these, one after the other.
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
