@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "progress.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+/// The options that a sweep may vary.
+struct Axis {
+  const char* name;
+  int64_t BenchOptions::*target;
+  int64_t min, max;
+};
+constexpr Axis kAxes[] = {
+    {"tokens", &BenchOptions::tokens, 0, 1 << 20}, {"ranks", &BenchOptions::ranks, 1, 64},
+    {"warps", &BenchOptions::warps, 1, 256},       {"blocks", &BenchOptions::blocks, 1, 256},
+    {"hidden", &BenchOptions::hidden, 8, 1 << 20},
+};
+
+/// All combinations of the sweeps, the last one fastest.
+std::vector<BenchOptions> points_of(const BenchOptions& base) {
+  std::vector<BenchOptions> points{base};
+  points[0].sweep.clear();
+  for (const std::string& text : base.sweep) {
+    std::vector<std::string> names;
+    for (const Axis& axis : kAxes) names.emplace_back(axis.name);
+    const size_t equals = text.find('=');
+    const std::string name = text.substr(0, equals);
+    const Axis* axis = std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return name == a.name; });
+    if (equals == std::string::npos || axis == std::end(kAxes)) {
+      throw UsageError(fmt::format("--sweep: '{}' given; allowed: NAME=N,N,... with NAME one of {}.{}", text,
+                                   joined(names, ", "), did_you_mean(name, names)));
+    }
+    std::vector<BenchOptions> next;
+    for (const BenchOptions& point : points) {
+      for (const int64_t value : parse_integers("--sweep " + name, text.substr(equals + 1), axis->min, axis->max)) {
+        next.push_back(point);
+        next.back().*(axis->target) = value;
+      }
+    }
+    points = std::move(next);
+  }
+  return points;
+}
+
+double share(double bytes, double seconds, double limit_gbs) { return bytes / seconds / (limit_gbs * 1e9); }
+
+json describe(const BenchRun& run, double limit_gbs) {
+  const BenchOptions& o = run.options;
+  json checks = json::array();
+  for (const CheckResult& c : run.checks)
+    checks.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
+  return {{"config",
+           {{"backend", o.backend},
+            {"mode", "normal"},
+            {"ranks", o.ranks},
+            {"ranks_are", o.processes ? "processes" : "threads"},
+            {"blocks", o.blocks},
+            {"warps", o.warps},
+            {"tokens_per_rank", o.tokens},
+            {"hidden", o.hidden},
+            {"experts", run.experts},
+            {"topk", run.topk},
+            {"layout", o.layout},
+            {"expert_alignment", o.alignment},
+            {"staging", o.staging},
+            {"dtype", o.dtype},
+            {"quantize", o.quantize},
+            {"order", o.order},
+            {"routing", run.routing},
+            {"cached", o.cached},
+            {"seed", o.seed},
+            {"pin", o.pin},
+            {"warmup", o.warmup},
+            {"ring", {{"channels", o.channels}, {"send_chunk", o.send_chunk}, {"slots", o.slots}}}}},
+          {"input_sets", run.sets},
+          {"working_set_bytes", run.working_set_bytes},
+          {"symmetric_bytes_per_rank", run.heap_bytes},
+          {"dispatch", to_json(run.dispatch)},
+          {"combine", to_json(run.combine)},
+          {"both", to_json(run.both)},
+          {"plan_us", run.plan_us},
+          {"bytes", to_json(run.bytes)},
+          {"counted_remote_bytes", run.counted_remote},
+          {"share_of_limit",
+           {{"dispatch", share(run.bytes.dispatch_limit, run.dispatch.p50, limit_gbs)},
+            {"combine", share(run.bytes.combine_limit, run.combine.p50, limit_gbs)},
+            {"both", share(run.bytes.dispatch_limit + run.bytes.combine_limit, run.both.p50, limit_gbs)}}},
+          {"verified", o.verify ? json(run.passed()) : json(nullptr)},
+          {"checks", checks}};
+}
+
+void print_runs(const std::vector<BenchRun>& runs, double limit_gbs) {
+  Table table({"ranks", "workers", "tokens", "dispatch p50", "p99", "limit", "combine p50", "p99", "limit", "both", "limit",
+               "remote", "logical", "checked"});
+  const auto percent = [&](double bytes, double seconds) {
+    return fmt::format("{:.1f} %", 100 * share(bytes, seconds, limit_gbs));
+  };
+  for (const BenchRun& r : runs) {
+    table.row({std::to_string(r.options.ranks), std::to_string(r.options.ranks * r.options.blocks * r.options.warps),
+               std::to_string(r.options.tokens), duration(r.dispatch.p50), duration(r.dispatch.p99),
+               percent(r.bytes.dispatch_limit, r.dispatch.p50), duration(r.combine.p50), duration(r.combine.p99),
+               percent(r.bytes.combine_limit, r.combine.p50), duration(r.both.p50),
+               bold(percent(r.bytes.dispatch_limit + r.bytes.combine_limit, r.both.p50)), decimal_size(r.bytes.remote),
+               decimal_size(r.bytes.logical),
+               !r.options.verify ? yellow("no")
+               : r.passed()      ? green("PASS")
+                                 : red("FAIL")});
+  }
+  fmt::print("\n{}", table.text());
+}
+
+void print_legend(const bench::CopyLimit& limit, const bench::Machine& machine, const std::vector<BenchRun>& runs) {
+  fmt::print(
+      "\n  Times are from entry to exit on the slowest rank. 'limit' is the share of the copy limit: {:.1f} GB/s read + "
+      "written\n"
+      "  by {} threads ({}), for each source row read once and each (token, rank) row written once, and the reverse for "
+      "combine.\n",
+      limit.best().gbs, limit.threads, limit.best().method);
+  for (const bench::CopyRate& r : limit.rates)
+    fmt::print("    {:<32} {:>7.1f} GB/s  ({:.1f} to {:.1f})\n", r.method, r.gbs, r.gbs_min, r.gbs_max);
+  for (const BenchRun& r : runs) {
+    if (r.working_set_bytes >= 2.0 * static_cast<double>(machine.llc_bytes)) continue;
+    fmt::print("  {}: with {} tokens, {} input sets make {} only; the last-level cache ({}) holds part of them\n",
+               yellow("note"), r.options.tokens, r.sets, binary_size(r.working_set_bytes),
+               binary_size(static_cast<double>(machine.llc_bytes)));
+  }
+  fmt::print("  remote: rows for other ranks, one per (token, rank); logical: one row per route.\n");
+}
+
+void print_failures(const std::vector<BenchRun>& runs) {
+  for (const BenchRun& r : runs) {
+    for (const CheckResult& c : r.checks) {
+      if (!c.passed)
+        fmt::print("  {} {} at {} ranks, {} tokens: {}\n", red("FAIL"), c.name, r.options.ranks, r.options.tokens, c.detail);
+    }
+  }
+}
+
+bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title) {
+  bench::CopyLimitOptions limit;
+  limit.threads = machine.usable_cores();
+  limit.row_bytes = static_cast<size_t>(options.hidden) * 2;
+  limit.seconds = options.limit_seconds;
+  progress.stage(title, 100);
+  const bench::CopyLimit result =
+      bench::measure_copy_limit(machine, limit, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); });
+  progress.finish(fmt::format("{:.1f} GB/s with {} threads", result.best().gbs, result.threads));
+  return result;
+}
+
+}  // namespace
+
+BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& machine) {
+  BenchOptions o = options;
+  const int cores = machine.usable_cores();
+  if (o.ranks == 0) o.ranks = cores >= 16 ? 8 : 2;
+  if (o.warps == 0) o.warps = std::max<int64_t>(1, cores / (o.ranks * o.blocks));
+  if (o.commit.empty()) o.commit = source_commit();
+  // Workers of thread ranks are created together: only a rank's own thread can be pinned.
+  const bool can_pin = o.processes || o.blocks * o.warps == 1;
+  if (o.pin == "auto") o.pin = can_pin ? "cores" : "none";
+  if (o.pin == "cores" && !can_pin) {
+    throw UsageError(fmt::format(
+        "--pin: 'cores' given with {} workers per rank; ranks that are threads can be pinned with one worker each only. "
+        "Allowed: --pin none, --processes, or --blocks 1 --warps 1",
+        o.blocks * o.warps));
+  }
+  if (o.order == "per_route" && o.layout == "rank_major") {
+    throw UsageError(
+        "--order: 'per_route' given with --layout rank_major, whose rows are one per (token, rank); allowed: per_rank, or "
+        "--layout expert_major");
+  }
+  if (o.quantize != "none" && o.dtype == "fp8")
+    throw UsageError("--quantize: fp8 rows are quantised already; allowed with --dtype bf16, f16 or f32");
+  return o;
+}
+
+int run_bench(const BenchOptions& options) {
+  const bench::Machine machine = bench::this_machine();
+  std::vector<BenchOptions> points;
+  for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));
+  fmt::print("{}\n  {}, {} cores, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
+             machine.usable_cores(), binary_size(static_cast<double>(machine.llc_bytes)), machine.os, points.front().commit,
+             bench::utc_now());
+  const BenchOptions& first = points.front();
+  fmt::print("  normal mode, {} staging, {} rows {}, hidden {}, {} combine, {} routing, ranks are {}{}\n\n", first.staging,
+             first.layout, first.dtype, first.hidden, first.order, first.routing, first.processes ? "processes" : "threads",
+             first.pin == "cores" ? ", pinned" : "");
+  std::fflush(stdout);
+
+  Progress progress;
+  bench::CopyLimit limit = limit_now(progress, first, machine, "copy limit, before");
+  std::vector<BenchRun> runs;
+  for (const BenchOptions& point : points) {
+    progress.stage(fmt::format("{} ranks, {} tokens", point.ranks, point.tokens), 100);
+    runs.push_back(measure_exchange(point, machine, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); }));
+    const BenchRun& run = runs.back();
+    progress.finish(fmt::format("dispatch {}, combine {}{}", duration(run.dispatch.p50), duration(run.combine.p50),
+                                run.passed() ? "" : ", RESULTS DIFFER"));
+  }
+  const bench::CopyLimit after = limit_now(progress, first, machine, "copy limit, after");
+  const bench::CopyLimit before = limit;
+  if (after.best().gbs > limit.best().gbs) limit = after;  // other load may have slowed one of them
+
+  const bool passed = std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); });
+  if (!options.json_path.empty()) {
+    json document = {{"schema", "switchyard.bench/1"}, {"what", "switchyard bench"},
+                     {"commit", first.commit},         {"version", version()},
+                     {"date", bench::utc_now()},       {"machine", to_json(machine)},
+                     {"copy_limit", to_json(limit)},   {"copy_limit_runs", {to_json(before), to_json(after)}},
+                     {"runs", json::array()}};
+    for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
+    bench::write_json(options.json_path, document);
+  }
+  print_runs(runs, limit.best().gbs);
+  print_legend(limit, machine, runs);
+  print_failures(runs);
+  if (!options.json_path.empty()) fmt::print("  written to {}\n", options.json_path);
+  return passed ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool

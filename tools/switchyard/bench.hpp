@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard bench`: dispatch and combine, timed and verified, against the copy limit of the same machine in the same run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../../bench/measure.hpp"
+#include "exchange_check.hpp"
+#include "routing_source.hpp"
+
+namespace switchyard::tool {
+
+struct BenchOptions {
+  std::string backend = "cpu";
+  int64_t ranks = 0;  ///< 0: 2, or 8 with 16 cores or more
+  int64_t blocks = 1;
+  int64_t warps = 0;  ///< 0: cores / ranks, at least 1
+  int64_t tokens = 512;
+  int64_t hidden = 7168;
+  int64_t experts = 0;
+  int64_t topk = 0;
+  int64_t alignment = 1;
+  std::string layout = "rank_major";
+  std::string staging = "direct";
+  std::string dtype = "bf16";
+  std::string quantize = "none";
+  std::string order = "per_rank";
+  std::string routing = "uniform";
+  int64_t channels = 0;  ///< ring settings; 0: the library's default
+  int64_t send_chunk = 0;
+  int64_t slots = 0;
+  bool cached = false;  ///< dispatch by the handle of the first one
+  int64_t iterations = 40;
+  int64_t warmup = 5;
+  int64_t sets = 0;  ///< 0: as many as exceed four times the last-level cache
+  std::string pin = "auto";
+  bool processes = false;
+  bool verify = true;
+  int64_t seed = 1;
+  std::vector<std::string> sweep;  ///< "tokens=128,512"
+  std::string json_path;
+  std::string commit;  ///< overrides the built-in one
+  double limit_seconds = 1.5;
+};
+
+/// One measured configuration.
+struct BenchRun {
+  BenchOptions options;  ///< with all automatic values filled in
+  int experts = 0;
+  int topk = 0;
+  std::string routing;  ///< description
+  int sets = 0;
+  double working_set_bytes = 0;
+  bench::Times dispatch, combine, both;
+  bench::ExchangeBytes bytes;
+  double plan_us = 0;         ///< mean of the slowest rank's bookkeeping inside dispatch
+  double counted_remote = 0;  ///< remote bytes of a dispatch, as the library counts them
+  size_t heap_bytes = 0;      ///< symmetric memory per rank
+  std::vector<CheckResult> checks;
+  bool passed() const;
+};
+
+/// Fills in what was left to choose. \throws UsageError
+BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& machine);
+/// \throws RankError, Error, UsageError. `on_progress` gets the share done.
+BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& machine,
+                          const std::function<void(double)>& on_progress);
+/// \returns the exit status
+int run_bench(const BenchOptions& options);
+
+}  // namespace switchyard::tool

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <limits>
+
+namespace switchyard::tool {
+namespace {
+
+constexpr size_t kHelpWidth = 72;  // of the description column
+
+/// Edit distance with insertions, deletions, substitutions and swaps of neighbours, each at cost 1.
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = i + j;
+        continue;
+      }
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+std::string canonical(std::string text) {
+  for (char& c : text) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+/// Factor of a size suffix, or 0.
+int64_t suffix_factor(std::string suffix) {
+  suffix = canonical(suffix);
+  if (suffix.empty()) return 1;
+  if (suffix == "k") return 1000;
+  if (suffix == "m") return 1000 * 1000;
+  if (suffix == "ki") return 1024;
+  if (suffix == "mi") return 1024 * 1024;
+  return 0;
+}
+
+std::string range_text(int64_t min, int64_t max) {
+  if (max == std::numeric_limits<int64_t>::max()) return "an integer of at least " + std::to_string(min);
+  return "an integer from " + std::to_string(min) + " to " + std::to_string(max);
+}
+
+std::string joined_integers(const std::vector<int64_t>& values) {
+  std::string out;
+  for (const int64_t v : values) out += (out.empty() ? "" : ",") + std::to_string(v);
+  return out;
+}
+
+}  // namespace
+
+std::string joined(const std::vector<std::string>& parts, const std::string& separator) {
+  std::string out;
+  for (const std::string& part : parts) out += (&part == parts.data() ? "" : separator) + part;
+  return out;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+std::string wrapped(const std::string& text, size_t width) {
+  std::string out;
+  size_t column = 0;
+  for (const std::string& paragraph : split(text, '\n')) {
+    if (!out.empty()) out += '\n';
+    column = 0;
+    for (const std::string& word : split(paragraph, ' ')) {
+      if (column > 0 && column + 1 + word.size() > width) {
+        out += '\n';
+        column = 0;
+      }
+      if (column > 0) {
+        out += ' ';
+        ++column;
+      }
+      out += word;
+      column += word.size();
+    }
+  }
+  return out;
+}
+
+std::string closest(const std::string& text, const std::vector<std::string>& candidates) {
+  const std::string wanted = canonical(text);
+  std::string best;
+  size_t best_distance = std::numeric_limits<size_t>::max();
+  for (const std::string& candidate : candidates) {
+    const std::string c = canonical(candidate);
+    size_t distance = edit_distance(wanted, c);
+    if (wanted.size() >= 3 && c.size() > wanted.size() && c.compare(0, wanted.size(), wanted) == 0)
+      distance = 1;  // abbreviated
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  const size_t tolerated = std::max<size_t>(1, canonical(best).size() / 3);
+  return best_distance <= tolerated ? best : "";
+}
+
+std::string did_you_mean(const std::string& text, const std::vector<std::string>& candidates) {
+  const std::string best = closest(text, candidates);
+  return best.empty() ? "" : " Did you mean '" + best + "'?";
+}
+
+int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const int64_t factor = error == std::errc() ? suffix_factor(std::string(rest, end)) : 0;
+  int64_t scaled = 0;
+  if (factor == 0 || __builtin_mul_overflow(value, factor, &scaled) || scaled < min || scaled > max) {
+    throw UsageError(flag + ": '" + text + "' given; allowed: " + range_text(min, max));
+  }
+  return scaled;
+}
+
+std::vector<int64_t> parse_integers(const std::string& flag, const std::string& text, int64_t min, int64_t max) {
+  std::vector<int64_t> values;
+  for (const std::string& part : split(text, ',')) {
+    const size_t dash = part.find('-', 1);
+    if (dash == std::string::npos) {
+      values.push_back(parse_integer(flag, part, min, max));
+      continue;
+    }
+    const int64_t first = parse_integer(flag, part.substr(0, dash), min, max);
+    const int64_t last = parse_integer(flag, part.substr(dash + 1), min, max);
+    if (last < first || last - first > 1000) {
+      throw UsageError(flag + ": range '" + part + "' given; allowed: first-last with first <= last, at most 1000 values");
+    }
+    for (int64_t v = first; v <= last; ++v) values.push_back(v);
+  }
+  return values;
+}
+
+std::string parse_choice(const std::string& flag, const std::string& text, const std::vector<std::string>& allowed) {
+  for (const std::string& choice : allowed) {
+    if (canonical(choice) == canonical(text)) return choice;
+  }
+  throw UsageError(flag + ": '" + text + "' given; allowed: " + joined(allowed, ", ") + "." + did_you_mean(text, allowed));
+}
+
+std::vector<std::string> parse_choices(const std::string& flag, const std::string& text,
+                                       const std::vector<std::string>& allowed) {
+  if (canonical(text) == "all") return allowed;
+  std::vector<std::string> with_all = allowed;
+  with_all.push_back("all");
+  std::vector<std::string> values;
+  for (const std::string& part : split(text, ',')) {
+    if (part == "all") throw UsageError(flag + ": '" + text + "' given; 'all' stands alone");
+    const std::string choice = parse_choice(flag, part, with_all);
+    if (std::find(values.begin(), values.end(), choice) == values.end()) values.push_back(choice);
+  }
+  return values;
+}
+
+CLI::Option* Options::finish(CLI::Option* option, const std::string& type_name, const std::string& default_text) {
+  option->group(group_);
+  option->type_name(type_name + (default_text.empty() ? "" : " [" + default_text + "]"));
+  option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  return option;
+}
+
+void Options::integer(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help) {
+  finish(app_.add_option_function<std::string>(
+             flag, [&target, flag, min, max](const std::string& text) { target = parse_integer(flag, text, min, max); },
+             wrapped(help, kHelpWidth)),
+         "N", std::to_string(target));
+}
+
+void Options::integers(const std::string& flag, std::vector<int64_t>& target, int64_t min, int64_t max,
+                       const std::string& help) {
+  finish(app_.add_option_function<std::string>(
+             flag, [&target, flag, min, max](const std::string& text) { target = parse_integers(flag, text, min, max); },
+             wrapped(help, kHelpWidth)),
+         "N,...", joined_integers(target));
+}
+
+void Options::choice(const std::string& flag, std::string& target, const std::vector<std::string>& allowed,
+                     const std::string& help) {
+  finish(app_.add_option_function<std::string>(
+             flag, [&target, flag, allowed](const std::string& text) { target = parse_choice(flag, text, allowed); },
+             wrapped(help + "\n" + joined(allowed, " | "), kHelpWidth)),
+         "NAME", target);
+}
+
+void Options::choices(const std::string& flag, std::vector<std::string>& target, const std::vector<std::string>& allowed,
+                      const std::string& help) {
+  finish(app_.add_option_function<std::string>(
+             flag, [&target, flag, allowed](const std::string& text) { target = parse_choices(flag, text, allowed); },
+             wrapped(help + "\n" + joined(allowed, ", ") + "; or all", kHelpWidth)),
+         "NAME,...", joined(target, ","));
+}
+
+void Options::text(const std::string& flag, std::string& target, const std::string& type_name, const std::string& help) {
+  finish(app_.add_option_function<std::string>(
+             flag, [&target](const std::string& text) { target = text; }, wrapped(help, kHelpWidth)),
+         type_name, target);
+}
+
+void Options::texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,
+                    const std::string& help) {
+  const auto take = [&target, split_commas](const std::vector<std::string>& all) {
+    target.clear();
+    for (const std::string& text : all) {
+      for (const std::string& part : split_commas ? split(text, ',') : std::vector<std::string>{text}) target.push_back(part);
+    }
+  };
+  app_.add_option_function<std::vector<std::string>>(flag, take, wrapped(help, kHelpWidth))
+      ->group(group_)
+      ->type_name(type_name)
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void Options::toggle(const std::string& flag, bool& target, const std::string& help) {
+  app_.add_flag_callback(
+          flag, [&target] { target = true; }, wrapped(help, kHelpWidth))
+      ->group(group_);
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "demo.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "gpu_probe.hpp"
+#include "moe_reference.hpp"
+#include "report_html.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Sizes by number of cores, smallest first.
+struct Size {
+  int min_cores;
+  int64_t hidden, intermediate, tokens;
+};
+constexpr Size kSizes[] = {{1, 256, 64, 128},   {1, 512, 128, 256},    {2, 1024, 256, 256},
+                           {8, 2048, 512, 256}, {24, 4096, 1024, 512}, {64, 7168, 2048, 512}};
+
+/// Memory of the whole demo: packed weights on all ranks, rows, and what the reference holds.
+double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
+  const auto h = static_cast<double>(s.hidden);
+  const double weights = static_cast<double>(experts) * 3 * h * static_cast<double>(s.intermediate) * 2;
+  const double rows = static_cast<double>(ranks * s.tokens) * h * 2 * (2.0 * static_cast<double>(topk) * 1.5 + 4);
+  return weights * 1.1 + rows;
+}
+
+void say_backend(const DemoOptions& options) {
+  if (options.backend == "cuda")
+    throw UsageError("--backend: 'cuda' given, but this build has the CPU backend only; allowed: auto, cpu");
+  const GpuProbe probe = probe_gpus();
+  const std::string gpus =
+      probe.gpus.empty() ? "no GPU is needed" : fmt::format("{} x {} present, not used", probe.gpus.size(), probe.gpus[0].name);
+  fmt::print("  backend   cpu: this build has no GPU backend ({})\n", gpus);
+}
+
+void print_setup(const DemoPlan& plan, const bench::Machine& machine, const DemoOptions& asked) {
+  const DemoOptions& o = plan.options;
+  const bool fitted = asked.hidden == 0 || asked.intermediate == 0 || asked.tokens == 0;
+  fmt::print("  layer     {} experts, top-{}, hidden {}, intermediate {}, bf16{}\n", plan.shape.experts, plan.shape.topk,
+             o.hidden, o.intermediate,
+             fitted ? fmt::format(" (size fitted to {} cores and {} of memory)", machine.usable_cores(),
+                                  binary_size(static_cast<double>(machine.memory_available)))
+                    : "");
+  fmt::print("  ranks     {} {}{}, {} tokens per rank and step, {} steps\n", o.ranks, o.processes ? "processes" : "threads",
+             o.blocks * o.warps > 1 ? fmt::format(" x {} workers", o.blocks * o.warps) : "", o.tokens, o.steps);
+  fmt::print("  routing   {}\n\n", plan.source->description());
+  std::fflush(stdout);
+}
+
+void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const bench::CopyLimit& limit) {
+  const auto of_phase = [&](double StepTimes::*phase) {
+    std::vector<std::vector<double>> per_rank(static_cast<size_t>(plan.options.ranks));
+    for (const auto& step : outcome.steps) {
+      for (size_t r = 0; r < step.size(); ++r) per_rank[r].push_back(step[r].times.*phase);
+    }
+    return bench::summarize(bench::slowest(per_rank));
+  };
+  fmt::print("\n  slowest rank, median of {} steps\n", plan.options.steps);
+  if (plan.gated()) fmt::print("    gate        {:>10}\n", duration(of_phase(&StepTimes::gate).p50));
+  fmt::print("    dispatch    {:>10}\n    expert MLP  {:>10}   {}\n    combine     {:>10}\n",
+             duration(of_phase(&StepTimes::dispatch).p50), duration(of_phase(&StepTimes::expert).p50),
+             dim(outcome.expert_implementation), duration(of_phase(&StepTimes::combine).p50));
+  fmt::print("  copy limit of this machine: {:.1f} GB/s. For figures that compare: switchyard bench\n", limit.best().gbs);
+}
+
+void print_check(bool passed, const std::string& text) { fmt::print("  {}  {}\n", passed ? green("PASS") : red("FAIL"), text); }
+
+bool print_checks(const DemoOutcome& outcome, const std::vector<double>& errors) {
+  bool passed = true;
+  fmt::print("\n");
+  for (const CheckResult& c : outcome.exchange_checks) {
+    passed = passed && c.passed;
+    print_check(c.passed, fmt::format("{}: {} values compared", c.name, grouped(c.compared)));
+    if (!c.passed) fmt::print("        {}\n", c.detail);
+  }
+  const double worst = *std::max_element(errors.begin(), errors.end());
+  const bool close = worst <= kDemoTolerance;
+  print_check(
+      close,
+      fmt::format(
+          "whole layer against a single-rank reference without exchange: largest error of a token {:.2f} % (at most {:.2f} %)",
+          100 * worst, 100 * kDemoTolerance));
+  return passed && close;
+}
+
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw UsageError(fmt::format("--out: cannot make the folder '{}': {}", path, error.message()));
+  const std::string probe = path + "/.writable";
+  std::ofstream out(probe);
+  if (!out) throw UsageError(fmt::format("--out: cannot write into '{}': {}", path, std::strerror(errno)));
+  out.close();
+  fs::remove(probe, error);
+}
+
+}  // namespace
+
+DemoOptions fit_to_machine(const DemoOptions& options, const bench::Machine& machine, int experts) {
+  DemoOptions o = options;
+  const int64_t topk = o.topk > 0 ? o.topk : 8;
+  const double limit = static_cast<double>(machine.memory_available) / 4;
+  Size chosen = kSizes[0];
+  for (const Size& s : kSizes) {
+    if (machine.usable_cores() >= s.min_cores && bytes_needed(s, o.ranks, experts, topk) <= limit) chosen = s;
+  }
+  if (o.hidden == 0) o.hidden = chosen.hidden;
+  if (o.intermediate == 0) o.intermediate = options.hidden > 0 ? std::max<int64_t>(16, o.hidden / 4) : chosen.intermediate;
+  if (o.tokens == 0) o.tokens = chosen.tokens;
+  if (o.steps == 0) o.steps = 4;
+  const double needed = bytes_needed({0, o.hidden, o.intermediate, o.tokens}, o.ranks, experts, topk);
+  if (needed > 0.9 * static_cast<double>(machine.memory_available)) {
+    throw UsageError(fmt::format(
+        "--hidden {} --intermediate {} --tokens {} --ranks {} need about {}, {} are available; make one of them smaller",
+        o.hidden, o.intermediate, o.tokens, o.ranks, binary_size(needed),
+        binary_size(static_cast<double>(machine.memory_available))));
+  }
+  return o;
+}
+
+std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutcome& outcome, int threads, Progress& progress) {
+  const DemoOptions& o = plan.options;
+  const ExpertWeights weights(plan.shape.seed, o.hidden, o.intermediate);
+  progress.stage("single-rank reference", o.steps * plan.shape.experts);
+  std::vector<double> errors;
+  for (size_t step = 0; step < outcome.steps.size(); ++step) {
+    std::vector<RowArray> x;
+    ReferenceInput input;
+    for (int r = 0; r < plan.shape.world; ++r) {
+      x.push_back(token_rows(plan.shape.seed, step, r, o.tokens, o.hidden, DType::bf16, ScaleKind::none));
+      input.routing.push_back(outcome.steps[step][static_cast<size_t>(r)].routing);
+    }
+    for (const RowArray& rows : x) input.rows.push_back(reinterpret_cast<const uint16_t*>(rows.row(0)));
+    const int64_t before = static_cast<int64_t>(step) * plan.shape.experts;
+    const auto expected =
+        moe_reference(input, weights, o.hidden, o.intermediate, threads, [&](int64_t n) { progress.update(before + n); });
+    double worst = 0;
+    for (size_t r = 0; r < expected.size(); ++r) {
+      for (int64_t t = 0; t < o.tokens; ++t) {
+        const auto row = static_cast<size_t>(t * o.hidden);
+        worst = std::max(worst, row_error(&outcome.steps[step][r].out[row], &expected[r][row], o.hidden));
+      }
+    }
+    errors.push_back(worst);
+  }
+  progress.finish();
+  return errors;
+}
+
+int run_demo(const DemoOptions& asked) {
+  const bench::Machine machine = bench::this_machine();
+  RoutingGeometry geometry{asked.experts, asked.topk, static_cast<int>(asked.ranks), static_cast<uint64_t>(asked.seed)};
+  const auto source = std::make_shared<RoutingSource>("--routing", asked.routing, geometry);
+  DemoOptions options = asked;
+  options.topk = source->topk();
+  options = fit_to_machine(options, machine, source->experts());
+  if (options.hidden % 8 != 0)
+    throw UsageError(fmt::format("--hidden: {} given; allowed: a multiple of 8 (rows of 16 bytes)", options.hidden));
+  make_folder(options.out);
+
+  fmt::print("{}\n  machine   {}, {} cores, {}\n", bold("switchyard demo"), machine.cpu_model, machine.usable_cores(),
+             machine.os);
+  say_backend(options);
+  const DemoPlan plan = make_demo_plan(options, source);
+  print_setup(plan, machine, asked);
+
+  Progress progress;
+  progress.stage("copy limit of this machine", 100);
+  bench::CopyLimitOptions limit_options;
+  limit_options.threads = machine.usable_cores();
+  limit_options.row_bytes = static_cast<size_t>(options.hidden) * 2;
+  limit_options.seconds = 0.5;
+  const bench::CopyLimit limit =
+      bench::measure_copy_limit(machine, limit_options, [&](double f) { progress.update(static_cast<int64_t>(100 * f)); });
+  progress.finish(fmt::format("{:.1f} GB/s", limit.best().gbs));
+  const DemoOutcome outcome = run_demo_ranks(plan, progress);
+  const std::vector<double> errors = compare_with_reference(plan, outcome, machine.usable_cores(), progress);
+
+  print_times(plan, outcome, limit);
+  const bool passed = print_checks(outcome, errors);
+  const std::string html = (fs::path(options.out) / "report.html").string();
+  const std::string trace = (fs::path(options.out) / "trace.json").string();
+  outcome.trace.write_chrome_json(trace);
+  write_report(html, demo_report(plan, outcome, errors, limit, machine, passed));
+  fmt::print(
+      "\n  report    {}   (open it in a browser)\n  trace     {}   (open it at https://ui.perfetto.dev or "
+      "chrome://tracing)\n\n{}\n",
+      fs::absolute(html).lexically_normal().string(), fs::absolute(trace).lexically_normal().string(),
+      passed ? green("PASS") : red("FAIL"));
+  return passed ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "doctor.hpp"
+
+#include <fmt/core.h>
+#include <gnu/libc-version.h>
+#include <hwy/highway.h>
+#include <hwy/targets.h>
+#include <unistd.h>
+
+#include <CLI/Version.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "style.hpp"
+
+extern char** environ;
+
+namespace switchyard::tool {
+namespace {
+
+const char* isa_name(dnnl::cpu_isa isa) {
+  switch (isa) {
+    case dnnl::cpu_isa::sse41: return "SSE4.1";
+    case dnnl::cpu_isa::avx: return "AVX";
+    case dnnl::cpu_isa::avx2: return "AVX2";
+    case dnnl::cpu_isa::avx512_core: return "AVX-512";
+    case dnnl::cpu_isa::avx512_core_vnni: return "AVX-512 VNNI";
+    case dnnl::cpu_isa::avx512_core_bf16: return "AVX-512 BF16";
+    case dnnl::cpu_isa::avx512_core_amx: return "AVX-512 and AMX";
+    case dnnl::cpu_isa::avx2_vnni: return "AVX2 VNNI";
+    default: return "its best for this CPU";
+  }
+}
+
+bool on_path(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  for (const std::string& dir : split(path == nullptr ? "" : path, ':')) {
+    if (!dir.empty() && access((dir + "/" + program).c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+std::string verdict_text(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok: return green("ok     ");
+    case Verdict::limited: return yellow("limited");
+    case Verdict::no: return red("no     ");
+    case Verdict::note: return dim("-      ");
+  }
+  return "";
+}
+
+const char* verdict_name(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok: return "ok";
+    case Verdict::limited: return "limited";
+    case Verdict::no: return "no";
+    case Verdict::note: return "note";
+  }
+  return "";
+}
+
+bool all_work(const std::vector<Finding>& found, const std::vector<std::string>& groups) {
+  return std::none_of(found.begin(), found.end(), [&](const Finding& f) {
+    return f.verdict == Verdict::no && std::find(groups.begin(), groups.end(), f.group) != groups.end();
+  });
+}
+
+void print(const std::vector<Finding>& found) {
+  constexpr size_t kName = 24;
+  std::string group;
+  for (const Finding& f : found) {
+    if (f.group != group) fmt::print("{}{}\n", group.empty() ? "" : "\n", bold(f.group));
+    group = f.group;
+    fmt::print("  {} {:<{}} {}\n", verdict_text(f.verdict), f.name, kName, f.value);
+    const std::string margin(11 + kName, ' ');
+    if (!f.reason.empty()) fmt::print("{}{}\n", margin, dim("why: " + f.reason));
+    if (!f.action.empty()) fmt::print("{}{}\n", margin, "do:  " + f.action);
+  }
+}
+
+}  // namespace
+
+std::vector<Finding> check_libraries() {
+  std::vector<Finding> out;
+  out.push_back({"Libraries", "switchyard", Verdict::ok, build_description(), "", ""});
+  const dnnl_version_t* dnnl = dnnl_version();
+  Finding gemm{"Libraries",
+               "oneDNN",
+               Verdict::ok,
+               fmt::format("{}.{}.{}, uses {}", dnnl->major, dnnl->minor, dnnl->patch, isa_name(dnnl::get_effective_cpu_isa())),
+               "",
+               ""};
+  if (const char* cap = std::getenv("DNNL_MAX_CPU_ISA")) {
+    gemm.verdict = Verdict::limited;
+    gemm.reason = std::string("DNNL_MAX_CPU_ISA=") + cap + " caps the instruction set";
+    gemm.action = "unset DNNL_MAX_CPU_ISA";
+  }
+  out.push_back(gemm);
+  const int64_t targets = hwy::SupportedTargets();
+  const int64_t best = targets & -targets;  // lower bits are better targets
+  out.push_back({"Libraries", "Highway", Verdict::ok,
+                 fmt::format("{}.{}.{}, best target {}", HWY_MAJOR, HWY_MINOR, HWY_PATCH, hwy::TargetName(best)), "", ""});
+  out.push_back({"Libraries", "C library", Verdict::ok, fmt::format("glibc {}", gnu_get_libc_version()), "", ""});
+  Finding mpi{"Libraries", "Open MPI", Verdict::note, "found", "", ""};
+  if (!on_path("mpirun")) {
+    mpi.value = "not found";
+    mpi.reason = "only the benchmark's peer (mpi_alltoallv) and launching ranks with mpirun need it";
+    mpi.action = "apt-get install openmpi-bin libopenmpi-dev, if you want that comparison";
+  }
+  out.push_back(mpi);
+  return out;
+}
+
+std::vector<Finding> check_environment() {
+  const std::vector<std::string> prefixes = {"SWITCHYARD_",   "OMPI_COMM_WORLD_", "OMP_",         "DNNL_", "ONEDNN_",
+                                             "CUDA_VISIBLE_", "SLURM_PROCID",     "SLURM_NTASKS", "NCCL_"};
+  const std::vector<std::string> torchrun = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                             "MASTER_ADDR", "MASTER_PORT"};
+  std::vector<Finding> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const std::string name = text.substr(0, text.find('='));
+    const bool known =
+        std::find(torchrun.begin(), torchrun.end(), name) != torchrun.end() ||
+        std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& p) { return name.rfind(p, 0) == 0; });
+    if (!known) continue;
+    const bool secret = name.find("TOKEN") != std::string::npos;
+    out.push_back({"Environment", name, Verdict::note, secret ? "(set, not shown)" : text.substr(name.size() + 1), "", ""});
+  }
+  std::sort(out.begin(), out.end(), [](const Finding& a, const Finding& b) { return a.name < b.name; });
+  if (out.empty()) {
+    out.push_back({"Environment", "launcher variables", Verdict::note,
+                   "none of SWITCHYARD_*, torchrun, Open MPI or Slurm is set",
+                   "Group::from_environment would refuse; demo, verify and bench start their ranks themselves", ""});
+  }
+  return out;
+}
+
+std::vector<Finding> judge_backends(const std::vector<Finding>& found) {
+  std::vector<Finding> out;
+  Finding threads{"Backends", "cpu, ranks as threads", Verdict::ok, "ready", "", ""};
+  if (!all_work(found, {"Memory"})) threads = {"Backends", threads.name, Verdict::no, "not usable", "see Memory above", ""};
+  out.push_back(threads);
+  Finding processes{"Backends", "cpu, ranks as processes", Verdict::ok, "ready", "", ""};
+  if (!all_work(found, {"Memory", "Processes"})) {
+    processes = {"Backends", processes.name, Verdict::no, "not usable", "see the lines marked 'no' above", ""};
+  }
+  out.push_back(processes);
+  const bool gpus = std::any_of(found.begin(), found.end(), [](const Finding& f) { return f.name == "GPU 0"; });
+  out.push_back({"Backends", "cuda", Verdict::note, "not in this build",
+                 gpus ? "GPUs are present, but this build has the CPU backend only" : "this build has the CPU backend only",
+                 ""});
+  return out;
+}
+
+int run_doctor(const DoctorOptions& options) {
+  std::vector<Finding> found;
+  for (const auto check : {check_cpu, check_memory, check_processes, check_gpus, check_libraries, check_environment}) {
+    for (Finding& f : check()) found.push_back(std::move(f));
+  }
+  const std::vector<Finding> backends = judge_backends(found);
+  found.insert(found.end(), backends.begin(), backends.end());
+  const bool works = all_work(backends, {"Backends"});
+  if (options.json) {
+    nlohmann::json lines = nlohmann::json::array();
+    for (const Finding& f : found) {
+      lines.push_back({{"group", f.group},
+                       {"name", f.name},
+                       {"verdict", verdict_name(f.verdict)},
+                       {"value", f.value},
+                       {"why", f.reason},
+                       {"do", f.action}});
+    }
+    fmt::print("{}\n", nlohmann::json{{"findings", lines}, {"ok", works}}.dump(2, ' ', false,
+                                                                               nlohmann::json::error_handler_t::replace));
+  } else {
+    print(found);
+    fmt::print("\n{}\n", works ? "Everything that the CPU backend needs works. Next: switchyard demo"
+                               : "Something that the CPU backend needs is missing: see the lines marked 'no'.");
+  }
+  return works ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool

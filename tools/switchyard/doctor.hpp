@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard doctor`: what this machine can do, what not, why, and what to do about it.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace switchyard::tool {
+
+enum class Verdict { ok, limited, no, note };
+
+/// One line of the report.
+struct Finding {
+  std::string group;
+  std::string name;
+  Verdict verdict = Verdict::note;
+  std::string value;   ///< what was found
+  std::string reason;  ///< why it is limited or missing; empty if ok
+  std::string action;  ///< what to do; empty if nothing
+};
+
+std::vector<Finding> check_cpu();
+std::vector<Finding> check_memory();
+std::vector<Finding> check_processes();
+std::vector<Finding> check_gpus();
+std::vector<Finding> check_libraries();
+std::vector<Finding> check_environment();
+/// The backends, judged from the findings of the others.
+std::vector<Finding> judge_backends(const std::vector<Finding>& found);
+
+struct DoctorOptions {
+  bool json = false;
+};
+/// \returns the exit status: kExitOk if the CPU backend works in both forms, else kExitCheckFailed.
+int run_doctor(const DoctorOptions& options);
+
+}  // namespace switchyard::tool

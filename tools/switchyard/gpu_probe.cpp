@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu_probe.hpp"
+
+#include <dlfcn.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace switchyard::tool {
+namespace {
+
+// The driver API's C ABI, as far as it is used here. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
+constexpr int kMultiprocessors = 16;
+constexpr int kComputeMajor = 75;
+constexpr int kComputeMinor = 76;
+constexpr int kVirtualMemory = 102;
+constexpr int kPosixFileDescriptors = 103;
+constexpr int kP2pNativeAtomics = 3;
+
+class Driver {
+ public:
+  Driver() : library_(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {}
+  ~Driver() {
+    if (library_ != nullptr) dlclose(library_);
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+  explicit operator bool() const { return library_ != nullptr; }
+
+  /// Calls a driver function; -1 if this driver does not have it.
+  template <class... Args>
+  int call(const char* name, Args... args) const {
+    void* symbol = dlsym(library_, name);
+    if (symbol == nullptr) return -1;
+    return reinterpret_cast<int (*)(Args...)>(symbol)(args...);
+  }
+  std::string error_text(int code) const {
+    const char* text = nullptr;
+    if (code == -1 || call("cuGetErrorString", code, &text) != 0 || text == nullptr) return "error " + std::to_string(code);
+    return std::string(text) + " (error " + std::to_string(code) + ")";
+  }
+
+ private:
+  void* library_;
+};
+
+/// The word with digits and dots of the kernel module's banner.
+std::string module_version() {
+  std::ifstream in("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(in, line);
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    if (word.find('.') != std::string::npos && word.find_first_not_of("0123456789.") == std::string::npos) return word;
+  }
+  return "";
+}
+
+int attribute(const Driver& driver, int attribute, int device) {
+  int value = 0;
+  return driver.call("cuDeviceGetAttribute", &value, attribute, device) == 0 ? value : 0;
+}
+
+Gpu describe(const Driver& driver, int device) {
+  Gpu gpu;
+  char name[256] = {};
+  if (driver.call("cuDeviceGetName", name, static_cast<int>(sizeof name), device) == 0) gpu.name = name;
+  size_t bytes = 0;
+  if (driver.call("cuDeviceTotalMem_v2", &bytes, device) == 0) gpu.memory_bytes = bytes;
+  gpu.compute_major = attribute(driver, kComputeMajor, device);
+  gpu.compute_minor = attribute(driver, kComputeMinor, device);
+  gpu.multiprocessors = attribute(driver, kMultiprocessors, device);
+  gpu.virtual_memory = attribute(driver, kVirtualMemory, device) != 0;
+  gpu.file_descriptors = attribute(driver, kPosixFileDescriptors, device) != 0;
+  return gpu;
+}
+
+}  // namespace
+
+GpuProbe probe_gpus() {
+  GpuProbe probe;
+  probe.driver_version = module_version();
+  const Driver driver;
+  if (!driver) {
+    probe.problem = "libcuda.so.1 was not found";
+    return probe;
+  }
+  driver.call("cuDriverGetVersion", &probe.cuda_version);
+  const int code = driver.call("cuInit", 0u);
+  if (code != 0) {
+    probe.problem = "cuInit: " + driver.error_text(code);
+    return probe;
+  }
+  probe.driver = true;
+  int count = 0;
+  driver.call("cuDeviceGetCount", &count);
+  for (int device = 0; device < count; ++device) probe.gpus.push_back(describe(driver, device));
+  const auto n = static_cast<size_t>(count);
+  probe.peer_access.assign(n, std::vector<bool>(n));
+  probe.native_atomics.assign(n, std::vector<bool>(n));
+  for (int from = 0; from < count; ++from) {
+    for (int to = 0; to < count; ++to) {
+      if (from == to) continue;
+      int yes = 0;
+      int atomics = 0;
+      if (driver.call("cuDeviceCanAccessPeer", &yes, from, to) != 0) yes = 0;
+      if (driver.call("cuDeviceGetP2PAttribute", &atomics, kP2pNativeAtomics, from, to) != 0) atomics = 0;
+      probe.peer_access[static_cast<size_t>(from)][static_cast<size_t>(to)] = yes != 0;
+      probe.native_atomics[static_cast<size_t>(from)][static_cast<size_t>(to)] = atomics != 0;
+    }
+  }
+  return probe;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What GPUs this machine has, asked from the driver alone: no CUDA toolkit, no link-time dependency.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace switchyard::tool {
+
+struct Gpu {
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+  uint64_t memory_bytes = 0;
+  bool virtual_memory = false;    ///< VMM allocations (cuMemCreate)
+  bool file_descriptors = false;  ///< VMM allocations can be exported as POSIX file descriptors
+};
+
+struct GpuProbe {
+  bool driver = false;         ///< libcuda.so.1 was found and initialised
+  std::string problem;         ///< why not
+  int cuda_version = 0;        ///< newest CUDA that the driver supports, 13000 = 13.0
+  std::string driver_version;  ///< "580.65.06", from the kernel module; may be empty
+  std::vector<Gpu> gpus;
+  std::vector<std::vector<bool>> peer_access;     ///< [g][h]
+  std::vector<std::vector<bool>> native_atomics;  ///< [g][h]
+};
+
+/// Creates no CUDA context.
+GpuProbe probe_gpus();
+
+}  // namespace switchyard::tool

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line tool: verbs, help, and how errors reach the user.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "doctor.hpp"
+#include "style.hpp"
+#include "switchyard/status.hpp"
+#include "verbs.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+/// One verb: how its options are declared, and what it does. \returns the exit status.
+struct Verb {
+  CLI::App* app;
+  std::function<int()> run;
+};
+
+std::vector<std::string> flags_of(const CLI::App& app) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+  }
+  return flags;
+}
+
+/// Texts for what the parser only calls extra or missing.
+std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App& scope = chosen.empty() ? app : *chosen.front();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr) return error.what();
+  std::vector<std::string> rest = app.remaining(true);
+  if (rest.empty()) return error.what();
+  const std::string first = rest.front().substr(0, rest.front().find('='));
+  if (first.rfind('-', 0) == 0) {
+    return fmt::format("{}: no such option{}.{}", first, chosen.empty() ? "" : " of '" + scope.get_name() + "'",
+                       did_you_mean(first, flags_of(scope)));
+  }
+  if (!chosen.empty()) return fmt::format("'{}': '{}' takes no such argument; options begin with --", first, scope.get_name());
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) verbs.push_back(verb->get_name());
+  return fmt::format("'{}': no such verb; allowed: {}.{}", first, joined(verbs, ", "), did_you_mean(first, verbs));
+}
+
+int usage_error(const CLI::App& app, const std::string& text) {
+  const auto chosen = app.get_subcommands();
+  fmt::print(stderr, "switchyard: {}\nTry: switchyard{} --help\n", text,
+             chosen.empty() ? "" : " " + chosen.front()->get_name());
+  return kExitUsage;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Mixture-of-Experts expert parallelism: run it, check it, measure it, and see what this machine can do.",
+               "switchyard");
+  app.formatter(std::make_shared<CLI::Formatter>());
+  app.get_formatter()->column_width(34);
+  app.set_help_flag("-h,--help", "Show this text and leave");
+  app.set_version_flag("--version", build_description(), "Show version, commit and build, and leave");
+  app.fallthrough(false);
+  app.footer(
+      "\nStart with:   switchyard doctor     then   switchyard demo\n"
+      "Each verb has its own --help, with examples.\n"
+      "Exit status:  0 fine, 1 a check failed, 2 wrong usage, 3 an error while running");
+  std::vector<Verb> verbs;
+  VerbOptions options;
+  const auto add = [&](const char* name, const char* summary, void (*declare)(CLI::App&, VerbOptions&),
+                       int (*act)(const VerbOptions&)) {
+    CLI::App* sub = app.add_subcommand(name, summary);
+    sub->set_help_flag("-h,--help", "Show this text and leave");
+    declare(*sub, options);
+    verbs.push_back({sub, [act, &options] { return act(options); }});
+  };
+  add("demo", "Run a whole MoE layer over several ranks, check it, and write a report", declare_demo, act_demo);
+  add("verify", "Check the exchange in every configuration asked for", declare_verify, act_verify);
+  add("bench", "Measure dispatch and combine against this machine's copy limit", declare_bench, act_bench);
+  add("doctor", "Say what this machine can do and, where not, why and what to do", declare_doctor, act_doctor);
+  try {
+    app.parse(argc, argv);
+    if (app.get_subcommands().empty()) {
+      fmt::print("{}", app.help());
+      return argc > 1 ? kExitUsage : kExitOk;
+    }
+    for (const Verb& verb : verbs) {
+      if (verb.app->parsed()) return verb.run();
+    }
+    return kExitUsage;
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = app.get_subcommands();
+    fmt::print("{}", chosen.empty() ? app.help() : chosen.front()->help());
+    return kExitOk;
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("switchyard {}\n", build_description());
+    return kExitOk;
+  } catch (const CLI::ParseError& e) {
+    return usage_error(app, explain(app, e));
+  } catch (const UsageError& e) {
+    return usage_error(app, e.what());
+  } catch (const Error& e) {
+    fmt::print(stderr, "switchyard: {} ({})\n", e.what(), to_string(e.code()));
+    return kExitRuntime;
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "switchyard: {}\n", e.what());
+    return kExitRuntime;
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::tool
+
+int main(int argc, char** argv) { return switchyard::tool::run(argc, argv); }

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Progress of long work: a bar that is redrawn on a terminal, one line per stage elsewhere.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace switchyard::tool {
+
+/// Thread-safe. Writes to stderr, so that stdout stays clean for results.
+class Progress {
+ public:
+  /// With `quiet` nothing is written.
+  explicit Progress(bool quiet = false);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// Ends the stage before, if any. `total` 0: unknown.
+  void stage(const std::string& title, int64_t total = 0);
+  /// `done` of the stage's total; `note` follows the bar.
+  void update(int64_t done, const std::string& note = "");
+  /// Ends the stage; the line stays with `result`.
+  void finish(const std::string& result = "");
+
+ private:
+  void draw();
+  void close(const std::string& result);
+
+  std::mutex mutex_;
+  bool quiet_;
+  bool tty_;
+  bool open_ = false;
+  std::string title_;
+  std::string note_;
+  int64_t done_ = 0;
+  int64_t total_ = 0;
+  std::chrono::steady_clock::time_point begin_;
+  std::chrono::steady_clock::time_point drawn_;
+};
+
+}  // namespace switchyard::tool

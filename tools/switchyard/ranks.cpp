@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ranks.hpp"
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "../../bench/machine.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using bench::pin_thread;
+using nlohmann::json;
+
+/// How a rank ended. An empty error means that `result` is valid.
+struct Outcome {
+  json result;
+  std::string error;
+  bool consequence = false;  ///< it failed only because a peer did
+};
+
+Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
+  Outcome out;
+  try {
+    out.result = body(group, link);
+    return out;
+  } catch (const PeerFailed& e) {
+    out.error = e.what();
+    out.consequence = true;
+  } catch (const Error& e) {
+    out.error = e.what();
+  } catch (const std::exception& e) {
+    out.error = e.what();
+  }
+  group.abort(static_cast<int32_t>(ErrorCode::system));
+  return out;
+}
+
+/// The results, or the error of the rank that failed first of all.
+std::vector<json> collect(std::vector<Outcome>&& outcomes) {
+  for (const bool consequence : {false, true}) {
+    for (size_t r = 0; r < outcomes.size(); ++r) {
+      if (outcomes[r].error.empty() || outcomes[r].consequence != consequence) continue;
+      throw RankError(static_cast<int>(r), fmt::format("rank {}: {}", r, outcomes[r].error));
+    }
+  }
+  std::vector<json> results;
+  for (Outcome& o : outcomes) results.push_back(std::move(o.result));
+  return results;
+}
+
+class ThreadLink : public RankLink {
+ public:
+  ThreadLink(int rank, const OnProgress& on_progress) : rank_(rank), on_progress_(on_progress) {}
+  void progress(int64_t done, const std::string& note) override {
+    if (on_progress_) on_progress_(rank_, done, note);
+  }
+
+ private:
+  int rank_;
+  const OnProgress& on_progress_;
+};
+
+std::vector<json> run_threads(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
+  std::vector<Group> groups = Group::in_process(job.world, job.group);
+  std::vector<Outcome> outcomes(groups.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < groups.size(); ++r) {
+    threads.emplace_back([&, r] {
+      if (!job.cpus.empty()) pin_thread(job.cpus[r]);
+      ThreadLink link(static_cast<int>(r), on_progress);
+      outcomes[r] = run_body(groups[r], body, link);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return collect(std::move(outcomes));
+}
+
+// ------------------------------------------------------------------------------------------------------------------ processes
+
+// A message of a rank's process: a 5-byte header {type, length} and the payload.
+constexpr char kProgress = 'P';
+constexpr char kResult = 'R';
+constexpr char kFailure = 'F';
+constexpr char kConsequence = 'C';
+
+void write_all(int fd, const void* data, size_t bytes) {
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = write(fd, at, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;  // the parent is gone: this process ends with it
+    at += n;
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+void send_message(int fd, char type, const void* data, size_t bytes) {
+  char header[5] = {type};
+  const auto length = static_cast<uint32_t>(bytes);
+  std::memcpy(header + 1, &length, sizeof length);
+  write_all(fd, header, sizeof header);
+  write_all(fd, data, bytes);
+}
+
+class PipeLink : public RankLink {
+ public:
+  explicit PipeLink(int fd) : fd_(fd) {}
+  void progress(int64_t done, const std::string& note) override {
+    const std::string text = fmt::format("{} {}", done, note);
+    send_message(fd_, kProgress, text.data(), text.size());
+  }
+
+ private:
+  int fd_;
+};
+
+/// A folder that only this user can enter, removed at the end.
+class PrivateFolder {
+ public:
+  PrivateFolder() {
+    const char* base = std::getenv("TMPDIR");
+    path_ = std::string(base != nullptr ? base : "/tmp") + "/switchyard-XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr)
+      throw std::runtime_error(fmt::format("{}: {} (set TMPDIR)", path_, std::strerror(errno)));
+  }
+  ~PrivateFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  PrivateFolder(const PrivateFolder&) = delete;
+  PrivateFolder& operator=(const PrivateFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+struct Child {
+  pid_t pid = -1;
+  int pipe = -1;
+  std::string buffer;
+  Outcome outcome{json(), "ended without a result", false};
+};
+
+[[noreturn]] void be_rank(int rank, const RankJob& job, const RankBody& body, const std::string& store,
+                          const std::string& token, int pipe) {
+  if (!job.cpus.empty()) pin_thread(job.cpus[static_cast<size_t>(rank)]);
+  Outcome outcome;
+  try {
+    Group group = Group::connect(rank, job.world, store, token, job.group);
+    PipeLink link(pipe);
+    outcome = run_body(group, body, link);
+    if (outcome.error.empty()) group.barrier();  // nobody leaves while a peer may still read its memory
+  } catch (const PeerFailed& e) {
+    outcome.error = e.what();
+    outcome.consequence = true;
+  } catch (const std::exception& e) {
+    outcome.error = e.what();
+  }
+  if (outcome.error.empty()) {
+    const std::vector<uint8_t> bytes = json::to_cbor(outcome.result);
+    send_message(pipe, kResult, bytes.data(), bytes.size());
+  } else {
+    send_message(pipe, outcome.consequence ? kConsequence : kFailure, outcome.error.data(), outcome.error.size());
+  }
+  _exit(0);
+}
+
+/// Takes whole messages from the front of the child's buffer.
+void take_messages(Child& child, int rank, const OnProgress& on_progress) {
+  size_t at = 0;
+  while (child.buffer.size() - at >= 5) {
+    uint32_t length = 0;
+    std::memcpy(&length, child.buffer.data() + at + 1, sizeof length);
+    if (child.buffer.size() - at - 5 < length) break;
+    const char type = child.buffer[at];
+    const std::string payload = child.buffer.substr(at + 5, length);
+    at += 5 + length;
+    if (type == kProgress) {
+      const size_t space = payload.find(' ');
+      if (on_progress) on_progress(rank, std::stoll(payload), payload.substr(space + 1));
+    } else if (type == kResult) {
+      child.outcome = {json::from_cbor(payload.begin(), payload.end()), "", false};
+    } else {
+      child.outcome = {json(), payload, type == kConsequence};
+    }
+  }
+  child.buffer.erase(0, at);
+}
+
+/// Reads until all children have closed their pipes.
+void drain(std::vector<Child>& children, const OnProgress& on_progress) {
+  std::vector<char> chunk(1 << 16);
+  while (true) {
+    std::vector<pollfd> fds;
+    std::vector<size_t> who;
+    for (size_t r = 0; r < children.size(); ++r) {
+      if (children[r].pipe < 0) continue;
+      fds.push_back({children[r].pipe, POLLIN, 0});
+      who.push_back(r);
+    }
+    if (fds.empty()) return;
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // every wait inside a rank has a deadline: the pipes close in the end
+    for (size_t i = 0; i < fds.size(); ++i) {
+      if (fds[i].revents == 0) continue;
+      Child& child = children[who[i]];
+      const ssize_t n = read(child.pipe, chunk.data(), chunk.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n > 0) {
+        child.buffer.append(chunk.data(), static_cast<size_t>(n));
+        take_messages(child, static_cast<int>(who[i]), on_progress);
+        continue;
+      }
+      close(child.pipe);
+      child.pipe = -1;
+    }
+  }
+}
+
+void reap(Child& child) {
+  int status = 0;
+  while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFSIGNALED(status)) {
+    child.outcome = {
+        json(), fmt::format("its process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))), false};
+  }
+}
+
+std::string random_text() {
+  std::random_device device;
+  std::string text;
+  for (int i = 0; i < 4; ++i) text += fmt::format("{:08x}", device());
+  return text;
+}
+
+std::vector<json> run_processes(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
+  const PrivateFolder folder;
+  const std::string store = "unix:" + folder.path() + "/store";
+  const std::string token = random_text();
+  std::vector<Child> children(static_cast<size_t>(job.world));
+  std::fflush(nullptr);
+  for (int r = 0; r < job.world; ++r) {
+    Child& child = children[static_cast<size_t>(r)];
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error(fmt::format("pipe: {}", std::strerror(errno)));
+    const pid_t parent = getpid();
+    child.pid = fork();
+    if (child.pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != parent) _exit(3);
+      signal(SIGPIPE, SIG_IGN);
+      close(ends[0]);
+      for (const Child& other : children) {
+        if (other.pipe >= 0) close(other.pipe);
+      }
+      be_rank(r, job, body, store, token, ends[1]);
+    }
+    close(ends[1]);
+    child.pipe = ends[0];
+    if (child.pid < 0) {
+      child.outcome.error = fmt::format("fork: {}", std::strerror(errno));
+      close(child.pipe);
+      child.pipe = -1;
+      for (Child& other : children) {
+        if (other.pid > 0) kill(other.pid, SIGKILL);
+      }
+      break;
+    }
+  }
+  drain(children, on_progress);
+  std::vector<Outcome> outcomes;
+  for (Child& child : children) {
+    if (child.pid > 0) reap(child);
+    outcomes.push_back(std::move(child.outcome));
+  }
+  return collect(std::move(outcomes));
+}
+
+}  // namespace
+
+std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
+  return job.processes ? run_processes(job, body, on_progress) : run_threads(job, body, on_progress);
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "routing_source.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <limits>
+
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "rows.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+/// Word, what its number means, and what the word means.
+struct Word {
+  const char* name;
+  const char* number;
+  const char* meaning;
+};
+constexpr Word kWords[] = {
+    {"recorded", "", "the recording that comes with the project: a trained 256-expert, top-8 gate on real text"},
+    {"uniform", "", "all experts equally likely"},
+    {"zipf", "exponent", "skewed: the i-th most popular expert has likelihood i^-exponent (1.2)"},
+    {"group_limited", "groups", "4 of 8 groups of experts (or as many as given), uniformly inside them"},
+    {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalised weights"},
+    {"softmax", "", "softmax over the logits, top-k (Mixtral, Qwen)"},
+    {"round_robin", "", "exactly balanced"},
+    {"all_to_one", "rank", "everything to the experts of one rank (0)"},
+    {"one_expert", "expert", "everything to one expert (0); other routes are dropped"},
+    {"drops", "fraction", "uniform, with a fraction of the routes dropped (0.3)"},
+    {"duplicates", "", "uniform, but an expert may come twice in a token"},
+};
+
+const Word* find_word(const std::string& name) {
+  for (const Word& word : kWords) {
+    if (name == word.name) return &word;
+  }
+  return nullptr;
+}
+
+std::optional<double> to_number(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+bool looks_like_path(const std::string& text) {
+  std::error_code ignored;
+  return text.find('/') != std::string::npos || text.find(".safetensors") != std::string::npos ||
+         text.find(".npy") != std::string::npos || std::filesystem::exists(text, ignored);
+}
+
+Routing slice(const Routing& all, int64_t first, int64_t tokens) {
+  Routing part;
+  part.num_experts = all.num_experts;
+  part.topk = all.topk;
+  part.tokens = tokens;
+  const auto begin = static_cast<std::ptrdiff_t>(first * all.topk);
+  const auto end = static_cast<std::ptrdiff_t>((first + tokens) * all.topk);
+  part.ids.assign(all.ids.begin() + begin, all.ids.begin() + end);
+  if (!all.weights.empty()) part.weights.assign(all.weights.begin() + begin, all.weights.begin() + end);
+  return part;
+}
+
+/// Logits of one token without a model: closed form, about as spread as a trained gate's.
+void make_up_logits(uint64_t seed, int rank, int64_t token, std::vector<float>& out) {
+  std::vector<std::byte> bits(out.size() * 4);
+  fill_row(bits.data(), DType::f32, static_cast<int64_t>(out.size()),
+           row_key(seed, 77, RowKind::bias, static_cast<uint64_t>(rank), static_cast<uint64_t>(token)));
+  std::copy_n(reinterpret_cast<const float*>(bits.data()), out.size(), out.data());
+}
+
+}  // namespace
+
+std::vector<std::string> RoutingSource::words() {
+  std::vector<std::string> names;
+  for (const Word& word : kWords) names.emplace_back(word.name);
+  return names;
+}
+
+std::string RoutingSource::help() {
+  std::string text = "Routing sources (--routing, --routings):\n";
+  for (const Word& word : kWords) {
+    const std::string name = std::string(word.name) + (*word.number != 0 ? std::string("[:") + word.number + "]" : "");
+    text += fmt::format("  {:<22} {}\n", name, word.meaning);
+  }
+  text +=
+      fmt::format("  {:<22} {}\n", "FILE[:layer=N]", "a recording: .safetensors, .npy or a folder of .npy (docs/routing.md)");
+  return text;
+}
+
+RoutingSource::RoutingSource(const std::string& flag, const std::string& spec, const RoutingGeometry& geometry)
+    : spec_(spec), world_(geometry.world), seed_(geometry.seed) {
+  const size_t colon = spec.rfind(':');
+  const std::string head = spec.substr(0, colon);
+  const std::string tail = colon == std::string::npos ? "" : spec.substr(colon + 1);
+  std::string word = head;
+  std::replace(word.begin(), word.end(), '-', '_');
+  if (word == "recorded") {
+    const std::string path = find_data_file(kDefaultRecording);
+    if (path.empty()) {
+      throw UsageError(
+          fmt::format("{}: the recording that comes with the project was not found; looked at {}. Give a FILE, or set "
+                      "SWITCHYARD_DATA_DIR to the project's data folder, or use --routing zipf",
+                      flag, data_search_path(kDefaultRecording)));
+    }
+    use_file(flag, path, std::nullopt, geometry);
+    return;
+  }
+  if (find_word(word) != nullptr) {
+    const std::optional<double> number = to_number(tail);
+    if (colon != std::string::npos && (!number || *find_word(word)->number == 0)) {
+      const std::string meaning = find_word(word)->number;
+      throw UsageError(fmt::format(
+          "{}: '{}' given; allowed: {}", flag, spec,
+          meaning.empty() ? "'" + word + "', without a number" : "'" + word + "' or '" + word + ":<" + meaning + ">'"));
+    }
+    use_word(flag, word, number, geometry);
+    return;
+  }
+  if (!looks_like_path(head)) {
+    throw UsageError(fmt::format("{}: '{}' given; allowed: {}, or the path of a recording.{}", flag, spec,
+                                 joined(words(), ", "), did_you_mean(head, words())));
+  }
+  std::optional<int> layer;
+  if (tail.rfind("layer=", 0) == 0) layer = static_cast<int>(parse_integer(flag + " layer", tail.substr(6), 0, 1 << 20));
+  use_file(flag, layer ? head : spec, layer, geometry);
+}
+
+void RoutingSource::use_word(const std::string& flag, const std::string& word, const std::optional<double>& number,
+                             const RoutingGeometry& g) {
+  experts_ = g.experts > 0 ? static_cast<int>(g.experts) : 256;
+  topk_ = g.topk > 0 ? static_cast<int>(g.topk) : 8;
+  generator_.num_experts = experts_;
+  generator_.topk = topk_;
+  generator_.world = world_;
+  generator_.seed = seed_;
+  description_ = word;
+  if (word == "gate" || word == "softmax") {
+    kind_ = word == "gate" ? Kind::deepseek : Kind::softmax;
+    description_ = word == "gate" ? "DeepSeek-V3 gate" : "softmax gate";
+  } else if (word == "zipf") {
+    generator_.pattern = Pattern::zipf;
+    generator_.zipf_exponent = number.value_or(1.2);
+    description_ = fmt::format("zipf, exponent {:g}", generator_.zipf_exponent);
+  } else if (word == "group_limited") {
+    generator_.pattern = Pattern::group_limited;
+    generator_.topk_groups = static_cast<int>(number.value_or(4));
+    description_ = fmt::format("{} of {} groups", generator_.topk_groups, generator_.num_groups);
+  } else if (word == "round_robin") {
+    generator_.pattern = Pattern::round_robin;
+  } else if (word == "all_to_one" || word == "one_expert") {
+    generator_.pattern = Pattern::all_to_one;
+    generator_.target_is_expert = word == "one_expert";
+    generator_.target = static_cast<int>(number.value_or(0));
+    description_ = fmt::format("all to {} {}", word == "one_expert" ? "expert" : "rank", generator_.target);
+  } else if (word == "drops") {
+    generator_.drop_fraction = number.value_or(0.3);
+    description_ = fmt::format("uniform, {:g} % dropped", 100 * generator_.drop_fraction);
+  } else if (word == "duplicates") {
+    generator_.duplicates = true;
+    description_ = "uniform with duplicates";
+  }
+  try {
+    if (is_gate()) {
+      gate(nullptr, 0);
+    } else {
+      generate(generator_, 0, 0);
+    }
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("{}: '{}' does not fit --experts {} --topk {} with {} ranks: {}", flag, spec_, experts_, topk_,
+                                 world_, e.what()));
+  }
+}
+
+void RoutingSource::use_file(const std::string& flag, const std::string& path, std::optional<int> layer,
+                             const RoutingGeometry& g) {
+  kind_ = Kind::recording;
+  file_ = std::make_shared<RoutingFile>(RoutingFile::open(path));
+  const std::vector<int> layers = file_->layers();
+  layer_ = layer.value_or(layers.front());
+  if (std::find(layers.begin(), layers.end(), layer_) == layers.end()) {
+    std::string names;
+    for (const int l : layers) names += (names.empty() ? "" : ", ") + (l == kNoLayer ? std::string("none") : std::to_string(l));
+    throw UsageError(fmt::format("{}: layer {} given; {} has layers: {}", flag, layer_, path, names));
+  }
+  topk_ = file_->topk(layer_);
+  if (g.topk > 0 && g.topk != topk_)
+    throw UsageError(fmt::format("--topk: {} given; the recording {} has {}", g.topk, path, topk_));
+  experts_ = file_->num_experts() > 0 ? file_->num_experts() : static_cast<int>(g.experts);
+  if (experts_ == 0)
+    throw UsageError(fmt::format("--experts is needed: the recording {} does not say how many experts there are", path));
+  if (g.experts > 0 && g.experts != experts_) {
+    throw UsageError(fmt::format("--experts: {} given; the recording {} has {}", g.experts, path, experts_));
+  }
+  const std::string name = std::filesystem::path(path).filename().string();
+  description_ = fmt::format("recorded on {} ranks ({}{})", file_->ranks(layer_), name,
+                             layer_ == kNoLayer ? "" : fmt::format(", layer {}", layer_));
+}
+
+Routing RoutingSource::gate(const float* logits, int64_t tokens) const {
+  if (kind_ == Kind::softmax) return route(SoftmaxGate{experts_, topk_, true}, logits, tokens);
+  DeepSeekV3Gate config;
+  config.num_experts = experts_;
+  config.topk = topk_;
+  if (experts_ % config.num_groups != 0) config.num_groups = config.topk_groups = 1;
+  std::vector<float> bias(static_cast<size_t>(experts_));
+  for (size_t e = 0; e < bias.size(); ++e) bias[e] = 0.02f * (static_cast<float>((e * 37) % 101) / 50.0f - 1.0f);
+  return route(config, logits, tokens, bias.data());
+}
+
+std::vector<Routing> RoutingSource::batches(int rank, int64_t tokens, int64_t count) const {
+  Routing all;
+  switch (kind_) {
+    case Kind::generator: all = generate(generator_, rank, tokens * count); break;
+    case Kind::recording: all = file_->read_share(layer_, rank, tokens * count, experts_); break;
+    case Kind::deepseek:
+    case Kind::softmax: {
+      std::vector<float> logits(static_cast<size_t>(tokens * count * experts_));
+      std::vector<float> one(static_cast<size_t>(experts_));
+      for (int64_t t = 0; t < tokens * count; ++t) {
+        make_up_logits(seed_, rank, t, one);
+        std::copy(one.begin(), one.end(), logits.begin() + t * experts_);
+      }
+      all = gate(logits.data(), tokens * count);
+      break;
+    }
+  }
+  std::vector<Routing> parts;
+  for (int64_t i = 0; i < count; ++i) parts.push_back(slice(all, i * tokens, tokens));
+  return parts;
+}
+
+std::vector<Routing> RoutingSource::all_ranks(int64_t tokens) const {
+  std::vector<Routing> all;
+  for (int r = 0; r < world_; ++r) all.push_back(std::move(batches(r, tokens, 1).front()));
+  return all;
+}
+
+}  // namespace switchyard::tool

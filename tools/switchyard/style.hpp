@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Terminal output: colours where they are wanted, human numbers, aligned tables.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace switchyard::tool {
+
+/// Colour is on if stdout is a terminal and NO_COLOR is not set.
+bool colour_on();
+std::string bold(const std::string& text);
+std::string green(const std::string& text);
+std::string yellow(const std::string& text);
+std::string red(const std::string& text);
+std::string dim(const std::string& text);
+
+/// "1.50 GiB", "28.7 MB", "12.3 ms", "1,234,567".
+std::string binary_size(double bytes);
+std::string decimal_size(double bytes);
+std::string duration(double seconds);
+std::string grouped(int64_t value);
+
+/// Left-aligned first columns, right-aligned numbers (cells that start with a digit or sign). Colour codes do not count as
+/// width.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
+  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string text(const std::string& indent = "  ") const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace switchyard::tool

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verbs.hpp"
+
+#include "cli.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
+const std::vector<std::string> kDtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
+const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
+const std::vector<std::string> kStaging = {"direct", "ring"};
+const std::vector<std::string> kOrders = {"per_rank", "per_route"};
+
+constexpr int64_t kAnyCount = int64_t{1} << 24;
+
+}  // namespace
+
+void declare_demo(CLI::App& app, VerbOptions& all) {
+  DemoOptions& o = all.demo;
+  Options add(app);
+  add.group("What to run");
+  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
+  add.choice("--backend", o.backend, {"auto", "cpu", "cuda"}, "auto takes the best one of this build");
+  add.integer("--experts", o.experts, 1, 1 << 16, "Number of experts; 0: the routing's own, or 256");
+  add.integer("--topk", o.topk, 1, kMaxTopk, "Experts per token; 0: the routing's own, or 8");
+  add.integer("--steps", o.steps, 1, 1000, "Layers run one after the other; 0: 4");
+  add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows, weights and synthetic routing");
+  add.group("Size (0: fitted to this machine)");
+  add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank and step");
+  add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
+  add.integer("--intermediate", o.intermediate, 1, 1 << 17, "Width of an expert's MLP");
+  add.group("Ranks");
+  add.integer("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks");
+  add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
+  add.integer("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
+  add.integer("--warps", o.warps, 1, 64, "See --blocks");
+  add.choice("--staging", o.staging, kStaging, "How rows travel");
+  add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this");
+  add.group("Output");
+  add.text("--out", o.out, "DIR", "Folder for report.html and trace.json");
+  app.footer("\n" + RoutingSource::help() +
+             "\nExamples:\n"
+             "  switchyard demo\n"
+             "  switchyard demo --ranks 4 --processes --routing zipf:1.5\n"
+             "  switchyard demo --routing my_model.safetensors:layer=3 --hidden 4096 --intermediate 512\n");
+}
+
+void declare_verify(CLI::App& app, VerbOptions& all) {
+  VerifyOptions& o = all.verify;
+  Options add(app);
+  add.group("What to check (lists: every combination is run)");
+  add.choices("--modes", o.modes, {"normal"}, "Modes of the exchange");
+  add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
+  add.choices("--dtypes", o.dtypes, kDtypes, "Row types; fp8 rows come with float32 or UE8M0 scales");
+  add.choices("--quantize", o.quantize, kQuantize, "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales");
+  add.choices("--staging", o.staging, kStaging, "How rows travel");
+  add.choices("--orders", o.orders, kOrders, "Order of combine's sum; per_route applies to expert_major");
+  add.texts("--routings", o.routings, "SOURCE,...", true,
+            "Routing sources, comma-separated or given several times, see below [uniform,zipf,drops]");
+  add.group("Shapes (lists)");
+  add.integers("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks");
+  add.integers("--tokens", o.tokens, 0, 1 << 20, "Tokens of the fullest rank; others get 3/4, none, 1/2, ... of it");
+  add.integers("--hidden", o.hidden, 1, 1 << 17, "Row length; rows must be multiples of 16 bytes");
+  add.integers("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
+  add.integers("--warps", o.warps, 1, 64, "See --blocks");
+  add.group("Shapes");
+  add.integer("--experts", o.experts, 1, 1 << 16,
+              "Number of experts; 0: the recording's own, or 64. Need not divide by the ranks");
+  add.integer("--topk", o.topk, 1, kMaxTopk, "Experts per token; 0: the recording's own, or 8");
+  add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
+  add.toggle("--equal-tokens", o.equal_tokens, "All ranks hold --tokens tokens");
+  add.group("How");
+  add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
+  add.toggle("--deferred", o.deferred, "Perform copies only when they are settled: finds missing settles");
+  add.integer("--repeat", o.repeat, 1, 1 << 20, "Run everything this often, each time with another seed");
+  add.integer("--seed", o.seed, 0, kAnyCount, "First seed of rows and synthetic routing");
+  add.integer("--timeout-ms", o.timeout_ms, 1, 3600 * 1000, "Deadline of every wait inside a call");
+  add.group("Output");
+  add.toggle("--verbose", o.verbose, "A line for each check, also if it passed");
+  add.toggle("--json", o.json, "All results as JSON on stdout");
+  app.footer(
+      "\nReceived rows and sums are compared bit by bit with an oracle inside this tool that shares no code with the "
+      "library.\n\n" +
+      RoutingSource::help() +
+      "\nExamples:\n"
+      "  switchyard verify\n"
+      "  switchyard verify --ranks 1-5,8 --routings recorded,all_to_one --tokens 0,1,64 --processes\n"
+      "  switchyard verify --quantize all --dtypes bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n");
+}
+
+void declare_bench(CLI::App& app, VerbOptions& all) {
+  BenchOptions& o = all.bench;
+  Options add(app);
+  add.group("What to measure");
+  add.choice("--backend", o.backend, {"cpu"}, "Backend");
+  add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
+  add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
+  add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
+  add.choice("--staging", o.staging, kStaging, "How rows travel");
+  add.choice("--order", o.order, kOrders, "Order of combine's sum");
+  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
+  add.toggle("--cached", o.cached, "Dispatch by the handle of an earlier one: no counting, no exchange of counts");
+  add.group("Shape");
+  add.integer("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; 0: 2, or 8 with 16 cores or more");
+  add.integer("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
+  add.integer("--warps", o.warps, 1, 256, "See --blocks; 0: so that all cores work");
+  add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
+  add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
+  add.integer("--experts", o.experts, 1, 1 << 16, "Number of experts; 0: the recording's own, or 256");
+  add.integer("--topk", o.topk, 1, kMaxTopk, "Experts per token; 0: the recording's own, or 8");
+  add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
+  add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
+            "Measure several values of tokens, ranks, warps, blocks or hidden; several sweeps are combined");
+  add.group("Ring staging (0: the library's default)");
+  add.integer("--channels", o.channels, 1, 256, "Token ranges that travel independently");
+  add.integer("--send-chunk", o.send_chunk, 1, 1 << 20, "Rows appended before the consumer is told");
+  add.integer("--slots", o.slots, 1, 1 << 20, "Rows per ring");
+  add.group("How");
+  add.integer("--iterations", o.iterations, 20, 1 << 20, "Timed iterations");
+  add.integer("--warmup", o.warmup, 1, 1 << 20, "Iterations before them");
+  add.integer("--sets", o.sets, 1, 64, "Input sets used in turn; 0: so many that no cache holds them");
+  add.choice("--pin", o.pin, {"auto", "cores", "none"}, "Pin each rank to its share of the cores; auto: where it can be done");
+  add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
+  add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
+  app.add_flag_callback(
+         "--no-verify", [&o] { o.verify = false; }, "Skip the check of the results")
+      ->group("How");
+  add.group("Output");
+  add.text("--json", o.json_path, "FILE", "Write everything that was measured, and on what, as JSON");
+  add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
+  app.footer(
+      "\nTimes are from entry to exit on the slowest rank. The copy limit is measured in the same run: all cores copy memory "
+      "of at least four\n"
+      "times the last-level cache, bytes read + written.\n\n" +
+      RoutingSource::help() +
+      "\nExamples:\n"
+      "  switchyard bench\n"
+      "  switchyard bench --sweep tokens=128,512,2048,8192 --json results.json\n"
+      "  switchyard bench --ranks 8 --layout expert_major --quantize f32 --routing recorded\n");
+}
+
+void declare_doctor(CLI::App& app, VerbOptions& all) {
+  Options add(app);
+  add.toggle("--json", all.doctor.json, "All findings as JSON on stdout");
+  app.footer(
+      "\nEach line says ok, limited or no; for the last two, why and what to do. '-' marks information.\n"
+      "Exit status 1: something that the CPU backend needs is missing.\n");
+}
+
+int act_demo(const VerbOptions& options) { return run_demo(options.demo); }
+int act_verify(const VerbOptions& options) { return run_verify(options.verify); }
+int act_bench(const VerbOptions& options) { return run_bench(options.bench); }
+int act_doctor(const VerbOptions& options) { return run_doctor(options.doctor); }
+
+}  // namespace switchyard::tool

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs' options on the command line, and their actions.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "bench.hpp"
+#include "demo.hpp"
+#include "doctor.hpp"
+#include "verify.hpp"
+
+namespace switchyard::tool {
+
+struct VerbOptions {
+  DemoOptions demo;
+  VerifyOptions verify;
+  BenchOptions bench;
+  DoctorOptions doctor;
+};
+
+void declare_demo(CLI::App& app, VerbOptions& options);
+void declare_verify(CLI::App& app, VerbOptions& options);
+void declare_bench(CLI::App& app, VerbOptions& options);
+void declare_doctor(CLI::App& app, VerbOptions& options);
+
+/// \returns the exit status
+int act_demo(const VerbOptions& options);
+int act_verify(const VerbOptions& options);
+int act_bench(const VerbOptions& options);
+int act_doctor(const VerbOptions& options);
+
+}  // namespace switchyard::tool

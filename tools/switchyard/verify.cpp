@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "../../bench/machine.hpp"
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "progress.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+/// Sums over all cases, by name of the check.
+struct Tally {
+  int64_t passed = 0;
+  int64_t failed = 0;
+  int64_t compared = 0;
+};
+
+/// Replaces every case by one for each value.
+template <class T, class Set>
+void vary(std::vector<VerifyCase>& cases, const std::vector<T>& values, Set set) {
+  std::vector<VerifyCase> next;
+  for (const VerifyCase& c : cases) {
+    for (const T& value : values) {
+      next.push_back(c);
+      set(next.back(), value);
+    }
+  }
+  cases = std::move(next);
+}
+
+std::string label(const VerifyCase& c) {
+  return fmt::format("{} {} {}{} {} {} W{} {}x{} T{} H{}", c.layout, c.staging, c.dtype,
+                     c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.mode, c.routing, c.ranks, c.blocks, c.warps, c.tokens,
+                     c.hidden);
+}
+
+json describe(const VerifyCase& c) {
+  return {{"mode", c.mode},       {"layout", c.layout}, {"dtype", c.dtype},   {"quantize", c.quantize}, {"staging", c.staging},
+          {"routing", c.routing}, {"ranks", c.ranks},   {"blocks", c.blocks}, {"warps", c.warps},       {"tokens", c.tokens},
+          {"hidden", c.hidden},   {"orders", c.orders}, {"seed", c.seed}};
+}
+
+void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds, bool verbose) {
+  const bool passed = std::all_of(checks.begin(), checks.end(), [](const CheckResult& r) { return r.passed; });
+  fmt::print("{}  {:<72} {:>3} checks {:>9}\n", passed ? green("PASS") : red("FAIL"), label(c), checks.size(),
+             duration(seconds));
+  for (const CheckResult& r : checks) {
+    if (verbose || !r.passed)
+      fmt::print("      {}  {:<46} {:>12} compared\n", r.passed ? green("PASS") : red("FAIL"), r.name, grouped(r.compared));
+    if (!r.passed) fmt::print("            {}\n", r.detail);
+  }
+  std::fflush(stdout);
+}
+
+void print_tally(const std::vector<std::string>& order, const std::map<std::string, Tally>& tallies) {
+  Table table({"check", "passed", "failed", "compared"});
+  for (const std::string& name : order) {
+    const Tally& t = tallies.at(name);
+    table.row({t.failed > 0 ? red(name) : name, grouped(t.passed), grouped(t.failed), grouped(t.compared)});
+  }
+  fmt::print("\n{}", table.text());
+}
+
+}  // namespace
+
+std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
+  VerifyCase first;
+  first.orders = o.orders;
+  std::vector<VerifyCase> cases{first};
+  std::vector<int64_t> seeds;
+  for (int64_t round = 0; round < o.repeat; ++round) seeds.push_back(o.seed + round);
+  vary(cases, seeds, [](VerifyCase& c, int64_t v) { c.seed = static_cast<uint64_t>(v); });
+  vary(cases, o.modes, [](VerifyCase& c, const std::string& v) { c.mode = v; });
+  vary(cases, o.ranks, [](VerifyCase& c, int64_t v) { c.ranks = static_cast<int>(v); });
+  vary(cases, o.routings, [](VerifyCase& c, const std::string& v) { c.routing = v; });
+  vary(cases, o.layouts, [](VerifyCase& c, const std::string& v) { c.layout = v; });
+  vary(cases, o.staging, [](VerifyCase& c, const std::string& v) { c.staging = v; });
+  vary(cases, o.dtypes, [](VerifyCase& c, const std::string& v) { c.dtype = v; });
+  vary(cases, o.quantize, [](VerifyCase& c, const std::string& v) { c.quantize = v; });
+  vary(cases, o.blocks, [](VerifyCase& c, int64_t v) { c.blocks = static_cast<int>(v); });
+  vary(cases, o.warps, [](VerifyCase& c, int64_t v) { c.warps = static_cast<int>(v); });
+  vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
+  vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
+  // fp8 rows are quantised already.
+  std::erase_if(cases, [](const VerifyCase& c) { return c.quantize != "none" && c.dtype.rfind("fp8", 0) == 0; });
+  return cases;
+}
+
+int run_verify(const VerifyOptions& options) {
+  const std::vector<VerifyCase> cases = verify_cases(options);
+  if (cases.empty()) throw UsageError("the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only");
+  std::vector<std::string> order;
+  std::map<std::string, Tally> tallies;
+  json report = {{"cases", json::array()}};
+  int64_t failed_cases = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  Progress progress(!options.json);
+  progress.stage("verifying", static_cast<int64_t>(cases.size()));
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const VerifyCase& c = cases[i];
+    const auto case_begin = std::chrono::steady_clock::now();
+    std::vector<CheckResult> checks;
+    try {
+      checks = run_verify_case(c, options);
+    } catch (const RankError& e) {
+      checks = {{"runs to its end", false, e.what(), 0}};
+    }
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - case_begin).count();
+    json entry = {{"case", describe(c)}, {"seconds", seconds}, {"checks", json::array()}};
+    bool passed = true;
+    for (const CheckResult& r : checks) {
+      if (tallies.find(r.name) == tallies.end()) order.push_back(r.name);
+      Tally& t = tallies[r.name];
+      (r.passed ? t.passed : t.failed) += 1;
+      t.compared += r.compared;
+      passed = passed && r.passed;
+      entry["checks"].push_back({{"name", r.name}, {"passed", r.passed}, {"detail", r.detail}, {"compared", r.compared}});
+    }
+    entry["passed"] = passed;
+    failed_cases += passed ? 0 : 1;
+    report["cases"].push_back(std::move(entry));
+    if (!options.json) print_case(c, checks, seconds, options.verbose);
+    progress.update(static_cast<int64_t>(i) + 1, label(c));
+  }
+  progress.finish();
+  int64_t checks = 0;
+  int64_t compared = 0;
+  for (const auto& [name, t] : tallies) {
+    checks += t.passed + t.failed;
+    compared += t.compared;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const std::string summary =
+      fmt::format("{} cases, {} checks, {} values compared, {} cases failed, {}", grouped(static_cast<int64_t>(cases.size())),
+                  grouped(checks), grouped(compared), grouped(failed_cases), duration(seconds));
+  if (options.json) {
+    report["passed"] = failed_cases == 0;
+    report["commit"] = source_commit();
+    report["date"] = bench::utc_now();
+    report["ranks_are"] = options.processes ? "processes" : "threads";
+    fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
+  } else {
+    print_tally(order, tallies);
+    fmt::print("\n{}: {}\n", failed_cases == 0 ? green("PASS") : red("FAIL"), summary);
+  }
+  return failed_cases == 0 ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard verify`: every configuration asked for, PASS or FAIL for each check.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "exchange_check.hpp"
+#include "ranks.hpp"
+#include "routing_source.hpp"
+
+namespace switchyard::tool {
+
+struct VerifyOptions {
+  std::vector<std::string> modes = {"normal"};
+  std::vector<std::string> layouts = {"rank_major", "expert_major"};
+  std::vector<std::string> dtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
+  std::vector<std::string> quantize = {"none"};
+  std::vector<std::string> staging = {"direct", "ring"};
+  std::vector<std::string> orders = {"per_rank", "per_route"};
+  std::vector<std::string> routings = {"uniform", "zipf", "drops"};
+  std::vector<int64_t> ranks = {1, 2, 4};
+  std::vector<int64_t> blocks = {1};
+  std::vector<int64_t> warps = {1};
+  std::vector<int64_t> tokens = {32};
+  std::vector<int64_t> hidden = {256};
+  int64_t experts = 0;  ///< 0: 64 for synthetic routing, the file's own for recordings
+  int64_t topk = 0;     ///< 0: 8 for synthetic routing, the file's own for recordings
+  int64_t alignment = 4;
+  int64_t repeat = 1;
+  int64_t seed = 1;
+  int64_t timeout_ms = 30000;
+  bool processes = false;
+  bool deferred = false;  ///< backend cpu_deferred
+  bool equal_tokens = false;
+  bool verbose = false;
+  bool json = false;
+};
+
+/// One point of the product of the lists.
+struct VerifyCase {
+  std::string mode, layout, dtype, quantize, staging, routing;
+  int ranks = 1, blocks = 1, warps = 1;
+  int64_t tokens = 0, hidden = 0;
+  std::vector<std::string> orders;
+  uint64_t seed = 1;
+};
+
+std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
+/// Runs one case on all ranks; results of the ranks merged by check. \throws RankError, Error, UsageError
+std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options);
+/// \returns the exit status
+int run_verify(const VerifyOptions& options);
+
+}  // namespace switchyard::tool

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// One case of `switchyard verify`: what every rank does, and how the ranks' results are merged.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+
+#include "cli.hpp"
+#include "verify.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+struct TypeChoice {
+  DType type;
+  ScaleKind scales;
+};
+
+TypeChoice type_of(const std::string& name) {
+  if (name == "f16") return {DType::f16, ScaleKind::none};
+  if (name == "f32") return {DType::f32, ScaleKind::none};
+  if (name == "fp8") return {DType::fp8_e4m3, ScaleKind::f32};
+  if (name == "fp8_ue8m0") return {DType::fp8_e4m3, ScaleKind::ue8m0};
+  return {DType::bf16, ScaleKind::none};
+}
+
+ScaleKind quantize_of(const std::string& name) {
+  return name == "f32" ? ScaleKind::f32 : name == "ue8m0" ? ScaleKind::ue8m0 : ScaleKind::none;
+}
+
+/// What one rank does. Every check is made by all ranks in the same order, whatever the outcome.
+class RankChecks {
+ public:
+  RankChecks(const VerifyCase& c, const Scenario& s, Group& group)
+      : case_(c),
+        s_(s),
+        group_(group),
+        rank_(group.rank()),
+        sent_{type_of(c.dtype).type, type_of(c.dtype).scales, quantize_of(c.quantize), 0} {
+    out_type_ = sent_.type == DType::fp8_e4m3 ? DType::bf16 : sent_.type;
+    exchange_.emplace(group, config());
+  }
+
+  std::vector<CheckResult> run() {
+    results_.push_back(check_layout_query(s_, rank_));
+    const Dispatched first = dispatch(0);
+    add(check_dispatched("dispatch", s_, rank_, first, sent_, true));
+    results_.push_back(check_matrices(s_, rank_, first.handle, 3));
+    results_.push_back(check_ledger(s_, rank_, first.handle));
+    combine_checks(first);
+    {
+      const RowArray x = rows_of_set(1);
+      const Dispatched cached = exchange_->dispatch(x.view(), first.handle, options());
+      SentRows sent = sent_;
+      sent.set = 1;
+      add(check_dispatched("cached dispatch", s_, rank_, cached, sent, false));
+      two_handles(first, cached);
+    }
+    serialised(first);
+    static_size_checks();
+    return std::move(results_);
+  }
+
+  static NormalConfig config_for(const VerifyCase& c, const Scenario& s) {
+    NormalConfig config;
+    config.hidden = s.hidden;
+    config.num_experts = s.experts;
+    config.topk = s.topk;
+    config.layout = s.layout;
+    config.expert_alignment = s.alignment;
+    config.row_type = type_of(c.dtype).type == DType::fp8_e4m3 ? DType::bf16 : type_of(c.dtype).type;
+    config.staging = c.staging == "ring" ? Staging::ring : Staging::direct;
+    config.ring = {3, 2, std::max(4, s.topk)};  // small rings: they wrap and hold their producers back
+    for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
+    // Up to three outputs and two row buffers are alive at once.
+    if (config.staging == Staging::direct)
+      config.pool_bytes = 4 * NormalExchange::memory_required(config, s.world).pool_bytes + (size_t{1} << 16);
+    return config;
+  }
+
+ private:
+  NormalConfig config() const { return config_for(case_, s_); }
+  DispatchOptions options() const {
+    DispatchOptions o;
+    o.quantize = sent_.quantize;
+    return o;
+  }
+  RowArray rows_of_set(uint64_t set) const {
+    return token_rows(s_.seed, set, rank_, s_.tokens(rank_), s_.hidden, sent_.type, sent_.scales);
+  }
+  void add(CheckResult&& result) { results_.push_back(std::move(result)); }
+
+  Dispatched dispatch(uint64_t set, DispatchOptions extra) {
+    const RowArray x = rows_of_set(set);
+    const Routing& mine = s_.routing[static_cast<size_t>(rank_)];
+    extra.quantize = sent_.quantize;
+    return exchange_->dispatch(x.view(), mine.expert_ids(), mine.weights.empty() ? nullptr : mine.weights.data(), extra);
+  }
+  Dispatched dispatch(uint64_t set) { return dispatch(set, {}); }
+
+  /// Combines what the experts make of set `set` from a row buffer (or, if `ordinary`, from memory of the caller's).
+  RowArray combined(const Handle& handle, uint64_t set, CombineOptions o, bool ordinary, int num_bias,
+                    float* out_weights = nullptr) {
+    RowArray out(s_.tokens(rank_), s_.hidden, out_type_);
+    RowArray bias[2];
+    for (int b = 0; b < num_bias; ++b) {
+      bias[b] = RowArray(s_.tokens(rank_), s_.hidden, out_type_);
+      for (int64_t t = 0; t < s_.tokens(rank_); ++t) {
+        fill_row(bias[b].row(t), out_type_, s_.hidden,
+                 row_key(s_.seed, set, RowKind::bias, static_cast<uint64_t>(rank_), static_cast<uint64_t>(t),
+                         static_cast<uint64_t>(b)));
+      }
+      o.bias[b] = bias[b].row(0);
+    }
+    if (ordinary) {
+      RowArray y(handle.rows(), s_.hidden, out_type_);
+      fill_outputs(s_, rank_, set, handle.rows(), out_type_, y.row(0));
+      exchange_->combine(y.view(), handle, out.row(0), o, out_weights);
+    } else {
+      const RowBuffer y = exchange_->allocate_rows(handle, out_type_);
+      fill_outputs(s_, rank_, set, handle.rows(), out_type_, y.rows().data);
+      exchange_->combine(y.rows(), handle, out.row(0), o, out_weights);
+    }
+    return out;
+  }
+
+  void combine_checks(const Dispatched& d) {
+    for (const std::string& name : case_.orders) {
+      const bool per_route = name == "per_route";
+      if (per_route && s_.layout == Layout::rank_major) continue;
+      CombineOptions o;
+      o.order = per_route ? CombineOrder::per_route : CombineOrder::per_rank;
+      CombineCase expected;
+      expected.order = o.order;
+      expected.type = out_type_;
+      add(check_combined("combine " + name, s_, rank_, combined(d.handle, 0, o, false, 0).row(0), expected));
+      expected.num_bias = 2;
+      expected.set = 5;
+      add(check_combined("combine " + name + ", 2 biases, ordinary memory", s_, rank_, combined(d.handle, 5, o, true, 2).row(0),
+                         expected));
+      if (s_.layout == Layout::expert_major) {
+        expected.num_bias = 1;
+        expected.set = 6;
+        expected.apply_weights = false;
+        o.apply_weights = false;
+        add(check_combined("combine " + name + ", unweighted, 1 bias", s_, rank_, combined(d.handle, 6, o, false, 1).row(0),
+                           expected));
+      }
+    }
+    if (s_.layout == Layout::rank_major && s_.weighted()) returned_weights(d);
+  }
+
+  /// Rank-major: each rank returns its part of the weights, and their sums are the weights of all valid routes.
+  void returned_weights(const Dispatched& d) {
+    Comparison c("combine returns the weights");
+    CombineOptions o;
+    o.weights = d.topk_weights.data();
+    const int64_t n = s_.tokens(rank_) * s_.topk;
+    std::vector<float> weights(static_cast<size_t>(n) + 1, -1.0f);
+    combined(d.handle, 0, o, false, 0, weights.data());
+    for (int64_t t = 0; t < s_.tokens(rank_); ++t) {
+      for (int k = 0; k < s_.topk; ++k) {
+        const float expected = s_.valid(s_.id(rank_, t, k)) ? s_.weight(rank_, t, k) : 0.0f;
+        c.is_true(weights[static_cast<size_t>(t * s_.topk + k)] == expected,
+                  fmt::format("weight of token {}, k {} differs", t, k));
+      }
+    }
+    add(c.take());
+  }
+
+  /// Two dispatches alive, combined in the other order.
+  void two_handles(const Dispatched& first, const Dispatched& second) {
+    CombineCase expected;
+    expected.type = out_type_;
+    for (const auto& [d, set] : {std::pair(&second, uint64_t{3}), std::pair(&first, uint64_t{4})}) {
+      expected.set = set;
+      add(check_combined("two dispatches alive", s_, rank_, combined(d->handle, set, {}, false, 0).row(0), expected));
+    }
+  }
+
+  void serialised(const Dispatched& d) {
+    const Handle copy = Handle::deserialize(d.handle.serialize());
+    CombineCase expected;
+    expected.type = out_type_;
+    expected.set = 7;
+    add(check_combined("combine by a serialised handle", s_, rank_, combined(copy, 7, {}, false, 0).row(0), expected));
+  }
+
+  void static_size_checks() {
+    DispatchOptions o;
+    o.size = SizePolicy::worst_case;
+    add(check_dispatched("worst-case size", s_, rank_, dispatch(0, o), sent_, true));
+    int64_t largest = 0;
+    for (int r = 0; r < s_.world; ++r) largest = std::max(largest, static_cast<int64_t>(expected_rows(s_, r).size()));
+    o.size = SizePolicy::capacity;
+    o.capacity = largest;
+    add(check_dispatched("sufficient capacity", s_, rank_, dispatch(0, o), sent_, true));
+    if (largest == 0) return;
+    Comparison fails("capacity exceeded, fail");
+    o.capacity = largest - 1;
+    try {
+      dispatch(0, o);
+      fails.fail("no error was raised");
+    } catch (const Error& e) {
+      fails.is_true(e.code() == ErrorCode::capacity_exceeded, fmt::format("another error was raised: {}", e.what()));
+    }
+    add(fails.take());
+    o.overflow = Overflow::drop_and_report;
+    o.capacity = largest * 2 / 3;
+    const Dispatched d = dispatch(0, o);
+    add(check_dispatched("capacity exceeded, drop and report", s_, rank_, d, sent_, false, o.capacity));
+    const Kept kept = kept_routes(s_, std::vector<int64_t>(static_cast<size_t>(s_.world), o.capacity));
+    CombineCase expected;
+    expected.type = out_type_;
+    expected.set = 8;
+    expected.kept = &kept;
+    add(check_combined("combine after drops at capacity", s_, rank_, combined(d.handle, 8, {}, false, 0).row(0), expected));
+  }
+
+  const VerifyCase& case_;
+  const Scenario& s_;
+  Group& group_;
+  int rank_;
+  SentRows sent_;
+  DType out_type_ = DType::bf16;
+  std::optional<NormalExchange> exchange_;
+  std::vector<CheckResult> results_;
+};
+
+/// Ranks hold different numbers of tokens: all, three quarters, none, a half, all, ...
+int64_t tokens_of(int rank, int64_t tokens, bool equal) {
+  if (equal) return tokens;
+  constexpr int64_t kQuarters[] = {4, 3, 0, 2};
+  return tokens * kQuarters[rank % 4] / 4;
+}
+
+Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
+  RoutingGeometry geometry{options.experts, options.topk, c.ranks, c.seed};
+  const std::vector<std::string> words = RoutingSource::words();
+  const bool synthetic =
+      c.routing != "recorded" && std::find(words.begin(), words.end(), c.routing.substr(0, c.routing.find(':'))) != words.end();
+  if (synthetic && geometry.experts == 0) geometry.experts = 64;
+  const RoutingSource source("--routings", c.routing, geometry);
+  Scenario s;
+  s.world = c.ranks;
+  s.experts = source.experts();
+  s.topk = source.topk();
+  s.hidden = c.hidden;
+  s.layout = c.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
+  s.alignment = static_cast<int>(options.alignment);
+  s.seed = c.seed;
+  for (int r = 0; r < c.ranks; ++r) {
+    s.routing.push_back(std::move(source.batches(r, tokens_of(r, c.tokens, options.equal_tokens), 1).front()));
+  }
+  return s;
+}
+
+json to_json(const std::vector<CheckResult>& results) {
+  json out = json::array();
+  for (const CheckResult& r : results) out.push_back({r.name, r.passed, r.detail, r.compared});
+  return out;
+}
+
+}  // namespace
+
+std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options) {
+  const Scenario s = scenario_of(c, options);
+  RankJob job;
+  job.world = c.ranks;
+  job.processes = options.processes;
+  job.group.num_blocks = c.blocks;
+  job.group.num_warps = c.warps;
+  job.group.timeout = std::chrono::milliseconds(options.timeout_ms);
+  job.group.deferred_copies = options.deferred;
+  job.group.heap_bytes = NormalExchange::heap_bytes_for(RankChecks::config_for(c, s), c.ranks);
+  const std::vector<json> per_rank =
+      run_ranks(job, [&](Group& group, RankLink&) { return to_json(RankChecks(c, s, group).run()); });
+
+  std::vector<CheckResult> merged;
+  for (size_t r = 0; r < per_rank.size(); ++r) {
+    for (size_t i = 0; i < per_rank[r].size(); ++i) {
+      const json& one = per_rank[r][i];
+      if (i >= merged.size()) merged.push_back({one[0].get<std::string>(), true, "", 0});
+      merged[i].compared += one[3].get<int64_t>();
+      if (one[1].get<bool>()) continue;
+      if (merged[i].passed) merged[i].detail = fmt::format("rank {}: {}", r, one[2].get<std::string>());
+      merged[i].passed = false;
+    }
+  }
+  return merged;
+}
+
+}  // namespace switchyard::tool
