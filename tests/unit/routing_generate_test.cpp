@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "routing/random.hpp"
 #include "switchyard/routing.hpp"
 
 namespace switchyard {
@@ -75,6 +76,20 @@ TEST(Generate, KnownValues) {
   GeneratorSpec groups = spec_of(Pattern::group_limited);
   groups.drop_fraction = 0.3;
   EXPECT_EQ(token_ids(generate(groups, 0, 2), 0), (Ids{198, 76, 220, 84, 35, 224, 231, -1}));
+}
+
+TEST(TokenRandom, BelowHasNoBias) {
+  // Scaling 32 bits to 3 * 2^30 values without rejection would give every third value twice as often as the others.
+  detail::TokenRandom random(1, 2, 3, detail::Purpose::experts);
+  constexpr uint64_t kValues = uint64_t{3} << 30;
+  int counts[3] = {};
+  for (int i = 0; i < 30000; ++i) {
+    const uint64_t value = random.below(kValues);
+    ASSERT_LT(value, kValues);
+    ++counts[value % 3];
+  }
+  for (const int count : counts) EXPECT_NEAR(count, 10000, 410);  // 5 standard deviations
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(random.below(1), 0u);
 }
 
 TEST(Generate, TokensDependOnSeedRankAndNumberOnly) {
