@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <cstdlib>
+#include <deque>
 
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/channel.hpp"
@@ -312,28 +313,28 @@ TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
     }
     HandMadeRank rank(place.store(), 2, 3);
     const Roster roster = decode_roster(rank.wait_for(FrameKind::roster).payload).value();
-    std::vector<Channel> held;
+    std::deque<Channel> held;
     for (int to = 0; to < 2; ++to) {
       const auto connect = [&]() -> Channel& {
         return held.emplace_back(knock("unix:@" + roster.mesh_names[static_cast<size_t>(to)]), kMaxHandshakeBytes);
       };
-      const auto greet = [&](MeshHello hello, const std::string& token) {
+      const auto greet = [&](Channel& channel, MeshHello hello, const std::string& token) {
         hello.proof = prove(hello, token);
-        Channel& channel = connect();
         channel.queue(FrameKind::mesh_hello, encode(hello));
-        me.require(channel.flush(), "send");
+        return channel.flush();
       };
       connect();
       std::vector<std::byte> garbage(5000);
       fill_random(garbage);
       send_some(connect().fd(), garbage);
-      greet({2, to, roster.session, {}}, "a guess");
-      greet({2, to, Nonce{}, {}}, "token");             // another rendezvous
-      greet({2, 1 - to, roster.session, {}}, "token");  // meant for another rank
-      greet({3, to, roster.session, {}}, "token");      // no such rank
-      greet({to, to, roster.session, {}}, "token");     // itself
-      greet({2, to, roster.session, {}}, "token");      // the right one
-      greet({2, to, roster.session, {}}, "token");      // once more
+      me.require(greet(connect(), {2, to, roster.session, {}}, "a guess"), "send");
+      me.require(greet(connect(), {2, to, Nonce{}, {}}, "token"), "of another rendezvous");
+      me.require(greet(connect(), {2, 1 - to, roster.session, {}}, "token"), "meant for another rank");
+      me.require(greet(connect(), {3, to, roster.session, {}}, "token"), "from no rank");
+      me.require(greet(connect(), {to, to, roster.session, {}}, "token"), "from itself");
+      Channel& second = connect();
+      me.require(greet(connect(), {2, to, roster.session, {}}, "token"), "the right one");
+      greet(second, {2, to, roster.session, {}}, "token");  // once more; the listener may be closed by now
     }
     rank.channel().queue(FrameKind::ready);
     rank.channel().flush();
