@@ -81,6 +81,18 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   }
 }
 
+/// random_value, as a code of `type`, without rounding: any mantissa, exponents -6 to 3.
+uint64_t random_code(uint64_t bits, DType type) {
+  const uint64_t exponent = (bits >> 32) % 10, sign = bits >> 63;
+  switch (type) {
+    case DType::bf16: return sign << 15 | (121 + exponent) << 7 | (bits & 0x7F);
+    case DType::f16: return sign << 15 | (9 + exponent) << 10 | (bits & 0x3FF);
+    case DType::f32: return sign << 31 | (121 + exponent) << 23 | (bits & 0x7FFFFF);
+    case DType::fp8_e4m3: return sign << 7 | (1 + exponent) << 3 | (bits & 7);
+  }
+  return 0;
+}
+
 void store_bits(DType type, void* out, int64_t i, uint64_t bits) {
   const size_t width = switchyard::dtype_bytes(type);
   std::memcpy(static_cast<std::byte*>(out) + static_cast<size_t>(i) * width, &bits, width);  // little endian
@@ -100,7 +112,7 @@ void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hi
         store(type, out, c, static_cast<float>(static_cast<int>(n % 16) - 8));
         break;
       }
-      case Pattern::random_values: store(type, out, c, random_value(bits)); break;
+      case Pattern::random_values: store_bits(type, out, c, random_code(bits, type)); break;
       case Pattern::wild_values: store(type, out, c, wild_value(bits, type)); break;
       case Pattern::raw_bits: store_bits(type, out, c, bits); break;
       case Pattern::quantise_cases: store(type, out, c, quantise_case(bits, key, c, type)); break;

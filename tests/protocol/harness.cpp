@@ -444,9 +444,10 @@ class Rank {
       case OutputMemory::in_place: y = d.x; break;
     }
     if (!s.identity) data.fill_outputs(y);
-    if (s.identity && y.data != d.x.data) std::memcpy(y.data, d.x.data, idx(d.rows * row_bytes(s, s.y_type)));
+    const size_t bytes = idx(handle.rows() * row_bytes(s, s.y_type));
+    if (s.identity && y.data != d.x.data && bytes > 0) std::memcpy(y.data, d.x.data, bytes);
     exchange_.combine(y, handle, data.out(), data.combine_options(), data.out_weights());
-    std::memset(y.data, 0xEE, idx(handle.rows() * row_bytes(s, s.y_type)));  // the caller's again
+    if (bytes > 0) std::memset(y.data, 0xEE, bytes);  // the caller's again
     data.check_combined(f_);
   }
 
