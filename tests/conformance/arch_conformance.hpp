@@ -231,8 +231,7 @@ TYPED_TEST_P(ArchConformance, SettleWithNothingPendingIsHarmless) {
   this->warp_.settle();
 }
 
-// ---- Flags
-// --------------------------------------------------------------------------------------------------------------------
+// ---- Flags ------------------------------
 
 TYPED_TEST_P(ArchConformance, FlagsStoreLoadAndAdd) {
   typename TestFixture::Memory memory(4 * 64);

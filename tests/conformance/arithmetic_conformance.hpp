@@ -321,8 +321,7 @@ TYPED_TEST_P(ArchConformance, ReduceArgumentsAreCopied) {
   });
 }
 
-// ---- Quantisation
-// -------------------------------------------------------------------------------------------------------------
+// ---- Quantisation ------------------------------
 
 /// Quantises `values` (rounded to `type` first) under every variant and both scale kinds and compares codes, scales and
 /// padding.

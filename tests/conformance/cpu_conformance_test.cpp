@@ -136,8 +136,7 @@ TEST(FloatMode, OfTheCallerChangesNoBitAndIsKept) {
 }
 #endif
 
-// ---- The deferred arch: nothing happens early, nothing has an order
-// --------------------------------------------------------------
+// ---- The deferred arch: nothing happens early, nothing has an order ------------------------------
 
 TEST(CpuDeferred, WritesNothingBeforeSettle) {
   DeferredDriver warp;

@@ -4,9 +4,9 @@
 #include "arch/cpu/row_ops.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "arch/cpu/row_kernels-inl.hpp"
+#define HWY_TARGET_INCLUDE "arch/cpu/kernels-inl.hpp"
 #include "hwy/foreach_target.h"  // all targets but the last; the next line is the last
-#include "arch/cpu/row_kernels-inl.hpp"
+#include "arch/cpu/kernels-inl.hpp"
 
 #include <atomic>
 

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything that is compiled once per instruction set. Included by row_ops.cpp, each time with another HWY_NAMESPACE and set
+// of enabled instructions: hence no include guards, here and in the files below. Every version gives the same bits. Must be
+// compiled with -ffp-contract=off.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard::detail {
+namespace HWY_NAMESPACE {
+
+int64_t target_id() { return HWY_TARGET; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace switchyard::detail
+HWY_AFTER_NAMESPACE();
+
+#if HWY_TARGET == HWY_SCALAR
+#include "arch/cpu/scalar_kernels-inl.hpp"
+#else
+#include "arch/cpu/row_kernels-inl.hpp"
+#include "arch/cpu/quantize_kernels-inl.hpp"
+#endif

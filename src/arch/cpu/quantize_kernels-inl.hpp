@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vector code of the row ops: quantisation. See kernels-inl.hpp.
+#include <algorithm>
+#include <cstring>
+
+#include "base/number_formats.hpp"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace switchyard::detail {
+namespace HWY_NAMESPACE {
+
+constexpr size_t kGroup = static_cast<size_t>(kScaleGroup);
+
+/// e4m3 codes in the low byte of each lane.
+HWY_INLINE VI round_e4m3(VF value) {
+  const DU du;
+  const DI di;
+  const VU bits = hn::BitCast(du, value);
+  const VU magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFF));
+  const VI ordered = hn::BitCast(di, magnitude);
+  const VI clamped = hn::Min(ordered, hn::Set(di, 0x43E00000));  // 448
+  const VI odd = hn::And(hn::ShiftRight<20>(clamped), hn::Set(di, 1));
+  const VI normal = hn::ShiftRight<20>(hn::Add(hn::Sub(clamped, hn::Set(di, 0x3C000000 - 0x7FFFF)), odd));
+  // Below 2^-6: adding 2^14 leaves the multiple of 2^-9 nearest to the value in the low bits.
+  const VF shifted = hn::Add(hn::BitCast(DF(), clamped), hn::Set(DF(), 16384.0f));
+  const VI subnormal = hn::Sub(hn::BitCast(di, shifted), hn::Set(di, 0x46800000));
+  const VI code = hn::IfThenElse(hn::Lt(clamped, hn::Set(di, 0x3C800000)), subnormal, normal);
+  const VI sign = hn::BitCast(di, hn::ShiftRight<24>(hn::Xor(bits, magnitude)));
+  return hn::IfThenElse(hn::Gt(ordered, hn::Set(di, 0x7F800000)), hn::Set(di, kE4m3Nan), hn::Or(code, sign));
+}
+
+/// Widens a whole group into `values` and returns the largest finite magnitude.
+template <class Row>
+HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values) {
+  const DF df;
+  const DI di;
+  const size_t lanes = hn::Lanes(df);
+  VI largest = hn::Zero(di);
+  for (size_t i = 0; i < kGroup; i += lanes) {
+    const VF value = Row::load(source + i * Row::kBytes);
+    hn::Store(value, df, values + i);
+    const VI magnitude = hn::And(hn::BitCast(di, value), hn::Set(di, 0x7FFFFFFF));
+    largest = hn::Max(largest, hn::IfThenElseZero(hn::Lt(magnitude, hn::Set(di, 0x7F800000)), magnitude));
+  }
+  return f32_of_bits(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
+}
+
+/// Codes of a whole group: 0 where it is not NaN if amax / 448 is zero, else of the quotients by `divisor`.
+HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, float amax_quotient, float divisor, uint8_t* HWY_RESTRICT q) {
+  const DF df;
+  const DI di;
+  const D8Quarter d8;
+  const size_t lanes = hn::Lanes(df);
+  if (amax_quotient == 0) {
+    for (size_t i = 0; i < kGroup; i += lanes) {
+      const auto is_nan = hn::RebindMask(di, hn::IsNaN(hn::Load(df, values + i)));
+      hn::StoreU(hn::DemoteTo(d8, hn::IfThenElseZero(is_nan, hn::Set(di, kE4m3Nan))), d8, q + i);
+    }
+    return;
+  }
+  const VF divisors = hn::Set(df, divisor);
+  for (size_t i = 0; i < kGroup; i += 2 * lanes) {
+    const VI low = round_e4m3(hn::Div(hn::Load(df, values + i), divisors));
+    const VI high = round_e4m3(hn::Div(hn::Load(df, values + i + lanes), divisors));
+    hn::StoreU(hn::DemoteTo(d8, low), d8, q + i);
+    hn::StoreU(hn::DemoteTo(d8, high), d8, q + i + lanes);
+  }
+}
+
+/// Stores the scale of `group` for a group of largest magnitude `amax` and returns the divisor of its elements.
+HWY_INLINE float store_scale(float amax_quotient, uint8_t* scales, size_t group, ScaleKind kind) {
+  if (kind == ScaleKind::ue8m0) {
+    scales[group] = ue8m0_from_scale(amax_quotient);
+    return f32_from_ue8m0(scales[group]);
+  }
+  std::memcpy(scales + group * sizeof amax_quotient, &amax_quotient, sizeof amax_quotient);
+  return amax_quotient;
+}
+
+/// Some groups at a time: the largest magnitude of one is a long chain of dependent instructions, which others hide.
+template <class Row>
+void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidden, ScaleKind kind) {
+  constexpr size_t kBatch = 4;
+  alignas(kBufferAlignment) float values[kBatch][kGroup];
+  const void* const row = src;
+  const ReadAhead read_ahead(&row, 1, hidden * Row::kBytes);
+  const size_t whole_groups = hidden / kGroup;
+  for (size_t group = 0; group < whole_groups; group += kBatch) {
+    const size_t count = std::min(kBatch, whole_groups - group);
+    float quotients[kBatch];
+    read_ahead.advance(group * kGroup * Row::kBytes, count * kGroup * Row::kBytes);
+    for (size_t i = 0; i < count; ++i) {
+      quotients[i] = widen_group<Row>(src + (group + i) * kGroup * Row::kBytes, values[i]) / kE4m3Max;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const float divisor = store_scale(quotients[i], scales, group + i, kind);
+      quantize_group(values[i], quotients[i], divisor, q + (group + i) * kGroup);
+    }
+  }
+  const size_t rest = hidden - whole_groups * kGroup;
+  if (rest == 0) return;
+  alignas(kBufferAlignment) uint8_t padded[kGroup * Row::kBytes] = {};
+  alignas(kBufferAlignment) uint8_t codes[kGroup];
+  std::memcpy(padded, src + whole_groups * kGroup * Row::kBytes, rest * Row::kBytes);
+  const float quotient = widen_group<Row>(padded, values[0]) / kE4m3Max;
+  quantize_group(values[0], quotient, store_scale(quotient, scales, whole_groups, kind), codes);
+  std::memcpy(q + whole_groups * kGroup, codes, rest);
+}
+
+void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind) {
+  switch (type) {
+    case DType::bf16: return quantize_typed<Bf16>(q, scales, src, hidden, kind);
+    case DType::f16: return quantize_typed<F16>(q, scales, src, hidden, kind);
+    case DType::f32: return quantize_typed<F32>(q, scales, src, hidden, kind);
+    case DType::fp8_e4m3: return;  // outside the op's contract
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace switchyard::detail
+HWY_AFTER_NAMESPACE();
