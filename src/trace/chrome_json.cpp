@@ -20,7 +20,7 @@ using detail::Event;
 using detail::PlacedRecord;
 using detail::RecordKind;
 
-std::string quoted(std::string_view text) {
+std::string json_quoted(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     const auto u = static_cast<unsigned char>(c);
@@ -75,7 +75,7 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
     const std::string name = track == detail::kHostTrack ? "calls"
                                                          : "block " + std::to_string(track / tracer.num_warps()) + " warp " +
                                                                std::to_string(track % tracer.num_warps());
-    out.metadata("thread_name", rank, track + 1, "\"name\":" + quoted(name));
+    out.metadata("thread_name", rank, track + 1, "\"name\":" + json_quoted(name));
     out.metadata("thread_sort_index", rank, track + 1, "\"sort_index\":" + std::to_string(track + 1));
   }
 }
@@ -141,8 +141,8 @@ std::string Trace::chrome_json(bool flows) const {
   for (const PlacedRecord& p : all) {
     const std::string_view name = impl_->event_name(p.record.event);
     const std::string_view unit = impl_->event_unit(p.record.event);
-    const std::string args = ",\"args\":{" + quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + "}";
-    const std::string common = "\"name\":" + quoted(name) + ",\"cat\":" + quoted(impl_->event_category(p.record.event)) + "," +
+    const std::string args = ",\"args\":{" + json_quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + "}";
+    const std::string common = "\"name\":" + json_quoted(name) + ",\"cat\":" + json_quoted(impl_->event_category(p.record.event)) + "," +
                                place(p.rank, p.track) + ",\"ts\":" + micros(p.record.begin_ns - origin) + args;
     switch (p.record.kind) {
       case RecordKind::span:
