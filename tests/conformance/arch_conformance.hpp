@@ -334,8 +334,8 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
                             FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
                             ReduceMatchesTheReference, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
-                            ReduceKeepsEveryPattern, ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied,
-                            QuantizeMatchesTheReference, QuantizeRoundsTiesToEven, QuantizeSpecialGroups,
-                            QuantizeScaleBoundaries);
+                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
+                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

@@ -147,7 +147,7 @@ TYPED_TEST_P(ArchConformance, ReduceMatchesTheReference) {
         if (hidden > 1000 && pick >= 3) break;
         const int n = counts[static_cast<size_t>(hidden > 1000 ? shuffle() % 7 : shuffle() % 8)];
         Reduction<TypeParam> work(type, hidden, n, pick % 3, shuffle() % 2 == 0, misalignments[shuffle() % 5]);
-        work.fill(static_cast<Content>(pick % 3), this->random_);
+        work.fill(static_cast<Content>((pick + pick / 3) % 3), this->random_);
         const std::vector<std::byte> want = work.expected();
         this->for_each_variant([&] {
           work.out.refill();
@@ -239,8 +239,9 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
   for (const DType type : {DType::bf16, DType::f16}) {
     const Format& format = type == DType::bf16 ? bf16_format() : f16_format();
     constexpr int64_t kHidden = 65536;
-    for (const bool as_bias : {false, true}) {
-      Reduction<TypeParam> work(type, kHidden, as_bias ? 0 : 1, as_bias ? 1 : 0, !as_bias, 0);
+    for (const int way : {0, 1, 2}) {  // a row as it is, a row of weight 1, a bias
+      const bool as_bias = way == 2;
+      Reduction<TypeParam> work(type, kHidden, as_bias ? 0 : 1, as_bias ? 1 : 0, way == 1, 0);
       if (!as_bias) work.set_weight(0, 1.0f);
       for (uint32_t code = 0; code < 65536; ++code) {
         const auto bits = static_cast<uint16_t>(code);
@@ -262,6 +263,29 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
           }
         }
       });
+    }
+  }
+}
+
+TYPED_TEST_P(ArchConformance, ReduceOfMinusZero) {
+  for (const DType type : kRowTypes) {
+    for (const int n : {0, 1, 2}) {
+      for (const bool weighted : {false, true}) {
+        Reduction<TypeParam> work(type, 2100, n, n == 0 ? 1 : 0, weighted, 16);
+        for (auto& row : work.rows) {
+          for (int64_t c = 0; c < work.hidden; ++c) reference_store(row->data(), type, c, -0.0f);
+        }
+        for (int i = 0; i < n; ++i) work.set_weight(i, 3.0f);
+        this->for_each_variant([&] {
+          work.out.refill();
+          this->warp_.reduce_rows(work.spec());
+          this->warp_.settle();
+          for (int64_t c = 0; c < work.hidden; ++c) {
+            const float got = reference_load(work.out.data(), type, c);
+            ASSERT_TRUE(got == 0 && std::signbit(got) == (n == 0)) << type_name(type) << " " << c << ": " << got << ", n " << n;
+          }
+        });
+      }
     }
   }
 }

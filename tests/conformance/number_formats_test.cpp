@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/number_formats.hpp against the definition of the formats (conformance/reference.hpp).
+#include "base/number_formats.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "conformance/reference.hpp"
+
+namespace switchyard::conformance {
+namespace {
+
+static_assert(detail::bf16_from_f32(1.0f) == 0x3F80 && detail::f32_from_bf16(0xC000) == -2.0f);
+static_assert(detail::f16_from_f32(65504.0f) == 0x7BFF && detail::f32_from_f16(0x0001) == 0x1p-24f);
+static_assert(detail::e4m3_from_f32(1e9f) == 0x7E && detail::f32_from_e4m3(0x01) == 0x1p-9f);
+static_assert(detail::ue8m0_from_scale(1.0f) == 127 && detail::f32_from_ue8m0(0) == 0x1p-127f);
+
+/// Everything that a narrowing can get wrong: all codes, all midpoints and both of their neighbours, and random bits.
+std::vector<float> probes(const Format& format, uint32_t num_codes) {
+  std::vector<float> values = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                               std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(),
+                               std::numeric_limits<float>::quiet_NaN()};
+  for (uint32_t code = 0; code + 1 < num_codes; ++code) {
+    const double low = format.decode(code);
+    const double high = format.decode(code + 1);
+    if (std::isnan(low) || !std::isfinite(high)) continue;
+    const auto middle = static_cast<float>((low + high) / 2);
+    for (const float value : {static_cast<float>(low), middle, std::nextafter(middle, static_cast<float>(high)),
+                              std::nextafter(middle, static_cast<float>(low))}) {
+      values.push_back(value);
+      values.push_back(-value);
+    }
+  }
+  std::mt19937 random(5);
+  for (int i = 0; i < 200000; ++i) {
+    const auto bits = static_cast<uint32_t>(random());
+    float value;
+    std::memcpy(&value, &bits, 4);
+    values.push_back(value);
+  }
+  for (const uint32_t bits : {0x7F800001u, 0x7FFFFFFFu, 0xFFFFFFFFu, 0xFF800001u, 0x7F80FFFFu}) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    values.push_back(value);
+  }
+  return values;
+}
+
+template <class Narrow>
+void check_narrowing(const Format& format, uint32_t num_codes, Narrow narrow) {
+  for (const float value : probes(format, num_codes)) {
+    const uint32_t got = narrow(value);
+    if (std::isnan(value)) {
+      ASSERT_TRUE(format.is_nan(got)) << got;
+    } else {
+      ASSERT_EQ(got, format.encode(static_cast<double>(value))) << value;
+    }
+  }
+}
+
+template <class Widen>
+void check_widening(const Format& format, uint32_t num_codes, Widen widen) {
+  for (uint32_t code = 0; code < num_codes; ++code) {
+    const float got = widen(code);
+    const double want = format.decode(code);
+    if (std::isnan(want)) {
+      ASSERT_TRUE(std::isnan(got)) << code;
+    } else {
+      ASSERT_EQ(static_cast<double>(got), want) << code;
+      ASSERT_EQ(std::signbit(got), std::signbit(want)) << code;
+    }
+  }
+}
+
+TEST(NumberFormats, Bf16) {
+  check_widening(bf16_format(), 65536, [](uint32_t code) { return detail::f32_from_bf16(static_cast<uint16_t>(code)); });
+  check_narrowing(bf16_format(), 32768, [](float value) { return detail::bf16_from_f32(value); });
+}
+
+TEST(NumberFormats, F16) {
+  check_widening(f16_format(), 65536, [](uint32_t code) { return detail::f32_from_f16(static_cast<uint16_t>(code)); });
+  check_narrowing(f16_format(), 32768, [](float value) { return detail::f16_from_f32(value); });
+}
+
+TEST(NumberFormats, E4m3) {
+  check_widening(e4m3_format(), 256, [](uint32_t code) { return detail::f32_from_e4m3(static_cast<uint8_t>(code)); });
+  check_narrowing(e4m3_format(), 128, [](float value) { return detail::e4m3_from_f32(value); });
+  EXPECT_EQ(detail::e4m3_from_f32(-std::numeric_limits<float>::quiet_NaN()), 0x7F) << "one NaN, whatever its sign";
+}
+
+TEST(NumberFormats, Ue8m0) {
+  for (int code = 0; code < 255; ++code) {
+    EXPECT_EQ(static_cast<double>(detail::f32_from_ue8m0(static_cast<uint8_t>(code))), std::ldexp(1.0, code - 127)) << code;
+  }
+  EXPECT_TRUE(std::isnan(detail::f32_from_ue8m0(255)));
+  for (int exponent = -126; exponent <= 127; ++exponent) {
+    const auto power = static_cast<float>(std::ldexp(1.0, exponent));
+    EXPECT_EQ(detail::ue8m0_from_scale(power), exponent + 127);
+    EXPECT_EQ(detail::ue8m0_from_scale(std::nextafter(power, 0.0f)), exponent + 127) << "rounds up to a power of two";
+    if (exponent == 127) break;
+    EXPECT_EQ(detail::ue8m0_from_scale(std::nextafter(power, 1e38f)), exponent + 128);
+  }
+  for (const float tiny : {0.0f, std::numeric_limits<float>::denorm_min(), 0x1p-127f})
+    EXPECT_EQ(detail::ue8m0_from_scale(tiny), 0);
+  EXPECT_EQ(detail::ue8m0_from_scale(std::nextafter(0x1p-127f, 1.0f)), 1);
+}
+
+TEST(NumberFormats, ElementsOfUnalignedRows) {
+  alignas(8) std::byte row[64];
+  for (const DType type : {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3}) {
+    for (int64_t i = 0; i < 8; ++i) detail::store_element(row + 1, type, i, static_cast<float>(i) - 3.5f);
+    for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(detail::load_element(row + 1, type, i), static_cast<float>(i) - 3.5f);
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::conformance
