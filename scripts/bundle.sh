@@ -52,7 +52,7 @@ cp VERSION LICENSE "$out/"
 [[ ! -d data ]] || cp -r data "$out/data"
 
 # Proof: every library comes from the bundle or from glibc, and nothing needs a newer glibc than promised.
-if ldd "$out"/bin/* | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "^$PWD/$out/lib/|/lib(c|m|dl|rt|pthread|resolv|util)\.so|/ld-linux|/libcuda|/libnvidia"; then
+if ldd "$out"/bin/* | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "^$PWD/$out/bin/\.\./lib/|/lib(c|m|dl|rt|pthread|resolv|util)\.so|/ld-linux|/libcuda|/libnvidia"; then
   echo "bundle: the libraries above would be taken from the machine" >&2
   exit 1
 fi
