@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of all before it. The payload holds the counts, the
-// ids and the records; addresses, sends and per-expert tables are derived again, by the rules that made them. Everything whose size is
-// chosen freely (static sizes) is written out in full, so that memory in use stays in proportion to the bytes given.
+// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of all before it. The payload holds the
+// counts, the ids and the records; addresses, sends and per-expert tables are derived again, by the rules that made them.
+// Everything whose size is chosen freely (static sizes) is written out in full, so that memory in use stays in proportion to
+// the bytes given.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -99,7 +100,8 @@ class Reader {
 
 int64_t in_range(int64_t value, int64_t low, int64_t high, const char* name) {
   if (value < low || value > high) {
-    reject(std::string(name) + " is " + std::to_string(value) + ", allowed is " + std::to_string(low) + " to " + std::to_string(high));
+    reject(std::string(name) + " is " + std::to_string(value) + ", allowed is " + std::to_string(low) + " to " +
+           std::to_string(high));
   }
   return value;
 }
@@ -166,7 +168,8 @@ class OwnerSide {
     }
   }
 
-  /// `ranks`: where the token's records went, ascending. `dropped_record`: [K] records of the routes dropped at capacity, else -1.
+  /// `ranks`: where the token's records went, ascending. `dropped_record`: [K] records of the routes dropped at capacity, else
+  /// -1.
   void add_token(int64_t t, std::span<const int32_t> ranks, std::span<const int32_t> dropped_record) {
     const auto first_send = h_.sends.size();
     int last = -1;
@@ -186,7 +189,8 @@ class OwnerSide {
     for (size_t i = first_send; i < h_.sends.size(); ++i) {
       if (h_.sends[i].row >= 0) continue;
       const auto begin = h_.route_record.begin() + t * h_.topk;
-      require(std::find(begin, begin + h_.topk, h_.sends[i].record) != begin + h_.topk, "a token went to a rank without a route to it");
+      require(std::find(begin, begin + h_.topk, h_.sends[i].record) != begin + h_.topk,
+              "a token went to a rank without a route to it");
     }
     h_.send_begin.push_back(static_cast<int64_t>(h_.sends.size()));
   }
@@ -278,7 +282,8 @@ void read_owner_side(Reader& in, HandleData& h) {
 }
 
 /// One record of `source`: its routes name experts (rank-major) or rows (expert-major; each segment's rows come in order).
-void check_record(const HandleData& h, int64_t record, int source, const std::vector<int64_t>& starts, std::vector<int64_t>& next) {
+void check_record(const HandleData& h, int64_t record, int source, const std::vector<int64_t>& starts,
+                  std::vector<int64_t>& next) {
   const int here = h.map.count(h.rank);
   bool any = false;
   for (int k = 0; k < h.topk; ++k) {
@@ -399,7 +404,8 @@ std::vector<std::byte> serialize(const HandleData& h) {
   }
   std::vector<uint8_t> sends_of(idx(h.tokens));
   std::vector<int32_t> send_ranks;
-  for (int64_t t = 0; t < h.tokens; ++t) sends_of[idx(t)] = static_cast<uint8_t>(h.send_begin[idx(t + 1)] - h.send_begin[idx(t)]);
+  for (int64_t t = 0; t < h.tokens; ++t)
+    sends_of[idx(t)] = static_cast<uint8_t>(h.send_begin[idx(t + 1)] - h.send_begin[idx(t)]);
   for (const SendEntry& send : h.sends) send_ranks.push_back(send.rank);
   out.put_vector(sends_of);
   out.put_vector(send_ranks);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other descriptions of the same plan: what DeepEP, the route ledger and shape-static layouts call it, and its portable bytes. All
-// are pure functions of one rank's HandleData; no communication, no symmetric memory. docs/concepts/plan.md and ledger.md.
+// Other descriptions of the same plan: what DeepEP, the route ledger and shape-static layouts call it, and its portable bytes.
+// All are pure functions of one rank's HandleData; no communication, no symmetric memory. docs/concepts/plan.md and ledger.md.
 #pragma once
 
 #include <cstddef>
@@ -17,32 +17,32 @@ namespace switchyard::detail {
 /// True if any rank had to drop routes of this dispatch at its capacity. The same on all ranks: decided on the gathered counts.
 bool dropped_at_capacity(const HandleData& handle);
 
-/// DeepEP / TileScale matrices for `num_channels` channels. They describe (token, rank) pairs, so they do not depend on the layout.
-/// Rank-major rows dropped at capacity count as not sent. O(T * W + rows + W * (W + C)).
-/// \throws Error(invalid_argument) if num_channels < 1; Error(unsupported) for an expert-major dispatch that dropped routes at capacity
+/// DeepEP / TileScale matrices for `num_channels` channels. They describe (token, rank) pairs, so they do not depend on the
+/// layout. Rank-major rows dropped at capacity count as not sent. O(T * W + rows + W * (W + C)). \throws
+/// Error(invalid_argument) if num_channels < 1; Error(unsupported) for an expert-major dispatch that dropped routes at capacity
 /// (which tokens of a third rank kept a route there is not known here), or if a count does not fit int32.
 DispatchMatrices make_matrices(const HandleData& handle, int num_channels);
 
-/// Route ledger. Rows of the expert buffer are those of an expert-major handle, padding included; of a rank-major handle, those that
-/// an unpadded expert-major dispatch would have. O(T * K + W * E).
-/// \throws Error(unsupported) if any rank dropped routes at capacity, or if a row does not fit int32.
+/// Route ledger. Rows of the expert buffer are those of an expert-major handle, padding included; of a rank-major handle, those
+/// that an unpadded expert-major dispatch would have. O(T * K + W * E). \throws Error(unsupported) if any rank dropped routes
+/// at capacity, or if a row does not fit int32.
 LedgerTables make_ledger(const HandleData& handle);
 
-/// Shape-static slots of this rank's routes: row `strided_slot(local expert, W, max_tokens, rank, i)` at the expert's rank, where i
-/// counts the distinct (token, expert) pairs of this rank before this one. The same expert twice in one token is one pair: the repeat
-/// aliases the first. i < max_tokens always, so no routing overflows.
+/// Shape-static slots of this rank's routes: row `strided_slot(local expert, W, max_tokens, rank, i)` at the expert's rank,
+/// where i counts the distinct (token, expert) pairs of this rank before this one. The same expert twice in one token is one
+/// pair: the repeat aliases the first. i < max_tokens always, so no routing overflows.
 struct StridedSlots {
-  std::vector<int64_t> slot;               ///< [T * K] row at the expert's rank, -1 without an expert
-  std::vector<uint8_t> alias;              ///< [T * K] 1 if an earlier k of the token has the same expert (and slot)
-  std::vector<int32_t> pairs_per_expert;   ///< [E] rows that this rank sends to each expert
-  int64_t rows_per_expert = 0;             ///< W * max_tokens
+  std::vector<int64_t> slot;              ///< [T * K] row at the expert's rank, -1 without an expert
+  std::vector<uint8_t> alias;             ///< [T * K] 1 if an earlier k of the token has the same expert (and slot)
+  std::vector<int32_t> pairs_per_expert;  ///< [E] rows that this rank sends to each expert
+  int64_t rows_per_expert = 0;            ///< W * max_tokens
 };
 StridedSlots make_strided(const HandleData& handle);
 
 /// Portable bytes: little endian, versioned, checksummed. Everything that follows from the rest is left out.
 std::vector<std::byte> serialize(const HandleData& handle);
-/// The inverse. Bytes are not trusted: every count, index and order is checked against the others, so that a handle that comes back
-/// is one that some dispatch could have made. \throws Error(invalid_argument) that names the first field that is wrong.
+/// The inverse. Bytes are not trusted: every count, index and order is checked against the others, so that a handle that comes
+/// back is one that some dispatch could have made. \throws Error(invalid_argument) that names the first field that is wrong.
 std::shared_ptr<HandleData> deserialize(std::span<const std::byte> bytes);
 
 }  // namespace switchyard::detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and nothing stays.
+// Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and
+// nothing stays.
 //
 // Source: exchange_test.cpp, with the harness library. Label: multiproc. Not under ThreadSanitizer (EXCEPT thread: it
 // sees one process at a time). Timeout: 120 s.
@@ -110,7 +111,11 @@ TEST(Killed, WhileFormingTheObject) {
       fleet_of(3, 20s),
       [&](Group& group, Failures& f) {
         if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
-        expect_named(outcome_of([&] { FaultRig rig(group); rig.round(); }), 1, f);
+        expect_named(outcome_of([&] {
+                       FaultRig rig(group);
+                       rig.round();
+                     }),
+                     1, f);
       },
       uint64_t{1} << 1);
   EXPECT_EQ(joined(failures), "");

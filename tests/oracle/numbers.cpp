@@ -47,7 +47,8 @@ uint32_t encode(const Format& format, double value) {
                                               : ((all_ones - 1) << format.mantissa_bits | mantissa_mask);
   const uint32_t overflow = format.finite_only ? largest : all_ones << format.mantissa_bits;
   const int top_exponent = static_cast<int>(largest >> format.mantissa_bits) - bias;
-  const double top = static_cast<double>(mantissa_mask + 1 + (largest & mantissa_mask)) * power_of_two(top_exponent - format.mantissa_bits);
+  const double top =
+      static_cast<double>(mantissa_mask + 1 + (largest & mantissa_mask)) * power_of_two(top_exponent - format.mantissa_bits);
   const double magnitude = std::fabs(value);
   if (magnitude == 0) return sign;
   if (magnitude >= 2 * top) return sign | overflow;
@@ -72,7 +73,8 @@ double decode(const Format& format, uint32_t code) {
   }
   const int shift = 1 - format.bias() - format.mantissa_bits;
   if (exponent == 0) return sign * static_cast<double>(mantissa) * power_of_two(shift);
-  return sign * static_cast<double>(mantissa | (1u << format.mantissa_bits)) * power_of_two(shift + static_cast<int>(exponent) - 1);
+  return sign * static_cast<double>(mantissa | (1u << format.mantissa_bits)) *
+         power_of_two(shift + static_cast<int>(exponent) - 1);
 }
 
 namespace {

@@ -128,7 +128,8 @@ void fill_receivers(const Problem& p, Expected& out) {
     RankView& view = at(out.ranks, r.dest);
     const int local = r.expert - p.first_expert(r.dest);
     if (!r.kept) {
-      at(view.dropped_per_source, static_cast<int64_t>(r.source) * (p.first_expert(r.dest + 1) - p.first_expert(r.dest)) + local)++;
+      at(view.dropped_per_source,
+         static_cast<int64_t>(r.source) * (p.first_expert(r.dest + 1) - p.first_expert(r.dest)) + local)++;
       continue;
     }
     at(view.tokens_per_expert, local)++;

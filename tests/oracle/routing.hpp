@@ -67,7 +67,7 @@ struct Send {
 struct RankView {
   // As receiver.
   int64_t rows = 0;
-  int64_t rows_needed = 0;  ///< before capacity
+  int64_t rows_needed = 0;                ///< before capacity
   std::vector<Origin> origin;             ///< [rows]
   std::vector<int32_t> topk_ids;          ///< [rows, K] rank-major
   std::vector<float> topk_weights;        ///< [rows, K] rank-major, with weights
@@ -81,10 +81,10 @@ struct RankView {
   std::vector<float> record_weight;   ///< [records, K], with weights
 
   // As owner.
-  std::vector<int32_t> kept_ids;      ///< [T, K]
-  std::vector<int32_t> route_row;     ///< [T, K]
-  std::vector<int32_t> route_record;  ///< [T, K]; expert-major: also of routes dropped at capacity
-  std::vector<uint8_t> dropped;       ///< [T, K]; empty if none
+  std::vector<int32_t> kept_ids;         ///< [T, K]
+  std::vector<int32_t> route_row;        ///< [T, K]
+  std::vector<int32_t> route_record;     ///< [T, K]; expert-major: also of routes dropped at capacity
+  std::vector<uint8_t> dropped;          ///< [T, K]; empty if none
   std::vector<std::vector<Send>> sends;  ///< per token
 };
 

@@ -46,8 +46,8 @@ struct Term {
   float weight = 1.0f;
   int rank = 0;  ///< where the row lies
 };
-/// One combined token. `terms` by k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`: multiply.
-/// `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum.
+/// One combined token. `terms` by k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
+/// multiply. `pre_reduced`: one row per rank already (rank-major), so that per_rank has no inner sum.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;

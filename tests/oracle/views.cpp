@@ -28,7 +28,8 @@ int channel_of(int64_t token, int64_t tokens, int channels) {
 
 Matrices matrices(const Problem& p, const Expected& x, int rank, int num_channels) {
   // sent[s][d]: tokens of s that send a row to d.
-  std::vector<std::vector<std::set<int64_t>>> sent(static_cast<size_t>(p.world), std::vector<std::set<int64_t>>(static_cast<size_t>(p.world)));
+  std::vector<std::vector<std::set<int64_t>>> sent(static_cast<size_t>(p.world),
+                                                   std::vector<std::set<int64_t>>(static_cast<size_t>(p.world)));
   for (const auto& r : x.routes) {
     if (r.kept) at(at(sent, r.source), r.dest).insert(r.token);
   }
@@ -43,9 +44,9 @@ Matrices matrices(const Problem& p, const Expected& x, int rank, int num_channel
   const int64_t tokens = p.tokens(rank);
   for (int d = 0; d < p.world; ++d) {
     for (int c = 0; c < num_channels; ++c) {
-      m.channel_prefix.push_back(static_cast<int32_t>(std::count_if(at(at(sent, rank), d).begin(), at(at(sent, rank), d).end(), [&](int64_t t) {
-        return channel_of(t, tokens, num_channels) <= c;
-      })));
+      m.channel_prefix.push_back(
+          static_cast<int32_t>(std::count_if(at(at(sent, rank), d).begin(), at(at(sent, rank), d).end(),
+                                             [&](int64_t t) { return channel_of(t, tokens, num_channels) <= c; })));
     }
   }
   for (int s = 0; s < p.world; ++s) {

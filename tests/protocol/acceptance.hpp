@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frame of the acceptance suites. A suite is compiled twice: ranks as threads, and (SWITCHYARD_TEST_PROCESSES) as forked processes.
-// Every scenario runs with direct and with ring staging against the same oracle, which is case B13 for each of them.
+// Frame of the acceptance suites. A suite is compiled twice: ranks as threads, and (SWITCHYARD_TEST_PROCESSES) as forked
+// processes. Every scenario runs with direct and with ring staging against the same oracle, which is case B13 for each of them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,8 +29,8 @@ struct Where {
 };
 inline void PrintTo(const Where& w, std::ostream* out) { *out << "W" << w.world << " workers " << to_string(w.workers); }
 
-/// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer builds take
-/// two of the six kinds of workers per world, so that all six and all worlds still occur.
+/// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
+/// builds take two of the six kinds of workers per world, so that all six and all worlds still occur.
 inline std::vector<Where> everywhere() {
   std::vector<Where> all;
   int n = 0;

@@ -64,8 +64,8 @@ TEST_P(A, A05_DroppedRoutes) {
   expect_exact(all);
 }
 
-/// One payload per (token, rank), however many routes. The harness checks the byte counters of every dispatch against that; here the
-/// figures themselves: exactly T payloads to one rank, and the expected share R / K for uniform routing.
+/// One payload per (token, rank), however many routes. The harness checks the byte counters of every dispatch against that;
+/// here the figures themselves: exactly T payloads to one rank, and the expected share R / K for uniform routing.
 TEST_P(A, A06_TokensTravelOncePerRank) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("A06", 8 * world(), 8, 50, Layout::expert_major);
@@ -88,7 +88,8 @@ TEST_P(A, A06_TokensTravelOncePerRank) {
         const auto stats = exchange.last_call();
         f.equal(uint64_t{50}, stats.payload_rows, "payload rows to one rank");
         f.equal(uint64_t{50} * 16, stats.remote_bytes + stats.local_bytes, "payload bytes to one rank");
-        f.equal(one_rank->expected.ranks[static_cast<size_t>(group.rank())].rows, group.rank() + 1 == world() ? 8 * 50 * world() : 0, "rows");
+        f.equal(one_rank->expected.ranks[static_cast<size_t>(group.rank())].rows,
+                group.rank() + 1 == world() ? 8 * 50 * world() : 0, "rows");
       }
       NormalExchange exchange(group, make_config(*uniform));
       RankData data(*uniform, group.rank(), 0);
@@ -195,7 +196,9 @@ TEST_P(A, A08_OverflowFailsEverywhereAndIsNotSticky) {
           f.equal(static_cast<int>(ErrorCode::capacity_exceeded), static_cast<int>(e.code()), std::string("code: ") + e.what());
           const std::string text = e.what();
           const std::string needed = std::to_string(c->problem.capacity[static_cast<size_t>(overflowing)]);
-          f.check(text.find("rank " + std::to_string(overflowing)) != std::string::npos && text.find(needed) != std::string::npos, text);
+          f.check(
+              text.find("rank " + std::to_string(overflowing)) != std::string::npos && text.find(needed) != std::string::npos,
+              text);
         }
         group.check();
         const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights(), make_dispatch_options(*c, group.rank()));
@@ -268,7 +271,8 @@ TEST_P(A, A13_OutOfContractIdsAreDrops) {
   expect_exact(all);
 }
 
-/// A stale handle is well defined: it describes the routing that made it, whatever was dispatched since. One of another shape is refused.
+/// A stale handle is well defined: it describes the routing that made it, whatever was dispatched since. One of another shape
+/// is refused.
 TEST_P(A, A13_StaleHandles) {
   Scenario s = base("A13 stale", 8, 2, 12);
   const auto old_case = make_case(s);
@@ -298,7 +302,8 @@ TEST_P(A, A13_StaleHandles) {
 
 #if !defined(SWITCHYARD_TEST_PROCESSES)  // 6 GB per rank, which processes commit: full_test.cpp has more ranks
 
-/// Rows whose byte and element offsets do not fit 32 bits. Padding that nobody touches makes the buffer long: it costs address space.
+/// Rows whose byte and element offsets do not fit 32 bits. Padding that nobody touches makes the buffer long: it costs address
+/// space.
 class BigOffsets : public Acceptance {};
 
 TEST_P(BigOffsets, A09_OffsetsBeyond32Bits) {

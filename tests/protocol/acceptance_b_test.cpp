@@ -73,7 +73,8 @@ TEST_P(B, B02_ClosedForm) {
         }
         for (int64_t column = 0; column < s.hidden; ++column) {
           const float x = oracle::load(DType::bf16, data.x().data, t * s.hidden + column);
-          if (!f.equal(static_cast<float>(terms) * x, oracle::load(DType::bf16, data.out(), t * s.hidden + column), "out")) return;
+          if (!f.equal(static_cast<float>(terms) * x, oracle::load(DType::bf16, data.out(), t * s.hidden + column), "out"))
+            return;
         }
       }
     });
@@ -147,7 +148,8 @@ TEST_P(B, B07_Shapes) {
   constexpr std::pair<int64_t, int> kShapes[] = {{8, 8}, {64, 32}, {2048, 2}, {7168, 1}, {7168, 8}};
   for (const Layout layout : kLayouts) {
     for (const auto& [hidden, topk] : kShapes) {
-      Scenario s = base("B07 H" + std::to_string(hidden) + " K" + std::to_string(topk), 40, topk, hidden > 2000 ? 3 : 7, layout);
+      Scenario s =
+          base("B07 H" + std::to_string(hidden) + " K" + std::to_string(topk), 40, topk, hidden > 2000 ? 3 : 7, layout);
       s.hidden = hidden;
       s.repeats = 1;
       s.cached = hidden < 2000;
@@ -190,8 +192,8 @@ TEST_P(B, B09_Fp8RowsTravelUntouched) {
   expect_exact(all);
 }
 
-/// CPU calls are synchronous: inputs are the caller's again when a call returns, on every rank, however late its peers are. The harness
-/// overwrites all inputs after each call; here with long delays, every output memory and no cached calls between.
+/// CPU calls are synchronous: inputs are the caller's again when a call returns, on every rank, however late its peers are. The
+/// harness overwrites all inputs after each call; here with long delays, every output memory and no cached calls between.
 TEST_P(B, B10_BuffersAreFreeOnReturn) {
   std::vector<Scenario> all;
   for (const Layout layout : kLayouts) {
@@ -289,8 +291,9 @@ TEST_P(B, B13_TypesOrdersWeightsBias) {
       for (const CombineOrder order : {CombineOrder::per_rank, CombineOrder::per_route}) {
         for (const Layout layout : kLayouts) {
           if (layout == Layout::rank_major && order == CombineOrder::per_route) continue;
-          Scenario s = base("B13 type " + std::to_string(static_cast<int>(type)) + " order " + std::to_string(static_cast<int>(order)), 6, 4, 12,
-                            layout);
+          Scenario s =
+              base("B13 type " + std::to_string(static_cast<int>(type)) + " order " + std::to_string(static_cast<int>(order)),
+                   6, 4, 12, layout);
           s.x_type = s.y_type = type;
           s.y_pattern = pattern;
           s.order = order;
@@ -318,8 +321,9 @@ TEST_P(B, C02_OnlineQuantisation) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
       for (const Layout layout : kLayouts) {
-        Scenario s = base("C02 type " + std::to_string(static_cast<int>(type)) + " scales " + std::to_string(static_cast<int>(kind)), 6, 2, 24,
-                          layout);
+        Scenario s =
+            base("C02 type " + std::to_string(static_cast<int>(type)) + " scales " + std::to_string(static_cast<int>(kind)), 6,
+                 2, 24, layout);
         s.x_type = type;
         s.quantize = kind;
         s.x_pattern = type == DType::f32 && layout == Layout::rank_major ? Pattern::wild_values : Pattern::quantise_cases;

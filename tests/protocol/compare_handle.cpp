@@ -13,7 +13,8 @@ size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// `actual` has `allocated` entries: the expected ones, then `tail`.
 template <class T>
-void compare_padded(std::vector<T> expected, int64_t allocated, T tail, const std::vector<T>& actual, const char* name, Failures& f) {
+void compare_padded(std::vector<T> expected, int64_t allocated, T tail, const std::vector<T>& actual, const char* name,
+                    Failures& f) {
   if (static_cast<int64_t>(expected.size()) > allocated) {
     f.add(std::string(name) + ": fewer entries allocated than expected");
     return;

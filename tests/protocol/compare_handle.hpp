@@ -15,6 +15,7 @@ void compare_matrices(const oracle::Problem& problem, const oracle::Expected& ex
                       const switchyard::DispatchMatrices& matrices, Failures& failures);
 void compare_ledger(const oracle::Problem& problem, int rank, const switchyard::LedgerTables& ledger, Failures& failures);
 /// All fields of two handles are equal.
-void compare_handles(const switchyard::detail::HandleData& expected, const switchyard::detail::HandleData& actual, Failures& failures);
+void compare_handles(const switchyard::detail::HandleData& expected, const switchyard::detail::HandleData& actual,
+                     Failures& failures);
 
 }  // namespace harness

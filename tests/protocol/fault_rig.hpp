@@ -14,9 +14,9 @@ namespace harness {
 /// How a call ended.
 struct Outcome {
   switchyard::ErrorCode code = switchyard::ErrorCode::ok;
-  int failed_rank = -1;                                          ///< PeerFailed
-  switchyard::ErrorCode reason = switchyard::ErrorCode::ok;     ///< PeerFailed
-  switchyard::WaitReport report;                                 ///< PeerTimeout
+  int failed_rank = -1;                                      ///< PeerFailed
+  switchyard::ErrorCode reason = switchyard::ErrorCode::ok;  ///< PeerFailed
+  switchyard::WaitReport report;                             ///< PeerTimeout
   std::string text;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults among threads: ranks that never call, misuse on one rank, mismatches, exhaustion; errors by kind, rank and field; nothing hangs.
-// Deadlines are long where a peer must be told at once (a lost message would show as PeerTimeout) and short where time must run out.
+// Faults among threads: ranks that never call, misuse on one rank, mismatches, exhaustion; errors by kind, rank and field;
+// nothing hangs. Deadlines are long where a peer must be told at once (a lost message would show as PeerTimeout) and short
+// where time must run out.
 //
 // Executable: fault_test. Sources: fault_test.cpp fleet.cpp. Label: threads. Timeout: 120 s.
 #include <gtest/gtest.h>
@@ -9,15 +10,13 @@
 #include <chrono>
 #include <thread>
 
-#include "protocol/fault_rig.hpp"
+#include "protocol/fault_misuses.hpp"
 
 namespace harness {
 namespace {
 
 using namespace std::chrono_literals;
-using switchyard::Dispatched;
 using switchyard::Error;
-using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::GroupOptions;
 using switchyard::Layout;
@@ -35,8 +34,8 @@ GroupOptions options_with(std::chrono::milliseconds timeout, size_t heap = size_
   return o;
 }
 
-/// Runs `body` per rank and returns how each ended. Every rank's objects are destroyed before it returns: a destructor that hangs after
-/// a fault hangs the test.
+/// Runs `body` per rank and returns how each ended. Every rank's objects are destroyed before it returns: a destructor that
+/// hangs after a fault hangs the test.
 std::vector<Outcome> outcomes(int world, const GroupOptions& options, const std::function<void(Group&)>& body) {
   auto groups = Group::in_process(world, options);
   std::vector<Outcome> all(groups.size());
@@ -46,7 +45,8 @@ std::vector<Outcome> outcomes(int world, const GroupOptions& options, const std:
   return all;
 }
 
-// --- A rank that never comes ---------------------------------------------------------------------------------------------------------
+// --- A rank that never comes
+// ---------------------------------------------------------------------------------------------------------
 
 struct Silence {
   const char* name;
@@ -126,7 +126,8 @@ TEST_P(SilentRank, OthersReportItInFull) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, SilentRank, testing::ValuesIn(silences()), [](const auto& s) { return std::string(s.param.name); });
+INSTANTIATE_TEST_SUITE_P(Faults, SilentRank, testing::ValuesIn(silences()),
+                         [](const auto& s) { return std::string(s.param.name); });
 
 TEST(SilentRankElsewhere, ConstructionAndBarrier) {
   for (const bool barrier : {false, true}) {
@@ -159,104 +160,8 @@ TEST(SilentRankElsewhere, LaterCallsFailAtOnce) {
   EXPECT_EQ(code_name(all[0].code), "ok") << all[0].text;
 }
 
-// --- Misuse on one rank ----------------------------------------------------------------------------------------------------------------
-
-struct Misuse {
-  const char* name;
-  const char* in_text;  ///< the error must name the argument
-  std::function<void(FaultRig&, bool spoil)> body;
-  ErrorCode code = ErrorCode::invalid_argument;
-};
-void PrintTo(const Misuse& m, std::ostream* out) { *out << m.name; }
-
-using switchyard::CombineOptions;
-using switchyard::ConstRows;
-using switchyard::DispatchOptions;
-using switchyard::DType;
-using switchyard::ExpertIds;
-using switchyard::ScaleKind;
-
-Misuse spoil_x(const char* name, const char* in_text, std::function<void(ConstRows&)> spoil) {
-  return {name, in_text, [spoil](FaultRig& rig, bool bad) {
-            ConstRows x = rig.x();
-            if (bad) spoil(x);
-            (void)rig.exchange.dispatch(x, rig.expert_ids(), rig.weights.data());
-          }};
-}
-Misuse spoil_ids(const char* name, const char* in_text, std::function<void(ExpertIds&)> spoil) {
-  return {name, in_text, [spoil](FaultRig& rig, bool bad) {
-            ExpertIds ids = rig.expert_ids();
-            if (bad) spoil(ids);
-            (void)rig.exchange.dispatch(rig.x(), ids, rig.weights.data());
-          }};
-}
-Misuse spoil_dispatch(const char* name, const char* in_text, std::function<void(DispatchOptions&)> spoil) {
-  return {name, in_text, [spoil](FaultRig& rig, bool bad) {
-            DispatchOptions options;
-            if (bad) spoil(options);
-            (void)rig.exchange.dispatch(rig.x(), rig.expert_ids(), rig.weights.data(), options);
-          }};
-}
-Misuse spoil_combine(const char* name, const char* in_text, std::function<void(ConstRows&, CombineOptions&, void*&, float*&)> spoil,
-                     ErrorCode code = ErrorCode::invalid_argument) {
-  return {name, in_text,
-          [spoil](FaultRig& rig, bool bad) {
-            const Dispatched d = rig.dispatch();
-            ConstRows y = d.x;
-            CombineOptions options;
-            void* out = rig.out.data();
-            float* out_weights = nullptr;
-            if (bad) spoil(y, options, out, out_weights);
-            rig.exchange.combine(y, d.handle, out, options, out_weights);
-          },
-          code};
-}
-
-std::vector<Misuse> misuses() {
-  static float weight_space[64];
-  return {
-      spoil_x("wrong_hidden", "x.cols = 72", [](ConstRows& x) { x.cols = 72; }),
-      spoil_x("null_rows", "x.data", [](ConstRows& x) { x.data = nullptr; }),
-      spoil_x("wrong_rows", "x.rows = 5", [](ConstRows& x) { x.rows = 5; }),
-      spoil_x("fp8_without_scales", "scale", [](ConstRows& x) { x.dtype = DType::fp8_e4m3; }),
-      spoil_x("scales_on_bf16", "x.scale_kind", [](ConstRows& x) { x.scale_kind = ScaleKind::f32; }),
-      spoil_x("bad_dtype", "x.dtype", [](ConstRows& x) { x.dtype = static_cast<DType>(9); }),
-      spoil_ids("too_many_tokens", "ids.tokens = 7", [](ExpertIds& ids) { ids.tokens = 7; }),
-      spoil_ids("negative_tokens", "ids.tokens = -1", [](ExpertIds& ids) { ids.tokens = -1; }),
-      spoil_ids("wrong_topk", "ids.topk = 3", [](ExpertIds& ids) { ids.topk = 3; }),
-      spoil_ids("null_ids", "ids.data", [](ExpertIds& ids) { ids.data = nullptr; }),
-      spoil_dispatch("negative_capacity", "capacity = -1",
-                     [](DispatchOptions& o) {
-                       o.size = switchyard::SizePolicy::capacity;
-                       o.capacity = -1;
-                     }),
-      spoil_dispatch("bad_quantize", "quantize", [](DispatchOptions& o) { o.quantize = static_cast<ScaleKind>(7); }),
-      spoil_dispatch("bad_size_policy", "size", [](DispatchOptions& o) { o.size = static_cast<switchyard::SizePolicy>(7); }),
-      spoil_combine("null_out", "out is null", [](ConstRows&, CombineOptions&, void*& out, float*&) { out = nullptr; }),
-      spoil_combine("null_y", "y.data", [](ConstRows& y, CombineOptions&, void*&, float*&) { y.data = nullptr; }),
-      spoil_combine("wrong_y_hidden", "y.cols = 56", [](ConstRows& y, CombineOptions&, void*&, float*&) { y.cols = 56; }),
-      spoil_combine("too_few_y_rows", "y.rows = 0", [](ConstRows& y, CombineOptions&, void*&, float*&) { y.rows = 0; }),
-      spoil_combine("fp8_y", "fp8", [](ConstRows& y, CombineOptions&, void*&, float*&) { y.dtype = DType::fp8_e4m3; }, ErrorCode::unsupported),
-      spoil_combine("second_bias_alone", "bias", [](ConstRows& y, CombineOptions& o, void*&, float*&) { o.bias[1] = y.data; }),
-      spoil_combine("weights_nowhere_to_go", "out_weights",
-                    [](ConstRows&, CombineOptions& o, void*&, float*&) { o.weights = weight_space; }),
-      spoil_combine("out_weights_without_weights", "out_weights",
-                    [](ConstRows&, CombineOptions&, void*&, float*& out_weights) { out_weights = weight_space; }),
-      spoil_combine("per_route_of_rank_major", "per_route",
-                    [](ConstRows&, CombineOptions& o, void*&, float*&) { o.order = switchyard::CombineOrder::per_route; },
-                    ErrorCode::unsupported),
-      {"empty_handle", "handle",
-       [](FaultRig& rig, bool bad) {
-         const Dispatched d = rig.dispatch();
-         (void)rig.exchange.dispatch(rig.x(), bad ? switchyard::Handle() : d.handle);
-       }},
-      {"handle_of_empty_shape", "handle",
-       [](FaultRig& rig, bool bad) {
-         const Dispatched d = rig.dispatch();
-         rig.exchange.combine(d.x, bad ? switchyard::Handle() : d.handle, rig.out.data());
-       }},
-  };
-}
+// --- Misuse on one rank
+// ----------------------------------------------------------------------------------------------------------------
 
 class MisuseOnOneRank : public testing::TestWithParam<Misuse> {};
 
@@ -278,7 +183,8 @@ TEST_P(MisuseOnOneRank, ThrowsThereAndEndsThePeers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, MisuseOnOneRank, testing::ValuesIn(misuses()), [](const auto& m) { return std::string(m.param.name); });
+INSTANTIATE_TEST_SUITE_P(Faults, MisuseOnOneRank, testing::ValuesIn(misuses()),
+                         [](const auto& m) { return std::string(m.param.name); });
 
 TEST(Handles, OfAnotherRankOrShapeAreRefused) {
   std::vector<std::vector<std::byte>> saved(2);
@@ -294,7 +200,8 @@ TEST(Handles, OfAnotherRankOrShapeAreRefused) {
   EXPECT_EQ(all[1].failed_rank, 0);
 }
 
-// --- Different calls -------------------------------------------------------------------------------------------------------------------
+// --- Different calls
+// -------------------------------------------------------------------------------------------------------------------
 
 /// Every rank must learn of it: by its own comparison, or from the first one that compared.
 void expect_mismatch(const std::vector<Outcome>& all) {
@@ -363,9 +270,12 @@ TEST(Mismatch, CombineOptionsAndTypes) {
 
 TEST(Mismatch, Configurations) {
   using Spoil = std::function<void(NormalConfig&)>;
-  const Spoil spoils[] = {[](NormalConfig& c) { c.hidden = 128; },         [](NormalConfig& c) { c.num_experts = 9; },
-                          [](NormalConfig& c) { c.topk = 3; },             [](NormalConfig& c) { c.max_tokens = 7; },
-                          [](NormalConfig& c) { c.expert_alignment = 2; }, [](NormalConfig& c) { c.layout = Layout::expert_major; },
+  const Spoil spoils[] = {[](NormalConfig& c) { c.hidden = 128; },
+                          [](NormalConfig& c) { c.num_experts = 9; },
+                          [](NormalConfig& c) { c.topk = 3; },
+                          [](NormalConfig& c) { c.max_tokens = 7; },
+                          [](NormalConfig& c) { c.expert_alignment = 2; },
+                          [](NormalConfig& c) { c.layout = Layout::expert_major; },
                           [](NormalConfig& c) { c.staging = Staging::ring; }};
   for (const auto& spoil : spoils) {
     const auto all = outcomes(3, options_with(60s), [&](Group& group) {
@@ -389,11 +299,13 @@ TEST(Mismatch, DispatchAgainstCombine) {
     }
   });
   for (const Outcome& o : all) {
-    EXPECT_TRUE(o.code == ErrorCode::mismatch || o.code == ErrorCode::peer_timeout || o.code == ErrorCode::peer_failed) << o.text;
+    EXPECT_TRUE(o.code == ErrorCode::mismatch || o.code == ErrorCode::peer_timeout || o.code == ErrorCode::peer_failed)
+        << o.text;
   }
 }
 
-// --- Exhaustion ------------------------------------------------------------------------------------------------------------------------
+// --- Exhaustion
+// ------------------------------------------------------------------------------------------------------------------------
 
 TEST(Pool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   NormalConfig config = FaultRig::config();
@@ -434,9 +346,10 @@ TEST(Pool, ExhaustedByStagingOfOrdinaryRows) {
     const Dispatched d = rig.dispatch();
     std::vector<uint16_t> y(static_cast<size_t>(d.rows * FaultRig::kHidden), 0x3F80);
     std::vector<switchyard::RowBuffer> fill;
-    if (group.rank() == 0) (void)outcome_of([&] {
-      while (true) fill.push_back(rig.exchange.allocate_rows(d.handle, DType::bf16));
-    });
+    if (group.rank() == 0)
+      (void)outcome_of([&] {
+        while (true) fill.push_back(rig.exchange.allocate_rows(d.handle, DType::bf16));
+      });
     const ConstRows rows{y.data(), d.rows, FaultRig::kHidden, DType::bf16};
     const Outcome o = outcome_of([&] { rig.exchange.combine(rows, d.handle, rig.out.data()); });
     EXPECT_EQ(code_name(o.code), "pool_exhausted") << o.text;
@@ -451,7 +364,8 @@ TEST(Pool, ExhaustedByStagingOfOrdinaryRows) {
 TEST(Heap, TooSmallNamesSizes) {
   NormalConfig config = FaultRig::config();
   config.max_tokens = 4096;
-  const auto all = outcomes(2, options_with(60s, size_t{1} << 20), [&](Group& group) { NormalExchange exchange(group, config); });
+  const auto all =
+      outcomes(2, options_with(60s, size_t{1} << 20), [&](Group& group) { NormalExchange exchange(group, config); });
   int named = 0;
   for (const Outcome& o : all) {
     const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::heap_exhausted;
@@ -473,7 +387,8 @@ TEST(Heap, FormulaIsExact) {
   }
 }
 
-// --- The rest --------------------------------------------------------------------------------------------------------------------------
+// --- The rest
+// --------------------------------------------------------------------------------------------------------------------------
 
 TEST(Abort, EndsEveryWaitAndNamesTheRank) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
@@ -512,22 +427,26 @@ TEST(WaitStatistics, NameTheSlowRank) {
 
 TEST(Construction, NamesTheField) {
   using Spoil = std::function<void(NormalConfig&)>;
-  const std::pair<const char*, Spoil> spoils[] = {
-      {"hidden", [](NormalConfig& c) { c.hidden = 0; }},         {"hidden", [](NormalConfig& c) { c.hidden = 4; }},
-      {"num_experts", [](NormalConfig& c) { c.num_experts = 0; }}, {"topk", [](NormalConfig& c) { c.topk = 33; }},
-      {"max_tokens", [](NormalConfig& c) { c.max_tokens = -1; }}, {"expert_alignment", [](NormalConfig& c) { c.expert_alignment = 0; }},
-      {"slots", [](NormalConfig& c) {
-         c.staging = Staging::ring;
-         c.ring.slots = 1;
-       }},
-      {"send_chunk", [](NormalConfig& c) {
-         c.staging = Staging::ring;
-         c.ring.send_chunk = 9;
-       }},
-      {"num_channels", [](NormalConfig& c) {
-         c.staging = Staging::ring;
-         c.ring.num_channels = 0;
-       }}};
+  const std::pair<const char*, Spoil> spoils[] = {{"hidden", [](NormalConfig& c) { c.hidden = 0; }},
+                                                  {"hidden", [](NormalConfig& c) { c.hidden = 4; }},
+                                                  {"num_experts", [](NormalConfig& c) { c.num_experts = 0; }},
+                                                  {"topk", [](NormalConfig& c) { c.topk = 33; }},
+                                                  {"max_tokens", [](NormalConfig& c) { c.max_tokens = -1; }},
+                                                  {"expert_alignment", [](NormalConfig& c) { c.expert_alignment = 0; }},
+                                                  {"slots",
+                                                   [](NormalConfig& c) {
+                                                     c.staging = Staging::ring;
+                                                     c.ring.slots = 1;
+                                                   }},
+                                                  {"send_chunk",
+                                                   [](NormalConfig& c) {
+                                                     c.staging = Staging::ring;
+                                                     c.ring.send_chunk = 9;
+                                                   }},
+                                                  {"num_channels", [](NormalConfig& c) {
+                                                     c.staging = Staging::ring;
+                                                     c.ring.num_channels = 0;
+                                                   }}};
   for (const auto& [field, spoil] : spoils) {
     NormalConfig config = FaultRig::config();
     spoil(config);

@@ -63,7 +63,8 @@ void report(int fd, const std::vector<std::string>& failures) {
   }
 }
 
-[[noreturn]] void child(int rank, const Fleet& fleet, const std::string& store, const std::string& token, const RankBody& body, int fd) {
+[[noreturn]] void child(int rank, const Fleet& fleet, const std::string& store, const std::string& token, const RankBody& body,
+                        int fd) {
   Failures failures("rank " + std::to_string(rank));
   try {
     const auto& options = fleet.per_rank.empty() ? fleet.options : fleet.per_rank[static_cast<size_t>(rank)];
@@ -92,7 +93,8 @@ bool collect(int fd, Clock::time_point deadline, std::string& text) {
 
 void add_lines(const std::string& text, std::vector<std::string>& out) {
   size_t begin = 0;
-  for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) out.push_back(text.substr(begin, end - begin));
+  for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    out.push_back(text.substr(begin, end - begin));
 }
 
 }  // namespace
@@ -145,7 +147,8 @@ std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body,
     add_lines(text, all);
     const bool clean = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
     if (!clean && !(may_die >> r & 1)) {
-      all.push_back("rank " + std::to_string(r) + (ended ? " ended badly, status " : " died or hung, status ") + std::to_string(status));
+      all.push_back("rank " + std::to_string(r) + (ended ? " ended badly, status " : " died or hung, status ") +
+                    std::to_string(status));
     }
   }
   return all;

@@ -16,7 +16,8 @@ enum class Ranks { threads, processes };
 struct Fleet {
   int world = 1;
   switchyard::GroupOptions options;
-  std::vector<switchyard::GroupOptions> per_rank;  ///< if not empty: processes only, one each (deadlines and workers may differ)
+  std::vector<switchyard::GroupOptions>
+      per_rank;  ///< if not empty: processes only, one each (deadlines and workers may differ)
 };
 
 /// What a rank does. An exception that leaves it is a failure of that rank; the others are told (Group::abort).

@@ -35,7 +35,8 @@ Fleet fleet_of(int world, size_t heap) {
   return fleet;
 }
 
-/// W8 T4096 H7168 K8 E32: layout, rows, ids, weights, counts, every handle field, matrices; cached; combine. One exchange at a time.
+/// W8 T4096 H7168 K8 E32: layout, rows, ids, weights, counts, every handle field, matrices; cached; combine. One exchange at a
+/// time.
 TEST(Full, B01_B02_ReferenceShape) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("B01 full", 8, 32, 8, 4096);
@@ -50,10 +51,12 @@ TEST(Full, B01_B02_ReferenceShape) {
     for (const auto& view : c->expected.ranks) rows = std::max(rows, view.rows);
     config.pool_bytes = staging == Staging::ring ? 0 : static_cast<size_t>(rows) * (7168 * 2 + 256) * 2 + (size_t{8} << 20);
     const Fleet fleet = fleet_of(8, NormalExchange::heap_bytes_for(config, 8));
-    EXPECT_EQ(joined(run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
-      NormalExchange exchange(group, config);
-      run_on(group, exchange, *c, f);
-    })), "");
+    EXPECT_EQ(joined(run_threads(fleet,
+                                 [&](switchyard::Group& group, Failures& f) {
+                                   NormalExchange exchange(group, config);
+                                   run_on(group, exchange, *c, f);
+                                 })),
+              "");
   }
 }
 
@@ -96,16 +99,20 @@ TEST(Full, A09_RowsBeyond32Bits) {
     const auto c = make_case(s);
     ASSERT_GT(c->expected.ranks[1].rows, 300000);
     auto config = make_config(*c);
-    config.pool_bytes = staging == Staging::ring ? 0 : static_cast<size_t>(c->expected.ranks[1].rows) * 7168 * 2 + (size_t{256} << 20);
+    config.pool_bytes =
+        staging == Staging::ring ? 0 : static_cast<size_t>(c->expected.ranks[1].rows) * 7168 * 2 + (size_t{256} << 20);
     const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes_for(config, 2));
-    EXPECT_EQ(joined(run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
-      NormalExchange exchange(group, config);
-      run_on(group, exchange, *c, f);
-    })), "");
+    EXPECT_EQ(joined(run_threads(fleet,
+                                 [&](switchyard::Group& group, Failures& f) {
+                                   NormalExchange exchange(group, config);
+                                   run_on(group, exchange, *c, f);
+                                 })),
+              "");
   }
 }
 
-/// 3000 calls on one object: random T, dispatch - dispatch - combine - combine, two handles alive, across the wrap of the epoch.
+/// 3000 calls on one object: random T, dispatch - dispatch - combine - combine, two handles alive, across the wrap of the
+/// epoch.
 class ManyCalls : public testing::TestWithParam<std::tuple<Ranks, Staging>> {};
 
 TEST_P(ManyCalls, A12) {
@@ -150,7 +157,8 @@ TEST_P(ManyCalls, A12) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Full, ManyCalls,
-                         testing::Combine(testing::Values(Ranks::threads, Ranks::processes), testing::Values(Staging::direct, Staging::ring)),
+                         testing::Combine(testing::Values(Ranks::threads, Ranks::processes),
+                                          testing::Values(Staging::direct, Staging::ring)),
                          [](const auto& p) {
                            return std::string(std::get<0>(p.param) == Ranks::threads ? "threads" : "processes") +
                                   (std::get<1>(p.param) == Staging::ring ? "_ring" : "_direct");

@@ -28,16 +28,18 @@ DType sent_type(const Scenario& s) { return s.quantize == ScaleKind::none ? s.x_
 ScaleKind sent_scales(const Scenario& s) { return s.quantize == ScaleKind::none ? s.x_scales : s.quantize; }
 int64_t row_bytes(const Scenario& s, DType type) { return s.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type)); }
 
-/// Which element differs, and how.
-std::string difference(DType type, const std::byte* expected, const std::byte* actual, int64_t hidden) {
-  for (int64_t c = 0; c < hidden; ++c) {
-    const size_t width = switchyard::dtype_bytes(type);
-    if (std::memcmp(expected + idx(c) * width, actual + idx(c) * width, width) == 0) continue;
-    std::ostringstream text;
-    text << "column " << c << ": expected " << oracle::load(type, expected, c) << ", got " << oracle::load(type, actual, c);
-    return text.str();
-  }
-  return "no difference";
+/// Element `c` of both rows, in words.
+std::string difference(DType type, const void* expected, const void* actual, int64_t c) {
+  std::ostringstream text;
+  text << "column " << c << ": expected " << oracle::load(type, expected, c) << ", got " << oracle::load(type, actual, c);
+  return text.str();
+}
+
+/// `expected`, then `tail` up to the allocated size.
+template <class T>
+std::vector<T> padded(std::vector<T> expected, int64_t allocated, T tail) {
+  expected.resize(idx(std::max<int64_t>(allocated, static_cast<int64_t>(expected.size()))), tail);
+  return expected;
 }
 
 bool all_zero(const std::byte* data, int64_t bytes) {
@@ -57,7 +59,8 @@ std::shared_ptr<const Case> make_case(const Scenario& s) {
     if (s.weights) p.weights.push_back(make_weights(s.seed, r, tokens, p.topk));
     p.max_tokens = std::max(p.max_tokens, tokens);
   }
-  if (std::all_of(s.tokens.begin(), s.tokens.end(), [](int64_t t) { return t == 0; })) p.weights.clear();  // nobody has any to give
+  if (std::all_of(s.tokens.begin(), s.tokens.end(), [](int64_t t) { return t == 0; }))
+    p.weights.clear();  // nobody has any to give
   if (s.capacity_percent) {
     p.size = SizePolicy::exact;
     const oracle::Expected free = oracle::expect(p);
@@ -166,7 +169,9 @@ float RankData::returned_weight(int at_rank, int source, int64_t token, int k) c
   const int64_t f = token * c_.problem.topk + k;
   if (c_.problem.weights.empty()) {
     return static_cast<float>(oracle::mix(row_seed(kReplaced), static_cast<uint64_t>(at_rank), static_cast<uint64_t>(source),
-                                          static_cast<uint64_t>(f)) >> 40) * 0x1.0p-24f;
+                                          static_cast<uint64_t>(f)) >>
+                              40) *
+           0x1.0p-24f;
   }
   const int64_t id = c_.expected.ranks[idx(source)].kept_ids[idx(f)];
   return id >= 0 && c_.problem.owner(id) == at_rank ? c_.problem.weights[idx(source)][idx(f)] : 0.0f;
@@ -242,24 +247,14 @@ void RankData::check_rows(const Dispatched& d, Failures& f) const {
       continue;
     }
     sent_row(o.source, o.token, row, scales);
-    if (std::memcmp(row.data(), got, row.size()) != 0) {
+    const int64_t at = std::mismatch(row.begin(), row.end(), got).first - row.begin();
+    if (at < bytes) {
       f.add(name + " (source " + std::to_string(o.source) + " token " + std::to_string(o.token) + ") " +
-            difference(type, row.data(), got, s_.hidden));
+            difference(type, row.data(), got, at / static_cast<int64_t>(switchyard::dtype_bytes(type))));
     }
     if (scale_bytes && std::memcmp(scales.data(), got_scales, scales.size()) != 0) f.add(name + ": scales differ");
   }
 }
-
-namespace {
-
-/// `expected`, then `tail` up to the allocated size.
-template <class T>
-std::vector<T> padded(std::vector<T> expected, int64_t allocated, T tail) {
-  expected.resize(idx(std::max<int64_t>(allocated, static_cast<int64_t>(expected.size()))), tail);
-  return expected;
-}
-
-}  // namespace
 
 void RankData::check_metadata(const Dispatched& d, Failures& f) const {
   const oracle::Problem& p = c_.problem;
@@ -273,13 +268,15 @@ void RankData::check_metadata(const Dispatched& d, Failures& f) const {
     f.equal_range(padded(tokens, allocated, -1), d.source_token, "source_token");
     if (weighted) f.equal_range(padded(view.topk_weights, allocated * p.topk, 0.0f), d.topk_weights, "topk_weights");
     f.check(weighted || d.topk_weights.empty(), "topk_weights without weights");
-    f.check(d.row_source.empty() && d.row_weights.empty() && d.expert_first_row.empty(), "expert-major fields in a rank-major dispatch");
+    f.check(d.row_source.empty() && d.row_weights.empty() && d.expert_first_row.empty(),
+            "expert-major fields in a rank-major dispatch");
   } else {
     f.equal_range(padded(view.row_source, allocated, int64_t{-1}), d.row_source, "row_source");
     if (weighted) f.equal_range(padded(view.row_weights, allocated, 0.0f), d.row_weights, "row_weights");
     f.check(weighted || d.row_weights.empty(), "row_weights without weights");
     f.equal_range(view.expert_first_row, d.expert_first_row, "expert_first_row");
-    f.check(d.topk_ids.empty() && d.topk_weights.empty() && d.source_token.empty(), "rank-major fields in an expert-major dispatch");
+    f.check(d.topk_ids.empty() && d.topk_weights.empty() && d.source_token.empty(),
+            "rank-major fields in an expert-major dispatch");
   }
   f.equal_range(view.tokens_per_expert, d.tokens_per_expert, "tokens_per_expert");
   f.equal_range(view.aligned_per_expert, d.aligned_per_expert, "aligned_per_expert");
@@ -296,7 +293,8 @@ void RankData::check_dispatched(const Dispatched& d, Failures& f) const {
     case SizePolicy::exact: f.equal(view.rows, d.x.rows, "x.rows"); break;
     case SizePolicy::capacity: f.equal(c_.problem.capacity[idx(rank_)], d.x.rows, "x.rows"); break;
     case SizePolicy::worst_case:
-      f.check(d.x.rows >= oracle::worst_case_rows(c_.problem, rank_), "x.rows below the worst case: " + std::to_string(d.x.rows));
+      f.check(d.x.rows >= oracle::worst_case_rows(c_.problem, rank_),
+              "x.rows below the worst case: " + std::to_string(d.x.rows));
       break;
   }
   check_rows(d, f);
@@ -308,7 +306,8 @@ void RankData::check_out_weights(Failures& f) const {
   for (int64_t t = 0; t < tokens_; ++t) {
     for (int k = 0; k < topk; ++k) {
       float expected = 0.0f;
-      for (const auto& send : c_.expected.ranks[idx(rank_)].sends[idx(t)]) expected = expected + returned_weight(send.rank, rank_, t, k);
+      for (const auto& send : c_.expected.ranks[idx(rank_)].sends[idx(t)])
+        expected = expected + returned_weight(send.rank, rank_, t, k);
       const float got = out_weights_[idx(t * topk + k)];
       if (std::memcmp(&expected, &got, 4) == 0) continue;
       f.equal(expected, got, "out_weights of token " + std::to_string(t) + " k " + std::to_string(k));
@@ -351,7 +350,7 @@ void RankData::check_combined(Failures& f) const {
     const std::byte* got = out_.data() + t * bytes;
     for (int64_t c = 0; c < s_.hidden; ++c) {
       if (oracle::same_element(s_.y_type, expected.data(), got, c)) continue;
-      f.add("combined token " + std::to_string(t) + " " + difference(s_.y_type, expected.data(), got, s_.hidden));
+      f.add("combined token " + std::to_string(t) + " " + difference(s_.y_type, expected.data(), got, c));
       break;
     }
   }
@@ -393,8 +392,8 @@ class Rank {
   void at(const char* step, int repetition) {
     f_.set_context(c_.scenario.name + ", " + step + " " + std::to_string(repetition));
     if (c_.scenario.max_delay_us <= 0) return;
-    const uint64_t bits = oracle::mix(c_.scenario.seed ^ kDelay, static_cast<uint64_t>(group_.rank()), static_cast<uint64_t>(repetition),
-                                      static_cast<uint64_t>(step[0]) + (calls_++ << 8));
+    const uint64_t bits = oracle::mix(c_.scenario.seed ^ kDelay, static_cast<uint64_t>(group_.rank()),
+                                      static_cast<uint64_t>(repetition), static_cast<uint64_t>(step[0]) + (calls_++ << 8));
     if (bits % 3 == 0) return;
     std::this_thread::sleep_for(std::chrono::microseconds(bits / 3 % static_cast<uint64_t>(c_.scenario.max_delay_us)));
   }

@@ -65,7 +65,7 @@ struct Scenario {
   bool apply_weights = true;
   bool replace_weights = false;  ///< expert-major per_route: CombineOptions::weights; rank-major: return weight sums
 
-  int repeats = 3;       ///< dispatch, cached dispatch, combine: on one object with other rows each time
+  int repeats = 3;  ///< dispatch, cached dispatch, combine: on one object with other rows each time
   bool cached = true;
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   bool check_views = true;

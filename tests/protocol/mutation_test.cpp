@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weakens one memory order at a time and requires ThreadSanitizer to report a race: a suite that cannot see a missing order proves
-// nothing by being green. Each mutant runs one targeted scenario in a forked child. Orders that may be weakened unseen are listed with the
-// reason; if one of them is seen after all, the list is stale and the test fails too.
+// Weakens one memory order at a time and requires ThreadSanitizer to report a race: a suite that cannot see a missing order
+// proves nothing by being green. Each mutant runs one targeted scenario in a forked child. Orders that may be weakened unseen
+// are listed with the reason; if one of them is seen after all, the list is stale and the test fails too.
 //
-// Executable: mutation_test. Sources: mutation_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label: mutation.
-// Only with -fsanitize=thread and SWITCHYARD_MUTABLE_ORDERS (EXCEPT none address). Timeout: 180 s.
+// Executable: mutation_test. Sources: mutation_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label:
+// mutation. Only with -fsanitize=thread and SWITCHYARD_MUTABLE_ORDERS (EXCEPT none address). Timeout: 180 s.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -110,7 +110,8 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   return make_case(s);
 }
 
-/// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is on its own.
+/// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is on
+/// its own.
 class PhaseRunner {
  public:
   PhaseRunner(switchyard::Group& group, const Case& c, Failures& f, const std::optional<Mutant>& mutant)
@@ -184,7 +185,8 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
     fleet.world = 3;
     fleet.options.heap_bytes = heap_bytes({c});
     fleet.options.num_blocks = fleet.options.num_warps = 2;
-    const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) { PhaseRunner(group, *c, f, mutant).run(phase); });
+    const auto failures =
+        run_threads(fleet, [&](switchyard::Group& group, Failures& f) { PhaseRunner(group, *c, f, mutant).run(phase); });
     std::fprintf(stderr, "%s", joined(failures).c_str());
     std::fflush(nullptr);
     ::_exit(failures.empty() ? 0 : 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange objects beside one scenario: bounded rings, several objects on one group, moves, handles across objects, static shapes, many
-// ranks, rows at any address, and the local queries.
+// Exchange objects beside one scenario: bounded rings, several objects on one group, moves, handles across objects, static
+// shapes, many ranks, rows at any address, and the local queries.
 //
 // Executable: object_test. Source: object_test.cpp, with the harness library. Label: none. Timeout: 120 s.
 #include <gtest/gtest.h>
@@ -83,20 +83,22 @@ TEST(Objects, SeveralOnOneGroupInTurn) {
   b.y_type = b.x_type = DType::f32;
   b.seed = 9;
   const auto ca = make_case(a), cb = make_case(b);
-  EXPECT_EQ(run(3, heap_bytes({ca}) + heap_bytes({cb}), [&](Group& group, Failures& f) {
-    NormalExchange first(group, make_config(*ca));
-    NormalExchange second(group, make_config(*cb));
-    for (int i = 0; i < 3; ++i) {
-      RankData da(*ca, group.rank(), i), db(*cb, group.rank(), i);
-      f.set_context("turn " + std::to_string(i));
-      const Dispatched ra = first.dispatch(da.x(), da.ids(), da.weights());
-      const Dispatched rb = second.dispatch(db.x(), db.ids(), db.weights());
-      da.check_dispatched(ra, f);
-      db.check_dispatched(rb, f);
-      combine_and_check(second, db, rb.handle, DType::f32, f);
-      combine_and_check(first, da, ra.handle, DType::bf16, f);
-    }
-  }), "");
+  EXPECT_EQ(run(3, heap_bytes({ca}) + heap_bytes({cb}),
+                [&](Group& group, Failures& f) {
+                  NormalExchange first(group, make_config(*ca));
+                  NormalExchange second(group, make_config(*cb));
+                  for (int i = 0; i < 3; ++i) {
+                    RankData da(*ca, group.rank(), i), db(*cb, group.rank(), i);
+                    f.set_context("turn " + std::to_string(i));
+                    const Dispatched ra = first.dispatch(da.x(), da.ids(), da.weights());
+                    const Dispatched rb = second.dispatch(db.x(), db.ids(), db.weights());
+                    da.check_dispatched(ra, f);
+                    db.check_dispatched(rb, f);
+                    combine_and_check(second, db, rb.handle, DType::f32, f);
+                    combine_and_check(first, da, ra.handle, DType::bf16, f);
+                  }
+                }),
+            "");
 }
 
 TEST(Objects, MakeAndDestroyGivesTheHeapBack) {
@@ -104,34 +106,38 @@ TEST(Objects, MakeAndDestroyGivesTheHeapBack) {
   const auto c = make_case(s);
   s.staging = Staging::ring;
   const auto ring = make_case(s);
-  EXPECT_EQ(run(3, heap_bytes({c, ring}), [&](Group& group, Failures& f) {
-    for (int i = 0; i < 20; ++i) {
-      NormalExchange exchange(group, make_config(i % 2 == 0 ? *c : *ring));
-      RankData data(*c, group.rank(), i);
-      f.set_context("object " + std::to_string(i));
-      const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
-      data.check_dispatched(d, f);
-      combine_and_check(exchange, data, d.handle, DType::bf16, f);
-    }
-    f.equal(size_t{0}, group.heap_used(), "heap in use at the end");
-  }), "");
+  EXPECT_EQ(run(3, heap_bytes({c, ring}),
+                [&](Group& group, Failures& f) {
+                  for (int i = 0; i < 20; ++i) {
+                    NormalExchange exchange(group, make_config(i % 2 == 0 ? *c : *ring));
+                    RankData data(*c, group.rank(), i);
+                    f.set_context("object " + std::to_string(i));
+                    const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
+                    data.check_dispatched(d, f);
+                    combine_and_check(exchange, data, d.handle, DType::bf16, f);
+                  }
+                  f.equal(size_t{0}, group.heap_used(), "heap in use at the end");
+                }),
+            "");
 }
 
 TEST(Objects, CanBeMoved) {
   const auto c = make_case(base("moved", 2));
-  EXPECT_EQ(run(2, heap_bytes({c}), [&](Group& group, Failures& f) {
-    Group here = std::move(group);
-    {
-      NormalExchange original(here, make_config(*c));
-      RankData data(*c, here.rank(), 0);
-      Dispatched d = original.dispatch(data.x(), data.ids(), data.weights());
-      NormalExchange exchange = std::move(original);
-      const Dispatched moved = std::move(d);
-      data.check_dispatched(moved, f);
-      combine_and_check(exchange, data, moved.handle, DType::bf16, f);
-    }
-    group = std::move(here);
-  }), "");
+  EXPECT_EQ(run(2, heap_bytes({c}),
+                [&](Group& group, Failures& f) {
+                  Group here = std::move(group);
+                  {
+                    NormalExchange original(here, make_config(*c));
+                    RankData data(*c, here.rank(), 0);
+                    Dispatched d = original.dispatch(data.x(), data.ids(), data.weights());
+                    NormalExchange exchange = std::move(original);
+                    const Dispatched moved = std::move(d);
+                    data.check_dispatched(moved, f);
+                    combine_and_check(exchange, data, moved.handle, DType::bf16, f);
+                  }
+                  group = std::move(here);
+                }),
+            "");
 }
 
 TEST(Handles, WorkOnEveryObjectOfTheirShape) {
@@ -139,26 +145,30 @@ TEST(Handles, WorkOnEveryObjectOfTheirShape) {
   const auto direct = make_case(s);
   s.staging = Staging::ring;
   const auto ring = make_case(s);
-  EXPECT_EQ(run(3, heap_bytes({direct}) + heap_bytes({ring}), [&](Group& group, Failures& f) {
-    NormalExchange a(group, make_config(*direct)), b(group, make_config(*ring));
-    RankData first(*direct, group.rank(), 0), second(*direct, group.rank(), 1);
-    const Dispatched d = a.dispatch(first.x(), first.ids(), first.weights());
-    const Dispatched e = b.dispatch(second.x(), d.handle);
-    second.check_dispatched(e, f);
-    combine_and_check(b, first, d.handle, DType::bf16, f);
-    combine_and_check(a, second, e.handle, DType::bf16, f);
-  }), "");
+  EXPECT_EQ(run(3, heap_bytes({direct}) + heap_bytes({ring}),
+                [&](Group& group, Failures& f) {
+                  NormalExchange a(group, make_config(*direct)), b(group, make_config(*ring));
+                  RankData first(*direct, group.rank(), 0), second(*direct, group.rank(), 1);
+                  const Dispatched d = a.dispatch(first.x(), first.ids(), first.weights());
+                  const Dispatched e = b.dispatch(second.x(), d.handle);
+                  second.check_dispatched(e, f);
+                  combine_and_check(b, first, d.handle, DType::bf16, f);
+                  combine_and_check(a, second, e.handle, DType::bf16, f);
+                }),
+            "");
 }
 
 TEST(Handles, OutliveTheirObjectAndGroup) {
   const auto c = make_case(base("outlives", 2));
   std::vector<switchyard::Handle> kept(2);
-  EXPECT_EQ(run(2, heap_bytes({c}), [&](Group& group, Failures& f) {
-    NormalExchange exchange(group, make_config(*c));
-    RankData data(*c, group.rank(), 0);
-    kept[static_cast<size_t>(group.rank())] = exchange.dispatch(data.x(), data.ids(), data.weights()).handle;
-    f.check(true, "");
-  }), "");
+  EXPECT_EQ(run(2, heap_bytes({c}),
+                [&](Group& group, Failures& f) {
+                  NormalExchange exchange(group, make_config(*c));
+                  RankData data(*c, group.rank(), 0);
+                  kept[static_cast<size_t>(group.rank())] = exchange.dispatch(data.x(), data.ids(), data.weights()).handle;
+                  f.check(true, "");
+                }),
+            "");
   for (int r = 0; r < 2; ++r) {
     const auto& handle = kept[static_cast<size_t>(r)];
     EXPECT_EQ(handle.rows(), c->expected.ranks[static_cast<size_t>(r)].rows);
@@ -184,15 +194,17 @@ TEST(Cached, MayChangeTheRowType) {
     s.x_type = DType::fp8_e4m3;
     s.x_scales = ScaleKind::f32;
     const auto fp8 = make_case(s);
-    EXPECT_EQ(run(3, heap_bytes({first}), [&](Group& group, Failures& f) {
-      NormalExchange exchange(group, make_config(*first));
-      RankData data(*first, group.rank(), 0);
-      const switchyard::Handle handle = exchange.dispatch(data.x(), data.ids(), data.weights()).handle;
-      for (const auto& c : {wider, quantised, fp8}) {
-        RankData other(*c, group.rank(), 1);
-        other.check_dispatched(exchange.dispatch(other.x(), handle, make_dispatch_options(*c, group.rank())), f);
-      }
-    }), "");
+    EXPECT_EQ(run(3, heap_bytes({first}),
+                  [&](Group& group, Failures& f) {
+                    NormalExchange exchange(group, make_config(*first));
+                    RankData data(*first, group.rank(), 0);
+                    const switchyard::Handle handle = exchange.dispatch(data.x(), data.ids(), data.weights()).handle;
+                    for (const auto& c : {wider, quantised, fp8}) {
+                      RankData other(*c, group.rank(), 1);
+                      other.check_dispatched(exchange.dispatch(other.x(), handle, make_dispatch_options(*c, group.rank())), f);
+                    }
+                  }),
+              "");
   }
 }
 
@@ -204,21 +216,25 @@ TEST(StaticSizes, NeverVaryWithTheRouting) {
       s.routing = routing;
       s.problem.alignment = 8;
       s.problem.size = switchyard::SizePolicy::worst_case;
-      for (auto& t : s.tokens) t = static_cast<int64_t>(oracle::mix(3, static_cast<uint64_t>(routing), static_cast<uint64_t>(t)) % 17);
+      for (auto& t : s.tokens)
+        t = static_cast<int64_t>(oracle::mix(3, static_cast<uint64_t>(routing), static_cast<uint64_t>(t)) % 17);
       cases.push_back(make_case(s));
     }
-    EXPECT_EQ(run(3, heap_bytes(cases), [&](Group& group, Failures& f) {
-      NormalExchange exchange(group, make_config(*cases[0]));
-      int64_t rows = -1;
-      for (const auto& c : cases) {
-        RankData data(*c, group.rank(), 0);
-        const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights(), make_dispatch_options(*c, group.rank()));
-        data.check_dispatched(d, f);
-        if (rows < 0) rows = d.x.rows;
-        f.equal(rows, d.x.rows, "x.rows under " + c->scenario.name);
-        combine_and_check(exchange, data, d.handle, DType::bf16, f);
-      }
-    }), "");
+    EXPECT_EQ(run(3, heap_bytes(cases),
+                  [&](Group& group, Failures& f) {
+                    NormalExchange exchange(group, make_config(*cases[0]));
+                    int64_t rows = -1;
+                    for (const auto& c : cases) {
+                      RankData data(*c, group.rank(), 0);
+                      const Dispatched d =
+                          exchange.dispatch(data.x(), data.ids(), data.weights(), make_dispatch_options(*c, group.rank()));
+                      data.check_dispatched(d, f);
+                      if (rows < 0) rows = d.x.rows;
+                      f.equal(rows, d.x.rows, "x.rows under " + c->scenario.name);
+                      combine_and_check(exchange, data, d.handle, DType::bf16, f);
+                    }
+                  }),
+              "");
   }
 }
 
@@ -226,7 +242,8 @@ TEST(ManyRanks, UpTo64) {
   for (const int world : {16, 33, 64}) {
     std::vector<std::shared_ptr<const Case>> cases;
     for (const Staging staging : {Staging::direct, Staging::ring}) {
-      Scenario s = base("W" + std::to_string(world), world, staging == Staging::direct ? Layout::expert_major : Layout::rank_major);
+      Scenario s =
+          base("W" + std::to_string(world), world, staging == Staging::direct ? Layout::expert_major : Layout::rank_major);
       s.staging = staging;
       s.problem.experts = world + 3;
       s.problem.max_tokens = 4;
@@ -247,25 +264,27 @@ TEST(Addresses, RowsMayBeginAtAnyElement) {
     s.staging = staging;
     s.num_bias = 1;
     const auto c = make_case(s);
-    EXPECT_EQ(run(3, heap_bytes({c}), [&](Group& group, Failures& f) {
-      NormalExchange exchange(group, make_config(*c));
-      RankData data(*c, group.rank(), 0);
-      const size_t bytes = static_cast<size_t>(data.x().rows * s.hidden * 2);
-      alignas(64) std::vector<std::byte> x(bytes + 66), out(bytes + 66), y;
-      std::memcpy(x.data() + 2, data.x().data, bytes);
-      switchyard::ConstRows rows = data.x();
-      rows.data = x.data() + 2;
-      const Dispatched d = exchange.dispatch(rows, data.ids(), data.weights());
-      data.check_dispatched(d, f);
-      y.resize(static_cast<size_t>(d.rows * s.hidden * 2) + 66);
-      const switchyard::Rows y_rows{y.data() + 6, d.rows, s.hidden, DType::bf16};
-      data.fill_outputs(y_rows);
-      std::memset(out.data(), 0x5A, out.size());
-      exchange.combine(y_rows, d.handle, out.data() + 10, data.combine_options());
-      std::memcpy(data.out(), out.data() + 10, bytes);
-      data.check_combined(f);
-      f.check(out[9] == std::byte{0x5A} && out[10 + bytes] == std::byte{0x5A}, "combine wrote beside its rows");
-    }), "");
+    EXPECT_EQ(run(3, heap_bytes({c}),
+                  [&](Group& group, Failures& f) {
+                    NormalExchange exchange(group, make_config(*c));
+                    RankData data(*c, group.rank(), 0);
+                    const size_t bytes = static_cast<size_t>(data.x().rows * s.hidden * 2);
+                    alignas(64) std::vector<std::byte> x(bytes + 66), out(bytes + 66), y;
+                    std::memcpy(x.data() + 2, data.x().data, bytes);
+                    switchyard::ConstRows rows = data.x();
+                    rows.data = x.data() + 2;
+                    const Dispatched d = exchange.dispatch(rows, data.ids(), data.weights());
+                    data.check_dispatched(d, f);
+                    y.resize(static_cast<size_t>(d.rows * s.hidden * 2) + 66);
+                    const switchyard::Rows y_rows{y.data() + 6, d.rows, s.hidden, DType::bf16};
+                    data.fill_outputs(y_rows);
+                    std::memset(out.data(), 0x5A, out.size());
+                    exchange.combine(y_rows, d.handle, out.data() + 10, data.combine_options());
+                    std::memcpy(data.out(), out.data() + 10, bytes);
+                    data.check_combined(f);
+                    f.check(out[9] == std::byte{0x5A} && out[10 + bytes] == std::byte{0x5A}, "combine wrote beside its rows");
+                  }),
+              "");
   }
 }
 
@@ -286,11 +305,15 @@ TEST(Queries, RoutingLayoutAgainstTheOracle) {
     }
   }
   const int32_t id = 0;
-  for (const auto& [ids, experts, world] : {std::tuple{ExpertIds::of(&id, 1, 0), 4, 2}, {ExpertIds::of(&id, 1, 33), 4, 2},
-                                            {ExpertIds::of(&id, 1, 1), 0, 2}, {ExpertIds::of(&id, 1, 1), 4, 0},
-                                            {ExpertIds::of(&id, 1, 1), 4, 65}, {ExpertIds::of(&id, -1, 1), 4, 2},
+  for (const auto& [ids, experts, world] : {std::tuple{ExpertIds::of(&id, 1, 0), 4, 2},
+                                            {ExpertIds::of(&id, 1, 33), 4, 2},
+                                            {ExpertIds::of(&id, 1, 1), 0, 2},
+                                            {ExpertIds::of(&id, 1, 1), 4, 0},
+                                            {ExpertIds::of(&id, 1, 1), 4, 65},
+                                            {ExpertIds::of(&id, -1, 1), 4, 2},
                                             {ExpertIds::of(static_cast<const int32_t*>(nullptr), 1, 1), 4, 2}}) {
-    EXPECT_EQ(outcome_of([&, i = ids, e = experts, w = world] { (void)switchyard::routing_layout(i, e, w); }).code, ErrorCode::invalid_argument);
+    EXPECT_EQ(outcome_of([&, i = ids, e = experts, w = world] { (void)switchyard::routing_layout(i, e, w); }).code,
+              ErrorCode::invalid_argument);
   }
 }
 

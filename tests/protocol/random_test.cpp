@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Randomised exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays drawn from a seed, all compared with
-// the oracle bit by bit.
+// Randomised exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays drawn from a seed, all
+// compared with the oracle bit by bit.
 //
-// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: how many dispatch + combine pairs (default
-// 10000, sanitizers 1000). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_EXCHANGES=1, to run that batch alone.
+// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: how many dispatch + combine pairs
+// (default 10000, sanitizers 1000). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_EXCHANGES=1, to run
+// that batch alone.
 //
-// Executable: random_test. Sources: random_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label: threads; a
-// second entry with SWITCHYARD_SEED=1000000 SWITCHYARD_RANDOM_EXCHANGES=100000 has the label full. Timeout: 180 s (full: 1800 s).
+// Executable: random_test. Sources: random_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label:
+// threads; a second entry with SWITCHYARD_SEED=1000000 SWITCHYARD_RANDOM_EXCHANGES=100000 has the label full. Timeout: 180 s
+// (full: 1800 s).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -33,7 +35,9 @@ class Draw {
  public:
   explicit Draw(uint64_t seed) : seed_(seed) {}
   uint64_t bits() { return oracle::mix(seed_, ++count_); }
-  int64_t between(int64_t low, int64_t high) { return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1)); }
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(bits() % static_cast<uint64_t>(high - low + 1));
+  }
   bool one_in(uint64_t n) { return bits() % n == 0; }
   template <class T, size_t N>
   T one_of(const T (&values)[N]) {
@@ -94,7 +98,8 @@ Scenario draw_scenario(Draw& draw, int world) {
   s.ring.num_channels = static_cast<int>(draw.between(1, 6));
   s.ring.slots = std::max(p.topk, static_cast<int>(draw.between(1, 40)));
   s.ring.send_chunk = static_cast<int>(draw.between(1, s.ring.slots));
-  s.first_epoch = draw.one_in(3) ? (uint64_t{1} << 40) - static_cast<uint64_t>(draw.between(0, 5)) : static_cast<uint64_t>(draw.between(1, 9));
+  s.first_epoch = draw.one_in(3) ? (uint64_t{1} << 40) - static_cast<uint64_t>(draw.between(0, 5))
+                                 : static_cast<uint64_t>(draw.between(1, 9));
   const bool per_route = p.layout == Layout::expert_major && draw.one_in(2);
   s.order = per_route ? CombineOrder::per_route : CombineOrder::per_rank;
   s.num_bias = static_cast<int>(draw.one_in(2) ? 0 : draw.between(1, 2));
@@ -123,8 +128,8 @@ TEST(Random, Exchanges) {
       cases.push_back(make_case(s));
     }
     const std::string mismatches = run_cases(Ranks::threads, workers, cases);
-    ASSERT_EQ(mismatches, "") << "reproduce with SWITCHYARD_SEED=" << seed << " SWITCHYARD_RANDOM_EXCHANGES=1 (W" << world << ", workers "
-                              << to_string(workers) << ")";
+    ASSERT_EQ(mismatches, "") << "reproduce with SWITCHYARD_SEED=" << seed << " SWITCHYARD_RANDOM_EXCHANGES=1 (W" << world
+                              << ", workers " << to_string(workers) << ")";
   }
   std::cout << done << " exchanges from seed " << first << ", no mismatch\n";
 }

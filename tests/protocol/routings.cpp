@@ -79,8 +79,8 @@ std::string to_string(Routing routing) {
   return "?";
 }
 
-std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64_t seed, int rank, int64_t tokens, int drop_percent,
-                              bool wide) {
+std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64_t seed, int rank, int64_t tokens,
+                              int drop_percent, bool wide) {
   oracle::Problem p;
   p.world = shape.world;
   p.experts = shape.experts;

@@ -9,14 +9,14 @@
 namespace harness {
 
 enum class Routing {
-  uniform,       ///< K distinct experts per token (repeats only if K > E)
-  zipf,          ///< skewed: expert e with weight 1 / (e + 1), distinct
-  one_rank,      ///< all tokens of all ranks to the experts of the last rank that has any
-  one_expert,    ///< every route to the middle expert: K duplicates per token
-  round_robin,   ///< (t * K + k) mod E
-  duplicates,    ///< experts drawn with repetition from few
-  own_rank,      ///< only the rank's own experts (none: no expert): nothing crosses
-  single_peer,   ///< rank r sends only to rank r + 1: every other pair is empty
+  uniform,      ///< K distinct experts per token (repeats only if K > E)
+  zipf,         ///< skewed: expert e with weight 1 / (e + 1), distinct
+  one_rank,     ///< all tokens of all ranks to the experts of the last rank that has any
+  one_expert,   ///< every route to the middle expert: K duplicates per token
+  round_robin,  ///< (t * K + k) mod E
+  duplicates,   ///< experts drawn with repetition from few
+  own_rank,     ///< only the rank's own experts (none: no expert): nothing crosses
+  single_peer,  ///< rank r sends only to rank r + 1: every other pair is empty
 };
 inline constexpr Routing kAllRoutings[] = {Routing::uniform,     Routing::zipf,       Routing::one_rank, Routing::one_expert,
                                            Routing::round_robin, Routing::duplicates, Routing::own_rank, Routing::single_peer};
@@ -27,10 +27,10 @@ struct RoutingShape {
   int experts = 1;
   int topk = 1;
 };
-/// Ids [tokens, topk] of one rank. `drop_percent` of the routes become an id outside [0, E), and a tenth of that share of the tokens lose
-/// all their routes. Ids beyond int32 occur only if `wide`.
-std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64_t seed, int rank, int64_t tokens, int drop_percent = 0,
-                              bool wide = false);
+/// Ids [tokens, topk] of one rank. `drop_percent` of the routes become an id outside [0, E), and a tenth of that share of the
+/// tokens lose all their routes. Ids beyond int32 occur only if `wide`.
+std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64_t seed, int rank, int64_t tokens,
+                              int drop_percent = 0, bool wide = false);
 /// Weights [tokens, topk] in (-0.5, 1): not normalised, some negative, some tiny.
 std::vector<float> make_weights(uint64_t seed, int rank, int64_t tokens, int topk);
 

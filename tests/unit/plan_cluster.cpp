@@ -32,16 +32,16 @@ void carry_record(const HandleData& from, int64_t t, const SendEntry& send, Hand
 }  // namespace
 
 std::string to_string(const Case& c) {
-  return harness::to_string(c.routing) + "_W" + std::to_string(c.world) + "_E" + std::to_string(c.experts) + "_K" + std::to_string(c.topk) +
-         "_A" + std::to_string(c.alignment) + "_drop" + std::to_string(c.drop_percent) + (c.weights ? "_w" : "") +
-         (c.layout == Layout::expert_major ? "_expert" : "_rank") + (c.capacity_percent ? "_cap" + std::to_string(c.capacity_percent) : "") +
-         (c.wide ? "_i64" : "_i32");
+  return harness::to_string(c.routing) + "_W" + std::to_string(c.world) + "_E" + std::to_string(c.experts) + "_K" +
+         std::to_string(c.topk) + "_A" + std::to_string(c.alignment) + "_drop" + std::to_string(c.drop_percent) +
+         (c.weights ? "_w" : "") + (c.layout == Layout::expert_major ? "_expert" : "_rank") +
+         (c.capacity_percent ? "_cap" + std::to_string(c.capacity_percent) : "") + (c.wide ? "_i64" : "_i32");
 }
 
 std::vector<Case> all_cases() {
-  constexpr int kShapes[][3] = {{1, 1, 1},  {1, 7, 8},   {2, 4, 2},    {2, 3, 3},   {3, 8, 4},    {4, 64, 8},
-                                {5, 3, 2},  {5, 17, 6},  {8, 256, 8},  {8, 32, 32}, {16, 100, 4}, {33, 64, 8},
-                                {64, 64, 1}, {64, 130, 16}, {64, 7, 3}};
+  constexpr int kShapes[][3] = {{1, 1, 1},    {1, 7, 8},   {2, 4, 2},   {2, 3, 3},     {3, 8, 4},
+                                {4, 64, 8},   {5, 3, 2},   {5, 17, 6},  {8, 256, 8},   {8, 32, 32},
+                                {16, 100, 4}, {33, 64, 8}, {64, 64, 1}, {64, 130, 16}, {64, 7, 3}};
   std::vector<Case> cases;
   int n = 0;
   for (const auto& shape : kShapes) {
@@ -96,13 +96,15 @@ std::vector<std::shared_ptr<HandleData>> make_handles(const oracle::Problem& p, 
   for (int r = 0; r < p.world; ++r) {
     const auto& ids = p.ids[idx(r)];
     const std::vector<int32_t> narrow(ids.begin(), ids.end());
-    plans[idx(r)].build(wide ? ExpertIds::of(ids.data(), p.tokens(r), p.topk) : ExpertIds::of(narrow.data(), p.tokens(r), p.topk),
-                        p.experts, p.world);
+    plans[idx(r)].build(
+        wide ? ExpertIds::of(ids.data(), p.tokens(r), p.topk) : ExpertIds::of(narrow.data(), p.tokens(r), p.topk), p.experts,
+        p.world);
     const auto& plan = plans[idx(r)];
     counts.routes.insert(counts.routes.end(), plan.routes_per_expert.begin(), plan.routes_per_expert.end());
     counts.touching.insert(counts.touching.end(), plan.tokens_per_rank.begin(), plan.tokens_per_rank.end());
     counts.tokens.push_back(p.tokens(r));
-    counts.capacity.push_back(p.size == switchyard::SizePolicy::capacity ? p.capacity[idx(r)] : std::numeric_limits<int64_t>::max());
+    counts.capacity.push_back(p.size == switchyard::SizePolicy::capacity ? p.capacity[idx(r)]
+                                                                         : std::numeric_limits<int64_t>::max());
   }
   std::vector<std::shared_ptr<HandleData>> handles;
   for (int r = 0; r < p.world; ++r) {

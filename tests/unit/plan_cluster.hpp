@@ -29,6 +29,7 @@ std::vector<Case> all_cases();
 /// Ranks have different T, one of them 0.
 oracle::Problem make_problem(const Case& c, uint64_t seed);
 /// What dispatch would put into the handles of all ranks. `slack` rows and records more than needed are allocated.
-std::vector<std::shared_ptr<switchyard::detail::HandleData>> make_handles(const oracle::Problem& problem, bool wide, int64_t slack);
+std::vector<std::shared_ptr<switchyard::detail::HandleData>> make_handles(const oracle::Problem& problem, bool wide,
+                                                                          int64_t slack);
 
 }  // namespace plan_test

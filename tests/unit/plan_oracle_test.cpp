@@ -21,23 +21,23 @@ TEST(Numbers, KnownCodes) {
   using oracle::encode;
   EXPECT_EQ(encode(oracle::kBf16, 1.0), 0x3F80u);
   EXPECT_EQ(encode(oracle::kBf16, -0.0), 0x8000u);
-  EXPECT_EQ(encode(oracle::kBf16, 1.00390625), 0x3F80u);       // tie: even
-  EXPECT_EQ(encode(oracle::kBf16, 1.01171875), 0x3F82u);       // tie: up to even
+  EXPECT_EQ(encode(oracle::kBf16, 1.00390625), 0x3F80u);              // tie: even
+  EXPECT_EQ(encode(oracle::kBf16, 1.01171875), 0x3F82u);              // tie: up to even
   EXPECT_EQ(encode(oracle::kBf16, std::ldexp(511.0, 119)), 0x7F80u);  // half a step past the largest
   EXPECT_EQ(encode(oracle::kBf16, 3.3961775e38), 0x7F7Fu);
-  EXPECT_EQ(encode(oracle::kBf16, 9.1835496e-41), 0x0001u);    // smallest subnormal
+  EXPECT_EQ(encode(oracle::kBf16, 9.1835496e-41), 0x0001u);  // smallest subnormal
   EXPECT_EQ(encode(oracle::kF16, 65504.0), 0x7BFFu);
   EXPECT_EQ(encode(oracle::kF16, 65520.0), 0x7C00u);
   EXPECT_EQ(encode(oracle::kF16, 65519.99), 0x7BFFu);
-  EXPECT_EQ(encode(oracle::kF16, std::ldexp(1.0, -25)), 0u);   // tie with zero
+  EXPECT_EQ(encode(oracle::kF16, std::ldexp(1.0, -25)), 0u);  // tie with zero
   EXPECT_EQ(encode(oracle::kF16, std::ldexp(1.5, -25)), 1u);
   EXPECT_EQ(encode(oracle::kE4m3, 448.0), 0x7Eu);
   EXPECT_EQ(encode(oracle::kE4m3, 1e9), 0x7Eu);
   EXPECT_EQ(encode(oracle::kE4m3, -kInf), 0xFEu);
   EXPECT_EQ(encode(oracle::kE4m3, kNan), 0x7Fu);
   EXPECT_EQ(encode(oracle::kE4m3, 0.001953125), 0x01u);
-  EXPECT_EQ(encode(oracle::kE4m3, 0.0009765625), 0x00u);       // tie: even
-  EXPECT_EQ(encode(oracle::kE4m3, 1.0625), 0x38u);             // tie: even
+  EXPECT_EQ(encode(oracle::kE4m3, 0.0009765625), 0x00u);  // tie: even
+  EXPECT_EQ(encode(oracle::kE4m3, 1.0625), 0x38u);        // tie: even
   EXPECT_EQ(encode(oracle::kE4m3, 1.1875), 0x3Au);
 }
 
@@ -57,7 +57,8 @@ TEST(Numbers, RoundingIsNearest) {
       const auto bits = static_cast<uint32_t>(oracle::mix(1, i));
       float value;
       std::memcpy(&value, &bits, 4);
-      if (format.mantissa_bits != 7) value = std::ldexp(static_cast<float>(bits % 100003) - 50000.0f, static_cast<int>(bits >> 20) % 40 - 30);
+      if (format.mantissa_bits != 7)
+        value = std::ldexp(static_cast<float>(bits % 100003) - 50000.0f, static_cast<int>(bits >> 20) % 40 - 30);
       const uint32_t code = oracle::encode(format, value);
       const double rounded = oracle::decode(format, code);
       if (!std::isfinite(value) || std::isinf(rounded)) continue;
@@ -82,8 +83,8 @@ std::vector<uint8_t> quantised(const std::vector<float>& row, ScaleKind kind, st
 
 TEST(Quantise, KnownGroups) {
   std::vector<float> row(300, 0.0f), scales;
-  row[0] = 896.0f;   // scale 2
-  row[1] = 2.0f;     // 1.0
+  row[0] = 896.0f;  // scale 2
+  row[1] = 2.0f;    // 1.0
   row[2] = -0.0f;
   row[130] = 1e-45f;  // scale underflows: a zero group
   row[256] = kInf;    // last group: 44 channels

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Case A1: every field of every rank's plan, the matrices, the ledger and the strided slots, against the oracle; no exchange involved.
+// Case A1: every field of every rank's plan, the matrices, the ledger and the strided slots, against the oracle; no exchange
+// involved.
 //
 // Sources: plan_parity_test.cpp plan_cluster.cpp ../protocol/{compare_handle,routings}.cpp, oracle. Label: none. Timeout: 60 s.
 #include <gtest/gtest.h>
@@ -33,7 +34,7 @@ TEST_P(PlanParity, A01_Matrices) {
   const oracle::Problem p = make_problem(GetParam(), 12);
   const oracle::Expected expected = oracle::expect(p);
   const auto handles = make_handles(p, GetParam().wide, 0);
-  for (int r = 0; r < p.world; r += p.world > 8 ? 7 : 1) {
+  for (int r = 0; r<p.world; r += p.world> 8 ? 7 : 1) {
     const auto& h = *handles[static_cast<size_t>(r)];
     EXPECT_EQ(dropped_at_capacity(h), expected.any_dropped);
     for (const int channels : {1, 3, 10, 64}) {
@@ -71,7 +72,8 @@ TEST_P(PlanParity, A01_Ledger) {
 
 TEST_P(PlanParity, A01_Strided) {
   const oracle::Problem p = make_problem(GetParam(), 14);
-  if (oracle::expect(p).any_dropped) return;  // slots of a capped dispatch count kept pairs only; see Strided in plan_views_test
+  if (oracle::expect(p).any_dropped)
+    return;  // slots of a capped dispatch count kept pairs only; see Strided in plan_views_test
   const auto handles = make_handles(p, GetParam().wide, 0);
   for (int r = 0; r < p.world; ++r) {
     const oracle::Strided expected = oracle::strided(p, r);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles as bytes: round trip of every field; damage of any kind is refused with invalid_argument and never misread.
 //
-// Sources: plan_serialize_test.cpp plan_cluster.cpp ../protocol/{compare_handle,routings}.cpp, oracle. Label: none. Timeout: 60 s.
+// Sources: plan_serialize_test.cpp plan_cluster.cpp ../protocol/{compare_handle,routings}.cpp, oracle. Label: none. Timeout: 60
+// s.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -76,12 +77,14 @@ std::string first_bad_index(const HandleData& h) {
   if (h.ids.size() != routes || h.route_row.size() != routes || h.route_record.size() != routes) return "size of a route array";
   if (outside(h.ids, -1, h.counts.experts)) return "ids";
   if (h.send_begin.size() != static_cast<size_t>(h.tokens) + 1 || h.send_begin.front() != 0) return "send_begin";
-  if (!std::is_sorted(h.send_begin.begin(), h.send_begin.end()) || h.send_begin.back() != static_cast<int64_t>(h.sends.size())) {
+  if (!std::is_sorted(h.send_begin.begin(), h.send_begin.end()) ||
+      h.send_begin.back() != static_cast<int64_t>(h.sends.size())) {
     return "send_begin order";
   }
   for (const auto& send : h.sends) {
     if (send.rank < 0 || send.rank >= h.counts.world) return "send rank";
-    const int64_t rows = std::min(h.counts.rows_needed(h.layout, h.alignment, send.rank), h.counts.capacity[static_cast<size_t>(send.rank)]);
+    const int64_t rows =
+        std::min(h.counts.rows_needed(h.layout, h.alignment, send.rank), h.counts.capacity[static_cast<size_t>(send.rank)]);
     if (send.row < -1 || send.row >= rows) return "send row";
     if (send.record < 0 || send.record >= h.counts.touching_before(h.counts.world, send.rank)) return "send record";
   }
@@ -89,7 +92,8 @@ std::string first_bad_index(const HandleData& h) {
     if ((h.ids[f] < 0) != (h.route_row[f] < 0)) return "route_row";
     if (h.ids[f] < 0) continue;
     const int owner = h.map.owner(h.ids[f]);
-    const int64_t rows = std::min(h.counts.rows_needed(h.layout, h.alignment, owner), h.counts.capacity[static_cast<size_t>(owner)]);
+    const int64_t rows =
+        std::min(h.counts.rows_needed(h.layout, h.alignment, owner), h.counts.capacity[static_cast<size_t>(owner)]);
     if (h.route_row[f] >= rows) return "route_row range";
   }
   if (h.rows > h.rows_allocated || h.num_records > h.records_allocated) return "allocated";
@@ -97,7 +101,8 @@ std::string first_bad_index(const HandleData& h) {
   if (h.record_route.size() != h.record_token.size() * static_cast<size_t>(h.topk)) return "record_route size";
   if (!h.record_weight.empty() && h.record_weight.size() != h.record_route.size()) return "record_weight size";
   if (outside(h.record_route, -1, h.layout == Layout::expert_major ? h.rows : here)) return "record_route";
-  if (h.layout == Layout::expert_major && h.row_source.size() != static_cast<size_t>(h.rows_allocated)) return "row_source size";
+  if (h.layout == Layout::expert_major && h.row_source.size() != static_cast<size_t>(h.rows_allocated))
+    return "row_source size";
   if (h.layout == Layout::expert_major && outside(h.first_row, 0, h.rows + 1)) return "first_row";
   return "";
 }
@@ -107,7 +112,7 @@ class RoundTrip : public testing::TestWithParam<Case> {};
 TEST_P(RoundTrip, EveryField) {
   const oracle::Problem p = make_problem(GetParam(), 21);
   const auto handles = make_handles(p, GetParam().wide, GetParam().world % 3);
-  for (int r = 0; r < p.world; r += p.world > 8 ? 5 : 1) {
+  for (int r = 0; r<p.world; r += p.world> 8 ? 5 : 1) {
     const HandleData& h = *handles[static_cast<size_t>(r)];
     const Bytes bytes = serialize(h);
     harness::Failures failures("rank " + std::to_string(r));
@@ -122,7 +127,8 @@ INSTANTIATE_TEST_SUITE_P(All, RoundTrip, testing::ValuesIn(all_cases()), [](cons
 
 TEST(Damage, EveryTruncationIsRefused) {
   const Bytes bytes = serialize(*small_handle(Layout::expert_major, 0));
-  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_EQ(refusal(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n))), "") << n;
+  for (size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_EQ(refusal(Bytes(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n))), "") << n;
   Bytes longer = bytes;
   longer.push_back(std::byte{0});
   EXPECT_EQ(refusal(longer), "");
@@ -148,8 +154,8 @@ TEST(Damage, EveryFlippedBitIsRefused) {
   }
 }
 
-/// With a fitting checksum a change is either refused, or gives another handle that is consistent: its bytes are the changed ones, and
-/// all its addresses follow the rules.
+/// With a fitting checksum a change is either refused, or gives another handle that is consistent: its bytes are the changed
+/// ones, and all its addresses follow the rules.
 TEST(Damage, SealedChangesAreRefusedOrConsistent) {
   int accepted = 0, refused = 0;
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -208,8 +214,9 @@ TEST(Format, HeadIsLittleEndianAndVersioned) {
   const Bytes bytes = serialize(*small_handle(Layout::rank_major, 0));
   const unsigned char head[] = {'S', 'W', 'C', 'H', 1, 0, 0, 0};
   for (size_t i = 0; i < sizeof head; ++i) EXPECT_EQ(std::to_integer<unsigned char>(bytes[i]), head[i]);
-  EXPECT_EQ(std::to_integer<size_t>(bytes[8]) | std::to_integer<size_t>(bytes[9]) << 8 | std::to_integer<size_t>(bytes[10]) << 16,
-            bytes.size() - 24);
+  EXPECT_EQ(
+      std::to_integer<size_t>(bytes[8]) | std::to_integer<size_t>(bytes[9]) << 8 | std::to_integer<size_t>(bytes[10]) << 16,
+      bytes.size() - 24);
 }
 
 }  // namespace
