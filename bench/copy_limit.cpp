@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "stream_copy.hpp"
+
 namespace switchyard::bench {
 namespace {
 
@@ -80,6 +82,7 @@ CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& opt
     methods.push_back({"memcpy, rows of " + std::to_string(row) + " bytes",
                        [row](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, row); }});
   }
+  methods.push_back({"streaming stores", stream_copy});
   methods.push_back({"ordinary stores", copy_with_stores});
 
   CopyLimit limit{static_cast<int>(num_threads), slice * num_threads, {}};

@@ -77,8 +77,8 @@ Cluster::Cluster(int ranks_per_gpu, size_t heap_bytes) : heap_bytes_(heap_bytes)
   for (int r = 0; r < world; ++r) warm_up(r);
 }
 
-/// Launches every kernel once with nothing to do, one rank at a time. The first launch on a stream may allocate local memory, which
-/// waits for all kernels of the GPU; later, that could be a kernel that waits for this rank.
+/// Launches every kernel once with nothing to do, one rank at a time. The first launch on a stream may allocate local memory,
+/// which waits for all kernels of the GPU; later, that could be a kernel that waits for this rank.
 void Cluster::warm_up(int r) {
   Rank& k = *ranks_[static_cast<size_t>(r)];
   set_device(r);
@@ -228,7 +228,6 @@ void Cluster::upload(int r) {
   p.padding = k.padding.get();
   p.num_padding = static_cast<int>(k.expected.padding.size() / 2);
   p.sends_done = k.sends_done.get();
-
   std::vector<std::byte*> to;
   for (const auto& e : k.handle.sends) to.push_back(block(e.rank) + static_cast<int64_t>(e.row) * problem.row_bytes);
   k.push_to.assign(to);

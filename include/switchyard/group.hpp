@@ -16,10 +16,10 @@ class Trace;
 
 /// Settings of a group. Every rank must pass the same values, except where noted.
 struct GroupOptions {
-  size_t heap_bytes = size_t{256} << 20;  ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
+  size_t heap_bytes = size_t{256} << 20;     ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
   std::chrono::milliseconds timeout{30000};  ///< deadline of every wait inside a call; may differ by rank
   std::chrono::milliseconds rendezvous_timeout{60000};  ///< how long to wait for all ranks to come
-  int num_blocks = 1;  ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
+  int num_blocks = 1;                                   ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
   int num_warps = 1;
   bool deferred_copies = false;  ///< testing: perform a copy only when it is settled (backend cpu_deferred)
 };
@@ -75,8 +75,8 @@ class Group {
   size_t heap_used() const noexcept;
   size_t heap_size() const noexcept;
 
-  /// Records this rank's calls in `trace` (made for this group's size and workers) from now on; null stops. Local. The trace must
-  /// outlive the recording. \throws Error(invalid_argument) if the trace was made for another shape.
+  /// Records this rank's calls in `trace` (made for this group's size and workers) from now on; null stops. Local. The trace
+  /// must outlive the recording. \throws Error(invalid_argument) if the trace was made for another shape.
   void set_trace(Trace* trace);
 
   struct Impl;

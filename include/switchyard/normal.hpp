@@ -9,8 +9,8 @@
 /// (checked; Error(mismatch)). T may differ by rank and may be 0. Calls are synchronous on the calling thread.
 ///
 /// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
-/// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed and
-/// mismatch are sticky: the group must be formed again.
+/// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed
+/// and mismatch are sticky: the group must be formed again.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,8 @@ struct RingSettings {
   int num_channels = 10;  ///< token ranges that travel independently, >= 1
   int send_chunk = 6;     ///< rows appended before the consumer is told, in [1, slots]
   int slots = 256;        ///< rows per ring, >= K; a full ring holds its producer back
-  size_t max_bytes = 0;   ///< not 0: largest ring memory per rank, in bytes; `slots` (and `send_chunk`) are lowered until it fits
+  size_t max_bytes =
+      0;  ///< not 0: largest ring memory per rank, in bytes; `slots` (and `send_chunk`) are lowered until it fits
 };
 
 /// Fixed properties of an exchange object; equal on all ranks.
@@ -41,11 +42,11 @@ struct NormalConfig {
   int topk = 0;            ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;  ///< largest T on any rank, >= 0
   Layout layout = Layout::rank_major;
-  int expert_alignment = 1;    ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
+  int expert_alignment = 1;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
   DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory
   Staging staging = Staging::direct;
   RingSettings ring;
-  size_t pool_bytes = 0;      ///< memory for outputs and row buffers (direct staging); 0: as memory_required computes
+  size_t pool_bytes = 0;     ///< memory for outputs and row buffers (direct staging); 0: as memory_required computes
   uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
@@ -84,7 +85,7 @@ struct DispatchMatrices {
   std::vector<int32_t> recv_channel_prefix_matrix;  ///< [W, C] exclusive: first row of channel c among source s's rows here
   std::vector<int32_t> recv_src_idx;                ///< [M] token index at the source
   std::vector<uint8_t> is_token_in_rank;            ///< [T, W]
-  std::vector<int32_t> send_head;                   ///< [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
+  std::vector<int32_t> send_head;  ///< [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
 };
 
 /// The explicit route ledger (PTO moe_combine's fields, order and padding).
@@ -114,16 +115,16 @@ struct OutputBlock;
 class NormalImpl;
 }  // namespace detail
 
-/// The routing of one dispatch as both sides know it; needed by combine and cached dispatch. Cheap to copy, immutable, usable any
-/// number of times and in any order, with any object of the same group size, rank and shape. Holds no symmetric memory.
+/// The routing of one dispatch as both sides know it; needed by combine and cached dispatch. Cheap to copy, immutable, usable
+/// any number of times and in any order, with any object of the same group size, rank and shape. Holds no symmetric memory.
 class Handle {
  public:
   Handle() = default;
   explicit operator bool() const noexcept { return data_ != nullptr; }
-  int64_t tokens() const;         ///< T
-  int64_t rows() const;           ///< M: rows received, padding included
+  int64_t tokens() const;  ///< T
+  int64_t rows() const;    ///< M: rows received, padding included
   DispatchMatrices matrices(int num_channels) const;
-  LedgerTables ledger() const;    ///< \throws Error(unsupported) for a dispatch that dropped routes at capacity
+  LedgerTables ledger() const;  ///< \throws Error(unsupported) for a dispatch that dropped routes at capacity
   /// Portable bytes (little endian, versioned) and back. \throws Error(invalid_argument) on damaged bytes.
   std::vector<std::byte> serialize() const;
   static Handle deserialize(std::span<const std::byte> bytes);
@@ -135,8 +136,8 @@ class Handle {
   std::shared_ptr<const detail::HandleData> data_;
 };
 
-/// Rows in symmetric memory, for expert outputs: combine reads them where they lie. Freed by the destructor (local); not to be used
-/// after the exchange that made it is gone. Under ring staging the memory is private.
+/// Rows in symmetric memory, for expert outputs: combine reads them where they lie. Freed by the destructor (local); not to be
+/// used after the exchange that made it is gone. Under ring staging the memory is private.
 class RowBuffer {
  public:
   RowBuffer() = default;
@@ -148,27 +149,28 @@ class RowBuffer {
   Rows rows_;
 };
 
-/// What a dispatch delivers. Movable; the rows live until the object is destroyed (local), and no longer than the exchange that made it.
+/// What a dispatch delivers. Movable; the rows live until the object is destroyed (local), and no longer than the exchange that
+/// made it.
 struct Dispatched {
-  Rows x;           ///< [allocated rows, H], scales included; direct staging: in symmetric memory. Row order: Layout
+  Rows x;            ///< [allocated rows, H], scales included; direct staging: in symmetric memory. Row order: Layout
   int64_t rows = 0;  ///< M: rows delivered; beyond them (static sizes) payload is unspecified, ids and sources are -1
   Handle handle;
 
   // Rank-major. Pointers live as long as `handle`.
-  std::span<const int32_t> topk_ids;      ///< [allocated rows, K] local expert ids, -1 if the route goes elsewhere or was dropped
-  std::span<const float> topk_weights;    ///< [allocated rows, K] 0 where the id is -1; empty if dispatch got no weights
+  std::span<const int32_t> topk_ids;    ///< [allocated rows, K] local expert ids, -1 if the route goes elsewhere or was dropped
+  std::span<const float> topk_weights;  ///< [allocated rows, K] 0 where the id is -1; empty if dispatch got no weights
   std::span<const int32_t> source_token;  ///< [allocated rows] token index at its source
 
   // Expert-major.
-  std::span<const int64_t> row_source;  ///< [allocated rows] source rank << 48 | k << 32 | token; -1 for padding
-  std::span<const float> row_weights;   ///< [allocated rows]; empty if dispatch got no weights
+  std::span<const int64_t> row_source;        ///< [allocated rows] source rank << 48 | k << 32 | token; -1 for padding
+  std::span<const float> row_weights;         ///< [allocated rows]; empty if dispatch got no weights
   std::span<const int64_t> expert_first_row;  ///< [experts here]
 
-  std::span<const int64_t> tokens_per_expert;    ///< [experts here] kept routes of all sources to each local expert
-  std::span<const int64_t> aligned_per_expert;   ///< [experts here] the same, rounded up to expert_alignment
+  std::span<const int64_t> tokens_per_expert;   ///< [experts here] kept routes of all sources to each local expert
+  std::span<const int64_t> aligned_per_expert;  ///< [experts here] the same, rounded up to expert_alignment
 
   // Overflow::drop_and_report.
-  std::span<const uint8_t> dropped;            ///< [T, K] 1 if this rank's route was dropped at capacity; empty if none was
+  std::span<const uint8_t> dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity; empty if none was
   std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here; empty if none was
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
@@ -176,10 +178,10 @@ struct Dispatched {
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
 struct CallStatistics {
-  uint64_t remote_bytes = 0;   ///< payload written to (dispatch) or read from (combine) other ranks
-  uint64_t local_bytes = 0;    ///< the same for this rank itself
-  uint64_t copied_bytes = 0;   ///< local copies: repeated routes, staging of ordinary memory
-  uint64_t payload_rows = 0;   ///< rows sent (dispatch) or read (combine), own rank included
+  uint64_t remote_bytes = 0;  ///< payload written to (dispatch) or read from (combine) other ranks
+  uint64_t local_bytes = 0;   ///< the same for this rank itself
+  uint64_t copied_bytes = 0;  ///< local copies: repeated routes, staging of ordinary memory
+  uint64_t payload_rows = 0;  ///< rows sent (dispatch) or read (combine), own rank included
   uint64_t metadata_bytes = 0;
   double plan_us = 0;   ///< counting, exchange of counts, addresses
   double total_us = 0;  ///< entry to exit
@@ -203,16 +205,17 @@ class NormalExchange {
   /// `weights` is float32 [T, K] or null. A token is sent to a rank once, however many of its experts live there.
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights = nullptr,
                       const DispatchOptions& options = {});
-  /// The same routing again with other rows (cached dispatch): no counting, no exchange of counts. Capacity comes from `handle`;
-  /// of the options only `quantize` and `padding` are used.
+  /// The same routing again with other rows (cached dispatch): no counting, no exchange of counts. Capacity comes from
+  /// `handle`; of the options only `quantize` and `padding` are used.
   Dispatched dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options = {});
 
   /// Rows for expert outputs, [rows of `handle`, H]. Local. \throws Error(pool_exhausted).
   RowBuffer allocate_rows(const Handle& handle, DType type);
 
-  /// Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the dispatch
-  /// that made `handle`; rows in a RowBuffer or in Dispatched::x are read in place, other memory is first copied (direct staging).
-  /// A token without a route yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.weights) or null.
+  /// Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the
+  /// dispatch that made `handle`; rows in a RowBuffer or in Dispatched::x are read in place, other memory is first copied
+  /// (direct staging). A token without a route yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with
+  /// options.weights) or null.
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
                float* out_weights = nullptr);
 

@@ -66,8 +66,8 @@ class PeerTimeout : public Error {
 class PeerFailed : public Error {
  public:
   PeerFailed(int rank, ErrorCode reason, const std::string& context);
-  int rank() const noexcept { return rank_; }               ///< the rank that failed
-  ErrorCode reason() const noexcept { return reason_; }     ///< what it reported; `system` if its process ended
+  int rank() const noexcept { return rank_; }            ///< the rank that failed
+  ErrorCode reason() const noexcept { return reason_; }  ///< what it reported; `system` if its process ended
 
  private:
   int rank_;

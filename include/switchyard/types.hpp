@@ -26,8 +26,9 @@ enum class ScaleKind : uint8_t {
 
 /// Order of the rows that a dispatch delivers.
 enum class Layout : uint8_t {
-  rank_major = 0,    ///< one row per (token, destination rank), ordered by (source rank, token)
-  expert_major = 1,  ///< one row per route, ordered by (local expert, source rank, token, k), each expert padded to the alignment
+  rank_major = 0,  ///< one row per (token, destination rank), ordered by (source rank, token)
+  expert_major =
+      1,  ///< one row per route, ordered by (local expert, source rank, token, k), each expert padded to the alignment
 };
 
 /// How rows travel.

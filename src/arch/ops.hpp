@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The op list: all that protocol code may ask of a warp. docs/arch.md explains each op; tests/conformance checks each arch.
 //
-// An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All lanes of
-// a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
+// An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
+// lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
 //   moving rows   A::copy, A::multicast_copy, A::fill_zero, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::quantize_row
@@ -10,7 +10,8 @@
 //   lanes         A::for_lanes, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
-// covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone fences.
+// covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
+// fences.
 #pragma once
 
 #include <concepts>
@@ -22,8 +23,8 @@
 
 namespace switchyard::detail {
 
-/// Every flag of every protocol. One row per name in docs/concepts/flags.md; names appear in PeerTimeout. In builds for the mutation
-/// suite each side's memory order is looked up at run time by site (arch/cpu/order_table.hpp).
+/// Every flag of every protocol. One row per name in docs/concepts/flags.md; names appear in PeerTimeout. In builds for the
+/// mutation suite each side's memory order is looked up at run time by site (arch/cpu/order_table.hpp).
 enum class Site : uint8_t {
   none = 0,
   counts,       ///< a rank's counts row has arrived here            (peer -> here, per peer)
@@ -59,8 +60,8 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
 /// Who must see a release, or whose release an acquire must see.
 enum class Scope : uint8_t { device, system };
 
-/// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or from the
-/// bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
+/// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or
+/// from the bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
 struct ReduceSpec {
   void* out;                ///< `hidden` elements of `type`
   const void* const* rows;  ///< n pointers to `hidden` elements of `type`
@@ -91,13 +92,13 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
-  A::copy(w, dst, src, bytes);               // any size and alignment; fast if all are multiples of 16
+  A::copy(w, dst, src, bytes);                // any size and alignment; fast if all are multiples of 16
   A::multicast_copy(w, dsts, n, src, bytes);  // src is read once and written to dsts[0..n)
   A::fill_zero(w, dst, bytes);
   A::drain_sources(w);  // sources of all pending copies of this warp have been read
   A::settle(w);         // all pending copies, fills and reductions of this warp are complete
 
-  A::reduce_rows(w, reduce);                                     // pending, as a copy
+  A::reduce_rows(w, reduce);                                             // pending, as a copy
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32);  // complete on return, for this warp
 
   { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
@@ -113,13 +114,16 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::pause(w, n);  // between polls; n counts polls so far
 };
 
-/// A flag word: {epoch: 40, value: 24}. Epochs start at 1 and count the calls of one object, modulo 2^40. A wait ends when the word has
-/// *reached* the expected one; a word of a later epoch also satisfies, and the modular comparison makes the wrap harmless.
+/// A flag word: {epoch: 40, value: 24}. Epochs start at 1 and count the calls of one object, modulo 2^40. A wait ends when the
+/// word has *reached* the expected one; a word of a later epoch also satisfies, and the modular comparison makes the wrap
+/// harmless.
 inline constexpr int kFlagValueBits = 24;
 SWITCHYARD_FN constexpr uint64_t flag_word(uint64_t epoch, uint64_t value = 0) { return (epoch << kFlagValueBits) | value; }
 SWITCHYARD_FN constexpr uint64_t flag_epoch(uint64_t word) { return word >> kFlagValueBits; }
 SWITCHYARD_FN constexpr uint64_t flag_value(uint64_t word) { return word & ((uint64_t{1} << kFlagValueBits) - 1); }
 
-SWITCHYARD_FN constexpr bool flag_reached(uint64_t word, uint64_t expected) { return static_cast<int64_t>(word - expected) >= 0; }
+SWITCHYARD_FN constexpr bool flag_reached(uint64_t word, uint64_t expected) {
+  return static_cast<int64_t>(word - expected) >= 0;
+}
 
 }  // namespace switchyard::detail

@@ -18,10 +18,14 @@ namespace {
 
 void check_options(const GroupOptions& o) {
   auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (o.num_blocks < 1 || o.num_blocks > 1024) fail("GroupOptions::num_blocks = " + std::to_string(o.num_blocks) + ": must be in [1, 1024]");
-  if (o.num_warps < 1 || o.num_warps > 1024) fail("GroupOptions::num_warps = " + std::to_string(o.num_warps) + ": must be in [1, 1024]");
-  if (o.timeout.count() < 1) fail("GroupOptions::timeout = " + std::to_string(o.timeout.count()) + " ms: must be at least 1 ms");
-  if (o.rendezvous_timeout.count() < 1) fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
+  if (o.num_blocks < 1 || o.num_blocks > 1024)
+    fail("GroupOptions::num_blocks = " + std::to_string(o.num_blocks) + ": must be in [1, 1024]");
+  if (o.num_warps < 1 || o.num_warps > 1024)
+    fail("GroupOptions::num_warps = " + std::to_string(o.num_warps) + ": must be in [1, 1024]");
+  if (o.timeout.count() < 1)
+    fail("GroupOptions::timeout = " + std::to_string(o.timeout.count()) + " ms: must be at least 1 ms");
+  if (o.rendezvous_timeout.count() < 1)
+    fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
 }
 
 Group form(std::unique_ptr<Bootstrap> bootstrap, std::unique_ptr<SymmetricHeap> heap, const GroupOptions& options) {
@@ -49,7 +53,9 @@ Group::Impl::~Impl() { bootstrap->leave(); }
 
 HeapHeader* Group::Impl::header(int rank) const noexcept { return reinterpret_cast<HeapHeader*>(heap->view().base[rank]); }
 
-uint64_t Group::Impl::abort_word() const noexcept { return std::atomic_ref(header(bootstrap->rank())->abort_word).load(std::memory_order_acquire); }
+uint64_t Group::Impl::abort_word() const noexcept {
+  return std::atomic_ref(header(bootstrap->rank())->abort_word).load(std::memory_order_acquire);
+}
 
 void Group::Impl::post_abort(int reason, int awaited) noexcept {
   const uint64_t word = make_abort_word(bootstrap->rank(), reason, awaited);
@@ -62,7 +68,8 @@ void Group::Impl::post_abort(int reason, int awaited) noexcept {
 void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   const auto reason = static_cast<ErrorCode>(abort_reason(word));
   std::string text = context;
-  if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255) text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
+  if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255)
+    text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
   throw PeerFailed(abort_rank(word), reason, text);
 }
 
@@ -122,7 +129,8 @@ void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const ch
 
 std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
   if (world < 1 || world > kMaxRanks)
-    throw Error(ErrorCode::invalid_argument, "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
+    throw Error(ErrorCode::invalid_argument,
+                "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
   check_options(options);
   auto links = make_thread_bootstraps(world);
   auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
@@ -175,10 +183,13 @@ void Group::set_trace(Trace* trace) {
     impl_->tracer = nullptr;
     return;
   }
-  if (trace->world() != size() || trace->options().num_blocks != impl_->options.num_blocks || trace->options().num_warps != impl_->options.num_warps)
-    throw Error(ErrorCode::invalid_argument, "trace: made for " + std::to_string(trace->world()) + " ranks of " + std::to_string(trace->options().num_blocks) +
-                                                 " x " + std::to_string(trace->options().num_warps) + " workers, the group has " + std::to_string(size()) + " of " +
-                                                 std::to_string(impl_->options.num_blocks) + " x " + std::to_string(impl_->options.num_warps));
+  if (trace->world() != size() || trace->options().num_blocks != impl_->options.num_blocks ||
+      trace->options().num_warps != impl_->options.num_warps)
+    throw Error(ErrorCode::invalid_argument, "trace: made for " + std::to_string(trace->world()) + " ranks of " +
+                                                 std::to_string(trace->options().num_blocks) + " x " +
+                                                 std::to_string(trace->options().num_warps) + " workers, the group has " +
+                                                 std::to_string(size()) + " of " + std::to_string(impl_->options.num_blocks) +
+                                                 " x " + std::to_string(impl_->options.num_warps));
   impl_->tracer = trace->tracer(rank());
 }
 

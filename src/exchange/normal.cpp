@@ -50,9 +50,10 @@ uint64_t mix(uint64_t hash, uint64_t value) {
 
 uint64_t config_hash(const NormalConfig& c) {
   uint64_t h = 1;
-  for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.layout), int64_t{c.expert_alignment},
-                          static_cast<int64_t>(c.row_type), static_cast<int64_t>(c.staging), int64_t{c.ring.num_channels}, int64_t{c.ring.send_chunk},
-                          int64_t{c.ring.slots}, static_cast<int64_t>(c.ring.max_bytes), static_cast<int64_t>(c.first_epoch)})
+  for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.layout),
+                          int64_t{c.expert_alignment}, static_cast<int64_t>(c.row_type), static_cast<int64_t>(c.staging),
+                          int64_t{c.ring.num_channels}, int64_t{c.ring.send_chunk}, int64_t{c.ring.slots},
+                          static_cast<int64_t>(c.ring.max_bytes), static_cast<int64_t>(c.first_epoch)})
     h = mix(h, static_cast<uint64_t>(v));
   return h;
 }
@@ -86,7 +87,8 @@ NormalImpl::NormalImpl(Group& group, const NormalConfig& c) : config(c), group_(
   const size_t pool_at = heap_offset_ + need.control_bytes + need.ring_bytes;
   pool_ = std::make_shared<OffsetAllocator>(pool_at, pool_at + need.pool_bytes);
   counts_row_.resize(static_cast<size_t>(control_.counts_row_bytes()));
-  const int64_t staged = round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
+  const int64_t staged =
+      round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
   group_.pool.reserve_scratch(static_cast<size_t>(staged));
   try {
     agree_on_construction();
@@ -110,7 +112,8 @@ void NormalImpl::agree_on_construction() {
   for (size_t r = 0; r < static_cast<size_t>(world()); ++r) {
     if (all[2 * r] == claim[0] && all[2 * r + 1] == claim[1]) continue;
     throw Error(ErrorCode::mismatch, "NormalExchange: rank " + std::to_string(r) + " and rank " + std::to_string(rank()) +
-                                         (all[2 * r + 1] == claim[1] ? " hold other objects in their heaps" : " were given different NormalConfig values"));
+                                         (all[2 * r + 1] == claim[1] ? " hold other objects in their heaps"
+                                                                     : " were given different NormalConfig values"));
   }
 }
 
@@ -127,8 +130,10 @@ void NormalImpl::raise(const char* operation) { group_.raise_fault(operation, ca
 
 void NormalImpl::throw_mismatch(const char* operation) {
   group_.post_abort(static_cast<int>(ErrorCode::mismatch), 255);
-  throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call_number()) +
-                                       "): the ranks made different calls: mode, row type, sizes or options differ; the group cannot be used any more");
+  throw Error(
+      ErrorCode::mismatch,
+      std::string(operation) + " (call " + std::to_string(call_number()) +
+          "): the ranks made different calls: mode, row type, sizes or options differ; the group cannot be used any more");
 }
 
 void NormalImpl::end_call(uint64_t start_ns) {
@@ -158,8 +163,9 @@ void NormalImpl::check_placements(const CallContext& call, uint64_t sig, const c
     const Placement& place = *call.heap.local(control_.placement(call.epoch, r));
     if (place.signature != sig) throw_mismatch(operation);
     if (place.status != 0)
-      throw Error(static_cast<ErrorCode>(place.status), std::string(operation) + " (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) +
-                                                            " has no room for its rows (" + to_string(static_cast<ErrorCode>(place.status)) +
+      throw Error(static_cast<ErrorCode>(place.status), std::string(operation) + " (call " + std::to_string(call_number()) +
+                                                            "): rank " + std::to_string(r) + " has no room for its rows (" +
+                                                            to_string(static_cast<ErrorCode>(place.status)) +
                                                             "); nothing was moved and the group can be used");
   }
 }
@@ -176,9 +182,10 @@ std::shared_ptr<OutputBlock> NormalImpl::allocate(size_t bytes) {
   const auto offset = pool_->allocate(bytes, 128);
   if (!offset) {
     const OffsetAllocator::Usage u = pool_->usage();
-    throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": the output pool has no room for " + std::to_string(bytes) + " bytes: " +
-                                               std::to_string(u.used) + " of " + std::to_string(u.capacity) + " are in use, the largest free block has " +
-                                               std::to_string(u.largest_free) + "; free outputs or raise NormalConfig::pool_bytes");
+    throw Error(ErrorCode::pool_exhausted,
+                "rank " + std::to_string(rank()) + ": the output pool has no room for " + std::to_string(bytes) + " bytes: " +
+                    std::to_string(u.used) + " of " + std::to_string(u.capacity) + " are in use, the largest free block has " +
+                    std::to_string(u.largest_free) + "; free outputs or raise NormalConfig::pool_bytes");
   }
   block->pool = pool_;
   block->offset = *offset;
@@ -189,7 +196,8 @@ std::shared_ptr<OutputBlock> NormalImpl::allocate(size_t bytes) {
 RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type) {
   check_handle(handle);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
-    throw Error(ErrorCode::invalid_argument, "allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
+    throw Error(ErrorCode::invalid_argument,
+                "allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
   const int64_t rows = handle.data().rows;
   auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
@@ -210,33 +218,40 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   const RingLayout rings = ring_layout(c, world);
   if (c.staging == Staging::ring && rings.slots < c.topk) {
     const int64_t least = rings.flags_bytes() + rings.num_rings() * rings.slot_bytes() * c.topk;
-    throw Error(ErrorCode::invalid_argument, "RingSettings::max_bytes = " + std::to_string(c.ring.max_bytes) + ": " + std::to_string(c.ring.num_channels) +
-                                                 " channels of " + std::to_string(world) + " ranks need at least topk = " + std::to_string(c.topk) +
-                                                 " slots each, " + std::to_string(least) + " bytes; use fewer channels or more memory");
+    throw Error(ErrorCode::invalid_argument, "RingSettings::max_bytes = " + std::to_string(c.ring.max_bytes) + ": " +
+                                                 std::to_string(c.ring.num_channels) + " channels of " + std::to_string(world) +
+                                                 " ranks need at least topk = " + std::to_string(c.topk) + " slots each, " +
+                                                 std::to_string(least) + " bytes; use fewer channels or more memory");
   }
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   if (c.staging == Staging::ring) return need;
   // One worst-case output and one buffer of expert outputs of the same shape, or a partial sum per record on top.
   const int64_t records = world * c.max_tokens;
   const int64_t rows = worst_case_rows(c, world);
-  OutputLayout out{rows, records, max_row_bytes(c), static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32)), c.topk, true};
-  const int64_t staging = round_up(rows * out.row_bytes, 128) + (c.layout == Layout::expert_major ? round_up(records * out.row_bytes, 128) : 0) +
+  OutputLayout out{rows,   records, max_row_bytes(c), static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32)),
+                   c.topk, true};
+  const int64_t staging = round_up(rows * out.row_bytes, 128) +
+                          (c.layout == Layout::expert_major ? round_up(records * out.row_bytes, 128) : 0) +
                           round_up(records * c.topk * 4, 128);
   const size_t pool = c.pool_bytes ? c.pool_bytes : static_cast<size_t>(out.bytes() + staging);
   need.pool_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(pool), 4096));
   return need;
 }
 
-size_t NormalExchange::heap_bytes_for(const NormalConfig& config, int world) { return memory_required(config, world).total() + kHeapHeaderBytes + 4096; }
+size_t NormalExchange::heap_bytes_for(const NormalConfig& config, int world) {
+  return memory_required(config, world).total() + kHeapHeaderBytes + 4096;
+}
 
-Dispatched NormalExchange::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) {
+Dispatched NormalExchange::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
+                                    const DispatchOptions& options) {
   return impl_->dispatch(x, ids, weights, options);
 }
 Dispatched NormalExchange::dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   return impl_->redispatch(x, handle, options);
 }
 RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) { return impl_->allocate_rows(handle, type); }
-void NormalExchange::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights) {
+void NormalExchange::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
+                             float* out_weights) {
   impl_->combine(y, handle, out, options, out_weights);
 }
 const NormalConfig& NormalExchange::config() const noexcept { return impl_->config; }
@@ -252,15 +267,20 @@ Handle Handle::deserialize(std::span<const std::byte> bytes) { return Handle(det
 int first_expert(int num_experts, int world, int rank) { return ExpertMap{num_experts, world}.first(rank); }
 
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
-  if (num_experts < 1 || world < 1 || world > kMaxRanks || ids.topk < 1 || ids.topk > kMaxTopk || ids.tokens < 0 || (!ids.data && ids.tokens > 0))
-    throw Error(ErrorCode::invalid_argument, "routing_layout: num_experts = " + std::to_string(num_experts) + ", world = " + std::to_string(world) +
-                                                 ", topk = " + std::to_string(ids.topk) + ", tokens = " + std::to_string(ids.tokens) +
-                                                 ": need num_experts >= 1, world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
+  if (num_experts < 1 || world < 1 || world > kMaxRanks || ids.topk < 1 || ids.topk > kMaxTopk || ids.tokens < 0 ||
+      (!ids.data && ids.tokens > 0))
+    throw Error(ErrorCode::invalid_argument,
+                "routing_layout: num_experts = " + std::to_string(num_experts) + ", world = " + std::to_string(world) +
+                    ", topk = " + std::to_string(ids.topk) + ", tokens = " + std::to_string(ids.tokens) +
+                    ": need num_experts >= 1, world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
   LocalPlan plan;
   plan.build(ids, num_experts, world);
-  RoutingLayout out{plan.tokens_per_rank, plan.routes_per_expert, std::vector<uint8_t>(static_cast<size_t>(ids.tokens) * static_cast<size_t>(world), 0)};
+  RoutingLayout out{plan.tokens_per_rank, plan.routes_per_expert,
+                    std::vector<uint8_t>(static_cast<size_t>(ids.tokens) * static_cast<size_t>(world), 0)};
   for (size_t f = 0; f < plan.ids.size(); ++f)
-    if (plan.ids[f] >= 0) out.is_token_in_rank[f / static_cast<size_t>(ids.topk) * static_cast<size_t>(world) + static_cast<size_t>(plan.map.owner(plan.ids[f]))] = 1;
+    if (plan.ids[f] >= 0)
+      out.is_token_in_rank[f / static_cast<size_t>(ids.topk) * static_cast<size_t>(world) +
+                           static_cast<size_t>(plan.map.owner(plan.ids[f]))] = 1;
   return out;
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high)
-    invalid(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
+    invalid(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
+            std::to_string(high) + "]");
 }
 
 const char* name_of(DType type) {
@@ -29,8 +30,8 @@ const char* name_of(DType type) {
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
-    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " + std::to_string(bytes) +
-            " bytes: must be a multiple of 16");
+    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
+            std::to_string(bytes) + " bytes: must be a multiple of 16");
   return bytes;
 }
 
@@ -45,7 +46,8 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
   check_range("NormalConfig::row_type", static_cast<int64_t>(c.row_type), 0, 3);
   checked_row_bytes("NormalConfig", c.hidden, c.row_type);
-  check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0, (int64_t{1} << 31) - (int64_t{1} << 28));
+  check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0,
+              (int64_t{1} << 31) - (int64_t{1} << 28));
   if (c.staging != Staging::ring) return;
   check_range("RingSettings::num_channels", c.ring.num_channels, 1, 256);
   check_range("RingSettings::slots", c.ring.slots, c.topk, 1 << 20);
@@ -64,15 +66,19 @@ void NormalImpl::check_options(const DispatchOptions& o) const {
 
 RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, int64_t tokens) const {
   check_options(o);
-  if (x.rows != tokens) invalid("x.rows = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(tokens));
-  if (x.cols != config.hidden) invalid("x.cols = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (x.rows != tokens)
+    invalid("x.rows = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(tokens));
+  if (x.cols != config.hidden)
+    invalid("x.cols = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
   if (!x.data && tokens > 0) invalid("x.data is null");
   check_range("x.dtype", static_cast<int64_t>(x.dtype), 0, 3);
   const bool fp8 = x.dtype == DType::fp8_e4m3;
-  if (fp8 && o.quantize != ScaleKind::none) invalid("DispatchOptions::quantize: rows are fp8 already; quantize only bf16, f16 or f32 rows");
+  if (fp8 && o.quantize != ScaleKind::none)
+    invalid("DispatchOptions::quantize: rows are fp8 already; quantize only bf16, f16 or f32 rows");
   if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind = none: fp8 rows need scales (f32 or ue8m0)");
   if (fp8 && !x.scales && tokens > 0) invalid("x.scales is null: fp8 rows need scales");
-  if (!fp8 && x.scale_kind != ScaleKind::none) invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
+  if (!fp8 && x.scale_kind != ScaleKind::none)
+    invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
   RowFormat f{};
   f.src_type = x.dtype;
   f.quantize = o.quantize != ScaleKind::none;
@@ -87,7 +93,8 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
 }
 
 void NormalImpl::check_ids(const ExpertIds& ids) const {
-  if (ids.topk != config.topk) invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
+  if (ids.topk != config.topk)
+    invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
   check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
   if (!ids.data && ids.tokens > 0) invalid("ids.data is null");
 }
@@ -96,21 +103,26 @@ void NormalImpl::check_handle(const Handle& handle) const {
   if (!handle) invalid("handle is empty");
   const HandleData& h = handle.data();
   if (h.counts.world != world() || h.rank != rank())
-    invalid("handle was made by rank " + std::to_string(h.rank) + " of " + std::to_string(h.counts.world) + ", this is rank " + std::to_string(rank()) + " of " +
-            std::to_string(world()));
-  if (h.map.experts != config.num_experts || h.topk != config.topk || h.layout != config.layout || h.alignment != config.expert_alignment)
+    invalid("handle was made by rank " + std::to_string(h.rank) + " of " + std::to_string(h.counts.world) + ", this is rank " +
+            std::to_string(rank()) + " of " + std::to_string(world()));
+  if (h.map.experts != config.num_experts || h.topk != config.topk || h.layout != config.layout ||
+      h.alignment != config.expert_alignment)
     invalid("handle was made by an object with other num_experts, topk, layout or expert_alignment");
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
 }
 
-void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& o, const float* out_weights) const {
+void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& o,
+                               const float* out_weights) const {
   check_handle(handle);
   const HandleData& h = handle.data();
   const bool expert_major = h.layout == Layout::expert_major;
-  if (y.dtype == DType::fp8_e4m3) throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
+  if (y.dtype == DType::fp8_e4m3)
+    throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
   check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
-  if (y.rows < h.rows) invalid("y.rows = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(h.rows) + " rows");
-  if (y.cols != config.hidden) invalid("y.cols = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (y.rows < h.rows)
+    invalid("y.rows = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(h.rows) + " rows");
+  if (y.cols != config.hidden)
+    invalid("y.cols = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
   if (!y.data && h.rows > 0) invalid("y.data is null");
   if (!out && h.tokens > 0) invalid("out is null");
   const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
@@ -118,11 +130,16 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
     invalid(std::string("y.dtype = ") + name_of(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
   check_range("CombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
   if (o.order == CombineOrder::per_route && !expert_major)
-    throw Error(ErrorCode::unsupported, "CombineOptions::order = per_route: rank-major rows are one per (token, rank) already; use per_rank");
+    throw Error(ErrorCode::unsupported,
+                "CombineOptions::order = per_route: rank-major rows are one per (token, rank) already; use per_rank");
   if (expert_major && o.weights && o.order == CombineOrder::per_rank)
-    throw Error(ErrorCode::unsupported, "CombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; pass them to dispatch or use per_route");
-  if (out_weights && (expert_major || (!o.weights && h.rows > 0))) invalid("out_weights: only for rank-major combine with CombineOptions::weights");
-  if (!expert_major && o.weights && !out_weights && h.tokens > 0) invalid("out_weights is null, but CombineOptions::weights is given");
+    throw Error(ErrorCode::unsupported,
+                "CombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; pass them "
+                "to dispatch or use per_route");
+  if (out_weights && (expert_major || (!o.weights && h.rows > 0)))
+    invalid("out_weights: only for rank-major combine with CombineOptions::weights");
+  if (!expert_major && o.weights && !out_weights && h.tokens > 0)
+    invalid("out_weights is null, but CombineOptions::weights is given");
   if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1] without bias[0]");
 }
 

@@ -23,7 +23,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   const CallContext call = begin_call();
   const TraceSpan whole(call.tracer, kHostTrack, Event::combine, h.tokens);
   const bool expert_major = h.layout == Layout::expert_major;
-  const uint64_t sig = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}});
+  const uint64_t sig =
+      signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}});
 
   CombineParams p;
   p.call = call;
@@ -39,7 +40,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   p.rows = h.rows;
   p.num_records = h.num_records;
   p.record_route = h.record_route.data();
-  if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank) p.record_weight = static_cast<const float*>(data_or_null(h.record_weight));
+  if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank)
+    p.record_weight = static_cast<const float*>(data_or_null(h.record_weight));
   if (!expert_major) p.weights_in = o.weights;
   p.tokens = h.tokens;
   p.send_begin = h.send_begin.data();
@@ -113,7 +115,8 @@ void NormalImpl::combine_ring(const CallContext& call, uint64_t sig, CombinePara
   check_placements(call, sig, "combine", nullptr);
   std::vector<int64_t> record_begin(static_cast<size_t>(world()) + 1, 0);
   for (int s = 0; s < world(); ++s)
-    record_begin[static_cast<size_t>(s) + 1] = std::min(record_begin[static_cast<size_t>(s)] + h.counts.d(s, h.rank), h.num_records);
+    record_begin[static_cast<size_t>(s) + 1] =
+        std::min(record_begin[static_cast<size_t>(s)] + h.counts.d(s, h.rank), h.num_records);
   const RingCombineParams ring{p, rings_, record_begin.data(), h.record_token.data(), h.counts.tokens.data(), send_chunk()};
   launch([&]<class A>(CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
   raise("combine");

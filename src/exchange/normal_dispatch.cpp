@@ -44,7 +44,8 @@ void take_records(HandleData& h, const std::byte* block, const OutputLayout& lay
   take(h.record_token, block + layout.token_at(), h.num_records, h.records_allocated, -1);
   take(h.record_route, block + layout.route_at(), h.num_records * h.topk, h.records_allocated * h.topk, -1);
   h.record_weight.clear();
-  if (with_weights) take(h.record_weight, block + layout.weight_at(), h.num_records * h.topk, h.records_allocated * h.topk, 0.0f);
+  if (with_weights)
+    take(h.record_weight, block + layout.weight_at(), h.num_records * h.topk, h.records_allocated * h.topk, 0.0f);
 }
 
 }  // namespace
@@ -85,9 +86,11 @@ void NormalImpl::check_capacity(const GatheredCounts& counts, const DispatchOpti
   for (int r = 0; r < world(); ++r) {
     const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
     if (needed > capacity)
-      throw Error(ErrorCode::capacity_exceeded, "dispatch (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) + " would receive " +
-                                                    std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
-                                                    "; nothing was sent and the group can be used (raise DispatchOptions::capacity or choose drop_and_report)");
+      throw Error(
+          ErrorCode::capacity_exceeded,
+          "dispatch (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) + " would receive " +
+              std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
+              "; nothing was sent and the group can be used (raise DispatchOptions::capacity or choose drop_and_report)");
   }
 }
 
@@ -100,7 +103,8 @@ void NormalImpl::choose_sizes(const DispatchOptions& options, HandleData& h) con
   if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
 }
 
-Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) {
+Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
+                                const DispatchOptions& options) {
   const uint64_t start = Cpu::now_ns();
   group_.check_alive("dispatch");
   RowFormat format{};
@@ -111,8 +115,10 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   const CallContext call = begin_call();
   const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, ids.tokens);
   // A rank without tokens has no weights to pass: whether weights travel is decided by the ranks that have some.
-  const uint64_t sig = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type), static_cast<int64_t>(format.scales),
-                                                       static_cast<int64_t>(options.size), static_cast<int64_t>(options.overflow), static_cast<int64_t>(options.padding)});
+  const uint64_t sig =
+      signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                      static_cast<int64_t>(format.scales), static_cast<int64_t>(options.size),
+                                      static_cast<int64_t>(options.overflow), static_cast<int64_t>(options.padding)});
   const std::shared_ptr<HandleData> h = handles_->take();
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
@@ -151,33 +157,46 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
   });
   const CallContext call = begin_call();
   const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, x.rows);
-  const uint64_t sig = signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                                              static_cast<int64_t>(format.scales), static_cast<int64_t>(options.padding)});
+  const uint64_t sig =
+      signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                             static_cast<int64_t>(format.scales), static_cast<int64_t>(options.padding)});
   stats.plan_us = 0;
-  Dispatched out = move_rows(call, sig, x, format, options, nullptr, std::shared_ptr<const HandleData>(std::shared_ptr<void>(), &handle.data()));
+  Dispatched out = move_rows(call, sig, x, format, options, nullptr,
+                             std::shared_ptr<const HandleData>(std::shared_ptr<void>(), &handle.data()));
   out.handle = handle;
   end_call(start);
   return out;
 }
 
-Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format, const DispatchOptions& options,
-                                 const std::shared_ptr<HandleData>& fresh, const std::shared_ptr<const HandleData>& known) {
-  const HandleData& h = *known;
-  const OutputLayout layout{h.rows_allocated, h.records_allocated, format.row_bytes, format.scale_bytes, config.topk, fresh != nullptr};
-  std::shared_ptr<OutputBlock> block;
-  std::exception_ptr own;
+Placement NormalImpl::offer_block(uint64_t sig, const OutputLayout& layout, bool sends_weights,
+                                  std::shared_ptr<OutputBlock>& block, std::exception_ptr& error) {
   Placement place{};
   place.rows_allocated = layout.rows;
   place.records_allocated = layout.records;
   place.signature = sig;
+  place.weights = sends_weights ? 1 : 0;
   try {
     block = allocate(static_cast<size_t>(layout.bytes()));
     place.rows = block->offset;
-  } catch (const Error& error) {
-    place.status = static_cast<uint64_t>(error.code());
-    own = std::current_exception();
+  } catch (const Error& e) {
+    place.status = static_cast<uint64_t>(e.code());
+    error = std::current_exception();
   }
-  place.weights = fresh && !h.weights.empty() ? 1 : 0;  // here: whether this rank sends weights
+  return place;
+}
+
+bool NormalImpl::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
+  bool any = false, missing = false;
+  for (int r = 0; r < world(); ++r) {
+    const bool sends = call.heap.local(control_.placement(call.epoch, r))->weights != 0;
+    any = any || sends;
+    missing = missing || (!sends && counts.tokens[idx(r)] > 0);
+  }
+  if (any && missing) throw_mismatch("dispatch (weights given on some ranks only)");
+  return any;
+}
+
+void NormalImpl::exchange_placements(const CallContext& call, const Placement& place, const std::exception_ptr& own) {
   bool ok = false;
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::wait_placement, -1);
@@ -187,17 +206,11 @@ Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const Co
     });
   }
   if (!ok) raise("dispatch");
-  check_placements(call, sig, "dispatch", own);
-  bool any_weights = false, weights_missing = false;
-  for (int r = 0; r < world(); ++r) {
-    const bool sends = call.heap.local(control_.placement(call.epoch, r))->weights != 0;
-    any_weights = any_weights || sends;
-    weights_missing = weights_missing || (!sends && h.counts.tokens[idx(r)] > 0);
-  }
-  if (any_weights && weights_missing) throw_mismatch("dispatch (weights given on some ranks only)");
+  check_placements(call, place.signature, "dispatch", own);
+}
 
-  const std::vector<int64_t> record_begin = record_ranges(h);
-  const std::vector<int64_t> padding = options.padding == Padding::zero ? padding_ranges(h) : std::vector<int64_t>();
+DispatchParams NormalImpl::dispatch_params(const CallContext& call, const ConstRows& x, const RowFormat& format,
+                                           const HandleData& h) {
   DispatchParams p;
   p.call = call;
   p.control = control_;
@@ -212,18 +225,36 @@ Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const Co
   p.scale_bytes = format.scale_bytes;
   p.send_begin = h.send_begin.data();
   p.sends = h.sends.data();
-  p.with_records = fresh != nullptr;
   p.layout = h.layout;
   p.map = h.map;
   p.topk = h.topk;
   p.ids = h.ids.data();
   p.route_row = h.route_row.data();
   p.weights = h.weights.empty() ? nullptr : h.weights.data();
+  p.sends_done = &sends_done_.value;
+  return p;
+}
+
+Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format,
+                                 const DispatchOptions& options, const std::shared_ptr<HandleData>& fresh,
+                                 const std::shared_ptr<const HandleData>& known) {
+  const HandleData& h = *known;
+  const OutputLayout layout{h.rows_allocated,   h.records_allocated, format.row_bytes,
+                            format.scale_bytes, config.topk,         fresh != nullptr};
+  std::shared_ptr<OutputBlock> block;
+  std::exception_ptr own;
+  const Placement place = offer_block(sig, layout, fresh && !h.weights.empty(), block, own);
+  exchange_placements(call, place, own);
+  const bool any_weights = agree_on_weights(call, h.counts);
+
+  const std::vector<int64_t> record_begin = record_ranges(h);
+  const std::vector<int64_t> padding = options.padding == Padding::zero ? padding_ranges(h) : std::vector<int64_t>();
+  DispatchParams p = dispatch_params(call, x, format, h);
+  p.with_records = fresh != nullptr;
   p.record_begin = record_begin.data();
   p.record_route = fresh ? nullptr : h.record_route.data();
   p.padding = padding.data();
   p.num_padding = static_cast<int>(padding.size() / 2);
-  p.sends_done = &sends_done_.value;
   if (config.staging == Staging::direct) {
     launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
   } else {
@@ -238,7 +269,8 @@ Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const Co
   return deliver(known, std::move(block), layout, format);
 }
 
-Dispatched NormalImpl::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<OutputBlock> block, const OutputLayout& layout, const RowFormat& format) const {
+Dispatched NormalImpl::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<OutputBlock> block,
+                               const OutputLayout& layout, const RowFormat& format) const {
   Dispatched out;
   out.rows = h->rows;
   std::byte* scales = format.scale_bytes ? block->data + layout.scales_at() : nullptr;

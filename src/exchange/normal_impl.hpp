@@ -17,8 +17,8 @@
 
 namespace switchyard::detail {
 
-/// Memory for rows: a block of the pool (symmetric), or private memory under ring staging. Given back by the destructor, on any thread.
-/// Keeps the bookkeeping alive, not the heap: rows of a pool must not be touched after their group is gone.
+/// Memory for rows: a block of the pool (symmetric), or private memory under ring staging. Given back by the destructor, on any
+/// thread. Keeps the bookkeeping alive, not the heap: rows of a pool must not be touched after their group is gone.
 struct OutputBlock {
   std::shared_ptr<OffsetAllocator> pool;  ///< null: private memory
   size_t offset = 0;                      ///< heap offset, if from the pool
@@ -68,7 +68,8 @@ class NormalImpl {
   void check_ids(const ExpertIds& ids) const;
   void check_options(const DispatchOptions& options) const;
   void check_handle(const Handle& handle) const;
-  void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options, const float* out_weights) const;
+  void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options,
+                     const float* out_weights) const;
 
   // normal.cpp: the frame of every collective call.
   void agree_on_construction();
@@ -80,8 +81,8 @@ class NormalImpl {
   void end_call(uint64_t start_ns);
   [[noreturn]] void throw_mismatch(const char* operation);
   std::shared_ptr<OutputBlock> allocate(size_t bytes);
-  /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is this
-  /// rank's error, if it is the one.
+  /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
+  /// this rank's error, if it is the one.
   void check_placements(const CallContext& call, uint64_t sig, const char* operation, const std::exception_ptr& own);
   /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
   template <class F>
@@ -114,9 +115,19 @@ class NormalImpl {
   void gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts);
   void check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const;
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
-  Dispatched move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format, const DispatchOptions& options,
-                       const std::shared_ptr<HandleData>& fresh, const std::shared_ptr<const HandleData>& known);
-  Dispatched deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<OutputBlock> block, const OutputLayout& layout, const RowFormat& format) const;
+  Dispatched move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format,
+                       const DispatchOptions& options, const std::shared_ptr<HandleData>& fresh,
+                       const std::shared_ptr<const HandleData>& known);
+  /// Takes a block for the rows and says where it is; if there is no room, `error` is set and the placement says so.
+  Placement offer_block(uint64_t sig, const OutputLayout& layout, bool sends_weights, std::shared_ptr<OutputBlock>& block,
+                        std::exception_ptr& error);
+  void exchange_placements(const CallContext& call, const Placement& place, const std::exception_ptr& own);
+  /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
+  bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
+  struct DispatchParams dispatch_params(const CallContext& call, const ConstRows& x, const RowFormat& format,
+                                        const HandleData& h);
+  Dispatched deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<OutputBlock> block, const OutputLayout& layout,
+                     const RowFormat& format) const;
 
   // normal_combine.cpp
   void combine_direct(const CallContext& call, uint64_t sig, struct CombineParams& params);

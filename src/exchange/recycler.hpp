@@ -13,13 +13,13 @@ namespace switchyard::detail {
 /// Page-aligned private memory.
 struct PrivateBuffer {
   struct Delete {
-    void operator()(std::byte* p) const noexcept { ::operator delete(p, std::align_val_t{4096}); }
+    void operator()(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{4096}); }
   };
   std::unique_ptr<std::byte, Delete> data;
   size_t bytes = 0;
 
   static PrivateBuffer make(size_t bytes) {
-    return {std::unique_ptr<std::byte, Delete>(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{4096}))), bytes};
+    return {std::unique_ptr<std::byte, Delete>(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{4096}))), bytes};
   }
 };
 
@@ -34,7 +34,9 @@ class BufferRecycler {
       const std::lock_guard lock(mutex_);
       size_t best = kept_.size();
       for (size_t i = 0; i < kept_.size(); ++i)
-        if (kept_[i].bytes >= bytes && kept_[i].bytes / 4 <= bytes && (best == kept_.size() || kept_[i].bytes < kept_[best].bytes)) best = i;
+        if (kept_[i].bytes >= bytes && kept_[i].bytes / 4 <= bytes &&
+            (best == kept_.size() || kept_[i].bytes < kept_[best].bytes))
+          best = i;
       if (best < kept_.size()) {
         std::swap(kept_[best], kept_.back());
         PrivateBuffer buffer = std::move(kept_.back());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared buffers of normal mode, described once for host and device. Each rank holds one control region at the same heap offset.
+// Shared buffers of normal mode, described once for host and device. Each rank holds one control region at the same heap
+// offset.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ struct Placement {
   uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]
   int64_t rows_allocated;
   int64_t records_allocated;
-  uint64_t status;  ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
+  uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
   uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
   uint64_t unused[2];
 };
@@ -30,8 +31,8 @@ struct CountsHead {
   uint64_t unused;
 };
 
-/// Byte layout of the control region. Flags have a cache line each. Rows that a peer writes are double buffered by the parity of the
-/// call: a peer can be at most one call ahead, because every call waits for a flag that each peer sets in that call.
+/// Byte layout of the control region. Flags have a cache line each. Rows that a peer writes are double buffered by the parity
+/// of the call: a peer can be at most one call ahead, because every call waits for a flag that each peer sets in that call.
 struct ControlLayout {
   static constexpr int64_t kLine = 64;
   static constexpr int kNumFlagSites = 5;
@@ -40,7 +41,9 @@ struct ControlLayout {
   int world = 1;
   int experts = 0;
 
-  SWITCHYARD_FN int64_t counts_row_bytes() const { return round_up(static_cast<int64_t>(sizeof(CountsHead)) + 4 * (world + experts), kLine); }
+  SWITCHYARD_FN int64_t counts_row_bytes() const {
+    return round_up(static_cast<int64_t>(sizeof(CountsHead)) + 4 * (world + experts), kLine);
+  }
   SWITCHYARD_FN int64_t flags_bytes() const { return kNumFlagSites * world * kLine; }
   SWITCHYARD_FN int64_t placements_bytes() const { return 2 * world * static_cast<int64_t>(sizeof(Placement)); }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + placements_bytes() + 2 * world * counts_row_bytes(); }
@@ -72,8 +75,8 @@ struct ControlLayout {
   }
 };
 
-/// Byte layout of one dispatch output inside a pool block; offsets from the block's start. The first part is what the user sees; records
-/// are copied into the handle when the call ends.
+/// Byte layout of one dispatch output inside a pool block; offsets from the block's start. The first part is what the user
+/// sees; records are copied into the handle when the call ends.
 struct OutputLayout {
   int64_t rows = 0;     ///< allocated
   int64_t records = 0;  ///< allocated

@@ -14,9 +14,13 @@ namespace switchyard::detail {
 template <class T>
 struct SymPtr {
   uint64_t offset = 0;
-  SWITCHYARD_FN SymPtr operator+(int64_t n) const { return {offset + static_cast<uint64_t>(n * static_cast<int64_t>(sizeof(T)))}; }
+  SWITCHYARD_FN SymPtr operator+(int64_t n) const {
+    return {offset + static_cast<uint64_t>(n * static_cast<int64_t>(sizeof(T)))};
+  }
   template <class U>
-  SWITCHYARD_FN SymPtr<U> cast() const { return {offset}; }
+  SWITCHYARD_FN SymPtr<U> cast() const {
+    return {offset};
+  }
 };
 
 /// Trivially copyable; passed by value to kernels.
@@ -28,9 +32,13 @@ struct HeapView {
 
   /// Address of `p` in rank `r`'s segment, as mapped by this rank.
   template <class T>
-  SWITCHYARD_FN T* at(int r, SymPtr<T> p) const { return reinterpret_cast<T*>(base[r] + p.offset); }
+  SWITCHYARD_FN T* at(int r, SymPtr<T> p) const {
+    return reinterpret_cast<T*>(base[r] + p.offset);
+  }
   template <class T>
-  SWITCHYARD_FN T* local(SymPtr<T> p) const { return at(rank, p); }
+  SWITCHYARD_FN T* local(SymPtr<T> p) const {
+    return at(rank, p);
+  }
   /// True if `p` lies in this rank's own segment.
   bool contains(const void* p) const {
     const auto* b = static_cast<const std::byte*>(p);

@@ -16,8 +16,8 @@ struct RingRecord {
   int32_t unused[2];
 };
 
-/// One ring per (channel, producer rank) in every consumer's segment, at `base`. Flags have a cache line each: `tail` lies with the
-/// consumer, `head` with the producer.
+/// One ring per (channel, producer rank) in every consumer's segment, at `base`. Flags have a cache line each: `tail` lies with
+/// the consumer, `head` with the producer.
 struct RingLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pure functions from counts to addresses; the same on host and device. Everything that a rank must know about another rank's rows
-// follows from the gathered counts through these.
+// Pure functions from counts to addresses; the same on host and device. Everything that a rank must know about another rank's
+// rows follows from the gathered counts through these.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,9 @@ namespace {
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// Range of dest-rank rows [first, first + count) that segment (expert, source) occupies, cut at the capacity.
-int64_t kept_in_segment(int64_t first, int64_t count, int64_t capacity) { return std::clamp<int64_t>(capacity - first, 0, count); }
+int64_t kept_in_segment(int64_t first, int64_t count, int64_t capacity) {
+  return std::clamp<int64_t>(capacity - first, 0, count);
+}
 
 }  // namespace
 

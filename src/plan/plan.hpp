@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plan: routing -> addresses. Two steps: `LocalPlan` needs only this rank's ids; `HandleData` also needs the counts of all ranks.
-// No slot is ever claimed: every row index is a prefix of counts plus a stable index, so results do not depend on timing.
+// Plan: routing -> addresses. Two steps: `LocalPlan` needs only this rank's ids; `HandleData` also needs the counts of all
+// ranks. No slot is ever claimed: every row index is a prefix of counts plus a stable index, so results do not depend on
+// timing.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,12 @@ struct GatheredCounts {
   std::vector<int64_t> tokens;    ///< [W] T of each rank
   std::vector<int64_t> capacity;  ///< [W] most output rows rank d takes; INT64_MAX if unbounded
 
-  int32_t s(int source, int expert) const { return routes[static_cast<size_t>(source) * static_cast<size_t>(experts) + static_cast<size_t>(expert)]; }
-  int32_t d(int source, int dest) const { return touching[static_cast<size_t>(source) * static_cast<size_t>(world) + static_cast<size_t>(dest)]; }
+  int32_t s(int source, int expert) const {
+    return routes[static_cast<size_t>(source) * static_cast<size_t>(experts) + static_cast<size_t>(expert)];
+  }
+  int32_t d(int source, int dest) const {
+    return touching[static_cast<size_t>(source) * static_cast<size_t>(world) + static_cast<size_t>(dest)];
+  }
   /// Tokens that touch rank `dest`, over all sources before `source`.
   int64_t touching_before(int source, int dest) const;
   /// Output rows rank `dest` needs, before any capacity: rank-major received rows; expert-major padded rows.
@@ -53,8 +58,8 @@ struct SendEntry {
   int32_t record;
 };
 
-/// Everything both directions need. A record describes one (token, rank) pair at the receiver: number `record` = prefix over sources
-/// of D plus rank_index, so records are ordered by (source rank, token); rank-major rows are records.
+/// Everything both directions need. A record describes one (token, rank) pair at the receiver: number `record` = prefix over
+/// sources of D plus rank_index, so records are ordered by (source rank, token); rank-major rows are records.
 struct HandleData {
   // Shape.
   Layout layout = Layout::rank_major;
@@ -81,12 +86,12 @@ struct HandleData {
   int64_t rows_allocated = 0;  ///< rows of the output (static sizes: more than `rows`)
   int64_t num_records = 0;     ///< records received
   int64_t records_allocated = 0;
-  std::vector<int32_t> record_token;    ///< [records_allocated] source token, -1 beyond num_records
-  std::vector<int32_t> record_route;    ///< [records_allocated * K] rank-major: local expert; expert-major: row; -1 if elsewhere
-  std::vector<float> record_weight;     ///< [records_allocated * K] 0 where record_route is -1; empty without weights
-  std::vector<int64_t> row_source;      ///< expert-major: [rows_allocated] pack_source, -1 for padding
-  std::vector<float> row_weight;        ///< expert-major with weights: [rows_allocated]
-  std::vector<int64_t> first_row;       ///< expert-major: [experts here]
+  std::vector<int32_t> record_token;  ///< [records_allocated] source token, -1 beyond num_records
+  std::vector<int32_t> record_route;  ///< [records_allocated * K] rank-major: local expert; expert-major: row; -1 if elsewhere
+  std::vector<float> record_weight;   ///< [records_allocated * K] 0 where record_route is -1; empty without weights
+  std::vector<int64_t> row_source;    ///< expert-major: [rows_allocated] pack_source, -1 for padding
+  std::vector<float> row_weight;      ///< expert-major with weights: [rows_allocated]
+  std::vector<int64_t> first_row;     ///< expert-major: [experts here]
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
   std::vector<int64_t> dropped_here;        ///< [W * experts here], empty if nothing was dropped here
@@ -95,8 +100,8 @@ struct HandleData {
   int record_source(int64_t record) const;
 };
 
-/// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts), applying
-/// each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller.
+/// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
+/// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller.
 void build_owner_side(const LocalPlan& local, HandleData& h);
 
 /// After all records have landed (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,

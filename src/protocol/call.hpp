@@ -12,8 +12,8 @@ namespace switchyard::detail {
 
 enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine };
 
-/// The first fault of a call, as data. `claimed` is bumped by every warp that finds one; the first one writes the rest. The host reads
-/// it after the call. A `site` of none means that no fault occurred.
+/// The first fault of a call, as data. `claimed` is bumped by every warp that finds one; the first one writes the rest. The
+/// host reads it after the call. A `site` of none means that no fault occurred.
 struct FaultRecord {
   uint64_t claimed = 0;
   Site site = Site::none;
@@ -47,9 +47,9 @@ struct CallContext {
   uint64_t timeout_ns = 0;
   const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank
   FaultRecord* fault = nullptr;
-  WaitCounter* waits = nullptr;   ///< [total warps, world]
-  MoveCounter* moved = nullptr;   ///< [total warps]
-  Tracer* tracer = nullptr;       ///< null when tracing is off
+  WaitCounter* waits = nullptr;  ///< [total warps, world]
+  MoveCounter* moved = nullptr;  ///< [total warps]
+  Tracer* tracer = nullptr;      ///< null when tracing is off
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }

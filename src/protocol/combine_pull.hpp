@@ -5,8 +5,8 @@
 // | outputs | expert's last warp | all owners      | release/acquire | system | epoch, never reset |
 // | pulled  | owner's last warp  | expert's warps  | release/acquire | system | epoch, never reset |
 //
-// Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when the call
-// returns. Progress: a warp waits for remote `outputs` only after it has arrived for its own; `pulled` likewise.
+// Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when
+// the call returns. Progress: a warp waits for remote `outputs` only after it has arrived for its own; `pulled` likewise.
 #pragma once
 
 #include "plan/plan.hpp"
@@ -27,10 +27,10 @@ struct CombineParams {
   ExpertMap map;
 
   // Expert side.
-  const std::byte* y = nullptr;     ///< [rows] as given
+  const std::byte* y = nullptr;  ///< [rows] as given
   int64_t rows = 0;
-  std::byte* staged = nullptr;      ///< symmetric: copy of y, or the partial sums [records]; null if y is pulled in place
-  bool reduce_here = false;         ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
+  std::byte* staged = nullptr;  ///< symmetric: copy of y, or the partial sums [records]; null if y is pulled in place
+  bool reduce_here = false;     ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
   int64_t num_records = 0;
   const int32_t* record_route = nullptr;  ///< [records * K]
   const float* record_weight = nullptr;   ///< [records * K] or null
@@ -53,7 +53,8 @@ struct CombineParams {
   uint64_t* pulls_done = nullptr;
 };
 
-/// Expert side: sums the rows of one record, k ascending, into the row that `out()` returns (called once). False if it has no row.
+/// Expert side: sums the rows of one record, k ascending, into the row that `out()` returns (called once). False if it has no
+/// row.
 template <class A, class Out>
 SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, Out&& out) {
   const void* rows[kMaxTopk];
@@ -86,13 +87,15 @@ SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, 
   }
   if (p.reduce_here) {
     for (int64_t r = w.index(); r < p.num_records; r += w.total())
-      if (reduce_record<A>(w, p, r, [&] { return p.staged + r * p.row_bytes; })) moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+      if (reduce_record<A>(w, p, r, [&] { return p.staged + r * p.row_bytes; }))
+        moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
   }
   A::settle(w);
 }
 
 /// Owner side: the rows of token t in the order of the sum. Returns their number.
-SWITCHYARD_FN inline int rows_of_token(const CombineParams& p, int64_t t, const void** rows, float* weights, const void** weight_rows, MoveCounter& moved) {
+SWITCHYARD_FN inline int rows_of_token(const CombineParams& p, int64_t t, const void** rows, float* weights,
+                                       const void** weight_rows, MoveCounter& moved) {
   const HeapView& heap = p.call.heap;
   int n = 0;
   auto take = [&](int rank, int64_t index) {
@@ -123,12 +126,13 @@ SWITCHYARD_FN inline int rows_of_token(const CombineParams& p, int64_t t, const 
 
 /// Owner side: the sum of token t from its n rows, and of its weights if asked for. Pending.
 template <class A>
-SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const void* const* rows, const float* weights,
-                                const void* const* weight_rows, int n) {
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const void* const* rows,
+                                const float* weights, const void* const* weight_rows, int n) {
   const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
   const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
   const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
-  A::reduce_rows(w, ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
+  A::reduce_rows(w,
+                 ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
   if (p.out_weights)
     A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, weight_rows, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
 }
@@ -146,8 +150,9 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
   A::settle(w);
 }
 
-/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). If a rank cannot take part (all_agree), nothing is
-/// summed but the call still ends in step, and the host raises the error. The call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). If a rank cannot take part (all_agree),
+/// nothing is summed but the call still ends in step, and the host raises the error. The call is complete when all warps have
+/// returned.
 template <class A>
 SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

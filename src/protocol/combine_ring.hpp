@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine through rings: each expert rank streams its rows (or partial sums) to the tokens' owners in token order; an owner sums a token as
-// soon as all its rows have arrived. Same order of the sum, hence the same bits, as combine_pull. Flags, reuse, progress: protocol/ring.hpp.
+// Combine through rings: each expert rank streams its rows (or partial sums) to the tokens' owners in token order; an owner
+// sums a token as soon as all its rows have arrived. Same order of the sum, hence the same bits, as combine_pull. Flags, reuse,
+// progress: protocol/ring.hpp.
 #pragma once
 
 #include "protocol/combine_pull.hpp"
@@ -12,9 +13,9 @@ namespace switchyard::detail {
 struct RingCombineParams {
   CombineParams c;  ///< staging and placement are not used
   RingLayout rings;
-  const int64_t* record_begin = nullptr;   ///< [W + 1] this rank's records by owner
-  const int32_t* record_token = nullptr;   ///< [records]
-  const int64_t* tokens_of = nullptr;      ///< [W] tokens of each owner
+  const int64_t* record_begin = nullptr;  ///< [W + 1] this rank's records by owner
+  const int32_t* record_token = nullptr;  ///< [records]
+  const int64_t* tokens_of = nullptr;     ///< [W] tokens of each owner
   int send_chunk = 1;
 };
 
@@ -23,7 +24,7 @@ template <class A>
 struct CombineProducer {
   RingWriter<A> ring;
   int64_t record, end;
-  int k = 0;  ///< per_route: next route of `record`
+  int k = 0;          ///< per_route: next route of `record`
   bool open = true;   ///< rows are left to append
   bool done = false;  ///< ended and drained
 };
@@ -41,7 +42,8 @@ SWITCHYARD_FN inline int64_t first_record_of(const RingCombineParams& p, int own
   return low;
 }
 
-/// Appends what record s.record sends next. Returns false if that is nothing (all its rows were dropped, or all routes are sent).
+/// Appends what record s.record sends next. Returns false if that is nothing (all its rows were dropped, or all routes are
+/// sent).
 template <class A>
 SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, CombineProducer<A>& s) {
   const CombineParams& c = p.c;
@@ -91,7 +93,8 @@ struct CombineConsumer {
   bool done = false;  ///< all tokens are summed and all streams have ended
 };
 
-/// True once no producer will store to a tail of this channel any more: this rank may then leave the call and destroy the object.
+/// True once no producer will store to a tail of this channel any more: this rank may then leave the call and destroy the
+/// object.
 template <class A>
 SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, CombineConsumer<A>& s, RingStall& stall) {
   for (int r = 0; r < p.c.call.world(); ++r) {
@@ -106,7 +109,8 @@ SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, CombineConsumer<A>&
 
 /// Sums token `t` if all its rows are there. Otherwise names the missing one in `stall` and returns false.
 template <class A>
-SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, int64_t t, RingStall& stall, MoveCounter& moved) {
+SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, int64_t t,
+                             RingStall& stall, MoveCounter& moved) {
   const CombineParams& c = p.c;
   const void* rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
   const void* weight_rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
@@ -148,7 +152,8 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, Co
 
 /// Sums up to one chunk of tokens. Returns whether any was summed.
 template <class A>
-SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, RingStall& stall, MoveCounter& moved) {
+SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, RingStall& stall,
+                           MoveCounter& moved) {
   const int64_t before = s.token;
   while (s.token < s.end && s.token - before < p.send_chunk && sum_token<A>(w, p, s, s.token, stall, moved)) ++s.token;
   if (s.token == before) return false;
@@ -174,8 +179,8 @@ SWITCHYARD_FN void combine_ring_kernel(typename A::Warp& w, const RingCombinePar
                                                     first_record_of(p, owner, channel_begin(tokens, channels, channel + 1))};
   }
   for (int channel = w.index(); channel < channels; channel += w.total()) {
-    consumers[num_consumers++] = CombineConsumer<A>{channel_begin(p.c.tokens, channels, channel), channel_begin(p.c.tokens, channels, channel + 1),
-                                                    readers + num_readers};
+    consumers[num_consumers++] = CombineConsumer<A>{channel_begin(p.c.tokens, channels, channel),
+                                                    channel_begin(p.c.tokens, channels, channel + 1), readers + num_readers};
     for (int r = 0; r < world; ++r) readers[num_readers++] = RingReader<A>{&call, &p.rings, channel, r};
   }
   MoveCounter moved;

@@ -5,8 +5,8 @@
 // | counts    | each rank  | all ranks | release/acquire | system | epoch, never reset |
 // | placement | each rank  | all ranks | release/acquire | system | epoch, never reset |
 //
-// Buffers are doubled by the parity of the call. A rank writes parity c of call n + 2 only after it finished call n + 1, hence after it saw
-// this rank's flag of call n + 1, which this rank set after it had finished with call n: at most one call ahead.
+// Buffers are doubled by the parity of the call. A rank writes parity c of call n + 2 only after it finished call n + 1, hence
+// after it saw this rank's flag of call n + 1, which this rank set after it had finished with call n: at most one call ahead.
 #pragma once
 
 #include "layout/control.hpp"
@@ -16,7 +16,8 @@ namespace switchyard::detail {
 
 /// Writes this rank's counts row (counts_row_bytes, prepared in private memory) to all ranks and waits for theirs.
 template <class A>
-SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row) {
+SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
+                                   const void* row) {
   void* to[kMaxRanks];
   uint64_t* theirs[kMaxRanks];
   const uint64_t* mine[kMaxRanks];
@@ -31,9 +32,11 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
   return wait_all<A>(w, call, mine, call.world(), call.word(), Site::counts);
 }
 
-/// Writes `place` to all ranks and releases `site` (placement for dispatch, outputs for combine), with everything settled before.
+/// Writes `place` to all ranks and releases `site` (placement for dispatch, outputs for combine), with everything settled
+/// before.
 template <class A>
-SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const Placement& place, Site site) {
+SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
+                                     const Placement& place, Site site) {
   void* to[kMaxRanks];
   uint64_t* theirs[kMaxRanks];
   for (int r = 0; r < call.world(); ++r) {

@@ -5,9 +5,10 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A receiver
-// reads its block after `rows` of the source. Progress: no warp waits for another warp of its rank before it has sent all its rows
-// and arrived; receivers wait only for remote sends, which wait only for placements, which wait for nothing in this kernel.
+// Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
+// receiver reads its block after `rows` of the source. Progress: no warp waits for another warp of its rank before it has sent
+// all its rows and arrived; receivers wait only for remote sends, which wait only for placements, which wait for nothing in
+// this kernel.
 #pragma once
 
 #include "layout/control.hpp"
@@ -63,10 +64,11 @@ SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
           {place.rows_allocated, place.records_allocated, p.row_bytes, p.scale_bytes, p.topk, p.with_records}};
 }
 
-/// Writes routes [K] and, if there are any, weights [K] of the record of (token t, `rank`): per k what the route means at that rank,
-/// -1 and 0 where it goes elsewhere or was dropped.
+/// Writes routes [K] and, if there are any, weights [K] of the record of (token t, `rank`): per k what the route means at that
+/// rank, -1 and 0 where it goes elsewhere or was dropped.
 template <class A>
-SWITCHYARD_FN void write_routes(typename A::Warp& w, const DispatchParams& p, int64_t t, int rank, int32_t* route, float* weight) {
+SWITCHYARD_FN void write_routes(typename A::Warp& w, const DispatchParams& p, int64_t t, int rank, int32_t* route,
+                                float* weight) {
   const int first = p.map.first(rank), last = first + p.map.count(rank);
   A::for_lanes(w, p.topk, [&](int k) {
     const int64_t f = t * p.topk + k;
@@ -79,7 +81,8 @@ SWITCHYARD_FN void write_routes(typename A::Warp& w, const DispatchParams& p, in
 
 /// Writes the record of (token t, rank e.rank) at its receiver.
 template <class A>
-SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e, const Destination& d) {
+SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e,
+                               const Destination& d) {
   const int64_t at = static_cast<int64_t>(e.record) * p.topk;
   auto* route = reinterpret_cast<int32_t*>(d.block + d.layout.route_at()) + at;
   auto* weight = reinterpret_cast<float*>(d.block + d.layout.weight_at()) + at;
@@ -116,7 +119,8 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveC
       A::drain_sources(w);  // the staged row of the token before may still be read
       auto* staged = w.scratch();
       scale = staged + round_up(p.row_bytes, 128);
-      A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), const_cast<std::byte*>(scale), row, p.src_type, p.hidden, p.quantize);
+      A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), const_cast<std::byte*>(scale), row, p.src_type, p.hidden,
+                      p.quantize);
       row = staged;
     }
     A::multicast_copy(w, row_to, n, row, static_cast<size_t>(p.row_bytes));
@@ -131,14 +135,17 @@ SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, co
   for (int e = 0; e < p.num_padding; ++e) {
     for (int64_t row = p.padding[2 * e] + w.index(); row < p.padding[2 * e + 1]; row += w.total()) {
       A::fill_zero(w, mine.block + row * p.row_bytes, static_cast<size_t>(p.row_bytes));
-      if (p.scale_bytes) A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
+      if (p.scale_bytes)
+        A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
     }
   }
 }
 
-/// Expert-major: copies each row of `source` that has further routes on this rank to their rows, by this warp's share of the records.
+/// Expert-major: copies each row of `source` that has further routes on this rank to their rows, by this warp's share of the
+/// records.
 template <class A>
-SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, MoveCounter& moved) {
+SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source,
+                                 MoveCounter& moved) {
   const auto* routes = p.record_route ? p.record_route : reinterpret_cast<const int32_t*>(mine.block + mine.layout.route_at());
   std::byte* scales = mine.block + mine.layout.scales_at();
   for (int64_t r = p.record_begin[source] + w.index(); r < p.record_begin[source + 1]; r += w.total()) {
@@ -163,8 +170,8 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   }
 }
 
-/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). On return without fault all rows for this warp's
-/// share of the receiver work are complete; the call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). On return without fault all rows for this
+/// warp's share of the receiver work are complete; the call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, at the same rows as with
-// direct dispatch. Flags, reuse and progress: protocol/ring.hpp.
+// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, at the same rows
+// as with direct dispatch. Flags, reuse and progress: protocol/ring.hpp.
 #pragma once
 
 #include "protocol/dispatch_direct.hpp"
@@ -29,7 +29,8 @@ struct DispatchProducer {
 
 /// Puts token t's row, scales and record into the next slot.
 template <class A>
-SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p, RingWriter<A>& ring, int64_t t, const SendEntry& e, MoveCounter& moved) {
+SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p, RingWriter<A>& ring, int64_t t,
+                                const SendEntry& e, MoveCounter& moved) {
   const DispatchParams& d = p.d;
   std::byte* slot = ring.next_slot();
   auto* head = reinterpret_cast<RingRecord*>(slot + p.rings.record_at());

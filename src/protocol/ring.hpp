@@ -6,8 +6,8 @@
 // | ring_head | consumer   | producer | release/acquire | system | epoch, never reset |
 //
 // A ring is empty when a call starts: a producer's stream ends when the consumer has given back all its slots.
-// Progress: a warp owns several streams, as producer or consumer, and never blocks on one of them; it polls all in turn. So any number of
-// warps per rank, even one, is free of deadlock as long as a ring holds all rows that one token has in one stream.
+// Progress: a warp owns several streams, as producer or consumer, and never blocks on one of them; it polls all in turn. So any
+// number of warps per rank, even one, is free of deadlock as long as a ring holds all rows that one token has in one stream.
 #pragma once
 
 #include "layout/ring_layout.hpp"
@@ -29,15 +29,17 @@ struct RingWriter {
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
     return rings->slots - (appended - consumed);
   }
-  /// True once the consumer has given back every appended slot. A stream ends only then: its head flag is in this rank's segment, and the
-  /// consumer's last store to it must not come after this rank has left the call and perhaps destroyed the object.
+  /// True once the consumer has given back every appended slot. A stream ends only then: its head flag is in this rank's
+  /// segment, and the consumer's last store to it must not come after this rank has left the call and perhaps destroyed the
+  /// object.
   SWITCHYARD_FN bool drained() const { return room() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
   SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), appended++)); }
   /// Announces all appended rows; their copies must be settled.
   SWITCHYARD_FN void announce(typename A::Warp& w, bool end) {
     const uint64_t value = static_cast<uint64_t>(appended) | (end ? kRingEnd : 0);
-    A::template store_release<Scope::system>(w, call->heap.at(consumer, rings->tail(channel, call->rank())), flag_word(call->epoch, value), Site::ring_tail);
+    A::template store_release<Scope::system>(w, call->heap.at(consumer, rings->tail(channel, call->rank())),
+                                             flag_word(call->epoch, value), Site::ring_tail);
   }
 };
 
@@ -59,7 +61,9 @@ struct RingReader {
     ended = (flag_value(word) & kRingEnd) != 0;
   }
   SWITCHYARD_FN const uint64_t* tail_flag() const { return call->heap.local(rings->tail(channel, producer)); }
-  SWITCHYARD_FN const std::byte* slot(int64_t ahead) const { return call->heap.local(rings->slot(channel, producer, consumed + ahead)); }
+  SWITCHYARD_FN const std::byte* slot(int64_t ahead) const {
+    return call->heap.local(rings->slot(channel, producer, consumed + ahead));
+  }
   SWITCHYARD_FN bool done() const { return ended && consumed == available; }
   /// Gives all consumed slots back; everything read from them must be settled.
   SWITCHYARD_FN void release(typename A::Warp& w) {
@@ -77,8 +81,8 @@ struct RingStall {
   const uint64_t* flag = nullptr;
 };
 
-/// Calls `step(stall)` until it returns 0 streams left. `step` polls every stream of this warp once and sets `progress` if any moved, or
-/// else `stall` to one that could not. False after a fault: the deadline counts from the last progress.
+/// Calls `step(stall)` until it returns 0 streams left. `step` polls every stream of this warp once and sets `progress` if any
+/// moved, or else `stall` to one that could not. False after a fault: the deadline counts from the last progress.
 template <class A, class Step>
 SWITCHYARD_FN bool drive_streams(typename A::Warp& w, const CallContext& call, Step&& step) {
   while (true) {

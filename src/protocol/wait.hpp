@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one bounded wait. Every spin of every protocol is here, so every spin has a deadline, watches the abort word, names its site
-// and is accounted to the rank that it waited for.
+// The one bounded wait. Every spin of every protocol is here, so every spin has a deadline, watches the abort word, names its
+// site and is accounted to the rank that it waited for.
 #pragma once
 
 #include "protocol/call.hpp"
@@ -9,8 +9,8 @@ namespace switchyard::detail {
 
 /// Writes the fault record unless another warp was first.
 template <class A>
-SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, Site site, bool aborted, int awaited, uint64_t expected,
-                                uint64_t seen, uint64_t waited_ns) {
+SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, Site site, bool aborted, int awaited,
+                                uint64_t expected, uint64_t seen, uint64_t waited_ns) {
   if (A::template fetch_add<Scope::device>(w, &call.fault->claimed, 1, Site::local_sends) != 0) return;
   A::for_lanes(w, 1, [&](int) {
     FaultRecord& f = *call.fault;
@@ -44,8 +44,10 @@ class WaitClock {
     awaited_ = next_awaited;
   }
 
-  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must end.
-  SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag, uint64_t expected) {
+  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must
+  /// end.
+  SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
+                                  uint64_t expected) {
     A::pause(w, polls_++);
     if ((polls_ & 15) != 0) return true;
     const bool aborted = A::template load_acquire<Scope::system>(call.abort_word, Site::none) != 0;
@@ -65,10 +67,11 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// Waits until flags[i], written by rank i for all i in [0, n), have reached `expected`. On success everything that the writers released is
-/// visible to this warp. On failure the fault is recorded; the caller returns without touching shared data.
+/// Waits until flags[i], written by rank i for all i in [0, n), have reached `expected`. On success everything that the writers
+/// released is visible to this warp. On failure the fault is recorded; the caller returns without touching shared data.
 template <class A>
-SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n, uint64_t expected, Site site) {
+SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
+                            uint64_t expected, Site site) {
   int missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
   if (missing < 0) return true;
   WaitClock<A> clock(call, missing);
@@ -82,7 +85,8 @@ SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const 
 
 /// Waits for one flag, written by rank `peer`.
 template <class A>
-SWITCHYARD_FN bool wait_one(typename A::Warp& w, const CallContext& call, const uint64_t* flag, int peer, uint64_t expected, Site site) {
+SWITCHYARD_FN bool wait_one(typename A::Warp& w, const CallContext& call, const uint64_t* flag, int peer, uint64_t expected,
+                            Site site) {
   if (A::template poll_all<Scope::system>(w, &flag, 1, expected, site) < 0) return true;
   WaitClock<A> clock(call, peer);
   while (true) {
@@ -93,8 +97,8 @@ SWITCHYARD_FN bool wait_one(typename A::Warp& w, const CallContext& call, const 
   return true;
 }
 
-/// Counts the warps of this rank that have finished a phase; `counter` only ever grows. True for the last one: it is then ordered
-/// after everything that all warps of the rank settled before they arrived.
+/// Counts the warps of this rank that have finished a phase; `counter` only ever grows. True for the last one: it is then
+/// ordered after everything that all warps of the rank settled before they arrived.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
   const uint64_t before = A::template fetch_add<Scope::device>(w, counter, 1, Site::local_sends);

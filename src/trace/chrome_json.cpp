@@ -84,16 +84,11 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
 Event cause_of(Event wait) {
   switch (wait) {
     case Event::wait_counts:
-    case Event::wait_placement:
-      return Event::exchange_counts;
-    case Event::wait_rows:
-      return Event::send_rows;
-    case Event::wait_outputs:
-      return Event::combine;
-    case Event::wait_pulled:
-      return Event::pull_reduce;
-    default:
-      return Event::count_of_events;
+    case Event::wait_placement: return Event::exchange_counts;
+    case Event::wait_rows: return Event::send_rows;
+    case Event::wait_outputs: return Event::combine;
+    case Event::wait_pulled: return Event::pull_reduce;
+    default: return Event::count_of_events;
   }
 }
 
@@ -141,19 +136,17 @@ std::string Trace::chrome_json(bool flows) const {
   for (const PlacedRecord& p : all) {
     const std::string_view name = impl_->event_name(p.record.event);
     const std::string_view unit = impl_->event_unit(p.record.event);
-    const std::string args = ",\"args\":{" + json_quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + "}";
-    const std::string common = "\"name\":" + json_quoted(name) + ",\"cat\":" + json_quoted(impl_->event_category(p.record.event)) + "," +
-                               place(p.rank, p.track) + ",\"ts\":" + micros(p.record.begin_ns - origin) + args;
+    const std::string args =
+        ",\"args\":{" + json_quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + "}";
+    const std::string common = "\"name\":" + json_quoted(name) +
+                               ",\"cat\":" + json_quoted(impl_->event_category(p.record.event)) + "," + place(p.rank, p.track) +
+                               ",\"ts\":" + micros(p.record.begin_ns - origin) + args;
     switch (p.record.kind) {
       case RecordKind::span:
         out.event("\"ph\":\"X\",\"dur\":" + micros(p.record.end_ns - p.record.begin_ns) + "," + common);
         break;
-      case RecordKind::instant:
-        out.event("\"ph\":\"i\",\"s\":\"t\"," + common);
-        break;
-      case RecordKind::counter:
-        out.event("\"ph\":\"C\"," + common);
-        break;
+      case RecordKind::instant: out.event("\"ph\":\"i\",\"s\":\"t\"," + common); break;
+      case RecordKind::counter: out.event("\"ph\":\"C\"," + common); break;
     }
   }
   if (flows) write_flows(out, all, origin);

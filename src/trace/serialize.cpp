@@ -12,16 +12,20 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3152545359ULL;  // "YSTR1"
 
+void put_bytes(std::vector<std::byte>& out, const void* bytes, size_t count) {
+  const size_t at = out.size();
+  out.resize(at + count);
+  if (count > 0) std::memcpy(out.data() + at, bytes, count);
+}
+
 template <class T>
 void put(std::vector<std::byte>& out, const T& value) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-  out.insert(out.end(), bytes, bytes + sizeof value);
+  put_bytes(out, &value, sizeof value);
 }
 
 void put_text(std::vector<std::byte>& out, const std::string& text) {
   put(out, static_cast<uint64_t>(text.size()));
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  out.insert(out.end(), bytes, bytes + text.size());
+  put_bytes(out, text.data(), text.size());
 }
 
 [[noreturn]] void damaged(const std::string& what) { throw Error(ErrorCode::invalid_argument, "Trace::merge: " + what); }

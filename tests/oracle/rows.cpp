@@ -31,7 +31,7 @@ float power_of_two(int e) {
     for (int exponent = -149; exponent <= 127; ++exponent) powers.push_back(std::ldexp(1.0f, exponent));
     return powers;
   }();
-  return table[static_cast<size_t>(e + 149)];
+  return table.at(static_cast<size_t>(e) + 149);
 }
 
 /// Exact unless it underflows.

@@ -2,6 +2,7 @@
 #include "protocol/harness.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -309,7 +310,7 @@ void RankData::check_out_weights(Failures& f) const {
       for (const auto& send : c_.expected.ranks[idx(rank_)].sends[idx(t)])
         expected = expected + returned_weight(send.rank, rank_, t, k);
       const float got = out_weights_[idx(t * topk + k)];
-      if (std::memcmp(&expected, &got, 4) == 0) continue;
+      if (std::bit_cast<uint32_t>(expected) == std::bit_cast<uint32_t>(got)) continue;
       f.equal(expected, got, "out_weights of token " + std::to_string(t) + " k " + std::to_string(k));
       return;
     }

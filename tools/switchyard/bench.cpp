@@ -4,6 +4,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 
 #include "build_info.hpp"
 #include "cli.hpp"
@@ -147,6 +150,13 @@ void print_failures(const std::vector<BenchRun>& runs) {
   }
 }
 
+/// A result that cannot be written is better known before minutes of measuring.
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  const std::ofstream out(path, std::ios::app);
+  if (!out) throw UsageError(fmt::format("--json: cannot write '{}': {}", path, std::strerror(errno)));
+}
+
 bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title) {
   bench::CopyLimitOptions limit;
   limit.threads = machine.usable_cores();
@@ -190,9 +200,10 @@ int run_bench(const BenchOptions& options) {
   const bench::Machine machine = bench::this_machine();
   std::vector<BenchOptions> points;
   for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));
-  fmt::print("{}\n  {}, {} cores, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
-             machine.usable_cores(), binary_size(static_cast<double>(machine.llc_bytes)), machine.os, points.front().commit,
-             bench::utc_now());
+  check_writable(options.json_path);
+  fmt::print("{}\n  {}, {}, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
+             counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)), machine.os,
+             points.front().commit, bench::utc_now());
   const BenchOptions& first = points.front();
   fmt::print("  normal mode, {} staging, {} rows {}, hidden {}, {} combine, {} routing, ranks are {}{}\n\n", first.staging,
              first.layout, first.dtype, first.hidden, first.order, first.routing, first.processes ? "processes" : "threads",
@@ -203,7 +214,7 @@ int run_bench(const BenchOptions& options) {
   bench::CopyLimit limit = limit_now(progress, first, machine, "copy limit, before");
   std::vector<BenchRun> runs;
   for (const BenchOptions& point : points) {
-    progress.stage(fmt::format("{} ranks, {} tokens", point.ranks, point.tokens), 100);
+    progress.stage(fmt::format("{}, {}", counted(point.ranks, "rank"), counted(point.tokens, "token")), 100);
     runs.push_back(measure_exchange(point, machine, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); }));
     const BenchRun& run = runs.back();
     progress.finish(fmt::format("dispatch {}, combine {}{}", duration(run.dispatch.p50), duration(run.combine.p50),

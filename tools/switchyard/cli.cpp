@@ -119,14 +119,14 @@ std::string did_you_mean(const std::string& text, const std::vector<std::string>
   return best.empty() ? "" : " Did you mean '" + best + "'?";
 }
 
-int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max) {
+int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also) {
   int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   const int64_t factor = error == std::errc() ? suffix_factor(std::string(rest, end)) : 0;
   int64_t scaled = 0;
   if (factor == 0 || __builtin_mul_overflow(value, factor, &scaled) || scaled < min || scaled > max) {
-    throw UsageError(flag + ": '" + text + "' given; allowed: " + range_text(min, max));
+    throw UsageError(flag + ": '" + text + "' given; allowed: " + range_text(min, max) + also);
   }
   return scaled;
 }
@@ -182,6 +182,13 @@ void Options::integer(const std::string& flag, int64_t& target, int64_t min, int
              flag, [&target, flag, min, max](const std::string& text) { target = parse_integer(flag, text, min, max); },
              wrapped(help, kHelpWidth)),
          "N", std::to_string(target));
+}
+
+void Options::automatic(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help) {
+  const auto take = [&target, flag, min, max](const std::string& text) {
+    target = canonical(text) == "auto" || text == "0" ? 0 : parse_integer(flag, text, min, max, ", or auto");
+  };
+  finish(app_.add_option_function<std::string>(flag, take, wrapped(help, kHelpWidth)), "N", "auto");
 }
 
 void Options::integers(const std::string& flag, std::vector<int64_t>& target, int64_t min, int64_t max,

@@ -24,8 +24,9 @@ std::string closest(const std::string& text, const std::vector<std::string>& can
 /// " Did you mean '--ranks'?" or "".
 std::string did_you_mean(const std::string& text, const std::vector<std::string>& candidates);
 
-/// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. \throws UsageError
-int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max);
+/// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. `also` is added to the allowed values in the error. \throws
+/// UsageError
+int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also = "");
 /// Comma-separated integers and ranges: "1,2,4" or "1-4,8". \throws UsageError
 std::vector<int64_t> parse_integers(const std::string& flag, const std::string& text, int64_t min, int64_t max);
 /// One of `allowed`; '-' and '_' are the same, case does not matter. \throws UsageError
@@ -40,6 +41,8 @@ class Options {
   explicit Options(CLI::App& app) : app_(app) {}
   void group(const std::string& name) { group_ = name; }
   void integer(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help);
+  /// 0 in `target` means "chosen automatically": shown as auto, and accepted as auto or 0.
+  void automatic(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help);
   void integers(const std::string& flag, std::vector<int64_t>& target, int64_t min, int64_t max, const std::string& help);
   void choice(const std::string& flag, std::string& target, const std::vector<std::string>& allowed, const std::string& help);
   void choices(const std::string& flag, std::vector<std::string>& target, const std::vector<std::string>& allowed,

@@ -37,9 +37,7 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows;
 }
 
-void say_backend(const DemoOptions& options) {
-  if (options.backend == "cuda")
-    throw UsageError("--backend: 'cuda' given, but this build has the CPU backend only; allowed: auto, cpu");
+void say_backend() {
   const GpuProbe probe = probe_gpus();
   const std::string gpus =
       probe.gpus.empty() ? "no GPU is needed" : fmt::format("{} x {} present, not used", probe.gpus.size(), probe.gpus[0].name);
@@ -51,11 +49,12 @@ void print_setup(const DemoPlan& plan, const bench::Machine& machine, const Demo
   const bool fitted = asked.hidden == 0 || asked.intermediate == 0 || asked.tokens == 0;
   fmt::print("  layer     {} experts, top-{}, hidden {}, intermediate {}, bf16{}\n", plan.shape.experts, plan.shape.topk,
              o.hidden, o.intermediate,
-             fitted ? fmt::format(" (size fitted to {} cores and {} of memory)", machine.usable_cores(),
+             fitted ? fmt::format(" (size fitted to {} and {} of memory)", counted(machine.usable_cores(), "core"),
                                   binary_size(static_cast<double>(machine.memory_available)))
                     : "");
-  fmt::print("  ranks     {} {}{}, {} tokens per rank and step, {} steps\n", o.ranks, o.processes ? "processes" : "threads",
-             o.blocks * o.warps > 1 ? fmt::format(" x {} workers", o.blocks * o.warps) : "", o.tokens, o.steps);
+  fmt::print("  ranks     {}{}, {} tokens per rank and step, {}\n", counted(o.ranks, o.processes ? "process" : "thread"),
+             o.blocks * o.warps > 1 ? fmt::format(" x {} workers", o.blocks * o.warps) : "", o.tokens,
+             counted(o.steps, "step"));
   fmt::print("  routing   {}\n\n", plan.source->description());
   std::fflush(stdout);
 }
@@ -68,7 +67,7 @@ void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const bench::
     }
     return bench::summarize(bench::slowest(per_rank));
   };
-  fmt::print("\n  slowest rank, median of {} steps\n", plan.options.steps);
+  fmt::print("\n  slowest rank, median of {}\n", counted(plan.options.steps, "step"));
   if (plan.gated()) fmt::print("    gate        {:>10}\n", duration(of_phase(&StepTimes::gate).p50));
   fmt::print("    dispatch    {:>10}\n    expert MLP  {:>10}   {}\n    combine     {:>10}\n",
              duration(of_phase(&StepTimes::dispatch).p50), duration(of_phase(&StepTimes::expert).p50),
@@ -120,7 +119,6 @@ DemoOptions fit_to_machine(const DemoOptions& options, const bench::Machine& mac
   if (o.hidden == 0) o.hidden = chosen.hidden;
   if (o.intermediate == 0) o.intermediate = options.hidden > 0 ? std::max<int64_t>(16, o.hidden / 4) : chosen.intermediate;
   if (o.tokens == 0) o.tokens = chosen.tokens;
-  if (o.steps == 0) o.steps = 4;
   const double needed = bytes_needed({0, o.hidden, o.intermediate, o.tokens}, o.ranks, experts, topk);
   if (needed > 0.9 * static_cast<double>(machine.memory_available)) {
     throw UsageError(fmt::format(
@@ -161,6 +159,8 @@ std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutco
 }
 
 int run_demo(const DemoOptions& asked) {
+  if (asked.backend == "cuda")
+    throw UsageError("--backend: 'cuda' given, but this build has the CPU backend only; allowed: auto, cpu");
   const bench::Machine machine = bench::this_machine();
   RoutingGeometry geometry{asked.experts, asked.topk, static_cast<int>(asked.ranks), static_cast<uint64_t>(asked.seed)};
   const auto source = std::make_shared<RoutingSource>("--routing", asked.routing, geometry);
@@ -171,9 +171,9 @@ int run_demo(const DemoOptions& asked) {
     throw UsageError(fmt::format("--hidden: {} given; allowed: a multiple of 8 (rows of 16 bytes)", options.hidden));
   make_folder(options.out);
 
-  fmt::print("{}\n  machine   {}, {} cores, {}\n", bold("switchyard demo"), machine.cpu_model, machine.usable_cores(),
-             machine.os);
-  say_backend(options);
+  fmt::print("{}\n  machine   {}, {}, {}\n", bold("switchyard demo"), machine.cpu_model,
+             counted(machine.usable_cores(), "core"), machine.os);
+  say_backend();
   const DemoPlan plan = make_demo_plan(options, source);
   print_setup(plan, machine, asked);
 

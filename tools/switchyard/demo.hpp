@@ -20,10 +20,10 @@ struct DemoOptions {
   std::string backend = "auto";
   std::string routing = "recorded";
   int64_t ranks = 8;
-  int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, as are the next three
+  int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, as are the next two
   int64_t hidden = 0;
   int64_t intermediate = 0;
-  int64_t steps = 0;
+  int64_t steps = 4;
   int64_t experts = 0;
   int64_t topk = 0;
   int64_t blocks = 1;

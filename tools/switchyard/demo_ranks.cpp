@@ -11,6 +11,7 @@
 
 #include "demo.hpp"
 #include "ranks.hpp"
+#include "style.hpp"
 #include "switchyard/expert.hpp"
 
 namespace switchyard::tool {
@@ -284,7 +285,7 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
     outcome.trace.merge(std::as_bytes(std::span(bytes.data(), bytes.size())));
     outcome.expert_implementation = ranks[r].at("mlp").get<std::string>();
   }
-  progress.finish(fmt::format("{} ranks, {} steps", o.ranks, o.steps));
+  progress.finish(fmt::format("{}, {}", counted(o.ranks, "rank"), counted(o.steps, "step")));
   return outcome;
 }
 

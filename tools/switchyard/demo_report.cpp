@@ -158,25 +158,25 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
         {{"name", c.name}, {"passed", c.passed}, {"detail", c.passed ? grouped(c.compared) + " values, all equal" : c.detail}});
   }
   const double worst = *std::max_element(errors.begin(), errors.end());
-  checks.push_back(
-      {{"name", "whole layer against a single-rank reference without exchange"},
-       {"passed", worst <= kDemoTolerance},
-       {"detail", fmt::format("{} tokens in {} steps: largest relative error of a token {:.3f} %, allowed {:.3f} %",
-                              grouped(o.ranks * o.tokens * o.steps), o.steps, 100 * worst, 100 * kDemoTolerance)}});
+  checks.push_back({{"name", "whole layer against a single-rank reference without exchange"},
+                    {"passed", worst <= kDemoTolerance},
+                    {"detail", fmt::format("{} tokens in {}: largest relative error of a token {:.3f} %, allowed {:.3f} %",
+                                           grouped(o.ranks * o.tokens * o.steps), counted(o.steps, "step"), 100 * worst,
+                                           100 * kDemoTolerance)}});
   std::vector<int> first;
   for (int r = 0; r <= plan.shape.world; ++r) first.push_back(plan.shape.first_expert(r));
   const json meta = {
       {"Layer", fmt::format("{} experts, top-{}, hidden {}, intermediate {}, bf16", plan.shape.experts, plan.shape.topk,
                             o.hidden, o.intermediate)},
-      {"Ranks", fmt::format("{} {} x {} workers, {} tokens each, {} steps", o.ranks, o.processes ? "processes" : "threads",
-                            o.blocks * o.warps, o.tokens, o.steps)},
+      {"Ranks", fmt::format("{} x {}, {} tokens each, {}", counted(o.ranks, o.processes ? "process" : "thread"),
+                            counted(o.blocks * o.warps, "worker"), o.tokens, counted(o.steps, "step"))},
       {"Routing", plan.source->description()},
       {"Exchange",
        fmt::format("normal mode, {} staging, expert-major rows aligned to {}, per-rank combine, {} of symmetric memory a rank",
                    o.staging, o.alignment, binary_size(static_cast<double>(outcome.heap_bytes)))},
       {"Expert compute", outcome.expert_implementation},
-      {"Machine", fmt::format("{}, {} cores, last-level cache {}, {} of memory, {}", machine.cpu_model, machine.usable_cores(),
-                              binary_size(static_cast<double>(machine.llc_bytes)),
+      {"Machine", fmt::format("{}, {}, last-level cache {}, {} of memory, {}", machine.cpu_model,
+                              counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)),
                               binary_size(static_cast<double>(machine.memory_bytes)), machine.os)},
       {"Build", build_description()},
       {"Date", bench::utc_now()}};

@@ -148,6 +148,11 @@ void compare_dropped(Comparison& c, const Scenario& s, int rank, const Dispatche
 
 }  // namespace
 
+void Comparison::fail_unequal(const char* what, int64_t index, const std::string& got, const std::string& expected) {
+  const std::string place = index < 0 ? "" : fmt::format("[{}]", index);
+  fail(fmt::format("{}{} is {}, expected {}", what, place, got, expected));
+}
+
 void Comparison::rows_equal(const void* got, const void* expected, DType type, int64_t hidden, const std::string& where) {
   result_.compared += hidden;
   const std::string difference = row_difference(got, expected, type, hidden);

@@ -28,8 +28,7 @@ class Comparison {
   void equal(const A& got, const B& expected, const char* what, int64_t index = -1) {
     ++result_.compared;
     if (got == static_cast<A>(expected)) return;
-    fail(std::string(what) + (index < 0 ? "" : "[" + std::to_string(index) + "]") + " is " + std::to_string(got) +
-         ", expected " + std::to_string(expected));
+    fail_unequal(what, index, std::to_string(got), std::to_string(expected));
   }
   void rows_equal(const void* got, const void* expected, DType type, int64_t hidden, const std::string& where);
   void is_true(bool ok, const std::string& text) {
@@ -40,6 +39,7 @@ class Comparison {
     if (result_.passed) result_.detail = text;
     result_.passed = false;
   }
+  void fail_unequal(const char* what, int64_t index, const std::string& got, const std::string& expected);
   bool passed() const { return result_.passed; }
   CheckResult take() { return std::move(result_); }
 

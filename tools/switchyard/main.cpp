@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "build_info.hpp"
 #include "cli.hpp"
@@ -35,6 +37,10 @@ std::vector<std::string> flags_of(const CLI::App& app) {
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const auto chosen = app.get_subcommands();
   const CLI::App& scope = chosen.empty() ? app : *chosen.front();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    const std::string what = error.what();
+    return fmt::format("{}: no value given, or several where one is allowed", what.substr(0, what.find(':')));
+  }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr) return error.what();
   std::vector<std::string> rest = app.remaining(true);
   if (rest.empty()) return error.what();
@@ -93,7 +99,7 @@ int run(int argc, char** argv) {
     return kExitUsage;
   } catch (const CLI::CallForHelp&) {
     const auto chosen = app.get_subcommands();
-    fmt::print("{}", chosen.empty() ? app.help() : chosen.front()->help());
+    fmt::print("{}", chosen.empty() ? app.help() : chosen.front()->help("switchyard"));
     return kExitOk;
   } catch (const CLI::CallForVersion&) {
     fmt::print("switchyard {}\n", build_description());
@@ -103,6 +109,7 @@ int run(int argc, char** argv) {
   } catch (const UsageError& e) {
     return usage_error(app, e.what());
   } catch (const Error& e) {
+    if (e.code() == ErrorCode::invalid_argument) return usage_error(app, e.what());
     fmt::print(stderr, "switchyard: {} ({})\n", e.what(), to_string(e.code()));
     return kExitRuntime;
   } catch (const std::exception& e) {
@@ -114,4 +121,14 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace switchyard::tool
 
-int main(int argc, char** argv) { return switchyard::tool::run(argc, argv); }
+/// `help` and `help VERB` are what people type first.
+int main(int argc, char** argv) {
+  std::vector<std::string> args(argv, argv + argc);
+  if (args.size() >= 2 && args[1] == "help") {
+    args.erase(args.begin() + 1);
+    args.emplace_back("--help");
+  }
+  std::vector<char*> pointers;
+  for (std::string& arg : args) pointers.push_back(arg.data());
+  return switchyard::tool::run(static_cast<int>(pointers.size()), pointers.data());
+}

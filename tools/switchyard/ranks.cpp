@@ -29,7 +29,8 @@ using nlohmann::json;
 struct Outcome {
   json result;
   std::string error;
-  bool consequence = false;  ///< it failed only because a peer did
+  int distance =
+      0;  ///< from the cause: 0 an error of its own, 1 it waited in vain for a peer, 2 it was told that a peer failed
 };
 
 Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
@@ -39,9 +40,10 @@ Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
     return out;
   } catch (const PeerFailed& e) {
     out.error = e.what();
-    out.consequence = true;
-  } catch (const Error& e) {
+    out.distance = 2;
+  } catch (const PeerTimeout& e) {
     out.error = e.what();
+    out.distance = 1;
   } catch (const std::exception& e) {
     out.error = e.what();
   }
@@ -49,11 +51,11 @@ Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
   return out;
 }
 
-/// The results, or the error of the rank that failed first of all.
+/// The results, or the error that lies nearest to the cause.
 std::vector<json> collect(std::vector<Outcome>&& outcomes) {
-  for (const bool consequence : {false, true}) {
+  for (const int distance : {0, 1, 2}) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
-      if (outcomes[r].error.empty() || outcomes[r].consequence != consequence) continue;
+      if (outcomes[r].error.empty() || outcomes[r].distance != distance) continue;
       throw RankError(static_cast<int>(r), fmt::format("rank {}: {}", r, outcomes[r].error));
     }
   }
@@ -83,6 +85,8 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
       if (!job.cpus.empty()) pin_thread(job.cpus[r]);
       ThreadLink link(static_cast<int>(r), on_progress);
       outcomes[r] = run_body(groups[r], body, link);
+      // A rank that failed leaves the group now, so that peers that wait for it at a barrier learn of it at once.
+      if (!outcomes[r].error.empty()) const Group left = std::move(groups[r]);
     });
   }
   for (std::thread& t : threads) t.join();
@@ -94,8 +98,7 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
 // A message of a rank's process: a 5-byte header {type, length} and the payload.
 constexpr char kProgress = 'P';
 constexpr char kResult = 'R';
-constexpr char kFailure = 'F';
-constexpr char kConsequence = 'C';
+constexpr char kFailure = '0';  // + distance from the cause
 
 void write_all(int fd, const void* data, size_t bytes) {
   const auto* at = static_cast<const char*>(data);
@@ -153,7 +156,7 @@ struct Child {
   pid_t pid = -1;
   int pipe = -1;
   std::string buffer;
-  Outcome outcome{json(), "ended without a result", false};
+  Outcome outcome{json(), "its process ended without a result", 0};
 };
 
 [[noreturn]] void be_rank(int rank, const RankJob& job, const RankBody& body, const std::string& store,
@@ -166,16 +169,17 @@ struct Child {
     outcome = run_body(group, body, link);
     if (outcome.error.empty()) group.barrier();  // nobody leaves while a peer may still read its memory
   } catch (const PeerFailed& e) {
-    outcome.error = e.what();
-    outcome.consequence = true;
+    outcome = {json(), e.what(), 2};
+  } catch (const RendezvousError& e) {
+    outcome = {json(), e.what(), 1};
   } catch (const std::exception& e) {
-    outcome.error = e.what();
+    outcome = {json(), e.what(), 0};
   }
   if (outcome.error.empty()) {
     const std::vector<uint8_t> bytes = json::to_cbor(outcome.result);
     send_message(pipe, kResult, bytes.data(), bytes.size());
   } else {
-    send_message(pipe, outcome.consequence ? kConsequence : kFailure, outcome.error.data(), outcome.error.size());
+    send_message(pipe, static_cast<char>(kFailure + outcome.distance), outcome.error.data(), outcome.error.size());
   }
   _exit(0);
 }
@@ -194,9 +198,9 @@ void take_messages(Child& child, int rank, const OnProgress& on_progress) {
       const size_t space = payload.find(' ');
       if (on_progress) on_progress(rank, std::stoll(payload), payload.substr(space + 1));
     } else if (type == kResult) {
-      child.outcome = {json::from_cbor(payload.begin(), payload.end()), "", false};
+      child.outcome = {json::from_cbor(payload.begin(), payload.end()), "", 0};
     } else {
-      child.outcome = {json(), payload, type == kConsequence};
+      child.outcome = {json(), payload, type - kFailure};
     }
   }
   child.buffer.erase(0, at);
@@ -236,8 +240,8 @@ void reap(Child& child) {
   while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFSIGNALED(status)) {
-    child.outcome = {
-        json(), fmt::format("its process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))), false};
+    child.outcome = {json(),
+                     fmt::format("its process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))), 0};
   }
 }
 

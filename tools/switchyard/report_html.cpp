@@ -29,20 +29,25 @@ std::string embedded(const nlohmann::json& data) {
 
 constexpr const char* kBody = R"html(
 <header>
-  <div class="head"><h1>Switchyard demo</h1><span id="verdict"></span><button id="theme" type="button">Light / dark</button></div>
-  <p class="lead">One Mixture-of-Experts layer, run over several ranks: gate, dispatch, experts, combine. Every figure below is from this run.</p>
+  <div class="head"><h1>Switchyard demo</h1><span id="verdict"></span>
+    <button id="theme" type="button">Light / dark</button></div>
+  <p class="lead">One Mixture-of-Experts layer, run over several ranks: gate, dispatch, experts, combine. Every figure below is
+    from this run.</p>
 </header>
-<noscript><p>This report draws itself with the script inside this file; switch JavaScript on to see it. Nothing is loaded from elsewhere.</p></noscript>
+<noscript><p>This report draws itself with the script inside this file; switch JavaScript on to see it. Nothing is loaded from
+  elsewhere.</p></noscript>
 <main>
   <section id="tiles" class="tiles"></section>
   <div class="two">
     <section class="card"><h2>Traffic between ranks</h2><div class="switch" id="traffic-switch"></div><div id="traffic"></div>
       <p class="note" id="traffic-note"></p></section>
-    <section class="card"><h2>Throughput against the copy limit</h2><div id="throughput"></div><p class="note" id="throughput-note"></p>
+    <section class="card"><h2>Throughput against the copy limit</h2><div id="throughput"></div>
+      <p class="note" id="throughput-note"></p>
       <h2 class="second">Checks</h2><div id="checks"></div></section>
   </div>
   <section class="card"><h2>Load of the experts</h2><div id="experts"></div><p class="note" id="experts-note"></p></section>
-  <section class="card"><h2>Timeline</h2><div class="bar"><div class="switch" id="timeline-switch"></div><div id="legend"></div></div>
+  <section class="card"><h2>Timeline</h2>
+    <div class="bar"><div class="switch" id="timeline-switch"></div><div id="legend"></div></div>
     <div id="timeline"></div><p class="note" id="timeline-note"></p></section>
   <section class="card"><h2>Time by phase and rank</h2><div class="scroll" id="phases"></div>
     <p class="note">Milliseconds a step; of a rank with several workers, the one that spent most.</p></section>

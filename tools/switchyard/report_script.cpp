@@ -9,7 +9,19 @@ const D = JSON.parse(document.getElementById('data').textContent);
 const $ = id => document.getElementById(id);
 const NS = 'http://www.w3.org/2000/svg';
 const num = n => Math.round(n).toLocaleString('en-US');
-const bytes = n => { const u = ['B', 'kB', 'MB', 'GB']; let i = 0; while (n >= 1000 && i < 3) { n /= 1000; ++i; } return n.toFixed(i ? (n < 10 ? 2 : 1) : 0) + ' ' + u[i]; };
+function bytes(n) {
+  const units = ['B', 'kB', 'MB', 'GB'];
+  let i = 0;
+  for (; n >= 1000 && i < 3; ++i) n /= 1000;
+  return n.toFixed(i ? (n < 10 ? 2 : 1) : 0) + ' ' + units[i];
+}
+const sum = list => list.reduce((a, b) => a + b, 0);
+const nice = v => { // the next of 1, 2, 5, 10, 20, ... from v up
+  const power = Math.pow(10, Math.floor(Math.log10(v)));
+  return [1, 2, 5, 10].map(m => m * power).find(m => m >= v * 0.999999);
+};
+const times = f => f.toFixed(2) + ' \u00d7';
+const plural = (n, noun) => `${num(n)} ${noun}${n === 1 ? '' : 's'}`;
 const time = us => us < 1000 ? us.toFixed(us < 10 ? 2 : 1) + ' \u00b5s' : (us / 1000).toFixed(us < 10000 ? 3 : 2) + ' ms';
 function el(parent, tag, attrs, text) {
   const svg = ['svg', 'g', 'rect', 'line', 'text', 'path', 'clipPath', 'defs'].includes(tag);
@@ -48,7 +60,7 @@ function switcher(parent, names, chosen, act) {
   return i => buttons.forEach((o, j) => o.setAttribute('aria-pressed', i === j));
 }
 
-// ------------------------------------------------------------------------------------------------ head, tiles, checks, meta
+// ------------------------------------------------------------------------------------- head, tiles, checks, meta
 $('verdict').textContent = D.passed ? 'PASS' : 'FAIL';
 $('verdict').className = D.passed ? 'good' : 'bad';
 for (const t of D.tiles) {
@@ -70,14 +82,14 @@ for (const k of ['Layer', 'Ranks', 'Routing', 'Exchange', 'Expert compute', 'Mac
   el(row, 'td', {}, D.meta[k]);
 }
 
-// --------------------------------------------------------------------------------------------------------------- traffic matrix
+// ------------------------------------------------------------------------------------------------ traffic matrix
 function dark() {
   const t = document.documentElement.getAttribute('data-theme');
   return t ? t === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
 }
 function mix(f) {
   const style = getComputedStyle(document.documentElement);
-  const a = style.getPropertyValue('--heat0').split(',').map(Number), b = style.getPropertyValue('--heat1').split(',').map(Number);
+  const color = name => style.getPropertyValue(name).split(',').map(Number), a = color('--heat0'), b = color('--heat1');
   return a.map((v, i) => Math.round(v + (b[i] - v) * f));
 }
 let trafficKind = 0;
@@ -89,7 +101,8 @@ function drawTraffic() {
   s.setAttribute('viewBox', `0 0 ${s.W} ${height}`);
   s.setAttribute('height', height);
   el(s, 'text', {x: left + size * W / 2, y: 12, 'text-anchor': 'middle'}, 'to rank');
-  el(s, 'text', {x: 12, y: top + size * W / 2, 'text-anchor': 'middle', transform: `rotate(-90 12 ${top + size * W / 2})`}, 'from rank');
+  const middle = top + size * W / 2;
+  el(s, 'text', {x: 12, y: middle, 'text-anchor': 'middle', transform: `rotate(-90 12 ${middle})`}, 'from rank');
   const every = Math.ceil(W / 16), unit = trafficKind ? 'routes' : 'rows';
   for (let i = 0; i < W; ++i) {
     if (i % every) continue;
@@ -99,23 +112,30 @@ function drawTraffic() {
   for (let a = 0; a < W; ++a) for (let b = 0; b < W; ++b) {
     const n = M[a][b], c = mix(n / max), light = 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2] > 140;
     const tip = `rank ${a} \u2192 rank ${b}\n${num(n)} ${unit}` + (trafficKind ? '' : `, ${bytes(n * D.traffic.row_bytes)}`) +
-      (a === b ? '\nown rank: a local copy' : '') + `\n(${num(D.traffic.rows[a][b])} rows for ${num(D.traffic.routes[a][b])} routes)`;
+      (a === b ? '\nown rank: a local copy' : '') +
+      `\n(${num(D.traffic.rows[a][b])} rows for ${num(D.traffic.routes[a][b])} routes)`;
     const g = el(s, 'g', {'data-tip': tip});
-    el(g, 'rect', {x: left + size * b + 1, y: top + size * a + 1, width: Math.max(1, size - 2), height: Math.max(1, size - 2), rx: Math.min(4, size / 6), fill: `rgb(${c})`});
-    if (size >= 34) el(g, 'text', {x: left + size * (b + 0.5), y: top + size * (a + 0.5) + 4, 'text-anchor': 'middle', style: `fill:${light ? '#1c1c1a' : '#fff'}`},
-      n >= 10000 ? (n / 1000).toFixed(0) + 'k' : num(n));
+    const side = Math.max(1, size - 2), x = left + size * b + 1, y = top + size * a + 1;
+    el(g, 'rect', {x, y, width: side, height: side, rx: Math.min(4, size / 6), fill: `rgb(${c})`});
+    if (size < 34) continue;
+    const at = {x: x + side / 2, y: y + side / 2 + 4, 'text-anchor': 'middle', style: `fill:${light ? '#1c1c1a' : '#fff'}`};
+    el(g, 'text', at, n >= 10000 ? (n / 1000).toFixed(0) + 'k' : num(n));
   }
-  const rows = D.traffic.rows.flat().reduce((x, y) => x + y, 0), routes = D.traffic.routes.flat().reduce((x, y) => x + y, 0);
-  $('traffic-note').textContent = `${num(rows)} rows carried ${num(routes)} routes in ${D.steps} steps: a token goes to a rank once, however many of its experts live there ` +
-    `(${(routes / Math.max(1, rows)).toFixed(2)} routes a row). The diagonal stays on its rank.`;
+  const rows = sum(D.traffic.rows.flat()), routes = sum(D.traffic.routes.flat());
+  $('traffic-note').textContent = `${num(rows)} rows carried ${num(routes)} routes in ${plural(D.steps, 'step')}: a token ` +
+    `goes to a rank once, however many of its experts live there (${(routes / Math.max(1, rows)).toFixed(2)} routes a row). ` +
+    'The diagonal stays on its rank.';
 }
 switcher($('traffic-switch'), ['rows sent', 'routes'], 0, i => { trafficKind = i; drawTraffic(); });
 
-// ------------------------------------------------------------------------------------------------------------------- throughput
+// ---------------------------------------------------------------------------------------------------- throughput
 function drawThroughput() {
   const box = clear($('throughput')), T = D.throughput, s = svg(box, 10);
-  const items = T.items.map(i => ({name: i.name, gbs: i.gbs, color: 'var(--bar)', tip: `${i.name}: ${i.gbs.toFixed(1)} GB/s\n${(100 * i.gbs / T.limit.gbs).toFixed(1)} % of the copy limit`}));
-  items.push({name: 'copy limit', gbs: T.limit.gbs, color: 'var(--call)', tip: `${T.limit.gbs.toFixed(1)} GB/s\n${T.limit.note}`});
+  const share = (gbs, digits) => `${(100 * gbs / T.limit.gbs).toFixed(digits)} %`, rate = gbs => `${gbs.toFixed(1)} GB/s`;
+  const item = (name, gbs, color, label, note) => ({name, gbs, color, label, tip: `${name}: ${rate(gbs)}\n${note}`});
+  const items = T.items.map(({name, gbs}) =>
+    item(name, gbs, 'var(--bar)', `${rate(gbs)}, ${share(gbs, 0)}`, `${share(gbs, 1)} of the copy limit`));
+  items.push(item('copy limit', T.limit.gbs, 'var(--call)', rate(T.limit.gbs), T.limit.note));
   const left = 84, right = 128, step = 34, max = Math.max(...items.map(i => i.gbs)) || 1, height = step * items.length;
   s.setAttribute('viewBox', `0 0 ${s.W} ${height}`);
   s.setAttribute('height', height);
@@ -124,21 +144,22 @@ function drawThroughput() {
     const g = el(s, 'g', {'data-tip': it.tip});
     el(g, 'rect', {x: left, y: y + 6, width: w, height: 22, rx: 4, style: `fill:${it.color}`});
     el(g, 'text', {x: left - 10, y: y + 21, 'text-anchor': 'end', class: 'strong'}, it.name);
-    el(g, 'text', {x: left + w + 8, y: y + 21}, it.gbs.toFixed(1) + ' GB/s' + (it.name === 'copy limit' ? '' : `, ${(100 * it.gbs / T.limit.gbs).toFixed(0)} %`));
+    el(g, 'text', {x: left + w + 8, y: y + 21}, it.label);
   });
   $('throughput-note').textContent = T.note;
 }
 
-// ------------------------------------------------------------------------------------------------------------------ expert load
+// --------------------------------------------------------------------------------------------------- expert load
 function drawExperts() {
   const box = clear($('experts')), C = D.experts.counts, F = D.experts.first, E = C.length, s = svg(box, 220);
   const left = 52, right = 78, bottom = 28, top = 14, h = 220 - top - bottom, w = s.W - left - right;
-  const max = Math.max(1, ...C), mean = C.reduce((a, b) => a + b, 0) / E, x = e => left + w * e / E, y = n => top + h * (1 - n / max);
+  const max = Math.max(1, ...C), mean = sum(C) / E, x = e => left + w * e / E, y = n => top + h * (1 - n / max);
   for (let r = 0; r + 1 < F.length; ++r) {
-    if (r % 2 === 0) el(s, 'rect', {x: x(F[r]), y: top, width: Math.max(0, x(F[r + 1]) - x(F[r])), height: h, style: 'fill:var(--band)'});
-    if (F.length <= 17 || r % 4 === 0) el(s, 'text', {x: (x(F[r]) + x(F[r + 1])) / 2, y: 220 - 8, 'text-anchor': 'middle'}, (F.length <= 13 ? 'rank ' : '') + r);
+    const a = x(F[r]), b = x(F[r + 1]);
+    if (r % 2 === 0) el(s, 'rect', {x: a, y: top, width: Math.max(0, b - a), height: h, style: 'fill:var(--band)'});
+    if (b - a < 20 && r % 4) continue;
+    el(s, 'text', {x: (a + b) / 2, y: 220 - 8, 'text-anchor': 'middle'}, (b - a > 46 ? 'rank ' : '') + r);
   }
-  const nice = v => { const p = Math.pow(10, Math.floor(Math.log10(v))); return [1, 2, 5, 10].map(m => m * p).find(m => m >= v); };
   const tick = Math.max(1, nice(max / 6));
   for (let v = 0; v <= max; v += tick) {
     el(s, 'line', {x1: left, x2: s.W - right, y1: y(v), y2: y(v), class: 'axis'});
@@ -147,19 +168,23 @@ function drawExperts() {
   const busiest = C.indexOf(Math.max(...C)), gap = w / E > 3 ? 1 : 0;
   for (let e = 0; e < E; ++e) {
     const rank = F.findIndex((f, i) => e >= f && e < F[i + 1]);
-    const g = el(s, 'g', {'data-tip': `expert ${e} on rank ${rank}\n${num(C[e])} routes, ${(C[e] / mean).toFixed(2)} \u00d7 the mean`});
+    const g = el(s, 'g', {'data-tip': `expert ${e} on rank ${rank}\n${num(C[e])} routes, ${times(C[e] / mean)} the mean`});
     el(g, 'rect', {x: x(e), y: top, width: w / E, height: h, fill: 'transparent'});
-    el(g, 'rect', {x: x(e) + gap / 2, y: y(C[e]), width: Math.max(0.6, w / E - gap), height: Math.max(0, top + h - y(C[e])), style: `fill:var(${e === busiest ? '--peak' : '--bar'})`});
+    const bar = {x: x(e) + gap / 2, y: y(C[e]), width: Math.max(0.6, w / E - gap), height: Math.max(0, top + h - y(C[e]))};
+    el(g, 'rect', {...bar, style: `fill:var(${e === busiest ? '--peak' : '--bar'})`});
   }
-  el(s, 'line', {x1: left, x2: s.W - right, y1: y(mean), y2: y(mean), style: 'stroke:var(--ink);stroke-dasharray:5 4;stroke-width:1.2'});
+  const dashes = 'stroke:var(--ink);stroke-dasharray:5 4;stroke-width:1.2';
+  el(s, 'line', {x1: left, x2: s.W - right, y1: y(mean), y2: y(mean), style: dashes});
   el(s, 'text', {x: s.W - right + 8, y: y(mean) + 4, class: 'strong'}, `mean ${num(mean)}`);
-  const per = F.slice(0, -1).map((f, r) => C.slice(f, F[r + 1]).reduce((a, b) => a + b, 0)), heavy = per.indexOf(Math.max(...per));
-  $('experts-note').textContent = `Routes to each expert over ${D.steps} steps. Busiest: expert ${busiest} with ${(C[busiest] / mean).toFixed(2)} \u00d7 the mean; ` +
-    `${C.filter(c => c === 0).length} of ${E} experts got nothing. Busiest rank: ${heavy} with ${(per[heavy] * per.length / Math.max(1, per.reduce((a, b) => a + b, 0))).toFixed(2)} \u00d7 the mean.`;
+  const per = F.slice(0, -1).map((f, r) => sum(C.slice(f, F[r + 1]))), heavy = per.indexOf(Math.max(...per));
+  $('experts-note').textContent = `Routes to each expert over ${plural(D.steps, 'step')}. Busiest: expert ${busiest} with ` +
+    `${times(C[busiest] / mean)} the mean; ${C.filter(c => c === 0).length} of ${E} experts got nothing. ` +
+    `Busiest rank: ${heavy} with ${times(per[heavy] * per.length / Math.max(1, sum(per)))} the mean.`;
 }
 
-// --------------------------------------------------------------------------------------------------------------------- timeline
-const KINDS = [['move', 'moving rows'], ['compute', 'experts and gate'], ['plan', 'bookkeeping'], ['wait', 'waiting'], ['user', 'other']];
+// ------------------------------------------------------------------------------------------------------ timeline
+const KINDS = [['move', 'moving rows'], ['compute', 'experts and gate'], ['plan', 'bookkeeping'], ['wait', 'waiting'],
+  ['user', 'other']];
 const S = D.timeline.slices.map(a => ({rank: a[0], track: a[1], name: a[2], cat: a[3], begin: a[4], dur: a[5], arg: a[6]}));
 const cats = new Set(S.map(s => s.cat));
 for (const [k, text] of KINDS) if (cats.has(k)) {
@@ -171,17 +196,18 @@ const lastStep = D.timeline.steps[D.timeline.steps.length - 1];
 const all = S.length ? [Math.min(...S.map(s => s.begin)), Math.max(...S.map(s => s.begin + s.dur))] : [0, 1];
 let view = lastStep ? [lastStep[1], lastStep[2]] : all.slice();
 // A rank's first lane holds its own thread and worker 0, which is the same thread; further workers have lanes of their own.
-const lanes = Math.max(1, D.timeline.workers), laneH = 15, callH = 13, rankH = callH + lanes * laneH + 7, axisH = 24, labelW = 58;
+const lanes = Math.max(1, D.timeline.workers), laneH = 15, callH = 13, rankH = callH + lanes * laneH + 7;
+const axisH = 24, labelW = 58;
 function drawTimeline() {
   const box = clear($('timeline')), height = axisH + rankH * D.world, s = svg(box, height);
   const [t0, t1] = view, w = s.W - labelW - 2, x = t => labelW + w * (t - t0) / (t1 - t0);
   const clip = el(el(s, 'defs'), 'clipPath', {id: 'plot'});
   el(clip, 'rect', {x: labelW, y: 0, width: w, height});
-  const raw = (t1 - t0) / Math.max(3, w / 110), p = Math.pow(10, Math.floor(Math.log10(raw))), tick = [1, 2, 5, 10].map(m => m * p).find(m => m >= raw);
+  const tick = nice((t1 - t0) / Math.max(3, w / 110)), digits = tick < 10 ? 3 : tick < 100 ? 2 : tick < 1000 ? 1 : 0;
   const zero = D.timeline.steps.length ? (D.timeline.steps.filter(m => m[1] <= t0 + 1e-6).pop() || D.timeline.steps[0])[1] : 0;
   for (let t = Math.ceil((t0 - zero) / tick) * tick + zero; t <= t1; t += tick) {
     el(s, 'line', {x1: x(t), x2: x(t), y1: axisH - 4, y2: height, class: 'axis'});
-    el(s, 'text', {x: x(t) + 3, y: 13}, ((t - zero) / 1000).toFixed(tick < 10 ? 3 : tick < 100 ? 2 : tick < 1000 ? 1 : 0) + ' ms');
+    if (x(t) < s.W - 50) el(s, 'text', {x: x(t) + 3, y: 13}, ((t - zero) / 1000).toFixed(digits) + ' ms');
   }
   for (let r = 0; r < D.world; ++r) {
     const y = axisH + r * rankH;
@@ -198,12 +224,16 @@ function drawTimeline() {
     const call = q.cat === 'call', y = axisH + q.rank * rankH + (call ? 0 : callH + Math.max(0, q.track) * laneH);
     const g = el(plot, 'g', {'data-tip': `${q.name}\nrank ${q.rank}, ${where}\n${time(q.dur)}${arg ? ', ' + arg : ''}`});
     if (call) {
-      el(g, 'path', {d: `M${a + 0.5} ${y + callH - 1}V${y + callH - 5}H${Math.max(a + 0.5, b - 0.5)}V${y + callH - 1}`, style: 'fill:none;stroke:var(--call)'});
+      const foot = y + callH - 1, bracket = `M${a + 0.5} ${foot}V${foot - 4}H${Math.max(a + 0.5, b - 0.5)}V${foot}`;
+      el(g, 'path', {d: bracket, style: 'fill:none;stroke:var(--call)'});
       if (b - a > 60) el(g, 'text', {x: Math.max(a, labelW) + 4, y: y + 8, style: 'font-size:11px'}, q.name);
       el(g, 'rect', {x: a, y, width: Math.max(0.5, b - a), height: callH, fill: 'transparent'});
     } else {
-      el(g, 'rect', {x: a, y, width: Math.max(0.5, b - a), height: laneH - 2, rx: b - a > 6 ? 2.5 : 0, style: `fill:var(--${q.cat})`});
-      if (b - a > 8 * q.name.length) el(g, 'text', {x: Math.max(a, labelW) + 4, y: y + 10.5, style: `font-size:11px;fill:${q.cat === 'wait' ? 'var(--ink)' : '#fff'}`}, q.name);
+      const bar = {x: a, y, width: Math.max(0.5, b - a), height: laneH - 2, rx: b - a > 6 ? 2.5 : 0};
+      el(g, 'rect', {...bar, style: `fill:var(--${q.cat})`});
+      if (b - a < 8 * q.name.length) continue;
+      const ink = q.cat === 'wait' ? 'var(--ink)' : '#fff';
+      el(g, 'text', {x: Math.max(a, labelW) + 4, y: y + 10.5, style: `font-size:11px;fill:${ink}`}, q.name);
     }
   }
   interact(s, w);
@@ -230,29 +260,35 @@ addEventListener('mousemove', e => {
   const d = (drag.x - e.clientX) * (drag.view[1] - drag.view[0]) / drag.w;
   setView(drag.view[0] + d, drag.view[1] + d);
 });
-addEventListener('mouseup', () => { drag = null; document.querySelectorAll('.dragging').forEach(n => n.classList.remove('dragging')); });
+addEventListener('mouseup', () => {
+  drag = null;
+  document.querySelectorAll('.dragging').forEach(n => n.classList.remove('dragging'));
+});
 const zoom = f => { const m = (view[0] + view[1]) / 2, h = (view[1] - view[0]) / 2 * f; press(-1); setView(m - h, m + h); };
 const ranges = D.timeline.steps.slice(0, 12);
 const press = switcher($('timeline-switch'), ranges.map(m => 'step ' + (m[0] + 1)).concat('all'), ranges.length - 1,
   i => i < ranges.length ? setView(ranges[i][1], ranges[i][2]) : setView(all[0], all[1]));
 el($('timeline-switch'), 'button', {type: 'button', 'aria-label': 'zoom in'}, '+').onclick = () => zoom(0.5);
 el($('timeline-switch'), 'button', {type: 'button', 'aria-label': 'zoom out'}, '\u2212').onclick = () => zoom(2);
-$('timeline-note').textContent = 'Drag to move, Ctrl or Shift with the wheel to zoom, point at a bar for details. Between steps the demo checks its results, which is not shown. ' +
-  'trace.json beside this file has the same for Perfetto.' + (D.timeline.lost ? ` ${num(D.timeline.lost)} events did not fit.` : '');
+$('timeline-note').textContent = 'Drag to move, Ctrl or Shift with the wheel to zoom, point at a bar for details. Between ' +
+  'steps the demo checks its results, which is not shown. trace.json beside this file has the same for Perfetto.' +
+  (D.timeline.lost ? ` ${num(D.timeline.lost)} events did not fit.` : '');
 
-// ----------------------------------------------------------------------------------------------------------------------- phases
+// -------------------------------------------------------------------------------------------------------- phases
 function drawPhases() {
   const table = el(clear($('phases')), 'table'), head = el(el(table, 'thead'), 'tr');
   el(head, 'th', {}, 'phase');
   for (let r = 0; r < D.world; ++r) el(head, 'th', {}, 'rank ' + r);
   const body = el(table, 'tbody'), max = Math.max(...D.phases.filter(p => p.category !== 'call').flatMap(p => p.ms), 1e-9);
+  const heat = getComputedStyle(document.documentElement).getPropertyValue('--heat1');
   for (const p of D.phases) {
     const row = el(body, 'tr'), name = el(row, 'td', {'data-tip': `${p.count} spans on all ranks and steps`});
-    el(name, 'span', {style: `display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:8px;background:var(--${p.category})`});
+    el(name, 'span', {class: 'swatch', style: `background:var(--${p.category})`});
     name.appendChild(document.createTextNode(p.name));
     for (const v of p.ms) {
       const strength = p.category === 'call' ? 0 : Math.min(0.55, 0.55 * v / max);
-      el(row, 'td', {style: strength > 0.02 ? `background:rgba(${getComputedStyle(document.documentElement).getPropertyValue('--heat1')},${strength.toFixed(3)})` : ''}, v ? v.toFixed(3) : '\u2013');
+      const shade = strength > 0.02 ? `background:rgba(${heat},${strength.toFixed(3)})` : '';
+      el(row, 'td', {style: shade}, v ? v.toFixed(3) : '\u2013');
     }
   }
 }

@@ -29,7 +29,8 @@ h2.second { margin-top: 22px; }
 .lead { color: var(--muted); margin: 6px 0 20px; }
 #verdict { font-weight: 700; padding: 3px 14px; border-radius: 999px; border: 2px solid currentColor; }
 .good { color: var(--good); } .bad { color: var(--bad); }
-button { font: inherit; font-size: 13px; color: var(--ink); background: var(--card); border: 1px solid var(--line); border-radius: 7px; padding: 4px 11px; cursor: pointer; }
+button { font: inherit; font-size: 13px; color: var(--ink); background: var(--card); border: 1px solid var(--line);
+  border-radius: 7px; padding: 4px 11px; cursor: pointer; }
 button:hover { border-color: var(--muted); }
 button[aria-pressed="true"] { background: var(--accent); border-color: var(--accent); color: #fff; }
 #theme { margin-left: auto; }
@@ -58,11 +59,13 @@ td { text-align: right; padding: 3px 8px; border-top: 1px solid var(--line); whi
 th:first-child, td:first-child { text-align: left; }
 #meta td:first-child { color: var(--muted); width: 130px; }
 #meta td { text-align: left; white-space: normal; }
+.swatch { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
 .check { display: flex; gap: 10px; padding: 6px 0; border-top: 1px solid var(--line); font-size: 14px; }
 .check:first-child { border-top: 0; }
 .check b { font-size: 12px; padding-top: 2px; }
 .check small { display: block; color: var(--muted); font-size: 12.5px; }
-#tip { position: fixed; pointer-events: none; opacity: 0; z-index: 9; background: var(--ink); color: var(--page); padding: 6px 10px; border-radius: 7px;
+#tip { position: fixed; pointer-events: none; opacity: 0; z-index: 9; background: var(--ink); color: var(--page);
+  padding: 6px 10px; border-radius: 7px;
   font-size: 13px; line-height: 1.4; max-width: 320px; white-space: pre-line; box-shadow: 0 4px 16px rgba(0,0,0,.25); }
 @media print { #theme, .switch { display: none; } body { max-width: none; } .card { break-inside: avoid; } }
 )css";

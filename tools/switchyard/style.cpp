@@ -74,6 +74,12 @@ std::string grouped(int64_t value) {
   return digits;
 }
 
+std::string counted(int64_t n, const std::string& noun) {
+  std::string out = fmt::format("{} {}", grouped(n), noun);
+  if (n != 1) out += noun.ends_with("s") ? "es" : "s";
+  return out;
+}
+
 std::string Table::text(const std::string& indent) const {
   std::vector<size_t> widths;
   for (const std::string& cell : header_) widths.push_back(visible_width(cell));

@@ -21,6 +21,8 @@ std::string binary_size(double bytes);
 std::string decimal_size(double bytes);
 std::string duration(double seconds);
 std::string grouped(int64_t value);
+/// "1 step", "4 steps".
+std::string counted(int64_t n, const std::string& noun);
 
 /// Left-aligned first columns, right-aligned numbers (cells that start with a digit or sign). Colour codes do not count as
 /// width.

@@ -99,6 +99,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
 int run_verify(const VerifyOptions& options) {
   const std::vector<VerifyCase> cases = verify_cases(options);
   if (cases.empty()) throw UsageError("the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only");
+  for (const VerifyCase& c : cases) check_verify_case(c, options);
   std::vector<std::string> order;
   std::map<std::string, Tally> tallies;
   json report = {{"cases", json::array()}};

@@ -48,6 +48,8 @@ struct VerifyCase {
 };
 
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
+/// Throws what is wrong with a case before anything runs: UsageError, or the library's Error.
+void check_verify_case(const VerifyCase& c, const VerifyOptions& options);
 /// Runs one case on all ranks; results of the ranks merged by check. \throws RankError, Error, UsageError
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options);
 /// \returns the exit status

@@ -236,13 +236,17 @@ int64_t tokens_of(int rank, int64_t tokens, bool equal) {
   return tokens * kQuarters[rank % 4] / 4;
 }
 
-Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
+RoutingSource source_of(const VerifyCase& c, const VerifyOptions& options) {
   RoutingGeometry geometry{options.experts, options.topk, c.ranks, c.seed};
   const std::vector<std::string> words = RoutingSource::words();
   const bool synthetic =
       c.routing != "recorded" && std::find(words.begin(), words.end(), c.routing.substr(0, c.routing.find(':'))) != words.end();
   if (synthetic && geometry.experts == 0) geometry.experts = 64;
-  const RoutingSource source("--routings", c.routing, geometry);
+  return RoutingSource("--routings", c.routing, geometry);
+}
+
+Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
+  const RoutingSource source = source_of(c, options);
   Scenario s;
   s.world = c.ranks;
   s.experts = source.experts();
@@ -264,6 +268,18 @@ json to_json(const std::vector<CheckResult>& results) {
 }
 
 }  // namespace
+
+void check_verify_case(const VerifyCase& c, const VerifyOptions& options) {
+  Scenario s;
+  const RoutingSource source = source_of(c, options);
+  s.world = c.ranks;
+  s.experts = source.experts();
+  s.topk = source.topk();
+  s.hidden = c.hidden;
+  s.routing.resize(static_cast<size_t>(c.ranks));
+  s.routing.front().tokens = c.tokens;  // sizes only
+  NormalExchange::memory_required(RankChecks::config_for(c, s), c.ranks);
+}
 
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options) {
   const Scenario s = scenario_of(c, options);

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command line tool as a user meets it: exit statuses, error texts, files written, output that other programs parse.
+
+Usage: cli_test.py PATH-OF-SWITCHYARD [unittest arguments]
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+TOOL = None
+SMALL = ["--ranks", "2", "--tokens", "16", "--hidden", "64"]
+
+
+def run(*args, env=None, cwd=None):
+    """Exit status, stdout and stderr of one call. No call of this file may take two minutes."""
+    full = {**os.environ, **(env or {})}
+    done = subprocess.run([TOOL, *args], capture_output=True, text=True, timeout=120, env=full, cwd=cwd, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Usage(unittest.TestCase):
+    """What a mistyped command gets: status 2, one line that names what was given and what is allowed, and where to read on."""
+
+    def expect(self, args, *texts):
+        code, out, err = run(*args)
+        self.assertEqual(code, 2, f"{args}: {out}{err}")
+        self.assertEqual(out, "", "usage errors belong on stderr")
+        for text in texts:
+            self.assertIn(text, err)
+        self.assertIn("--help", err)
+
+    def test_verbs(self):
+        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, doctor", "Did you mean 'demo'?")
+        self.expect(["xyzzy"], "'xyzzy': no such verb")
+
+    def test_flags(self):
+        self.expect(["verify", "--rank", "3"], "--rank: no such option of 'verify'", "Did you mean '--ranks'?")
+        self.expect(["bench", "--itertaions=30"], "--itertaions", "Did you mean '--iterations'?")
+        self.expect(["demo", "--quantum", "3"], "--quantum: no such option of 'demo'")
+        self.expect(["doctor", "now"], "'now': 'doctor' takes no such argument")
+        self.expect(["--foo"], "--foo: no such option")
+
+    def test_values(self):
+        self.expect(["verify", "--ranks", "0"], "--ranks: '0' given", "1 to 64")
+        self.expect(["verify", "--ranks", "2,x"], "--ranks: 'x' given", "1 to 64")
+        self.expect(["verify", "--ranks", "65"], "--ranks: '65' given")
+        self.expect(["verify", "--topk", "33"], "--topk: '33' given", "1 to 32", "auto")
+        self.expect(["verify", "--layouts", "rank-majr"], "--layouts: 'rank-majr' given", "rank_major, expert_major",
+                    "Did you mean 'rank_major'?")
+        self.expect(["bench", "--tokens"], "--tokens: no value given")
+        self.expect(["bench", "--iterations", "3"], "--iterations: '3' given", "20 to")
+        self.expect(["bench", "--sweep", "toknes=3"], "'toknes=3' given", "Did you mean 'tokens'?")
+        self.expect(["bench", "--sweep", "tokens"], "'tokens' given", "NAME=N,N,...")
+        self.expect(["demo", "--backend", "cuda"], "'cuda' given", "CPU backend only")
+        self.expect(["demo", "--ranks", "3.5"], "--ranks: '3.5' given")
+
+    def test_combinations(self):
+        self.expect(["bench", "--order", "per_route"], "--order: 'per_route' given with --layout rank_major")
+        self.expect(["bench", "--quantize", "f32", "--dtype", "fp8"], "--quantize")
+        self.expect(["bench", "--pin", "cores", "--warps", "2"], "--pin: 'cores' given", "--processes")
+        self.expect(["verify", "--dtypes", "fp8", "--quantize", "f32"], "nothing to verify")
+        self.expect(["verify", "--hidden", "3", "--ranks", "1"], "hidden = 3", "multiple of 16")
+        self.expect(["demo", "--hidden", "12"], "--hidden: 12 given", "multiple of 8")
+        self.expect(["demo", "--routing", "uniform", "--experts", "4"], "--experts 4 --topk 8")
+        self.expect(["demo", "--routing", "zipf", "--hidden", "100000", "--intermediate", "100000"], "need about")
+
+    def test_routing(self):
+        self.expect(["demo", "--routing", "unifrm"], "'unifrm' given", "Did you mean 'uniform'?")
+        self.expect(["demo", "--routing", "zipf:steep"], "'zipf:steep' given", "zipf:<exponent>")
+        self.expect(["verify", "--routings", "uniform,zifp"], "'zifp' given", "Did you mean 'zipf'?")
+        self.expect(["demo", "--routing", "all_to_one:9", "--ranks", "2"], "all_to_one:9")
+
+
+class Files(unittest.TestCase):
+    """Files that cannot be read or written: the path and the reason, never a crash."""
+
+    def test_missing_recording(self):
+        code, _, err = run("demo", "--routing", "/nonexistent.safetensors")
+        self.assertEqual(code, 3)
+        self.assertIn("/nonexistent.safetensors", err)
+        self.assertIn("No such file", err)
+
+    def test_broken_recording(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "broken.safetensors")
+            path.write_bytes(b"\xff" * 100)
+            code, _, err = run("demo", "--routing", str(path))
+            self.assertEqual(code, 3)
+            self.assertIn("broken.safetensors", err)
+            self.assertIn("expected", err)
+
+    def test_wrong_layer(self):
+        code, _, err = run("verify", "--ranks", "1", "--routings", default_recording() + ":layer=77")
+        self.assertEqual(code, 2)
+        self.assertIn("layer 77 given", err)
+
+    def test_unwritable_output(self):
+        with tempfile.TemporaryDirectory() as folder:
+            blocker = Path(folder, "file")
+            blocker.write_text("not a folder")
+            code, out, err = run("demo", "--routing", "uniform", "--out", str(blocker / "report"))
+            self.assertEqual(code, 2)
+            self.assertIn("--out", err)
+            self.assertIn(str(blocker), err)
+            self.assertEqual(out, "", "the folder is tried before anything runs")
+
+    def test_unwritable_json(self):
+        code, _, err = run("bench", *SMALL, "--iterations", "20", "--json", "/nonexistent-folder/x.json")
+        self.assertIn("/nonexistent-folder/x.json", err)
+        self.assertEqual(code, 2)
+
+
+def default_recording():
+    """Path of the recording that comes with the project."""
+    code, out, err = run("demo", "--routing", "recorded", "--experts", "255", "--ranks", "1")
+    match = re.search(r"the recording (\S+) has 256", out + err)
+    assert code == 2 and match, out + err
+    return match.group(1)
+
+
+class Help(unittest.TestCase):
+    def test_help(self):
+        for args in (["--help"], [], ["help"], ["-h"]):
+            code, out, _ = run(*args)
+            self.assertEqual(code, 0)
+            for verb in ("demo", "verify", "bench", "doctor"):
+                self.assertIn(verb, out)
+        for verb in ("demo", "verify", "bench", "doctor"):
+            for args in ([verb, "--help"], ["help", verb]):
+                code, out, _ = run(*args)
+                self.assertEqual(code, 0)
+                self.assertIn(f"Usage: switchyard {verb}", out)
+                if verb != "doctor":
+                    self.assertIn("Examples:", out)
+
+    def test_lines_fit(self):
+        for verb in ("demo", "verify", "bench", "doctor"):
+            for line in run(verb, "--help")[1].splitlines():
+                self.assertLessEqual(len(line), 140, line)
+
+    def test_every_flag_of_the_examples_exists(self):
+        for verb in ("demo", "verify", "bench"):
+            out = run(verb, "--help")[1]
+            declared = set(re.findall(r"^  (?:-h,)?(--[a-z-]+)", out, re.M))
+            used = set(re.findall(r"(--[a-z-]+)", out.split("Examples:")[1]))
+            self.assertLessEqual(used, declared)
+
+    def test_version(self):
+        code, out, _ = run("--version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"^switchyard \d+\.\d+\.\d+, commit ")
+
+
+class Verify(unittest.TestCase):
+    def test_passes_and_counts(self):
+        code, out, err = run("verify", *SMALL, "--routings", "uniform,drops", "--dtypes", "bf16,fp8")
+        self.assertEqual(code, 0, out + err)
+        self.assertEqual(len(re.findall(r"^PASS  ", out, re.M)), 2 * 2 * 2 * 2)
+        self.assertNotIn("FAIL", out)
+        self.assertRegex(out.splitlines()[-1], r"^PASS: 16 cases, \d+ checks, [\d,]+ values compared, 0 cases failed")
+
+    def test_json(self):
+        code, out, err = run("verify", *SMALL, "--routings", "zipf", "--layouts", "expert_major", "--staging", "direct",
+                             "--dtypes", "f32", "--processes", "--json")
+        self.assertEqual(code, 0, out + err)
+        report = json.loads(out)
+        self.assertTrue(report["passed"])
+        self.assertEqual(report["ranks_are"], "processes")
+        self.assertEqual(len(report["cases"]), 1)
+        names = [c["name"] for c in report["cases"][0]["checks"]]
+        for name in ("dispatch", "cached dispatch", "combine per_rank", "combine per_route", "worst-case size",
+                     "capacity exceeded, fail", "capacity exceeded, drop and report", "ledger", "matrices"):
+            self.assertIn(name, names)
+        for check in report["cases"][0]["checks"]:
+            self.assertTrue(check["passed"], check)
+            self.assertGreater(check["compared"], 0, check)
+
+    def test_verbose_names_every_check(self):
+        code, out, _ = run("verify", *SMALL, "--routings", "uniform", "--layouts", "rank_major", "--staging", "ring", "--dtypes",
+                           "bf16", "--verbose")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"PASS  combine returns the weights +\d+ compared")
+
+    def test_no_tokens_and_odd_experts(self):
+        code, out, err = run("verify", "--ranks", "3", "--tokens", "0,5", "--hidden", "64", "--experts", "10", "--topk", "3",
+                             "--dtypes", "bf16", "--routings", "duplicates,one_expert", "--warps", "2")
+        self.assertEqual(code, 0, out + err)
+
+
+class Demo(unittest.TestCase):
+    SIZE = ["--tokens", "16", "--hidden", "128", "--intermediate", "32", "--steps", "2"]
+
+    def check(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            out_dir = Path(folder, "new", "report")
+            code, out, err = run("demo", *self.SIZE, "--out", str(out_dir), *args)
+            self.assertEqual(code, 0, out + err)
+            self.assertEqual(out.splitlines()[-1], "PASS")
+            html = out_dir.joinpath("report.html").read_text()
+            trace = json.loads(out_dir.joinpath("trace.json").read_text())
+            self.assertIn(str(out_dir / "report.html"), out)
+            self.assertIn(str(out_dir / "trace.json"), out)
+        data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S).group(1))
+        self.check_report(data)
+        self.check_trace(trace, data)
+        return data, out
+
+    def check_report(self, data):
+        world = data["world"]
+        self.assertTrue(data["passed"])
+        rows, routes = data["traffic"]["rows"], data["traffic"]["routes"]
+        self.assertEqual([len(r) for r in rows], [world] * world)
+        self.assertEqual(sum(map(sum, routes)), sum(data["experts"]["counts"]))
+        for a in range(world):
+            for b in range(world):
+                self.assertLessEqual(rows[a][b], routes[a][b])
+        self.assertEqual(len(data["experts"]["first"]), world + 1)
+        self.assertEqual(len(data["timeline"]["steps"]), 2)
+        self.assertEqual(data["timeline"]["lost"], 0)
+        names = {s[2] for s in data["timeline"]["slices"]}
+        self.assertLessEqual({"dispatch", "combine", "plan", "expert_mlp"}, names)
+        self.assertEqual({s[0] for s in data["timeline"]["slices"]}, set(range(world)))
+
+    def check_trace(self, trace, data):
+        spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+        self.assertEqual({e["pid"] for e in spans}, set(range(data["world"])))
+        self.assertEqual(len([e for e in spans if e["name"] == "step"]), 2 * data["world"])
+        self.assertEqual(len([e for e in spans if e["name"] != "step"]), len(data["timeline"]["slices"]))
+
+    def test_threads_recorded(self):
+        data, out = self.check("--ranks", "3")
+        self.assertIn("recorded", out)
+        self.assertEqual(sum(data["experts"]["counts"]), 3 * 16 * 8 * 2)
+
+    def test_processes_gate(self):
+        data, out = self.check("--ranks", "2", "--processes", "--routing", "gate", "--experts", "16", "--topk", "4")
+        self.assertIn("2 processes", out)
+        self.assertIn("gate", {s[2] for s in data["timeline"]["slices"]})
+
+    def test_ring_and_several_workers(self):
+        self.check("--ranks", "2", "--staging", "ring", "--blocks", "2", "--warps", "2", "--routing", "drops", "--experts", "9",
+                   "--topk", "3")
+
+    def test_one_rank(self):
+        self.check("--ranks", "1", "--routing", "softmax")
+
+    def test_plain_output_is_plain(self):
+        with tempfile.TemporaryDirectory() as folder:
+            _, out, err = run("demo", *self.SIZE, "--ranks", "2", "--routing", "uniform", "--out", folder)
+            self.assertNotIn("\x1b", out + err)
+            self.assertNotIn("\r", out + err)
+
+
+class Bench(unittest.TestCase):
+    def measure(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "result.json")
+            code, out, err = run("bench", *SMALL, "--iterations", "20", "--sets", "2", "--json", str(path), *args)
+            self.assertEqual(code, 0, out + err)
+            return json.loads(path.read_text()), out
+
+    def test_json(self):
+        result, out = self.measure("--commit", "abc123", "--sweep", "tokens=8,16", "--sweep", "ranks=1,2")
+        self.assertEqual(result["schema"], "switchyard.bench/1")
+        self.assertEqual(result["commit"], "abc123")
+        self.assertGreater(result["machine"]["last_level_cache_bytes"], 0)
+        limit = result["copy_limit"]
+        self.assertGreaterEqual(limit["source_bytes"], 4 * result["machine"]["last_level_cache_bytes"])
+        self.assertEqual(limit["gb_per_s"], max(r["gb_per_s"] for r in limit["rates"]))
+        shapes = [(r["config"]["tokens_per_rank"], r["config"]["ranks"]) for r in result["runs"]]
+        self.assertEqual(shapes, [(8, 1), (8, 2), (16, 1), (16, 2)])
+        for one in result["runs"]:
+            self.check_run(one, limit["gb_per_s"])
+        self.assertEqual(out.count("PASS"), 4)
+
+    def check_run(self, one, limit):
+        self.assertTrue(one["verified"])
+        self.assertEqual(one["dispatch"]["iterations"], 20)
+        for phase in ("dispatch", "combine", "both"):
+            times = one[phase]
+            self.assertLessEqual(times["min_us"], times["p50_us"])
+            self.assertLessEqual(times["p50_us"], times["p99_us"])
+            self.assertLessEqual(times["p99_us"], times["max_us"])
+        sizes, config = one["bytes"], one["config"]
+        row = config["hidden"] * 2
+        tokens = config["ranks"] * config["tokens_per_rank"]
+        self.assertEqual(sizes["logical"], tokens * config["topk"] * row)
+        self.assertEqual(sizes["dispatch_limit"], tokens * row + sizes["payload"])
+        self.assertLessEqual(sizes["remote"], sizes["payload"])
+        if config["ranks"] == 1:
+            self.assertEqual(sizes["remote"], 0)
+            self.assertEqual(one["counted_remote_bytes"], 0)
+        share = one["share_of_limit"]["dispatch"]
+        self.assertAlmostEqual(share, sizes["dispatch_limit"] / (one["dispatch"]["p50_us"] * 1e-6) / (limit * 1e9), places=6)
+
+    def test_counted_bytes_agree(self):
+        # One set: what the library counts is what the routing says.
+        result, _ = self.measure("--sets", "1")
+        one = result["runs"][0]
+        self.assertEqual(one["counted_remote_bytes"], one["bytes"]["remote"])
+
+    def test_variants(self):
+        for args in (["--layout", "expert_major", "--order", "per_route", "--alignment", "4"], ["--staging", "ring", "--slots", "8"],
+                     ["--quantize", "ue8m0"], ["--dtype", "fp8"], ["--cached"], ["--processes", "--warps", "2"],
+                     ["--routing", "recorded"], ["--dtype", "f32", "--layout", "expert_major", "--routing", "drops"]):
+            result, out = self.measure(*args)
+            self.assertTrue(result["runs"][0]["verified"], f"{args}: {out}")
+
+
+class Doctor(unittest.TestCase):
+    def test_json(self):
+        code, out, err = run("doctor", "--json")
+        report = json.loads(out)
+        self.assertEqual(code, 0 if report["ok"] else 1, err)
+        groups = {f["group"] for f in report["findings"]}
+        self.assertLessEqual({"CPU", "Memory", "Processes", "GPU", "Libraries", "Environment", "Backends"}, groups)
+        for finding in report["findings"]:
+            self.assertIn(finding["verdict"], ("ok", "limited", "no", "note"))
+            if finding["verdict"] in ("limited", "no"):
+                self.assertTrue(finding["why"], finding)
+
+    def test_environment_is_shown_but_secrets_are_not(self):
+        env = {"SWITCHYARD_JOB_TOKEN": "hunter2", "SWITCHYARD_RANK": "3", "DNNL_MAX_CPU_ISA": "AVX2"}
+        _, out, _ = run("doctor", env=env)
+        self.assertNotIn("hunter2", out)
+        self.assertIn("SWITCHYARD_RANK", out)
+        self.assertIn("DNNL_MAX_CPU_ISA=AVX2 caps", out)
+
+
+class Installed(unittest.TestCase):
+    def test_recording_is_found_from_any_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("verify", *SMALL, "--routings", "recorded", "--layouts", "rank_major", "--staging", "direct",
+                                 "--dtypes", "bf16", cwd=folder)
+            self.assertEqual(code, 0, out + err)
+
+    def test_data_folder_can_be_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "routing")
+            path.mkdir()
+            path.joinpath("moe_lm_e256_k8_layer3.safetensors").write_bytes(b"")
+            code, _, err = run("demo", "--ranks", "1", env={"SWITCHYARD_DATA_DIR": folder})
+            self.assertEqual(code, 3)
+            self.assertIn(folder, err)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    TOOL = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line tool's own parts: its oracle must accept what is right and refuse what is wrong, and its parsers likewise.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "bench/measure.hpp"
+#include "bench/stream_copy.hpp"
+#include "switchyard/status.hpp"
+#include "tools/switchyard/cli.hpp"
+#include "tools/switchyard/exchange_check.hpp"
+#include "tools/switchyard/moe_reference.hpp"
+#include "tools/switchyard/numbers.hpp"
+#include "tools/switchyard/ranks.hpp"
+#include "tools/switchyard/report_html.hpp"
+#include "tools/switchyard/routing_source.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+// ------------------------------------------------------------------------------------------------------------- number formats
+
+TEST(Numbers, EveryNarrowCodeSurvivesWideningAndRounding) {
+  for (const DType type : {DType::bf16, DType::f16, DType::fp8_e4m3}) {
+    const uint32_t codes = type == DType::fp8_e4m3 ? 256 : 65536;
+    for (uint32_t code = 0; code < codes; ++code) {
+      const float value = element(&code, type, 0);  // little endian
+      if (std::isnan(value)) continue;
+      uint32_t back = 0;
+      store_element(&back, type, 0, value);
+      ASSERT_EQ(back, code) << "type " << static_cast<int>(type);
+    }
+  }
+}
+
+TEST(Numbers, TiesGoToEvenAndNeighboursDoNot) {
+  // 1 + 2^-8 lies between the bf16 values 1 and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6.
+  EXPECT_EQ(rounded(1.0f + 0x1p-8f, DType::bf16), 1.0f);
+  EXPECT_EQ(rounded(1.0f + 0x1p-8f + 0x1p-20f, DType::bf16), 1.0f + 0x1p-7f);
+  EXPECT_EQ(rounded(1.0f + 3 * 0x1p-8f, DType::bf16), 1.0f + 0x1p-6f);
+  EXPECT_EQ(rounded(1.0f + 0x1p-11f, DType::f16), 1.0f);
+  EXPECT_EQ(rounded(1.0f + 3 * 0x1p-11f, DType::f16), 1.0f + 0x1p-9f);
+  EXPECT_EQ(rounded(17.0f, DType::fp8_e4m3), 16.0f);
+  EXPECT_EQ(rounded(19.0f, DType::fp8_e4m3), 20.0f);
+  EXPECT_EQ(rounded(1e6f, DType::fp8_e4m3), 448.0f);
+  EXPECT_EQ(rounded(std::numeric_limits<float>::infinity(), DType::fp8_e4m3), 448.0f);
+  EXPECT_TRUE(std::isinf(rounded(65520.0f, DType::f16)));
+  EXPECT_EQ(rounded(65519.0f, DType::f16), 65504.0f);
+}
+
+TEST(Numbers, QuantisationByHand) {
+  std::vector<float> row(130, 0.0f);
+  row[0] = 448.0f;
+  row[1] = -224.0f;
+  row[128] = 0.0f;  // the second, short group is all zero
+  std::vector<uint8_t> q(130);
+  float scales[4] = {-1, -1, -1, -1};
+  quantize_reference(row.data(), DType::f32, 130, ScaleKind::f32, q.data(), scales);
+  EXPECT_EQ(scales[0], 1.0f);
+  EXPECT_EQ(scales[1], 0.0f);
+  EXPECT_EQ(element(q.data(), DType::fp8_e4m3, 0), 448.0f);
+  EXPECT_EQ(element(q.data(), DType::fp8_e4m3, 1), -224.0f);
+  EXPECT_EQ(q[129], 0);
+  row[0] = 449.0f;  // scale just above 1: the next power of two is 2
+  uint8_t powers[16] = {};
+  quantize_reference(row.data(), DType::f32, 130, ScaleKind::ue8m0, q.data(), powers);
+  EXPECT_EQ(powers[0], 128);
+  EXPECT_EQ(powers[1], 0);
+  EXPECT_EQ(element(q.data(), DType::fp8_e4m3, 1), -112.0f);
+}
+
+TEST(Rows, AreReproducibleFiniteAndDifferent) {
+  for (const DType type : {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3}) {
+    std::vector<std::byte> a(99 * 4), b(99 * 4), c(99 * 4);
+    fill_row(a.data(), type, 99, 5);
+    fill_row(b.data(), type, 99, 5);
+    fill_row(c.data(), type, 99, 6);
+    EXPECT_EQ(a, b);
+    EXPECT_NE(a, c);
+    bool positive = false, negative = false;
+    for (int64_t i = 0; i < 99; ++i) {
+      const float value = element(a.data(), type, i);
+      EXPECT_TRUE(std::isfinite(value));
+      positive = positive || value > 0;
+      negative = negative || value < 0;
+    }
+    EXPECT_TRUE(positive && negative);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- the exchange checks
+
+Scenario small_scenario(Layout layout) {
+  Scenario s;
+  s.world = 2;
+  s.experts = 5;  // 3 and 2
+  s.topk = 2;
+  s.hidden = 24;
+  s.layout = layout;
+  s.alignment = 4;
+  s.routing.resize(2);
+  s.routing[0] = {5, 2, 2, {0, 4, -1, 3}, {0.25f, 0.75f, 0.5f, 0.5f}};
+  s.routing[1] = {5, 2, 1, {2, 2}, {0.125f, 0.875f}};
+  return s;
+}
+
+TEST(Oracle, RowsByHand) {
+  const Scenario rank_major = small_scenario(Layout::rank_major);
+  EXPECT_EQ(rank_major.first_expert(1), 3);
+  EXPECT_EQ(rank_major.owner(2), 0);
+  EXPECT_EQ(rank_major.owner(3), 1);
+  ASSERT_EQ(expected_rows(rank_major, 0).size(), 2u);  // (0, 0), (1, 0)
+  EXPECT_EQ(expected_rows(rank_major, 0)[1].source, 1);
+  ASSERT_EQ(expected_rows(rank_major, 1).size(), 2u);  // (0, 0), (0, 1)
+  EXPECT_EQ(expected_rows(rank_major, 1)[1].token, 1);
+  const std::vector<RowOrigin> rows = expected_rows(small_scenario(Layout::expert_major), 0);
+  ASSERT_EQ(rows.size(), 8u);  // expert 0: one row, padded to 4; expert 1: none; expert 2: two, padded to 4
+  EXPECT_EQ(rows[0].k, 0);
+  EXPECT_EQ(rows[1].source, -1);
+  EXPECT_EQ(rows[4].source, 1);
+  EXPECT_EQ(rows[5].k, 1);
+  EXPECT_EQ(expected_expert_counts(rank_major, 0), (std::vector<int64_t>{1, 0, 2}));
+}
+
+TEST(Oracle, CombineByHand) {
+  Scenario s = small_scenario(Layout::expert_major);
+  CombineCase c;
+  c.identity = true;
+  std::vector<std::byte> x(48), out(48);
+  fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::token, 1, 0));
+  expected_combine(s, c, 1, 0, out.data());
+  for (int64_t i = 0; i < 24; ++i) {  // both routes on rank 0: one partial sum, rounded, then rounded again
+    const float value = element(x.data(), DType::bf16, i);
+    EXPECT_EQ(element(out.data(), DType::bf16, i), rounded(0.125f * value + 0.875f * value, DType::bf16));
+  }
+  c.num_bias = 1;
+  s.routing[0].ids = {-1, 9, -1, -1};  // a token without experts yields its bias, also -0
+  expected_combine(s, c, 0, 0, out.data());
+  fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::bias, 0, 0, 0));
+  EXPECT_EQ(row_difference(out.data(), x.data(), DType::bf16, 24), "");
+}
+
+/// Runs an exchange on two ranks, lets `spoil` change what one of them got, and returns whether all checks passed.
+bool passes(Layout layout, const std::function<void(Dispatched&)>& spoil, const std::function<void(void*)>& spoil_out = {}) {
+  const Scenario s = small_scenario(layout);
+  RankJob job;
+  job.world = 2;
+  NormalConfig config;
+  config.hidden = s.hidden;
+  config.num_experts = s.experts;
+  config.topk = s.topk;
+  config.max_tokens = 2;
+  config.layout = layout;
+  config.expert_alignment = s.alignment;
+  job.group.heap_bytes = NormalExchange::heap_bytes_for(config, 2);
+  const std::vector<json> results = run_ranks(job, [&](Group& group, RankLink&) -> json {
+    NormalExchange exchange(group, config);
+    const int rank = group.rank();
+    const Routing& mine = s.routing[static_cast<size_t>(rank)];
+    const RowArray x = token_rows(s.seed, 0, rank, mine.tokens, s.hidden, DType::bf16, ScaleKind::none);
+    Dispatched d = exchange.dispatch(x.view(), mine.expert_ids(), mine.weights.data());
+    RowArray out(mine.tokens, s.hidden, DType::bf16);
+    exchange.combine(d.x, d.handle, out.row(0));
+    if (rank == 0 && spoil) spoil(d);
+    if (rank == 0 && spoil_out) spoil_out(out.row(0));
+    CombineCase c;
+    c.identity = true;
+    const CheckResult rows = check_dispatched("dispatch", s, rank, d, {}, true);
+    const CheckResult sums = check_combined("combine", s, rank, out.row(0), c);
+    EXPECT_EQ(rows.passed, rows.detail.empty());
+    EXPECT_EQ(sums.passed, sums.detail.empty());
+    return rows.passed && sums.passed;
+  });
+  return results[0].get<bool>() && results[1].get<bool>();
+}
+
+TEST(ExchangeCheck, AcceptsTheRightResult) {
+  EXPECT_TRUE(passes(Layout::rank_major, {}));
+  EXPECT_TRUE(passes(Layout::expert_major, {}));
+}
+
+TEST(ExchangeCheck, RefusesEveryKindOfDamage) {
+  const auto flip = [](void* p, size_t at) { static_cast<uint8_t*>(p)[at] ^= 1; };
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    EXPECT_FALSE(passes(layout, [&](Dispatched& d) { flip(d.x.data, 0); }));
+    EXPECT_FALSE(
+        passes(layout, [&](Dispatched& d) { flip(d.x.data, 2 * 48 - 1); }));  // last byte of row 1: padding if expert-major
+    EXPECT_FALSE(passes(layout, [](Dispatched& d) { ++d.rows; }));
+    EXPECT_FALSE(passes(layout, [](Dispatched& d) { const_cast<int64_t&>(d.tokens_per_expert[1]) += 1; }));
+    EXPECT_FALSE(passes(layout, [](Dispatched& d) { const_cast<int64_t&>(d.aligned_per_expert[1]) += 4; }));
+    EXPECT_FALSE(passes(layout, {}, [&](void* out) { flip(out, 17); }));
+  }
+  EXPECT_FALSE(passes(Layout::rank_major, [](Dispatched& d) { const_cast<int32_t&>(d.topk_ids[1]) = 0; }));
+  EXPECT_FALSE(passes(Layout::rank_major, [](Dispatched& d) { const_cast<float&>(d.topk_weights[0]) = 0; }));
+  EXPECT_FALSE(passes(Layout::rank_major, [](Dispatched& d) { const_cast<int32_t&>(d.source_token[1]) = 1; }));
+  EXPECT_FALSE(passes(Layout::expert_major, [](Dispatched& d) { const_cast<int64_t&>(d.row_source[5]) -= int64_t{1} << 32; }));
+  EXPECT_FALSE(passes(Layout::expert_major, [](Dispatched& d) { const_cast<float&>(d.row_weights[4]) = 2; }));
+  EXPECT_FALSE(passes(Layout::expert_major, [](Dispatched& d) { const_cast<int64_t&>(d.expert_first_row[2]) = 1; }));
+}
+
+TEST(MoeReference, SeesAWrongExpertAndAMissingRoute) {
+  const int64_t hidden = 64, intermediate = 32;
+  const ExpertWeights weights(1, hidden, intermediate);
+  const RowArray x = token_rows(1, 0, 0, 4, hidden, DType::bf16, ScaleKind::none);
+  ReferenceInput input;
+  input.rows = {reinterpret_cast<const uint16_t*>(x.row(0))};
+  input.routing = {{8, 2, 4, {0, 1, 2, 3, 4, 5, 6, 7}, std::vector<float>(8, 0.5f)}};
+  const auto right = moe_reference(input, weights, hidden, intermediate, 2, {});
+  std::vector<uint16_t> out(static_cast<size_t>(4 * hidden));
+  for (size_t i = 0; i < out.size(); ++i) store_element(out.data(), DType::bf16, static_cast<int64_t>(i), right[0][i]);
+  for (int64_t t = 0; t < 4; ++t)
+    EXPECT_LT(row_error(&out[static_cast<size_t>(t * hidden)], &right[0][static_cast<size_t>(t * hidden)], hidden), 0.004);
+
+  ExpertMlp mlp({hidden, intermediate, 8}, weights.source(0));  // the library's experts agree with the plain loops
+  std::vector<uint16_t> y(static_cast<size_t>(4 * hidden));
+  mlp.forward_rank_major(input.rows[0], input.routing[0].expert_ids(), input.routing[0].weights.data(), y.data());
+  for (int64_t t = 0; t < 4; ++t)
+    EXPECT_LT(row_error(&y[static_cast<size_t>(t * hidden)], &right[0][static_cast<size_t>(t * hidden)], hidden), 1.0 / 64);
+
+  input.routing[0].ids[2] = 3;
+  input.routing[0].ids[4] = -1;
+  const auto wrong = moe_reference(input, weights, hidden, intermediate, 1, {});
+  EXPECT_LT(row_error(out.data(), wrong[0].data(), hidden), 0.004);
+  EXPECT_GT(row_error(&out[static_cast<size_t>(hidden)], &wrong[0][static_cast<size_t>(hidden)], hidden), 0.2);
+  EXPECT_GT(row_error(&out[static_cast<size_t>(2 * hidden)], &wrong[0][static_cast<size_t>(2 * hidden)], hidden), 0.2);
+}
+
+// ------------------------------------------------------------------------------------------------------------------------
+// ranks
+
+RankJob two_ranks(bool processes) {
+  RankJob job;
+  job.world = 2;
+  job.processes = processes;
+  job.group.heap_bytes = size_t{1} << 20;
+  job.group.timeout = std::chrono::milliseconds(5000);
+  return job;
+}
+
+TEST(Ranks, ResultsComeBackInRankOrder) {
+  for (const bool processes : {false, true}) {
+    std::vector<int64_t> progress(2);
+    const auto results = run_ranks(
+        two_ranks(processes),
+        [](Group& group, RankLink& link) -> json {
+          link.progress(group.rank() + 10, "note");
+          int mine = group.rank() + 1, all[2] = {};
+          group.all_gather(&mine, sizeof mine, all);
+          return {{"rank", group.rank()}, {"sum", all[0] + all[1]}};
+        },
+        [&](int rank, int64_t done, const std::string&) { progress[static_cast<size_t>(rank)] = done; });
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(results[static_cast<size_t>(r)].at("rank"), r);
+      EXPECT_EQ(results[static_cast<size_t>(r)].at("sum"), 3);
+      EXPECT_EQ(progress[static_cast<size_t>(r)], r + 10);
+    }
+  }
+}
+
+TEST(Ranks, TheRankThatFailedIsNamedNotTheOneThatNoticed) {
+  for (const bool processes : {false, true}) {
+    try {
+      run_ranks(two_ranks(processes), [](Group& group, RankLink&) -> json {
+        if (group.rank() == 1) throw std::runtime_error("this rank is tired");
+        group.barrier();
+        return {};
+      });
+      FAIL() << "no error";
+    } catch (const RankError& e) {
+      EXPECT_EQ(e.rank(), 1);
+      EXPECT_NE(std::string(e.what()).find("this rank is tired"), std::string::npos) << e.what();
+    }
+  }
+}
+
+TEST(Ranks, AKilledProcessIsNamedWithItsSignal) {
+  try {
+    run_ranks(two_ranks(true), [](Group& group, RankLink&) -> json {
+      if (group.rank() == 0) raise(SIGKILL);
+      group.barrier();
+      return {};
+    });
+    FAIL() << "no error";
+  } catch (const RankError& e) {
+    EXPECT_EQ(e.rank(), 0);
+    EXPECT_NE(std::string(e.what()).find("signal 9"), std::string::npos) << e.what();
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- command line
+
+TEST(CommandLine, Suggestions) {
+  const std::vector<std::string> names = {"--ranks", "--routing", "--tokens", "--no-verify"};
+  EXPECT_EQ(closest("--rank", names), "--ranks");
+  EXPECT_EQ(closest("--tokesn", names), "--tokens");
+  EXPECT_EQ(closest("--routign", names), "--routing");
+  EXPECT_EQ(closest("--no_verify", names), "--no-verify");
+  EXPECT_EQ(closest("--colour", names), "");
+  EXPECT_EQ(closest("dmeo", {"demo", "doctor"}), "demo");
+}
+
+TEST(CommandLine, Integers) {
+  EXPECT_EQ(parse_integer("--x", "4ki", 0, 1 << 20), 4096);
+  EXPECT_EQ(parse_integer("--x", "3k", 0, 1 << 20), 3000);
+  EXPECT_EQ(parse_integer("--x", "-5", -10, 10), -5);
+  EXPECT_EQ(parse_integers("--x", "1,4-6,2", 0, 10), (std::vector<int64_t>{1, 4, 5, 6, 2}));
+  for (const char* bad : {"", "x", "5x", "11", "-1", "99999999999999999999", "9223372036854775807k", "1.5", "0x10", " 1"}) {
+    try {
+      parse_integer("--x", bad, 0, 10);
+      ADD_FAILURE() << "'" << bad << "' was accepted";
+    } catch (const UsageError& e) {
+      const std::string text = e.what();
+      EXPECT_NE(text.find("--x"), std::string::npos) << text;
+      EXPECT_NE(text.find("'" + std::string(bad) + "'"), std::string::npos) << text;
+      EXPECT_NE(text.find("0 to 10"), std::string::npos) << text;
+    }
+  }
+  for (const char* bad : {"", ",", "1,", "6-4", "1-", "-", "1-x"})
+    EXPECT_THROW(parse_integers("--x", bad, 0, 10), UsageError) << bad;
+}
+
+TEST(CommandLine, Choices) {
+  const std::vector<std::string> allowed = {"rank_major", "expert_major"};
+  EXPECT_EQ(parse_choice("--layout", "Rank-Major", allowed), "rank_major");
+  EXPECT_EQ(parse_choices("--layouts", "all", allowed), allowed);
+  EXPECT_EQ(parse_choices("--layouts", "expert_major,expert_major", allowed), std::vector<std::string>{"expert_major"});
+  for (const char* bad : {"", "rank", "rank_major,", "all,rank_major", "everything"}) {
+    EXPECT_THROW(parse_choices("--layouts", bad, allowed), UsageError) << bad;
+  }
+}
+
+TEST(CommandLine, RoutingSources) {
+  for (const std::string& word : RoutingSource::words()) {
+    if (word == "recorded") continue;
+    const RoutingSource source("--routing", word, {64, 4, 2, 1});
+    const std::vector<Routing> batches = source.batches(1, 5, 3);
+    ASSERT_EQ(batches.size(), 3u) << word;
+    for (const Routing& r : batches) {
+      EXPECT_EQ(r.ids.size(), 20u) << word;
+      EXPECT_EQ(r.num_experts, 64) << word;
+      EXPECT_NO_THROW(check_routing(r)) << word;
+    }
+    EXPECT_EQ(source.batches(1, 15, 1)[0].ids, [&] {  // batches are consecutive parts of one stream
+      std::vector<int32_t> all;
+      for (const Routing& r : batches) all.insert(all.end(), r.ids.begin(), r.ids.end());
+      return all;
+    }()) << word;
+  }
+  EXPECT_EQ(RoutingSource("--routing", "zipf:2", {}).description(), "zipf, exponent 2");
+  for (const char* bad : {"", "unifrm", "uniform:3", "zipf:x", "zipf:", "all_to_one:99", "drops:2"}) {
+    EXPECT_THROW(RoutingSource("--routing", bad, {64, 4, 2, 1}), UsageError) << bad;
+  }
+  EXPECT_THROW(RoutingSource("--routing", "/nonexistent.safetensors", {}), Error);
+}
+
+// -------------------------------------------------------------------------------------------------------- report and measuring
+
+TEST(Report, IsOneFileThatFetchesNothingAndCannotBeBrokenByItsData) {
+  const json data = {{"meta", {{"Routing", "</script><script>alert(1)</script><!-- \"quoted\""}}}};
+  const std::string page = report_html(data);
+  EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
+  for (const char* outside : {"http:", "https:", "src=", "href=", "@import", "url(h", "url('", "url(\""}) {
+    // The namespace of SVG is a name, not an address that is fetched.
+    std::string text = page;
+    const size_t name = text.find("'http://www.w3.org/2000/svg'");
+    ASSERT_NE(name, std::string::npos);
+    text.erase(name, 28);
+    EXPECT_EQ(text.find(outside), std::string::npos) << outside;
+  }
+  const size_t begin = page.find("id=\"data\">") + 10;
+  EXPECT_EQ(json::parse(page.substr(begin, page.find("</script>", begin) - begin)), data);
+}
+
+TEST(Report, UnwritablePathIsNamed) {
+  try {
+    write_report("/nonexistent-folder/report.html", {});
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::io);
+    EXPECT_NE(std::string(e.what()).find("/nonexistent-folder/report.html"), std::string::npos);
+  }
+}
+
+TEST(Measure, PercentilesByNearestRank) {
+  std::vector<double> v;
+  for (int i = 100; i >= 1; --i) v.push_back(i);
+  const bench::Times t = bench::summarize(v);
+  EXPECT_EQ(t.p50, 50);
+  EXPECT_EQ(t.p99, 99);
+  EXPECT_EQ(t.min, 1);
+  EXPECT_EQ(t.max, 100);
+  EXPECT_EQ(bench::summarize({7.0}).p99, 7);
+  EXPECT_EQ(bench::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
+}
+
+TEST(Measure, BytesByHand) {
+  const bench::ExchangeBytes b = bench::exchange_bytes(10, 30, 20, 80, 2, 3, 5);
+  EXPECT_EQ(b.logical, 240);
+  EXPECT_EQ(b.payload, 90);
+  EXPECT_EQ(b.remote, 60);
+  EXPECT_EQ(b.dispatch_limit, 110);
+  EXPECT_EQ(b.combine_limit, 200);
+  EXPECT_EQ(bench::rotation_sets(10, 100, 1e9), 32);
+  EXPECT_EQ(bench::rotation_sets(100, 100, 1e9), 4);
+  EXPECT_EQ(bench::rotation_sets(1e9, 100, 1e9), 2);
+  EXPECT_EQ(bench::rotation_sets(100, 1000, 700), 7);
+}
+
+TEST(Measure, StreamCopyCopiesEveryByteAndNoMore) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{4096}, size_t{100001}}) {
+    std::vector<std::byte> from(bytes + 8), storage(bytes + 256, std::byte{0xAB});
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
+    const size_t offset = 64 - reinterpret_cast<uintptr_t>(storage.data()) % 64;
+    bench::stream_copy(storage.data() + offset, from.data() + 3, bytes);
+    EXPECT_EQ(std::memcmp(storage.data() + offset, from.data() + 3, bytes), 0) << bytes;
+    for (size_t i = 0; i < 64; ++i) ASSERT_EQ(storage[offset + bytes + i], std::byte{0xAB}) << bytes;
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::tool
