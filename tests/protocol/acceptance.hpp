@@ -27,7 +27,9 @@ struct Where {
   int world;
   Workers workers;
 };
-inline void PrintTo(const Where& w, std::ostream* out) { *out << "W" << w.world << " workers " << to_string(w.workers); }
+inline std::ostream& operator<<(std::ostream& out, const Where& w) {
+  return out << "W" << w.world << " workers " << to_string(w.workers);
+}
 
 /// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
 /// builds take two of the six kinds of workers per world, so that all six and all worlds still occur.

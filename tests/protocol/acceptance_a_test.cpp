@@ -15,7 +15,6 @@ using switchyard::Dispatched;
 using switchyard::Error;
 using switchyard::ErrorCode;
 using switchyard::NormalExchange;
-using switchyard::SizePolicy;
 
 constexpr Layout kLayouts[] = {Layout::rank_major, Layout::expert_major};
 

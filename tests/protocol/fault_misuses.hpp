@@ -25,7 +25,7 @@ struct Misuse {
   std::function<void(FaultRig&, bool spoil)> body;
   ErrorCode code = ErrorCode::invalid_argument;
 };
-inline void PrintTo(const Misuse& m, std::ostream* out) { *out << m.name; }
+inline std::ostream& operator<<(std::ostream& out, const Misuse& m) { return out << m.name; }
 
 inline Misuse spoil_x(const char* name, const char* in_text, std::function<void(ConstRows&)> spoil) {
   return {name, in_text, [spoil](FaultRig& rig, bool bad) {

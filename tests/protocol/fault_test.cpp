@@ -56,7 +56,7 @@ struct Silence {
   Staging staging;
   std::function<void(FaultRig&, bool silent)> body;  ///< the silent rank leaves out the last call
 };
-void PrintTo(const Silence& s, std::ostream* out) { *out << s.name; }
+std::ostream& operator<<(std::ostream& out, const Silence& s) { return out << s.name; }
 
 std::vector<Silence> silences() {
   auto dispatch = [](FaultRig& rig, bool silent) {

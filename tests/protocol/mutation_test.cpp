@@ -46,7 +46,7 @@ std::string to_string(const Mutant& m) {
   return std::string(switchyard::detail::site_name(m.site)) + (m.side == Side::acquire ? "_acquire_" : "_release_") +
          kPhaseNames[static_cast<int>(m.phase)] + (m.staging == Staging::ring ? "_ring" : "_direct");
 }
-void PrintTo(const Mutant& m, std::ostream* out) { *out << to_string(m); }
+std::ostream& operator<<(std::ostream& out, const Mutant& m) { return out << to_string(m); }
 
 /// Which flags carry something in which call. Every flag is here or in redundant_because.
 struct Use {
