@@ -294,7 +294,8 @@ std::vector<UniqueFd> ProcessBootstrap::exchange_fds(int fd, Milliseconds budget
   std::vector<Arrival> arrivals = collect(FrameKind::descriptor, "exchange_fds", deadline);
   std::vector<UniqueFd> fds;
   for (int r = 0; r < world(); ++r) {
-    UniqueFd theirs = r == rank() ? std::move(own) : std::move(arrivals[static_cast<size_t>(r)].fd);
+    UniqueFd& slot = r == rank() ? own : arrivals[static_cast<size_t>(r)].fd;
+    UniqueFd theirs = std::move(slot);
     if (!theirs) {
       throw Error(ErrorCode::system, "exchange_fds: the descriptor of rank " + std::to_string(r) +
                                          " was lost: too many open files (see ulimit -n)");

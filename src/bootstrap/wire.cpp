@@ -102,9 +102,9 @@ Writer signed_part(FrameKind kind) {
 }
 
 template <class Message>
-std::optional<Message> if_complete(const Reader& reader, Message&& message) {
+std::optional<Message> if_complete(const Reader& reader, Message message) {
   if (!reader.complete()) return std::nullopt;
-  return std::move(message);
+  return message;
 }
 
 bool has_rank(uint64_t ranks, int rank) { return (ranks >> rank & 1) != 0; }
@@ -188,7 +188,7 @@ Bytes encode(const MeshHello& m) {
 
 std::optional<Greeting> decode_greeting(ByteSpan payload) {
   Greeting m;
-  return if_complete(Reader(payload).raw(m.nonce), std::move(m));
+  return if_complete(Reader(payload).raw(m.nonce), m);
 }
 
 std::optional<Hello> decode_hello(ByteSpan payload) {
@@ -209,7 +209,7 @@ std::optional<Failure> decode_failure(ByteSpan payload) {
 
 std::optional<Progress> decode_progress(ByteSpan payload) {
   Progress m;
-  return if_complete(Reader(payload).number(m.arrived).number(m.departed), std::move(m));
+  return if_complete(Reader(payload).number(m.arrived).number(m.departed), m);
 }
 
 std::optional<Roster> decode_roster(ByteSpan payload) {
@@ -225,7 +225,7 @@ std::optional<Roster> decode_roster(ByteSpan payload) {
 
 std::optional<MeshHello> decode_mesh_hello(ByteSpan payload) {
   MeshHello m;
-  return if_complete(Reader(payload).number(m.from).number(m.to).raw(m.session).raw(m.proof), std::move(m));
+  return if_complete(Reader(payload).number(m.from).number(m.to).raw(m.session).raw(m.proof), m);
 }
 
 Digest prove(const Hello& m, std::string_view token, const Nonce& greeting) {

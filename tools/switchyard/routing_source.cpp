@@ -68,11 +68,9 @@ Routing slice(const Routing& all, int64_t first, int64_t tokens) {
 }
 
 /// Logits of one token without a model: closed form, about as spread as a trained gate's.
-void make_up_logits(uint64_t seed, int rank, int64_t token, std::vector<float>& out) {
-  std::vector<std::byte> bits(out.size() * 4);
-  fill_row(bits.data(), DType::f32, static_cast<int64_t>(out.size()),
+void make_up_logits(uint64_t seed, int rank, int64_t token, float* out, int64_t experts) {
+  fill_row(out, DType::f32, experts,
            row_key(seed, 77, RowKind::bias, static_cast<uint64_t>(rank), static_cast<uint64_t>(token)));
-  std::copy_n(reinterpret_cast<const float*>(bits.data()), out.size(), out.data());
 }
 
 }  // namespace
@@ -222,11 +220,7 @@ std::vector<Routing> RoutingSource::batches(int rank, int64_t tokens, int64_t co
     case Kind::deepseek:
     case Kind::softmax: {
       std::vector<float> logits(static_cast<size_t>(tokens * count * experts_));
-      std::vector<float> one(static_cast<size_t>(experts_));
-      for (int64_t t = 0; t < tokens * count; ++t) {
-        make_up_logits(seed_, rank, t, one);
-        std::copy(one.begin(), one.end(), logits.begin() + t * experts_);
-      }
+      for (int64_t t = 0; t < tokens * count; ++t) make_up_logits(seed_, rank, t, logits.data() + t * experts_, experts_);
       all = gate(logits.data(), tokens * count);
       break;
     }
