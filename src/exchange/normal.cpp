@@ -71,9 +71,11 @@ int64_t worst_case_rows(const NormalConfig& c, int world) {
   const int64_t tokens = world * c.max_tokens;
   if (c.layout == Layout::rank_major) return tokens;
   // A token may name one expert several times, so all K routes may end on one rank.
-  const int64_t here = ExpertMap{c.num_experts, world}.max_count();
-  const int64_t padded = std::min(here, tokens * c.topk) * (c.expert_alignment - 1);
-  return tokens * c.topk + padded;
+  const int64_t here = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
+  if (routes == 0) return 0;
+  // Most padding: one route to every expert but one, the rest to that one.
+  const int64_t alone = std::min(here, routes) - 1;
+  return alone * c.expert_alignment + round_up(routes - alone, c.expert_alignment);
 }
 
 NormalImpl::NormalImpl(Group& group, const NormalConfig& c) : config(c), group_(group.impl()) {

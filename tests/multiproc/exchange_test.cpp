@@ -157,11 +157,13 @@ TEST(Killed, ByAnUncaughtException) {
 }
 
 /// Alive but not running: only the deadline tells. When it runs again it learns that it was given up.
-TEST(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
+class Stopped : public testing::TestWithParam<Staging> {};
+
+TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
   int pids[2];  // rank 1 tells rank 0 its process id
   ASSERT_EQ(::pipe(pids), 0);
   const auto failures = run_processes(fleet_of(2, 400ms), [&](Group& group, Failures& f) {
-    FaultRig rig(group);
+    FaultRig rig(group, FaultRig::config(GetParam()));
     rig.round();
     if (group.rank() == 1) {
       const pid_t me = ::getpid();
@@ -186,6 +188,9 @@ TEST(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
   ::close(pids[0]);
   ::close(pids[1]);
 }
+
+INSTANTIATE_TEST_SUITE_P(Staging, Stopped, testing::Values(Staging::direct, Staging::ring),
+                         [](const auto& s) { return s.param == Staging::ring ? "ring" : "direct"; });
 
 TEST(Left, InOrderButTooEarly) {
   const auto failures = run_processes(fleet_of(3, 400ms), [&](Group& group, Failures& f) {
