@@ -10,12 +10,18 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/types.hpp"
+
 namespace switchyard {
 
 class Trace;
 
 /// Settings of a group. Every rank must pass the same values, except where noted.
 struct GroupOptions {
+  Backend backend = Backend::cpu;
+  /// CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs (torchrun, Open MPI, Slurm: local rank). Several ranks
+  /// may share a GPU. May differ by rank.
+  int device = -1;
   size_t heap_bytes = size_t{256} << 20;     ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
   std::chrono::milliseconds timeout{30000};  ///< deadline of every wait inside a call; may differ by rank
   std::chrono::milliseconds rendezvous_timeout{60000};  ///< how long to wait for all ranks to come

@@ -14,6 +14,12 @@ inline constexpr int kMaxTopk = 32;
 /// Number of channels (columns) that share one quantisation scale.
 inline constexpr int kScaleGroup = 128;
 
+/// Where a group's ranks compute and hold their rows.
+enum class Backend : uint8_t {
+  cpu = 0,   ///< threads or processes of one host; pointers are host pointers
+  cuda = 1,  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
+};
+
 /// Element type of a row.
 enum class DType : uint8_t { bf16 = 0, f16 = 1, f32 = 2, fp8_e4m3 = 3 };
 
