@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bootstrap/deadline.hpp"
+#include "heap/collective_step.hpp"
 #include "heap/memory_limits.hpp"
 #include "heap/segment.hpp"
 #include "switchyard/status.hpp"
@@ -15,6 +16,8 @@ namespace switchyard::detail {
 namespace {
 
 using Segments = std::vector<std::shared_ptr<Mapping>>;
+
+constexpr const char* kSubject = "symmetric heap";
 
 class MappedHeap final : public SymmetricHeap {
  public:
@@ -54,32 +57,6 @@ void check_memory(int world, size_t bytes, uint64_t available, const std::string
                                      " can still be used (" + limit + "): lower heap_bytes");
 }
 
-/// What a rank tells the others about its share of a step.
-struct StepReport {
-  int32_t code = 0;
-  char text[508] = {};
-};
-
-/// Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one rank's lack of
-/// memory is an error with its text everywhere, not a wait that ends at the deadline.
-template <class Step>
-void run_step(Bootstrap& bootstrap, const Deadline& deadline, const Step& step) {
-  StepReport mine;
-  try {
-    step();
-  } catch (const Error& error) {
-    mine.code = static_cast<int32_t>(error.code());
-    std::snprintf(mine.text, sizeof mine.text, "%s", error.what());
-  }
-  std::vector<StepReport> all(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].code == 0) continue;
-    all[r].text[sizeof all[r].text - 1] = '\0';
-    throw Error(static_cast<ErrorCode>(all[r].code), "symmetric heap, rank " + std::to_string(r) + ": " + all[r].text);
-  }
-}
-
 /// Ranks agree on the size and on whether the machine has room for all segments before anyone takes any memory.
 void agree_on_size(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   struct Claim {
@@ -106,7 +83,7 @@ void agree_on_size(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline)
 
 Segments share_in_process(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   std::shared_ptr<Mapping> mine;
-  run_step(bootstrap, deadline, [&] { mine = Mapping::anonymous(bytes); });
+  run_step(bootstrap, deadline, kSubject, [&] { mine = Mapping::anonymous(bytes); });
   Segments segments;
   for (auto& object : bootstrap.exchange_objects(mine, deadline.remaining())) {
     segments.push_back(std::static_pointer_cast<Mapping>(object));
@@ -116,10 +93,10 @@ Segments share_in_process(Bootstrap& bootstrap, size_t bytes, const Deadline& de
 
 Segments share_by_descriptor(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   UniqueFd mine;
-  run_step(bootstrap, deadline, [&] { mine = create_segment_fd(bytes); });
+  run_step(bootstrap, deadline, kSubject, [&] { mine = create_segment_fd(bytes); });
   const std::vector<UniqueFd> fds = bootstrap.exchange_fds(mine.get(), deadline.remaining());
   Segments segments;
-  run_step(bootstrap, deadline, [&] {
+  run_step(bootstrap, deadline, kSubject, [&] {
     for (const UniqueFd& fd : fds) segments.push_back(Mapping::shared(fd.get(), bytes));
   });
   return segments;
@@ -130,7 +107,7 @@ Segments share_by_descriptor(Bootstrap& bootstrap, size_t bytes, const Deadline&
 std::unique_ptr<SymmetricHeap> SymmetricHeap::create(Bootstrap& bootstrap, size_t bytes, Milliseconds budget) {
   const Deadline deadline(budget);
   size_t segment_bytes = 0;
-  run_step(bootstrap, deadline, [&] { segment_bytes = checked_segment_bytes(bytes); });
+  run_step(bootstrap, deadline, kSubject, [&] { segment_bytes = checked_segment_bytes(bytes); });
   agree_on_size(bootstrap, segment_bytes, deadline);
   Segments segments = bootstrap.same_process() ? share_in_process(bootstrap, segment_bytes, deadline)
                                                : share_by_descriptor(bootstrap, segment_bytes, deadline);

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "bootstrap/bootstrap.hpp"
+#include "bootstrap/deadline.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+/// What a rank tells the others about its share of a step.
+struct StepReport {
+  int32_t code = 0;
+  char text[508] = {};
+};
+
+/// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one
+/// rank's lack of memory is an error with its text everywhere, not a wait that ends at the deadline. `subject` begins the text.
+/// Returns only when the step has succeeded on all ranks: it is also a barrier. After an Error of a step the ranks are still in
+/// step with each other; after an exception of the bootstrap they are not.
+template <class Step>
+void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {
+  StepReport mine;
+  const auto note = [&mine](ErrorCode code, const char* text) {
+    mine.code = static_cast<int32_t>(code);
+    std::snprintf(mine.text, sizeof mine.text, "%s", text);
+  };
+  try {
+    step();
+  } catch (const Error& error) {
+    note(error.code(), error.what());
+  } catch (const std::exception& error) {
+    note(ErrorCode::system, error.what());
+  }
+  std::vector<StepReport> all(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].code == 0) continue;
+    all[r].text[sizeof all[r].text - 1] = '\0';
+    throw Error(static_cast<ErrorCode>(all[r].code), std::string(subject) + ", rank " + std::to_string(r) + ": " + all[r].text);
+  }
+}
+
+}  // namespace switchyard::detail

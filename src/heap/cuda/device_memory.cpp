@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "heap/cuda/device_memory.hpp"
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heap/cuda/device_guard.hpp"
+#include "heap/cuda/driver.cuh"
+#include "heap/memory_limits.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+CUmemAllocationProp properties(int device) {
+  CUmemAllocationProp p = {};
+  p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  p.location.id = device;
+  return p;
+}
+
+CUdeviceptr address_of(const std::byte* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
+std::string gpu(int device) { return "GPU " + std::to_string(device); }
+
+/// The device is current.
+[[noreturn]] void throw_out_of_memory(int device, size_t asked) {
+  (void)cudaGetLastError();
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo of " + gpu(device));
+  throw Error(ErrorCode::system, gpu(device) + " has no room for " + describe_bytes(asked) + " (" + std::to_string(asked) +
+                                     " bytes): " + std::to_string(free) + " of " + std::to_string(total) +
+                                     " bytes are free; lower heap_bytes or free memory of that GPU");
+}
+
+/// PCI address of a device, or "?".
+std::string pci_of(int device) {
+  char text[32] = "?";
+  if (cudaDeviceGetPCIBusId(text, sizeof text, device) != cudaSuccess) (void)cudaGetLastError();
+  return text;
+}
+
+class Stream {
+ public:
+  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+  void finish(const char* what) const { check(cudaStreamSynchronize(stream_), what); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+// ---- physical memory ----
+
+PhysicalMemory::PhysicalMemory(PhysicalMemory&& other) noexcept
+    : handle_(other.handle_), held_(std::exchange(other.held_, false)) {}
+
+PhysicalMemory& PhysicalMemory::operator=(PhysicalMemory&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  std::swap(held_, other.held_);
+  return *this;
+}
+
+PhysicalMemory::~PhysicalMemory() {
+  if (held_) driver().release(handle_);
+}
+
+PhysicalMemory PhysicalMemory::adopt(uint64_t handle) noexcept {
+  PhysicalMemory memory;
+  memory.handle_ = handle;
+  memory.held_ = true;
+  return memory;
+}
+
+PhysicalMemory PhysicalMemory::create(int device, size_t bytes) {
+  const DeviceGuard guard(device);
+  const CUmemAllocationProp wanted = properties(device);
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = driver().create(&handle, bytes, &wanted, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
+  check(result, "cuMemCreate of " + describe_bytes(bytes) + " on " + gpu(device));
+  return adopt(handle);
+}
+
+PhysicalMemory PhysicalMemory::import_from(int fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  // The driver takes the descriptor itself in place of a pointer.
+  void* const as_pointer = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
+  check(driver().import_handle(&handle, as_pointer, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        "cuMemImportFromShareableHandle of a peer's memory");
+  return adopt(handle);
+}
+
+UniqueFd PhysicalMemory::export_fd() const {
+  int fd = -1;
+  check(driver().export_handle(&fd, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), "cuMemExportToShareableHandle");
+  return UniqueFd(fd);
+}
+
+bool vmm_supported(int device) {
+  CUdevice handle = 0;
+  check(driver().device_get(&handle, device), "cuDeviceGet of " + gpu(device));
+  for (const CUdevice_attribute attribute : {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
+    int value = 0;
+    check(driver().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute of " + gpu(device));
+    if (value == 0) return false;
+  }
+  return true;
+}
+
+size_t vmm_granularity(int device) {
+  const DeviceGuard guard(device);
+  const CUmemAllocationProp wanted = properties(device);
+  size_t granularity = 0;
+  check(driver().granularity(&granularity, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+        "cuMemGetAllocationGranularity of " + gpu(device));
+  return granularity;
+}
+
+// ---- mappings ----
+
+VmmSegment::VmmSegment(int device, size_t bytes, size_t alignment) : DeviceSegment(device), bytes_(bytes) {
+  const DeviceGuard guard(device);
+  CUdeviceptr address = 0;
+  check(driver().reserve(&address, bytes, alignment, 0, 0), "cuMemAddressReserve of " + describe_bytes(bytes));
+  data_ = reinterpret_cast<std::byte*>(address);
+}
+
+VmmSegment::~VmmSegment() {
+  try {
+    const DeviceGuard guard(device_);
+    if (mapped_) driver().unmap(address_of(data_), bytes_);
+    driver().free_address(address_of(data_), bytes_);
+  } catch (const Error&) {
+    // The driver is shutting down and takes everything with it.
+  }
+}
+
+void VmmSegment::map(const PhysicalMemory& memory, std::span<const int> devices) {
+  const DeviceGuard guard(device_);
+  check(driver().map(address_of(data_), bytes_, 0, memory.handle(), 0), "cuMemMap of " + describe_bytes(bytes_));
+  std::vector<CUmemAccessDesc> access;
+  for (const int device : devices) {
+    CUmemAccessDesc d = {};
+    d.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    d.location.id = device;
+    d.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    access.push_back(d);
+  }
+  const CUresult result = driver().set_access(address_of(data_), bytes_, access.data(), access.size());
+  if (result != CUDA_SUCCESS) driver().unmap(address_of(data_), bytes_);
+  check(result, "cuMemSetAccess of " + describe_bytes(bytes_));
+  mapped_ = true;
+}
+
+void VmmSegment::unmap() {
+  if (!mapped_) return;
+  const DeviceGuard guard(device_);
+  check(driver().unmap(address_of(data_), bytes_), "cuMemUnmap of " + describe_bytes(bytes_));
+  mapped_ = false;
+}
+
+MallocSegment::MallocSegment(int device, size_t bytes) : DeviceSegment(device) {
+  const DeviceGuard guard(device);
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, bytes);
+  if (error == cudaErrorMemoryAllocation) throw_out_of_memory(device, bytes);
+  check(error, "cudaMalloc of " + describe_bytes(bytes) + " on " + gpu(device));
+  data_ = static_cast<std::byte*>(data);
+}
+
+MallocSegment::~MallocSegment() {
+  if (data_ == nullptr) return;
+  try {
+    const DeviceGuard guard(device_);
+    if (cudaFree(data_) != cudaSuccess) (void)cudaGetLastError();
+  } catch (const Error&) {
+    // The driver is shutting down and takes everything with it.
+  }
+}
+
+IpcHandle ipc_handle_of(void* base) {
+  cudaIpcMemHandle_t handle = {};
+  static_assert(sizeof handle == sizeof(IpcHandle));
+  check(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
+  IpcHandle bytes;
+  std::memcpy(bytes.data(), &handle, sizeof handle);
+  return bytes;
+}
+
+IpcSegment::IpcSegment(int device, const IpcHandle& bytes) : DeviceSegment(device) {
+  const DeviceGuard guard(device);
+  cudaIpcMemHandle_t handle = {};
+  std::memcpy(&handle, bytes.data(), sizeof handle);
+  void* data = nullptr;
+  check(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle of a peer's memory");
+  data_ = static_cast<std::byte*>(data);
+}
+
+IpcSegment::~IpcSegment() {
+  try {
+    const DeviceGuard guard(device_);
+    if (cudaIpcCloseMemHandle(data_) != cudaSuccess) (void)cudaGetLastError();
+  } catch (const Error&) {
+    // The driver is shutting down and takes everything with it.
+  }
+}
+
+// ---- peers ----
+
+void enable_peer_access(int device, int peer) {
+  if (device == peer) return;
+  const DeviceGuard guard(device);
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();
+    return;
+  }
+  check(error, "cudaDeviceEnablePeerAccess from " + gpu(device) + " to " + gpu(peer));
+}
+
+void check_peer_access(int device, int peer) {
+  if (device == peer) return;
+  int can = 0;
+  check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer of " + gpu(device) + " and " + gpu(peer));
+  if (can != 0) return;
+  throw Error(ErrorCode::unsupported, gpu(device) + " (" + pci_of(device) + ") cannot access the memory of " + gpu(peer) +
+                                          " (" + pci_of(peer) +
+                                          "): use GPUs linked by NVLink or PCIe peer to peer ('nvidia-smi topo "
+                                          "-p2p r' shows them), or check that IOMMU and ACS are off");
+}
+
+// ---- host access ----
+
+void fill_zero(std::byte* data, size_t bytes) {
+  const Stream stream;
+  check(cudaMemsetAsync(data, 0, bytes, stream.get()), "cudaMemsetAsync of a heap segment");
+  stream.finish("clearing a heap segment");
+}
+
+void copy_to_host(void* to, const std::byte* from, size_t bytes) {
+  const Stream stream;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync to host");
+  stream.finish("copying heap memory to the host");
+}
+
+void copy_to_device(std::byte* to, const void* from, size_t bytes) {
+  const Stream stream;
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream.get()), "cudaMemcpyAsync to device");
+  stream.finish("restoring heap memory from the host");
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of one rank's segment on a GPU and a mapping of it: VMM allocations, cudaMalloc, opened cudaIpc handles.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/unique_fd.hpp"
+
+namespace switchyard::detail {
+
+/// One reference to a VMM allocation of the driver. The memory lives until its last reference and its last mapping, in whatever
+/// process, are gone.
+class PhysicalMemory {
+ public:
+  PhysicalMemory() = default;
+  PhysicalMemory(PhysicalMemory&& other) noexcept;
+  PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
+  ~PhysicalMemory();
+
+  /// `bytes` is a multiple of vmm_granularity(device). Throws Error(system) naming asked, free and total bytes.
+  static PhysicalMemory create(int device, size_t bytes);
+  /// What export_fd gave, here or in another process. The caller keeps `fd`.
+  static PhysicalMemory import_from(int fd);
+  UniqueFd export_fd() const;
+  uint64_t handle() const noexcept { return handle_; }
+  explicit operator bool() const noexcept { return held_; }
+  /// Takes over a handle of the driver.
+  static PhysicalMemory adopt(uint64_t handle) noexcept;
+
+ private:
+  uint64_t handle_ = 0;
+  bool held_ = false;
+};
+
+/// True if `device` can allocate VMM memory and export it as a file descriptor.
+bool vmm_supported(int device);
+/// Unit of sizes and addresses of memory on `device` (2 MiB on the GPUs known so far).
+size_t vmm_granularity(int device);
+
+/// One mapping of one rank's segment in this process.
+class DeviceSegment {
+ public:
+  virtual ~DeviceSegment() = default;
+  DeviceSegment(const DeviceSegment&) = delete;
+  DeviceSegment& operator=(const DeviceSegment&) = delete;
+  std::byte* data() const noexcept { return data_; }
+
+ protected:
+  explicit DeviceSegment(int device) : device_(device) {}
+  int device_;  ///< whose context is current for calls to the driver
+  std::byte* data_ = nullptr;
+};
+
+/// A range of addresses, reserved while the object lives, with or without memory behind it.
+class VmmSegment final : public DeviceSegment {
+ public:
+  VmmSegment(int device, size_t bytes, size_t alignment);
+  ~VmmSegment() override;
+
+  /// Puts `memory` behind the addresses, readable and writable by `devices`. On an exception nothing is mapped. The mapping
+  /// holds a reference of its own.
+  void map(const PhysicalMemory& memory, std::span<const int> devices);
+  /// Idempotent. Throws Error(system) if the driver refuses.
+  void unmap();
+  bool mapped() const noexcept { return mapped_; }
+
+ private:
+  size_t bytes_;
+  bool mapped_ = false;
+};
+
+/// cudaMalloc.
+class MallocSegment final : public DeviceSegment {
+ public:
+  MallocSegment(int device, size_t bytes);
+  ~MallocSegment() override;
+  /// Leaves the memory allocated until the process ends: a peer may still have it mapped.
+  void abandon() noexcept { data_ = nullptr; }
+};
+
+using IpcHandle = std::array<std::byte, 64>;
+/// `base`: the start of an allocation of cudaMalloc; its device is current.
+IpcHandle ipc_handle_of(void* base);
+
+/// Memory of another process, mapped for `device` by its cudaIpc handle. The owner must not free it before this is destroyed.
+class IpcSegment final : public DeviceSegment {
+ public:
+  IpcSegment(int device, const IpcHandle& handle);
+  ~IpcSegment() override;
+};
+
+/// Memory that another rank of this process owns.
+class BorrowedSegment final : public DeviceSegment {
+ public:
+  BorrowedSegment(int device, std::byte* data) : DeviceSegment(device) { data_ = data; }
+};
+
+/// Lets `device` use memory of `peer` that cudaMalloc gave. Idempotent.
+void enable_peer_access(int device, int peer);
+/// Throws Error(unsupported) that names both, unless `device` can use memory of `peer`.
+void check_peer_access(int device, int peer);
+
+/// Synchronous accesses from the host on a stream of their own, so that they wait for no other work. The device is current.
+void fill_zero(std::byte* data, size_t bytes);
+void copy_to_host(void* to, const std::byte* from, size_t bytes);
+void copy_to_device(std::byte* to, const void* from, size_t bytes);
+
+}  // namespace switchyard::detail

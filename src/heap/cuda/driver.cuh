@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Driver entry points that the CUDA heap uses, found at run time: the library does not link libcuda, and loads on machines
+// without a driver. Host code.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+namespace switchyard::detail {
+
+struct Driver {
+  decltype(&::cuInit) init;
+  decltype(&::cuDeviceGet) device_get;
+  decltype(&::cuDeviceGetAttribute) device_attribute;
+  decltype(&::cuDevicePrimaryCtxRetain) retain_primary_context;
+  decltype(&::cuCtxPushCurrent) push_context;
+  decltype(&::cuCtxPopCurrent) pop_context;
+  decltype(&::cuGetErrorName) error_name;
+  decltype(&::cuGetErrorString) error_string;
+  decltype(&::cuMemCreate) create;
+  decltype(&::cuMemRelease) release;
+  decltype(&::cuMemGetAllocationGranularity) granularity;
+  decltype(&::cuMemExportToShareableHandle) export_handle;
+  decltype(&::cuMemImportFromShareableHandle) import_handle;
+  decltype(&::cuMemAddressReserve) reserve;
+  decltype(&::cuMemAddressFree) free_address;
+  decltype(&::cuMemMap) map;
+  decltype(&::cuMemUnmap) unmap;
+  decltype(&::cuMemSetAccess) set_access;
+  decltype(&::cuMemRetainAllocationHandle) retain_handle;
+  decltype(&::cuMemGetAllocationPropertiesFromHandle) properties_of;
+  decltype(&::cuMemGetAddressRange) address_range;
+  decltype(&::cuPointerGetAttribute) pointer_attribute;
+};
+
+/// Looked up and initialised by the first call. Throws Error(unsupported) without a driver that has them all. Any thread.
+const Driver& driver();
+
+/// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
+std::string describe(CUresult result);
+std::string describe(cudaError_t error);
+/// Throw Error(system) "<what>: <error>" unless the result is success. The runtime's pending error is cleared.
+void check(CUresult result, const std::string& what);
+void check(cudaError_t error, const std::string& what);
+
+}  // namespace switchyard::detail
