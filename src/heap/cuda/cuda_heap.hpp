@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "heap/cuda/peer_range.hpp"
 #include "heap/heap.hpp"
 
 namespace switchyard::detail {
@@ -64,6 +65,11 @@ class CudaHeap final : public SymmetricHeap {
   /// throws Error(system) on all ranks, and the heap still sleeps and keeps its ranges: wake may be tried again.
   void wake(Bootstrap& bootstrap, Milliseconds deadline);
   bool asleep() const noexcept { return asleep_; }
+
+  /// Collective: see PeerRange::create. The range does not depend on the heap and may outlive it.
+  std::shared_ptr<PeerRange> register_range(Bootstrap& bootstrap, void* p, size_t bytes, Milliseconds deadline) const {
+    return PeerRange::create(bootstrap, device_, p, bytes, deadline);
+  }
 
  private:
   struct Parts;
