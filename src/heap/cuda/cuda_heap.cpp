@@ -351,7 +351,8 @@ void CudaHeap::close() noexcept {
     try {
       bootstrap_->barrier(deadline_);
     } catch (const PeerFailed&) {
-      // That process has closed its mappings, or ended and lost them.
+      // That process has closed its mappings, or ended and lost them. A third one may be late; its mapping stays valid, as the
+      // driver counts references to the memory, which its documentation does not promise.
     } catch (...) {
       static_cast<MallocSegment&>(*mine).abandon();
     }

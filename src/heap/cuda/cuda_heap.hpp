@@ -50,8 +50,9 @@ class CudaHeap final : public SymmetricHeap {
   const char* kind() const noexcept { return kind_ == Kind::vmm ? "vmm" : "ipc"; }
 
   /// Unmaps and releases everything; idempotent, never throws; the addresses in view() are dead afterwards. Work of this rank
-  /// on the heap must have ended. vmm, and ipc between threads: local. ipc between processes: collective; if a rank does not
-  /// come in time this rank's memory stays allocated until the process ends, as that rank may still use it.
+  /// on the heap must have ended. vmm, and ipc between threads: local. ipc between processes: collective, and before
+  /// Bootstrap::leave(); does not wait for a rank that is gone; if one does not come in time this rank's memory stays allocated
+  /// until the process ends, as that rank may still use it.
   void close() noexcept;
 
   /// Offset and bytes within this rank's segment.
