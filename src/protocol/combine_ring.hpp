@@ -53,7 +53,7 @@ SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p
     s.k = 1;
     std::byte* slot = s.ring.next_slot();
     A::copy(w, slot, c.y + s.record * c.row_bytes, static_cast<size_t>(c.row_bytes));
-    if (c.weights_in) A::copy(w, slot + p.rings.record_at(), c.weights_in + s.record * c.topk, static_cast<size_t>(4 * c.topk));
+    if (c.weights_in) A::copy(w, slot + p.rings.record_at(), c.weights_in + s.record * c.topk, size_t{4} * c.topk);
     return true;
   }
   if (c.order == CombineOrder::per_route) {

@@ -66,7 +66,7 @@ class HeaderReader {
     if (quote != '\'' && quote != '"') bad(what, rest());
     const size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) bad("a closing quote", rest());
-    const std::string value(text_.substr(at_ + 1, end - at_ - 1));
+    std::string value(text_.substr(at_ + 1, end - at_ - 1));
     at_ = end + 1;
     return value;
   }

@@ -63,7 +63,6 @@ namespace {
 using detail::Event;
 using detail::kNumEvents;
 using detail::Tracer;
-using detail::TraceRecord;
 
 void require(bool ok, const char* name, int64_t given, const char* allowed) {
   if (ok) return;
@@ -123,7 +122,8 @@ const TraceOptions& Trace::options() const noexcept { return impl_->options; }
 Tracer* Trace::tracer(int rank) const noexcept { return &impl_->tracers[static_cast<size_t>(rank)]; }
 
 uint16_t Trace::event(std::string_view name, std::string_view unit) {
-  for (uint16_t e = 0; e < kNumEvents + impl_->user_events.size(); ++e) {
+  for (size_t i = 0; i < kNumEvents + impl_->user_events.size(); ++i) {
+    const auto e = static_cast<uint16_t>(i);
     if (impl_->event_name(e) == name) return e;
   }
   require(impl_->user_events.size() < 4096, "number of own events", 4097, "up to 4096");

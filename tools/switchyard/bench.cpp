@@ -163,7 +163,7 @@ bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, cons
   limit.row_bytes = static_cast<size_t>(options.hidden) * 2;
   limit.seconds = options.limit_seconds;
   progress.stage(title, 100);
-  const bench::CopyLimit result =
+  bench::CopyLimit result =
       bench::measure_copy_limit(machine, limit, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); });
   progress.finish(fmt::format("{:.1f} GB/s with {} threads", result.best().gbs, result.threads));
   return result;

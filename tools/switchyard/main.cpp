@@ -122,7 +122,7 @@ int run(int argc, char** argv) {
 }  // namespace switchyard::tool
 
 /// `help` and `help VERB` are what people type first.
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::vector<std::string> args(argv, argv + argc);
   if (args.size() >= 2 && args[1] == "help") {
     args.erase(args.begin() + 1);
@@ -131,4 +131,7 @@ int main(int argc, char** argv) {
   std::vector<char*> pointers;
   for (std::string& arg : args) pointers.push_back(arg.data());
   return switchyard::tool::run(static_cast<int>(pointers.size()), pointers.data());
+} catch (const std::exception& e) {  // no memory even for the arguments
+  std::fprintf(stderr, "switchyard: %s\n", e.what());
+  return switchyard::tool::kExitRuntime;
 }

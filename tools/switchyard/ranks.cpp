@@ -26,7 +26,7 @@ using bench::pin_thread;
 using nlohmann::json;
 
 /// How a rank ended. An empty error means that `result` is valid.
-struct Outcome {
+struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json throws nothing, its header only does not show that
   json result;
   std::string error;
   int distance =
