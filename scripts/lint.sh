@@ -74,8 +74,6 @@ check_tidy() {
   printf '%s\n' "${list[@]}" |  # GCC's warning options are not all known to clang
     xargs -P "$(nproc)" -n 2 "$tool" --quiet -p build/release --extra-arg=-Wno-unknown-warning-option 2>/dev/null
 }
-  printf '%s\n' "${list[@]}" | xargs -P "$(nproc)" -n 2 "$tool" --quiet -p build/release --extra-arg=-Wno-unknown-warning-option 2>/dev/null
-}
 
 sizes=() text=()
 [[ -z $changed ]] || { sizes=("${files[@]}"); text=("${files[@]}"); }
