@@ -4,7 +4,7 @@
 #   ./switchyard VERB ...              the command line tool
 #   ./switchyard --run PROGRAM ...     another program of bin/ (tests)
 # SWITCHYARD_BUNDLE_GPU=1 demands a GPU driver as well; the CPU backend needs none.
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 needed_glibc=2.36
 needed_driver=580
 
