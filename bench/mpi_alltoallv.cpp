@@ -98,6 +98,7 @@ class Peer {
     num_sets_ = o.sets > 0 ? as_int(o.sets)
                            : rotation_sets(per_set, static_cast<double>(machine_.llc_bytes),
                                            static_cast<double>(machine_.memory_available) / 3);
+    o_.warmup = std::max(o_.warmup, num_sets_ - o_.iterations);  // every set is combined once: all results are checked
     std::vector<std::vector<Routing>> routing;
     for (int r = 0; r < world; ++r) routing.push_back(source.batches(r, o.tokens, num_sets_));
     for (int i = 0; i < num_sets_; ++i) {

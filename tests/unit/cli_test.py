@@ -305,6 +305,12 @@ class Bench(unittest.TestCase):
         one = result["runs"][0]
         self.assertEqual(one["counted_remote_bytes"], one["bytes"]["remote"])
 
+    def test_more_sets_than_iterations(self):
+        # Every set is combined and checked, so the warm-up grows.
+        result, _ = self.measure("--sets", "48", "--warmup", "1")
+        self.assertEqual(result["runs"][0]["input_sets"], 48)
+        self.assertEqual(result["runs"][0]["config"]["warmup"], 28)
+
     def test_variants(self):
         for args in (["--layout", "expert_major", "--order", "per_route", "--alignment", "4"], ["--staging", "ring", "--slots", "8"],
                      ["--quantize", "ue8m0"], ["--dtype", "fp8"], ["--cached"], ["--processes", "--warps", "2"],

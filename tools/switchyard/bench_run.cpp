@@ -225,6 +225,8 @@ Setup make_setup(const BenchOptions& options, const bench::Machine& machine, con
   setup.sets = options.sets > 0 ? static_cast<int>(options.sets)
                                 : bench::rotation_sets(per_set, static_cast<double>(machine.llc_bytes),
                                                        static_cast<double>(machine.memory_available) / 3);
+  // Every set is combined at least once: their results are checked.
+  setup.options.warmup = std::max(options.warmup, setup.sets - options.iterations);
   setup.scenarios.assign(static_cast<size_t>(setup.sets), base);
   for (int r = 0; r < setup.world; ++r) {
     std::vector<Routing> batches = source.batches(r, options.tokens, setup.sets);
@@ -285,13 +287,13 @@ BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& mac
   const RoutingSource source("--routing", options.routing, geometry);
   const Setup setup = make_setup(options, machine, source);
   const RankJob job = job_of(setup, machine);
-  const auto total = static_cast<double>(options.warmup + options.iterations);
+  const auto total = static_cast<double>(setup.options.warmup + setup.options.iterations);
   const std::vector<json> ranks = run_ranks(
       job, [&](Group& group, RankLink& link) { return RankBench(setup, group, link).run(); },
       [&](int, int64_t done, const std::string&) { on_progress(static_cast<double>(done) / total); });
 
   BenchRun run;
-  run.options = options;
+  run.options = setup.options;
   run.experts = source.experts();
   run.topk = source.topk();
   run.routing = source.description();
