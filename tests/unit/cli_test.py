@@ -47,6 +47,8 @@ class Usage(unittest.TestCase):
         self.expect(["--foo"], "--foo: no such option")
 
     def test_values(self):
+        self.expect(["help", "dmo"], "'dmo': no such verb", "Did you mean 'demo'?")
+        self.expect(["demo", "--hidden", "0"], "--hidden: '0' given", "or auto")
         self.expect(["verify", "--ranks", "0"], "--ranks: '0' given", "1 to 64")
         self.expect(["verify", "--ranks", "2,x"], "--ranks: 'x' given", "1 to 64")
         self.expect(["verify", "--ranks", "65"], "--ranks: '65' given")

@@ -186,7 +186,7 @@ void Options::integer(const std::string& flag, int64_t& target, int64_t min, int
 
 void Options::automatic(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help) {
   const auto take = [&target, flag, min, max](const std::string& text) {
-    target = canonical(text) == "auto" || text == "0" ? 0 : parse_integer(flag, text, min, max, ", or auto");
+    target = canonical(text) == "auto" ? 0 : parse_integer(flag, text, min, max, ", or auto");
   };
   finish(app_.add_option_function<std::string>(flag, take, wrapped(help, kHelpWidth)), "N", "auto");
 }

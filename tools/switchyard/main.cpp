@@ -119,6 +119,11 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+
+static bool is_verb(const std::string& word) {
+  return word == "demo" || word == "verify" || word == "bench" || word == "doctor";
+}
+
 }  // namespace switchyard::tool
 
 /// `help` and `help VERB` are what people type first.
@@ -126,7 +131,7 @@ int main(int argc, char** argv) try {
   std::vector<std::string> args(argv, argv + argc);
   if (args.size() >= 2 && args[1] == "help") {
     args.erase(args.begin() + 1);
-    args.emplace_back("--help");
+    if (args.size() < 2 || switchyard::tool::is_verb(args[1])) args.emplace_back("--help");  // otherwise: no such verb
   }
   std::vector<char*> pointers;
   for (std::string& arg : args) pointers.push_back(arg.data());

@@ -65,8 +65,8 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
   add.integers("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
   add.integers("--warps", o.warps, 1, 64, "See --blocks");
   add.group("Shapes");
-  add.integer("--experts", o.experts, 1, 1 << 16,
-              "Number of experts; 0: the recording's own, or 64. Need not divide by the ranks");
+  add.automatic("--experts", o.experts, 1, 1 << 16,
+                "Number of experts; auto: the recording's own, or 64. Need not divide by the ranks");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.toggle("--equal-tokens", o.equal_tokens, "All ranks hold --tokens tokens");
