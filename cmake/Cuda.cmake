@@ -5,7 +5,6 @@ add_custom_target(switchyard_cuda)
 
 function(switchyard_cuda_target target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
   target_link_libraries(${target} PRIVATE switchyard_flags Threads::Threads)
   add_dependencies(switchyard_cuda ${target})
 endfunction()

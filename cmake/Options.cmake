@@ -61,7 +61,7 @@ set(host $<COMPILE_LANGUAGE:C,CXX>)
 # Bits are part of the contract: no fused multiply-add unless written.
 target_compile_options(switchyard_flags INTERFACE
   $<${host}:-ffp-contract=off;-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>
-  $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
+  $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra,-ffp-contract=off>)
 # GCC 12 reports overlaps inside std::string's operator+ that do not exist (GCC bug 105651); GCC 13 does not.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^12\\.")
   target_compile_options(switchyard_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>

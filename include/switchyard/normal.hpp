@@ -6,7 +6,13 @@
 /// `owner(e)`: ranks hold consecutive experts, the first `E mod W` ranks one more than the others.
 ///
 /// Every call below is collective unless marked local: all ranks make the same calls in the same order with the same options
-/// (checked; Error(mismatch)). T may differ by rank and may be 0. Calls are synchronous on the calling thread.
+/// (checked; Error(mismatch)). T may differ by rank and may be 0.
+///
+/// CPU: calls are synchronous on the calling thread. CUDA: pointers are device memory of the rank's GPU, rows are aligned to 16
+/// bytes; calls enqueue on DispatchOptions::stream and return; nothing waits for the GPU except SizePolicy::exact (which needs
+/// the counts), Handle's members, last_call() and destruction. Calls on one object are ordered, also on different streams. All
+/// but `exact` can be captured in a graph; blocks of a captured call belong to the graph. Faults that a kernel finds are thrown
+/// by the next call, Group::check() or Handle::counts().
 ///
 /// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
 /// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed
@@ -61,11 +67,19 @@ struct MemoryRequirement {
 /// Options of one dispatch; equal on all ranks except `capacity`.
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
-  SizePolicy size = SizePolicy::exact;
+  SizePolicy size = SizePolicy::automatic;
   int64_t capacity = 0;  ///< SizePolicy::capacity: most rows this rank takes, padding included
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
+  // CUDA only.
+  void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
+  int num_sms = 0;         ///< multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: kDefaultSms
+  /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
+  const int32_t* device_tokens = nullptr;
 };
+
+/// Multiprocessors that a call on a GPU uses unless told otherwise. docs/design says why.
+inline constexpr int kDefaultSms = 24;
 
 /// Options of one combine; equal on all ranks (pointers aside).
 struct CombineOptions {
@@ -75,6 +89,8 @@ struct CombineOptions {
   const float* weights = nullptr;
   bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if dispatch or `weights` gave any)
   const void* bias[2] = {nullptr, nullptr};  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
+  void* stream = nullptr;                    ///< CUDA: as in DispatchOptions
+  int num_sms = 0;                           ///< CUDA: as in DispatchOptions
 };
 
 /// DeepEP / TileScale description of a dispatch, int32, dense, row-major. Prefixes are inclusive unless noted.
@@ -115,14 +131,25 @@ struct OutputBlock;
 class NormalImpl;
 }  // namespace detail
 
+/// How many rows a dispatch delivered, on the host.
+struct DispatchCounts {
+  int64_t rows = 0;                         ///< M
+  std::vector<int64_t> tokens_per_expert;   ///< [experts here]
+  std::vector<int64_t> aligned_per_expert;  ///< [experts here]
+  std::vector<int64_t> expert_first_row;    ///< [experts here], expert-major; else empty
+};
+
 /// The routing of one dispatch as both sides know it; needed by combine and cached dispatch. Cheap to copy, immutable, usable
-/// any number of times and in any order, with any object of the same group size, rank and shape. Holds no symmetric memory.
+/// any number of times and in any order, with any object of the same group size, rank and shape. Holds no symmetric memory on
+/// the CPU; on CUDA its tables lie in the pool of the object that made it and must not outlive that object. On CUDA all members
+/// below wait for the dispatch (Error(unsupported) while its stream is captured).
 class Handle {
  public:
   Handle() = default;
   explicit operator bool() const noexcept { return data_ != nullptr; }
   int64_t tokens() const;  ///< T
   int64_t rows() const;    ///< M: rows received, padding included
+  DispatchCounts counts() const;
   DispatchMatrices matrices(int num_channels) const;
   LedgerTables ledger() const;  ///< \throws Error(unsupported) for a dispatch that dropped routes at capacity
   /// Portable bytes (little endian, versioned) and back. \throws Error(invalid_argument) on damaged bytes.
@@ -142,6 +169,7 @@ class RowBuffer {
  public:
   RowBuffer() = default;
   Rows rows() const noexcept { return rows_; }
+  void used_by(void* stream);  ///< as in Dispatched
   RowBuffer(std::shared_ptr<detail::OutputBlock> block, const Rows& rows) : block_(std::move(block)), rows_(rows) {}
 
  private:
@@ -153,7 +181,7 @@ class RowBuffer {
 /// made it.
 struct Dispatched {
   Rows x;            ///< [allocated rows, H], scales included; direct staging: in symmetric memory. Row order: Layout
-  int64_t rows = 0;  ///< M: rows delivered; beyond them (static sizes) payload is unspecified, ids and sources are -1
+  int64_t rows = 0;  ///< M: rows delivered, or -1: not known to the host (CUDA; handle.counts() waits for it); beyond them (static sizes) payload is unspecified, ids and sources are -1
   Handle handle;
 
   // Rank-major. Pointers live as long as `handle`.
@@ -174,6 +202,9 @@ struct Dispatched {
   std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here; empty if none was
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
+  /// CUDA: `stream` (cudaStream_t), other than the one of the calls, uses the rows: they are not reused before its work so far
+  /// at the time of the destruction is done. Local.
+  void used_by(void* stream);
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
@@ -197,9 +228,9 @@ class NormalExchange {
   ~NormalExchange();
 
   /// Symmetric memory that an object with this config takes from each rank's heap. Local, needs no group.
-  static MemoryRequirement memory_required(const NormalConfig& config, int world);
+  static MemoryRequirement memory_required(const NormalConfig& config, int world, Backend backend = Backend::cpu);
   /// Heap size for a group whose only object has this config: total, header and alignment slack included.
-  static size_t heap_bytes_for(const NormalConfig& config, int world);
+  static size_t heap_bytes_for(const NormalConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Sends row t of `x` to every rank that owns one of token t's experts. `x` is [T, H]; fp8 rows come with scales.
   /// `weights` is float32 [T, K] or null. A token is sent to a rank once, however many of its experts live there.

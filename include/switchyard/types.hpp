@@ -45,9 +45,10 @@ enum class Staging : uint8_t {
 
 /// How the number of output rows is chosen.
 enum class SizePolicy : uint8_t {
-  exact = 0,       ///< from the exchanged counts
+  exact = 0,       ///< from the exchanged counts; CUDA: the call waits for them
   capacity = 1,    ///< the caller's bound, see Overflow
   worst_case = 2,  ///< the largest number that any routing can produce; shapes never vary
+  automatic = 3,   ///< CPU: exact; CUDA: worst_case, because exact waits for the GPU
 };
 
 /// What happens if a rank would receive more rows than the caller's capacity. All ranks take the same decision.

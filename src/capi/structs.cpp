@@ -49,7 +49,8 @@ static_assert(SWITCHYARD_STAGING_DIRECT == static_cast<int>(Staging::direct) &&
               SWITCHYARD_STAGING_RING == static_cast<int>(Staging::ring));
 static_assert(SWITCHYARD_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
               SWITCHYARD_SIZE_CAPACITY == static_cast<int>(SizePolicy::capacity) &&
-              SWITCHYARD_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case));
+              SWITCHYARD_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case) &&
+              SWITCHYARD_SIZE_AUTOMATIC == static_cast<int>(SizePolicy::automatic));
 static_assert(SWITCHYARD_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
               SWITCHYARD_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
 static_assert(SWITCHYARD_PADDING_ZERO == static_cast<int>(Padding::zero) &&
@@ -150,7 +151,7 @@ DispatchOptions to_options(const sy_dispatch_options* options) {
   const sy_dispatch_options o = read_struct(options, kDispatchOptions, "options");
   DispatchOptions result;
   result.quantize = to_scale_kind("options->quantize", o.quantize);
-  result.size = to_enum("options->size", o.size, SizePolicy::worst_case);
+  result.size = to_enum("options->size", o.size, SizePolicy::automatic);
   result.capacity = o.capacity;
   result.overflow = to_enum("options->overflow", o.overflow, Overflow::drop_and_report);
   result.padding = to_enum("options->padding", o.padding, Padding::unspecified);

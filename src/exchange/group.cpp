@@ -16,6 +16,16 @@ using namespace detail;
 
 namespace {
 
+const char* operation_name(Operation operation) {
+  switch (operation) {
+    case Operation::dispatch: return "dispatch";
+    case Operation::cached_dispatch: return "cached dispatch";
+    case Operation::combine: return "combine";
+    case Operation::none: break;
+  }
+  return "call";
+}
+
 void check_options(const GroupOptions& o) {
   auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
   if (o.num_blocks < 1 || o.num_blocks > 1024)
@@ -28,13 +38,14 @@ void check_options(const GroupOptions& o) {
     fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
 }
 
-Group form(std::unique_ptr<Bootstrap> bootstrap, std::unique_ptr<SymmetricHeap> heap, const GroupOptions& options) {
-  auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(heap), options);
+template <class Memory>
+Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options) {
+  auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options);
   Group::Impl* raw = impl.get();
   raw->bootstrap->watch([raw](int rank) noexcept {
     uint64_t none = 0;
-    auto& word = reinterpret_cast<HeapHeader*>(raw->heap->view().base[raw->bootstrap->rank()])->abort_word;
-    std::atomic_ref(word).compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
+    std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
+        .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
   });
   return Group(std::move(impl));
 }
@@ -49,9 +60,25 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap
       waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
       moved(static_cast<size_t>(pool.total())) {}
 
-Group::Impl::~Impl() { bootstrap->leave(); }
+Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts)
+    : bootstrap(std::move(link)),
+      heap(std::move(parts.heap)),
+      control(std::move(parts.control)),
+      device(std::move(parts.rank)),
+      options(opts),
+      pool(1, 1) {}
 
-HeapHeader* Group::Impl::header(int rank) const noexcept { return reinterpret_cast<HeapHeader*>(heap->view().base[rank]); }
+Group::Impl::~Impl() {
+  if (device) {
+    device.reset();
+    heap.reset();  // may be collective
+  }
+  bootstrap->leave();
+}
+
+HeapHeader* Group::Impl::header(int rank) const noexcept {
+  return reinterpret_cast<HeapHeader*>((control ? control : heap)->view().base[rank]);
+}
 
 uint64_t Group::Impl::abort_word() const noexcept {
   return std::atomic_ref(header(bootstrap->rank())->abort_word).load(std::memory_order_acquire);
@@ -73,18 +100,25 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   throw PeerFailed(abort_rank(word), reason, text);
 }
 
-void Group::Impl::check_alive(const char* context) const {
+void Group::Impl::check_alive(const char* context) {
+  if (device && device->fault()) {
+    fault = *device->fault();
+    raise_fault(operation_name(fault.operation), fault.epoch);
+  }
   if (const uint64_t word = abort_word()) throw_abort(word, context);
+  if (device) device->raise_soft_fault(context);
 }
 
 CallContext Group::Impl::begin_call() {
   fault = FaultRecord{};
+  fault_claims = 0;
   for (MoveCounter& m : moved) m = MoveCounter{};
   CallContext call;
   call.heap = heap->view();
   call.timeout_ns = static_cast<uint64_t>(options.timeout.count()) * 1000000u;
   call.abort_word = &header(bootstrap->rank())->abort_word;
   call.fault = &fault;
+  call.fault_claims = &fault_claims;
   call.waits = waits.data();
   call.moved = moved.data();
   call.tracer = tracer;
@@ -92,8 +126,17 @@ CallContext Group::Impl::begin_call() {
 }
 
 void Group::Impl::raise_fault(const char* operation, uint64_t call) {
-  if (fault.site == Site::none) return;
-  const uint64_t word = abort_word();
+  if (fault.ready == 0) return;
+  if (fault.mismatch) {
+    post_abort(static_cast<int>(ErrorCode::mismatch), 255);
+    throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call) + "): rank " +
+                                         std::to_string(fault.awaited_rank) + " and rank " +
+                                         std::to_string(bootstrap->rank()) +
+                                         " made different calls: mode, row type, sizes or options differ; the group cannot be "
+                                         "used any more");
+  }
+  // A GPU may have heard of the failure before this host did.
+  const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
                           abort_awaited(word) == fault.awaited_rank;
   if (fault.aborted && !same_story) throw_abort(word, operation);
@@ -119,6 +162,7 @@ void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const ch
   } catch (const RendezvousError& error) {
     if (error.missing_ranks().empty()) throw;
     fault = FaultRecord{};
+    fault.ready = 1;
     fault.site = Site::barrier;
     fault.awaited_rank = error.missing_ranks().front();
     fault.expected = flag_word(1);
@@ -133,8 +177,13 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
                 "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
   check_options(options);
   auto links = make_thread_bootstraps(world);
-  auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
   std::vector<Group> groups;
+  if (options.backend == Backend::cuda) {
+    auto parts = devices_in_process(world, options);
+    for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(parts[r]), options));
+    return groups;
+  }
+  auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
   for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options));
   return groups;
 }
@@ -144,6 +193,10 @@ namespace {
 Group join(const JoinSpec& spec, const GroupOptions& options) {
   check_options(options);
   auto link = connect_processes(spec, options.rendezvous_timeout);
+  if (options.backend == Backend::cuda) {
+    auto parts = join_device(*link, options);
+    return form(std::move(link), std::move(parts), options);
+  }
   auto heap = SymmetricHeap::create(*link, options.heap_bytes, options.rendezvous_timeout);
   return form(std::move(link), std::move(heap), options);
 }
@@ -196,8 +249,9 @@ void Group::set_trace(Trace* trace) {
 std::vector<WaitStatistics> Group::wait_statistics() const {
   const size_t world = static_cast<size_t>(size());
   std::vector<WaitStatistics> result(world);
-  for (size_t i = 0; i < impl_->waits.size(); ++i) {
-    const WaitCounter& c = impl_->waits[i];
+  const std::vector<WaitCounter> waits = impl_->device ? impl_->device->wait_counters() : impl_->waits;
+  for (size_t i = 0; i < waits.size(); ++i) {
+    const WaitCounter& c = waits[i];
     WaitStatistics& s = result[i % world];
     s.total_ms = std::max(s.total_ms, static_cast<double>(c.total_ns) * 1e-6);
     s.max_ms = std::max(s.max_ms, static_cast<double>(c.max_ns) * 1e-6);

@@ -56,13 +56,17 @@ void check_config(const NormalConfig& c, int world) {
   check_range("max_tokens * topk (rows of one ring stream)", c.max_tokens * c.topk, 0, static_cast<int64_t>(kRingEnd) - 1);
 }
 
-void NormalImpl::check_options(const DispatchOptions& o) const {
+namespace {
+
+void check_options(const DispatchOptions& o) {
   check_range("DispatchOptions::quantize", static_cast<int64_t>(o.quantize), 0, 2);
-  check_range("DispatchOptions::size", static_cast<int64_t>(o.size), 0, 2);
+  check_range("DispatchOptions::size", static_cast<int64_t>(o.size), 0, 3);
   check_range("DispatchOptions::overflow", static_cast<int64_t>(o.overflow), 0, 1);
   check_range("DispatchOptions::padding", static_cast<int64_t>(o.padding), 0, 1);
   if (o.size == SizePolicy::capacity) check_range("DispatchOptions::capacity", o.capacity, 0, int64_t{1} << 31);
 }
+
+}  // namespace
 
 RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, int64_t tokens) const {
   check_options(o);
@@ -111,19 +115,19 @@ void NormalImpl::check_handle(const Handle& handle) const {
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
 }
 
-void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& o,
-                               const float* out_weights) const {
+void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t rows, const void* out,
+                               const CombineOptions& o, const float* out_weights) const {
   check_handle(handle);
   const HandleData& h = handle.data();
   const bool expert_major = h.layout == Layout::expert_major;
   if (y.dtype == DType::fp8_e4m3)
     throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
   check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
-  if (y.rows < h.rows)
-    invalid("y.rows = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(h.rows) + " rows");
+  if (y.rows < rows)
+    invalid("y.rows = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(rows) + " rows");
   if (y.cols != config.hidden)
     invalid("y.cols = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
-  if (!y.data && h.rows > 0) invalid("y.data is null");
+  if (!y.data && rows > 0) invalid("y.data is null");
   if (!out && h.tokens > 0) invalid("out is null");
   const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
   if (config.staging == Staging::ring && bytes > rings_.scale_at())
@@ -136,11 +140,29 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
     throw Error(ErrorCode::unsupported,
                 "CombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; pass them "
                 "to dispatch or use per_route");
-  if (out_weights && (expert_major || (!o.weights && h.rows > 0)))
+  if (out_weights && (expert_major || (!o.weights && rows > 0)))
     invalid("out_weights: only for rank-major combine with CombineOptions::weights");
   if (!expert_major && o.weights && !out_weights && h.tokens > 0)
     invalid("out_weights is null, but CombineOptions::weights is given");
   if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1] without bias[0]");
+}
+
+uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values) const {
+  uint64_t h = mix_hash(config_hash(config), static_cast<uint64_t>(op));
+  for (const int64_t v : values) h = mix_hash(h, static_cast<uint64_t>(v));
+  return h;
+}
+
+void NormalImpl::agree_on_construction(uint64_t heap_offset) {
+  const uint64_t claim[2] = {heap_offset, config_hash(config)};
+  std::vector<uint64_t> all(2 * static_cast<size_t>(world()));
+  group_.all_gather(claim, sizeof claim, all.data(), "NormalExchange");
+  for (size_t r = 0; r < static_cast<size_t>(world()); ++r) {
+    if (all[2 * r] == claim[0] && all[2 * r + 1] == claim[1]) continue;
+    throw Error(ErrorCode::mismatch, "NormalExchange: rank " + std::to_string(r) + " and rank " + std::to_string(rank()) +
+                                         (all[2 * r + 1] == claim[1] ? " hold other objects in their heaps"
+                                                                     : " were given different NormalConfig values"));
+  }
 }
 
 }  // namespace switchyard::detail

@@ -14,12 +14,13 @@ namespace switchyard::detail {
 /// Where a rank takes or offers rows in one call: byte offsets into its own segment.
 struct Placement {
   uint64_t rows;     ///< OutputLayout base (dispatch) or expert-output rows (combine)
-  uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]
+  uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]; dispatch: 1 if this rank sends weights
   int64_t rows_allocated;
   int64_t records_allocated;
   uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
   uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
-  uint64_t unused[2];
+  uint64_t records;    ///< dispatch: RecordLayout base
+  uint64_t unused;
 };
 static_assert(sizeof(Placement) == 64);
 
@@ -28,7 +29,7 @@ struct CountsHead {
   uint64_t signature;
   int64_t tokens;
   int64_t capacity;
-  uint64_t unused;
+  uint64_t sends_weights;  ///< CUDA: 1 if this rank's records carry weights (the CPU says it in its placement)
 };
 
 /// Byte layout of the control region. Flags have a cache line each. Rows that a peer writes are double buffered by the parity
@@ -75,21 +76,25 @@ struct ControlLayout {
   }
 };
 
-/// Byte layout of one dispatch output inside a pool block; offsets from the block's start. The first part is what the user
-/// sees; records are copied into the handle when the call ends.
+/// Byte layout of the rows of one dispatch output; offsets from the block's start.
 struct OutputLayout {
-  int64_t rows = 0;     ///< allocated
-  int64_t records = 0;  ///< allocated
+  int64_t rows = 0;  ///< allocated
   int64_t row_bytes = 0;
   int64_t scale_bytes = 0;
-  int topk = 0;
-  bool with_records = true;  ///< cached dispatch moves none
 
   SWITCHYARD_FN int64_t scales_at() const { return round_up(rows * row_bytes, 128); }
-  SWITCHYARD_FN int64_t token_at() const { return scales_at() + round_up(rows * scale_bytes, 128); }
-  SWITCHYARD_FN int64_t route_at() const { return token_at() + (with_records ? round_up(records * 4, 128) : 0); }
-  SWITCHYARD_FN int64_t weight_at() const { return route_at() + (with_records ? round_up(records * topk * 4, 128) : 0); }
-  SWITCHYARD_FN int64_t bytes() const { return weight_at() + (with_records ? round_up(records * topk * 4, 128) : 0); }
+  SWITCHYARD_FN int64_t bytes() const { return scales_at() + round_up(rows * scale_bytes, 128); }
+};
+
+/// Byte layout of the records of one dispatch: per record its token, its routes and their weights. Cached dispatch moves none.
+struct RecordLayout {
+  int64_t records = 0;  ///< allocated
+  int topk = 0;
+
+  SWITCHYARD_FN int64_t token_at() const { return 0; }
+  SWITCHYARD_FN int64_t route_at() const { return round_up(records * 4, 128); }
+  SWITCHYARD_FN int64_t weight_at() const { return route_at() + round_up(records * topk * 4, 128); }
+  SWITCHYARD_FN int64_t bytes() const { return weight_at() + round_up(records * topk * 4, 128); }
 };
 
 }  // namespace switchyard::detail

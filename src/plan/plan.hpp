@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "plan/addressing.hpp"
@@ -58,9 +59,39 @@ struct SendEntry {
   int32_t record;
 };
 
-/// Everything both directions need. A record describes one (token, rank) pair at the receiver: number `record` = prefix over
+struct SendRange {
+  int64_t begin, end;
+};
+/// Send entries of all tokens, as kernels read them: ranges [begin[t], begin[t + 1]), or fixed places of `stride` entries per
+/// token that end early at a negative rank.
+struct SendTable {
+  const SendEntry* entries = nullptr;
+  const int64_t* begin = nullptr;
+  int stride = 0;
+
+  SWITCHYARD_FN SendRange of(int64_t t) const {
+    if (begin) return {begin[t], begin[t + 1]};
+    SendRange range{t * stride, t * stride};
+    while (range.end < range.begin + stride && entries[range.end].rank >= 0) ++range.end;
+    return range;
+  }
+};
+
+struct HandleData;
+
+/// Tables of a handle that lie in a GPU's memory.
+class DeviceHandle {
+ public:
+  virtual ~DeviceHandle() = default;
+  /// The same routing in host memory. Waits for the dispatch that makes it; copies once.
+  virtual const HandleData& host() const = 0;
+};
+
+/// Everything both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled here, and
+/// `rows` is -1 until it is known; host_data() has the rest. A record describes one (token, rank) pair at the receiver: number `record` = prefix over
 /// sources of D plus rank_index, so records are ordered by (source rank, token); rank-major rows are records.
 struct HandleData {
+  std::shared_ptr<DeviceHandle> device;
   // Shape.
   Layout layout = Layout::rank_major;
   int alignment = 1;
@@ -99,6 +130,9 @@ struct HandleData {
   /// Source rank of a record.
   int record_source(int64_t record) const;
 };
+
+/// `h` with all its tables in host memory.
+inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
 /// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller.

@@ -12,12 +12,16 @@ namespace switchyard::detail {
 
 enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine };
 
-/// The first fault of a call, as data. `claimed` is bumped by every warp that finds one; the first one writes the rest. The
-/// host reads it after the call. A `site` of none means that no fault occurred.
+/// The first fault of a call, as data: written by the first warp that finds one, read by the host after the call (CUDA: it lies
+/// in host memory and may be read at any time, once `ready` has been acquired as 1).
 struct FaultRecord {
-  uint64_t claimed = 0;
+  uint64_t ready = 0;
   Site site = Site::none;
-  bool aborted = false;  ///< ended by an abort word, not by the deadline
+  Operation operation = Operation::none;
+  bool aborted = false;   ///< ended by an abort word (`seen_abort`), not by the deadline
+  bool mismatch = false;  ///< the awaited rank made another call
+  uint64_t epoch = 0;     ///< of the call
+  uint64_t seen_abort = 0;
   int32_t awaited_rank = -1;
   uint64_t expected = 0;
   uint64_t seen = 0;
@@ -45,8 +49,13 @@ struct CallContext {
   HeapView heap;
   uint64_t epoch = 0;  ///< number of the call on its object, in [0, 2^40)
   uint64_t timeout_ns = 0;
-  const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank
+  Operation operation = Operation::none;
+  const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank, polled by every wait
+  /// CUDA: the same in host memory, polled less often, because a host can't reach the one in device memory. CPU: null, there is
+  /// only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
+  const uint64_t* host_abort_word = nullptr;
   FaultRecord* fault = nullptr;
+  uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
   WaitCounter* waits = nullptr;  ///< [total warps, world]
   MoveCounter* moved = nullptr;  ///< [total warps]
   Tracer* tracer = nullptr;      ///< null when tracing is off

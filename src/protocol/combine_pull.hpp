@@ -40,8 +40,7 @@ struct CombineParams {
 
   // Owner side.
   int64_t tokens = 0;
-  const int64_t* send_begin = nullptr;
-  const SendEntry* sends = nullptr;
+  SendTable sends;
   const int32_t* ids = nullptr;        ///< [T * K]
   const int32_t* route_row = nullptr;  ///< [T * K]
   const float* weights = nullptr;      ///< [T * K], per_route only
@@ -113,8 +112,9 @@ SWITCHYARD_FN inline int rows_of_token(const CombineParams& p, int64_t t, const 
       ++n;
     }
   } else {
-    for (int64_t i = p.send_begin[t]; i < p.send_begin[t + 1]; ++i) {
-      const SendEntry e = p.sends[i];
+    const SendRange range = p.sends.of(t);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const SendEntry e = p.sends.entries[i];
       if (e.row < 0) continue;
       weight_rows[n] = take(e.rank, e.record) + static_cast<int64_t>(e.record) * p.topk;
       ++n;
@@ -150,11 +150,11 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
   A::settle(w);
 }
 
-/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). If a rank cannot take part (all_agree),
+/// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree),
 /// nothing is summed but the call still ends in step, and the host raises the error. The call is complete when all warps have
 /// returned.
 template <class A>
-SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
+SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
   {
@@ -164,7 +164,7 @@ SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
   if (arrive_is_last<A>(w, p.outputs_done)) publish_placement<A>(w, call, p.control, p.place, Site::outputs);
   {
     const WarpSpan<A> span(w, call, Event::wait_outputs, -1);
-    if (!wait_placements<A>(w, call, p.control, Site::outputs)) return;
+    if (!wait_placements<A>(w, call, p.control, Site::outputs)) return false;
   }
   if (all_agree(call, p.control, p.place.signature)) {
     WarpSpan<A> span(w, call, Event::pull_reduce);
@@ -177,8 +177,9 @@ SWITCHYARD_FN void combine_pull(typename A::Warp& w, const CombineParams& p) {
     A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::pulled);
   }
   const WarpSpan<A> span(w, call, Event::wait_pulled, -1);
-  if (!wait_placements<A>(w, call, p.control, Site::pulled)) return;
+  if (!wait_placements<A>(w, call, p.control, Site::pulled)) return false;
   call.moved[w.index()] = moved;
+  return true;
 }
 
 }  // namespace switchyard::detail

@@ -138,8 +138,9 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, Co
       if (!take(c.map.owner(c.ids[f]))) return false;
     }
   } else {
-    for (int64_t i = c.send_begin[t]; i < c.send_begin[t + 1]; ++i)
-      if (c.sends[i].row >= 0 && !take(c.sends[i].rank)) return false;
+    const SendRange range = c.sends.of(t);
+    for (int64_t i = range.begin; i < range.end; ++i)
+      if (c.sends.entries[i].row >= 0 && !take(c.sends.entries[i].rank)) return false;
   }
   reduce_token<A>(w, c, t, rows, weights, weight_rows, n);
   for (int r = 0; r < c.call.world(); ++r) {

@@ -34,8 +34,7 @@ struct DispatchParams {
   int64_t scale_bytes = 0;  ///< of a sent scale row
 
   // Where they go.
-  const int64_t* send_begin = nullptr;  ///< [T + 1]
-  const SendEntry* sends = nullptr;
+  SendTable sends;
   bool with_records = true;
   Layout layout = Layout::rank_major;
   ExpertMap map;
@@ -49,19 +48,29 @@ struct DispatchParams {
   const int32_t* record_route = nullptr;  ///< cached dispatch: [records * K] from the handle; else null: read from the block
   const int64_t* padding = nullptr;       ///< [experts here, 2] row ranges to zero, or null
   int num_padding = 0;
+  int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
+  float* row_weight = nullptr;    ///< likewise
 
   uint64_t* sends_done = nullptr;  ///< counter of warps, private to this rank
 };
 
-/// Base address and layout of the block in which rank `r` takes this call's rows. Valid after wait for `placement`.
+/// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
 struct Destination {
   std::byte* block;
   OutputLayout layout;
+  std::byte* records;
+  RecordLayout record_layout;
+
+  SWITCHYARD_FN int32_t* token() const { return reinterpret_cast<int32_t*>(records + record_layout.token_at()); }
+  SWITCHYARD_FN int32_t* route() const { return reinterpret_cast<int32_t*>(records + record_layout.route_at()); }
+  SWITCHYARD_FN float* weight() const { return reinterpret_cast<float*>(records + record_layout.weight_at()); }
 };
 SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
   const Placement& place = *p.call.heap.local(p.control.placement(p.call.epoch, r));
   return {p.call.heap.base[r] + place.rows,
-          {place.rows_allocated, place.records_allocated, p.row_bytes, p.scale_bytes, p.topk, p.with_records}};
+          {place.rows_allocated, p.row_bytes, p.scale_bytes},
+          p.call.heap.base[r] + place.records,
+          {place.records_allocated, p.topk}};
 }
 
 /// Writes routes [K] and, if there are any, weights [K] of the record of (token t, `rank`): per k what the route means at that
@@ -84,10 +93,8 @@ template <class A>
 SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e,
                                const Destination& d) {
   const int64_t at = static_cast<int64_t>(e.record) * p.topk;
-  auto* route = reinterpret_cast<int32_t*>(d.block + d.layout.route_at()) + at;
-  auto* weight = reinterpret_cast<float*>(d.block + d.layout.weight_at()) + at;
-  auto* token = reinterpret_cast<int32_t*>(d.block + d.layout.token_at()) + e.record;
-  write_routes<A>(w, p, t, e.rank, route, weight);
+  int32_t* token = d.token() + e.record;
+  write_routes<A>(w, p, t, e.rank, d.route() + at, d.weight() + at);
   A::for_lanes(w, 1, [&](int) { *token = static_cast<int32_t>(t); });
 }
 
@@ -98,8 +105,9 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveC
     void* row_to[kMaxTopk];
     void* scale_to[kMaxTopk];
     int n = 0;
-    for (int64_t i = p.send_begin[t]; i < p.send_begin[t + 1]; ++i) {
-      const SendEntry e = p.sends[i];
+    const SendRange range = p.sends.of(t);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const SendEntry e = p.sends.entries[i];
       const Destination d = destination(p, e.rank);
       if (p.with_records) {
         send_record<A>(w, p, t, e, d);
@@ -146,9 +154,17 @@ SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, co
 template <class A>
 SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source,
                                  MoveCounter& moved) {
-  const auto* routes = p.record_route ? p.record_route : reinterpret_cast<const int32_t*>(mine.block + mine.layout.route_at());
+  const int32_t* routes = p.record_route ? p.record_route : mine.route();
   std::byte* scales = mine.block + mine.layout.scales_at();
   for (int64_t r = p.record_begin[source] + w.index(); r < p.record_begin[source + 1]; r += w.total()) {
+    if (p.row_source) {
+      A::for_lanes(w, p.topk, [&](int k) {
+        const int32_t row = routes[r * p.topk + k];
+        if (row < 0) return;
+        p.row_source[row] = pack_source(source, k, mine.token()[r]);
+        p.row_weight[row] = mine.weight()[r * p.topk + k];
+      });
+    }
     void* row_to[kMaxTopk];
     void* scale_to[kMaxTopk];
     int64_t primary = -1;
@@ -170,13 +186,12 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   }
 }
 
-/// Kernel body: run by all warps of a rank. Returns early after a fault (recorded). On return without fault all rows for this
+/// Kernel body: run by all warps of a rank, after all placements have come (wait_placements) and agree. False after a fault
+/// (recorded). On return without fault all rows for this
 /// warp's share of the receiver work are complete; the call is complete when all warps have returned.
 template <class A>
-SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
+SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
-  if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
-
   MoveCounter moved;
   {
     WarpSpan<A> span(w, call, Event::send_rows);
@@ -198,7 +213,7 @@ SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p)
     const int source = (call.rank() + step) % call.world();
     {
       const WarpSpan<A> span(w, call, Event::wait_rows, source);
-      if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows)) return;
+      if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows)) return false;
     }
     if (p.layout != Layout::expert_major) continue;
     const WarpSpan<A> span(w, call, Event::place_aliases, source);
@@ -206,6 +221,7 @@ SWITCHYARD_FN void dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   }
   A::settle(w);
   call.moved[w.index()] = moved;
+  return true;
 }
 
 }  // namespace switchyard::detail

@@ -59,8 +59,9 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Dis
   const int64_t before = s.ring.appended;
   while (s.token < s.end) {
     const SendEntry* entry = nullptr;
-    for (int64_t i = p.d.send_begin[s.token]; i < p.d.send_begin[s.token + 1]; ++i)
-      if (p.d.sends[i].rank == s.ring.consumer) entry = &p.d.sends[i];
+    const SendRange range = p.d.sends.of(s.token);
+    for (int64_t i = range.begin; i < range.end; ++i)
+      if (p.d.sends.entries[i].rank == s.ring.consumer) entry = &p.d.sends.entries[i];
     if (entry) {
       if (room == 0) break;
       append_token<A>(w, p, s.ring, s.token, *entry, moved);
@@ -102,9 +103,9 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, c
     moved.copied_bytes += static_cast<uint64_t>(n * (d.row_bytes + d.scale_bytes));
   }
   if (!d.with_records) return;
-  auto* token_out = reinterpret_cast<int32_t*>(p.mine.block + p.mine.layout.token_at()) + record;
-  auto* route_out = reinterpret_cast<int32_t*>(p.mine.block + p.mine.layout.route_at()) + record * d.topk;
-  auto* weight_out = reinterpret_cast<float*>(p.mine.block + p.mine.layout.weight_at()) + record * d.topk;
+  int32_t* token_out = p.mine.token() + record;
+  int32_t* route_out = p.mine.route() + record * d.topk;
+  float* weight_out = p.mine.weight() + record * d.topk;
   A::for_lanes(w, d.topk, [&](int k) {
     route_out[k] = route[k];
     weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives others

@@ -4,23 +4,37 @@
 #pragma once
 
 #include "protocol/call.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::detail {
 
-/// Writes the fault record unless another warp was first.
+/// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
 template <class A>
-SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, Site site, bool aborted, int awaited,
-                                uint64_t expected, uint64_t seen, uint64_t waited_ns) {
-  if (A::template fetch_add<Scope::device>(w, &call.fault->claimed, 1, Site::local_sends) != 0) return;
+SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
+  for (int r = 0; r < call.world(); ++r) {
+    uint64_t* theirs = call.heap.at(r, SymPtr<uint64_t>{0});  // HeapHeader::abort_word
+    if (A::template load_acquire<Scope::system>(theirs, Site::none) == 0)
+      A::template store_release<Scope::system>(w, theirs, word, Site::none);
+  }
+}
+
+/// Writes `fault` as this rank's record unless another warp was first, and spreads it.
+template <class A>
+SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, const FaultRecord& fault) {
+  if (A::template fetch_add<Scope::device>(w, call.fault_claims, 1, Site::local_sends) != 0) return;
+  if (call.host_abort_word) {
+    const ErrorCode reason = fault.mismatch ? ErrorCode::mismatch : ErrorCode::peer_timeout;
+    spread_abort<A>(
+        w, call, fault.aborted ? fault.seen_abort : make_abort_word(call.rank(), static_cast<int>(reason), fault.awaited_rank));
+  }
   A::for_lanes(w, 1, [&](int) {
     FaultRecord& f = *call.fault;
-    f.aborted = aborted;
-    f.awaited_rank = awaited;
-    f.expected = expected;
-    f.seen = seen;
-    f.waited_ns = waited_ns;
-    f.site = site;
+    f = fault;
+    f.ready = 0;
+    f.epoch = call.epoch;
+    f.operation = call.operation;
   });
+  A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
 }
 
 /// Progress of a wait that did not succeed at once. Not for reuse.
@@ -50,11 +64,20 @@ class WaitClock {
                                   uint64_t expected) {
     A::pause(w, polls_++);
     if ((polls_ & 15) != 0) return true;
-    const bool aborted = A::template load_acquire<Scope::system>(call.abort_word, Site::none) != 0;
+    uint64_t abort = A::template load_acquire<Scope::system>(call.abort_word, Site::none);
+    if (abort == 0 && call.host_abort_word && polls_ % kHostPolls == 0)
+      abort = A::template load_acquire<Scope::system>(call.host_abort_word, Site::none);
     const uint64_t now = A::now_ns();
-    if (!aborted && static_cast<int64_t>(now - deadline_) < 0) return true;
-    const uint64_t seen = A::template load_acquire<Scope::system>(flag, site);
-    record_fault<A>(w, call, site, aborted, awaited_, expected, seen, now - start_);
+    if (abort == 0 && static_cast<int64_t>(now - deadline_) < 0) return true;
+    FaultRecord fault;
+    fault.site = site;
+    fault.aborted = abort != 0;
+    fault.seen_abort = abort;
+    fault.awaited_rank = awaited_;
+    fault.expected = expected;
+    fault.seen = A::template load_acquire<Scope::system>(flag, site);
+    fault.waited_ns = now - start_;
+    record_fault<A>(w, call, fault);
     charge(w, call, awaited_);
     return false;
   }
@@ -62,6 +85,7 @@ class WaitClock {
   SWITCHYARD_FN int awaited() const { return awaited_; }
 
  private:
+  static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
   uint64_t start_, slice_, deadline_;
   int awaited_;
   int polls_ = 0;
@@ -97,12 +121,15 @@ SWITCHYARD_FN bool wait_one(typename A::Warp& w, const CallContext& call, const 
   return true;
 }
 
-/// Counts the warps of this rank that have finished a phase; `counter` only ever grows. True for the last one: it is then
-/// ordered after everything that all warps of the rank settled before they arrived.
+/// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that
+/// all warps of the rank settled before they arrived, and `counter` is 0 again for the next launch, which may have another
+/// number of warps.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
   const uint64_t before = A::template fetch_add<Scope::device>(w, counter, 1, Site::local_sends);
-  return (before + 1) % static_cast<uint64_t>(w.total()) == 0;
+  if (before + 1 != static_cast<uint64_t>(w.total())) return false;
+  A::for_lanes(w, 1, [&](int) { *counter = 0; });
+  return true;
 }
 
 }  // namespace switchyard::detail

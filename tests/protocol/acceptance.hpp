@@ -32,9 +32,13 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
 }
 
 /// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
-/// builds take two of the six kinds of workers per world, so that all six and all worlds still occur.
+/// builds take two of the six kinds of workers per world, so that all six and all worlds still occur. CUDA: 1, 2 or 3 multiprocessors.
 inline std::vector<Where> everywhere() {
   std::vector<Where> all;
+  if (kBackend == switchyard::Backend::cuda) {
+    for (const int world : {1, 2, 3, 4, 5, 8}) all.push_back({world, {2, world % 3 + 1, false}});
+    return all;
+  }
   int n = 0;
   for (const int world : {1, 2, 3, 4, 5, 8}) {
     for (int kind = 0; kind < 6; ++kind) {
@@ -67,7 +71,9 @@ class Acceptance : public testing::TestWithParam<Where> {
   void expect_exact(const std::vector<Scenario>& scenarios) const {
     std::vector<std::shared_ptr<const Case>> cases;
     for (Scenario s : scenarios) {
+      s.num_sms = GetParam().workers.warps;
       for (const Staging staging : {Staging::direct, Staging::ring}) {
+        if (kBackend == switchyard::Backend::cuda && staging == Staging::ring) continue;
         s.staging = staging;
         cases.push_back(make_case(s));
         auto& name = const_cast<Case&>(*cases.back()).scenario.name;
@@ -78,12 +84,14 @@ class Acceptance : public testing::TestWithParam<Where> {
   }
   /// Runs a body that needs more than scenarios.
   void expect_clean(size_t heap, const RankBody& body) const {
+    if (kBackend == switchyard::Backend::cuda) GTEST_SKIP() << "speaks of host memory";
     Fleet fleet;
     fleet.world = world();
     fleet.options.heap_bytes = heap;
     fleet.options.num_blocks = GetParam().workers.blocks;
     fleet.options.num_warps = GetParam().workers.warps;
     fleet.options.deferred_copies = GetParam().workers.deferred;
+    fleet.options.backend = kBackend;
     EXPECT_EQ(joined(run_ranks(kRanks, fleet, body)), "");
   }
 };

@@ -22,6 +22,12 @@ using switchyard::Layout;
 using switchyard::ScaleKind;
 using switchyard::Staging;
 
+#if defined(SWITCHYARD_TEST_CUDA)
+inline constexpr switchyard::Backend kBackend = switchyard::Backend::cuda;
+#else
+inline constexpr switchyard::Backend kBackend = switchyard::Backend::cpu;
+#endif
+
 /// Where the rows lie that combine is given.
 enum class OutputMemory {
   row_buffer,  ///< allocate_rows: read in place
@@ -67,6 +73,7 @@ struct Scenario {
 
   int repeats = 3;  ///< dispatch, cached dispatch, combine: on one object with other rows each time
   bool cached = true;
+  int num_sms = 2;       ///< CUDA: of every call
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   bool check_views = true;
 };

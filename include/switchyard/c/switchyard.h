@@ -87,9 +87,10 @@ enum {
 /// How the number of output rows is chosen.
 typedef int32_t sy_size_policy;
 enum {
-  SWITCHYARD_SIZE_EXACT = 0,      ///< from the exchanged counts
-  SWITCHYARD_SIZE_CAPACITY = 1,   ///< the caller's bound, see sy_overflow
-  SWITCHYARD_SIZE_WORST_CASE = 2  ///< the largest number that any routing can produce
+  SWITCHYARD_SIZE_EXACT = 0,       ///< from the exchanged counts
+  SWITCHYARD_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
+  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< the largest number that any routing can produce
+  SWITCHYARD_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
 };
 
 /// What happens if a rank would receive more rows than its capacity. All ranks take the same decision.
@@ -312,8 +313,8 @@ typedef struct sy_dispatch_options {
 } sy_dispatch_options;
 #define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                 \
   {                                                                                                      \
-    sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_EXACT, SWITCHYARD_OVERFLOW_FAIL, \
-        SWITCHYARD_PADDING_ZERO, 0                                                                       \
+    sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_AUTOMATIC,                       \
+        SWITCHYARD_OVERFLOW_FAIL, SWITCHYARD_PADDING_ZERO, 0                                             \
   }
 
 /// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `weights` is float32

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "arch/cuda/cuda_reduce.cuh"
 #include "arch/cuda/cuda_rows.cuh"
 #include "arch/cuda/cuda_warp.cuh"
 #include "arch/cuda/ptx.cuh"
@@ -63,7 +64,17 @@ struct Cuda {
   }
 
   __device__ static void reduce_rows(Warp& w, const ReduceSpec& spec) {
-    reduce_rows_lanes(w.lane_, spec);
+    const int64_t row_bytes = spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type));
+    const uint32_t half = static_cast<uint32_t>(w.stages_) * w.stage_bytes_ / 32 * 16;
+    const ReduceStage stage{w.stage_, half, w.bars_};
+    const uint32_t piece = half == 0 ? 0 : reduce_piece_bytes(spec, stage, row_bytes);
+    if (piece > 0) {
+      drain_sources(w);
+      if (w.lane_writes_) ptx::fence_proxy_async();  // rows may be this warp's own
+      reduce_rows_bulk(w.lane_, spec, stage, row_bytes, piece, w.parity_);
+    } else {
+      reduce_rows_lanes(w.lane_, spec);
+    }
     w.lane_writes_ = true;
   }
 

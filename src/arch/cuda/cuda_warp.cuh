@@ -58,7 +58,7 @@ class CudaWarp {
     stage_ = base + own;
     scratch_ = shared + own + static_cast<uint32_t>(stages_) * stage_bytes_;
     if (lane_ == 0) {
-      for (int s = 0; s < stages_; ++s) ptx::mbarrier_init(bars_ + static_cast<uint32_t>(s) * 8, 1);
+      for (int s = 0; s < kMaxStages; ++s) ptx::mbarrier_init(bars_ + static_cast<uint32_t>(s) * 8, 1);
       ptx::fence_mbarrier_init();
     }
     __syncwarp();

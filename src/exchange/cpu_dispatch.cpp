@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "exchange/normal_impl.hpp"
+#include "exchange/cpu_normal.hpp"
 #include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
@@ -40,17 +40,18 @@ void take(std::vector<T>& out, const std::byte* from, int64_t used, int64_t allo
   std::fill(out.begin() + used, out.end(), rest);
 }
 
-void take_records(HandleData& h, const std::byte* block, const OutputLayout& layout, bool with_weights) {
-  take(h.record_token, block + layout.token_at(), h.num_records, h.records_allocated, -1);
-  take(h.record_route, block + layout.route_at(), h.num_records * h.topk, h.records_allocated * h.topk, -1);
+void take_records(HandleData& h, const std::byte* records, bool with_weights) {
+  const RecordLayout layout{h.records_allocated, h.topk};
+  take(h.record_token, records + layout.token_at(), h.num_records, h.records_allocated, -1);
+  take(h.record_route, records + layout.route_at(), h.num_records * h.topk, h.records_allocated * h.topk, -1);
   h.record_weight.clear();
   if (with_weights)
-    take(h.record_weight, block + layout.weight_at(), h.num_records * h.topk, h.records_allocated * h.topk, 0.0f);
+    take(h.record_weight, records + layout.weight_at(), h.num_records * h.topk, h.records_allocated * h.topk, 0.0f);
 }
 
 }  // namespace
 
-void NormalImpl::gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts) {
+void CpuNormal::gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts) {
   const auto experts = idx(config.num_experts), ranks = idx(world());
   CountsHead head{sig, local_.tokens, capacity, 0};
   std::memcpy(counts_row_.data(), &head, sizeof head);
@@ -81,7 +82,7 @@ void NormalImpl::gather_counts(const CallContext& call, uint64_t sig, int64_t ca
   if (!same) throw_mismatch("dispatch");
 }
 
-void NormalImpl::check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const {
+void CpuNormal::check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const {
   if (options.size != SizePolicy::capacity || options.overflow != Overflow::fail) return;
   for (int r = 0; r < world(); ++r) {
     const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
@@ -94,7 +95,7 @@ void NormalImpl::check_capacity(const GatheredCounts& counts, const DispatchOpti
   }
 }
 
-void NormalImpl::choose_sizes(const DispatchOptions& options, HandleData& h) const {
+void CpuNormal::choose_sizes(const DispatchOptions& options, HandleData& h) const {
   h.rows_allocated = h.rows;
   h.records_allocated = h.num_records;
   const int64_t records = world() * config.max_tokens;
@@ -103,8 +104,10 @@ void NormalImpl::choose_sizes(const DispatchOptions& options, HandleData& h) con
   if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
 }
 
-Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
-                                const DispatchOptions& options) {
+Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
+                                const DispatchOptions& given) {
+  DispatchOptions options = given;
+  if (options.size == SizePolicy::automatic) options.size = SizePolicy::exact;
   const uint64_t start = Cpu::now_ns();
   group_.check_alive("dispatch");
   RowFormat format{};
@@ -147,7 +150,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   return out;
 }
 
-Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
+Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   const uint64_t start = Cpu::now_ns();
   group_.check_alive("cached dispatch");
   RowFormat format{};
@@ -168,16 +171,17 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
   return out;
 }
 
-Placement NormalImpl::offer_block(uint64_t sig, const OutputLayout& layout, bool sends_weights,
-                                  std::shared_ptr<OutputBlock>& block, std::exception_ptr& error) {
+Placement CpuNormal::offer_block(uint64_t sig, const OutputLayout& layout, const RecordLayout& records, bool sends_weights,
+                                  std::shared_ptr<CpuBlock>& block, std::exception_ptr& error) {
   Placement place{};
   place.rows_allocated = layout.rows;
-  place.records_allocated = layout.records;
+  place.records_allocated = records.records;
   place.signature = sig;
   place.weights = sends_weights ? 1 : 0;
   try {
-    block = allocate(static_cast<size_t>(layout.bytes()));
+    block = allocate(static_cast<size_t>(layout.bytes() + records.bytes()));
     place.rows = block->offset;
+    place.records = block->offset + static_cast<uint64_t>(layout.bytes());
   } catch (const Error& e) {
     place.status = static_cast<uint64_t>(e.code());
     error = std::current_exception();
@@ -185,7 +189,7 @@ Placement NormalImpl::offer_block(uint64_t sig, const OutputLayout& layout, bool
   return place;
 }
 
-bool NormalImpl::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
+bool CpuNormal::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
   bool any = false, missing = false;
   for (int r = 0; r < world(); ++r) {
     const bool sends = call.heap.local(control_.placement(call.epoch, r))->weights != 0;
@@ -196,7 +200,7 @@ bool NormalImpl::agree_on_weights(const CallContext& call, const GatheredCounts&
   return any;
 }
 
-void NormalImpl::exchange_placements(const CallContext& call, const Placement& place, const std::exception_ptr& own) {
+void CpuNormal::exchange_placements(const CallContext& call, const Placement& place, const std::exception_ptr& own) {
   bool ok = false;
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::wait_placement, -1);
@@ -209,7 +213,7 @@ void NormalImpl::exchange_placements(const CallContext& call, const Placement& p
   check_placements(call, place.signature, "dispatch", own);
 }
 
-DispatchParams NormalImpl::dispatch_params(const CallContext& call, const ConstRows& x, const RowFormat& format,
+DispatchParams CpuNormal::dispatch_params(const CallContext& call, const ConstRows& x, const RowFormat& format,
                                            const HandleData& h) {
   DispatchParams p;
   p.call = call;
@@ -223,8 +227,7 @@ DispatchParams NormalImpl::dispatch_params(const CallContext& call, const ConstR
   p.quantize = format.quantize ? format.scales : ScaleKind::none;
   p.row_bytes = format.row_bytes;
   p.scale_bytes = format.scale_bytes;
-  p.send_begin = h.send_begin.data();
-  p.sends = h.sends.data();
+  p.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
   p.layout = h.layout;
   p.map = h.map;
   p.topk = h.topk;
@@ -235,15 +238,15 @@ DispatchParams NormalImpl::dispatch_params(const CallContext& call, const ConstR
   return p;
 }
 
-Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format,
+Dispatched CpuNormal::move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format,
                                  const DispatchOptions& options, const std::shared_ptr<HandleData>& fresh,
                                  const std::shared_ptr<const HandleData>& known) {
   const HandleData& h = *known;
-  const OutputLayout layout{h.rows_allocated,   h.records_allocated, format.row_bytes,
-                            format.scale_bytes, config.topk,         fresh != nullptr};
-  std::shared_ptr<OutputBlock> block;
+  const OutputLayout layout{h.rows_allocated, format.row_bytes, format.scale_bytes};
+  const RecordLayout records{fresh ? h.records_allocated : 0, config.topk};
+  std::shared_ptr<CpuBlock> block;
   std::exception_ptr own;
-  const Placement place = offer_block(sig, layout, fresh && !h.weights.empty(), block, own);
+  const Placement place = offer_block(sig, layout, records, fresh && !h.weights.empty(), block, own);
   exchange_placements(call, place, own);
   const bool any_weights = agree_on_weights(call, h.counts);
 
@@ -258,18 +261,18 @@ Dispatched NormalImpl::move_rows(const CallContext& call, uint64_t sig, const Co
   if (config.staging == Staging::direct) {
     launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
   } else {
-    const RingDispatchParams ring{p, rings_, {block->data, layout}, send_chunk()};
+    const RingDispatchParams ring{p, rings_, {block->data, layout, block->data + layout.bytes(), records}, send_chunk()};
     launch([&]<class A>(CpuWarp& w) { dispatch_ring<A>(w, ring); });
   }
   raise("dispatch");
   if (fresh) {
-    take_records(*fresh, block->data, layout, any_weights);
+    take_records(*fresh, block->data + layout.bytes(), any_weights);
     build_receiver_side(*fresh);
   }
   return deliver(known, std::move(block), layout, format);
 }
 
-Dispatched NormalImpl::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<OutputBlock> block,
+Dispatched CpuNormal::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<CpuBlock> block,
                                const OutputLayout& layout, const RowFormat& format) const {
   Dispatched out;
   out.rows = h->rows;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "exchange/normal_impl.hpp"
+#include "exchange/cpu_normal.hpp"
 #include "protocol/combine_ring.hpp"
 
 namespace switchyard::detail {
@@ -15,10 +15,10 @@ const void* data_or_null(const std::vector<float>& v) { return v.empty() ? nullp
 
 }  // namespace
 
-void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
+void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
   const uint64_t start = Cpu::now_ns();
   group_.check_alive("combine");
-  checked([&] { check_combine(y, handle, out, o, out_weights); });
+  checked([&] { check_combine(y, handle, handle ? handle.data().rows : 0, out, o, out_weights); });
   const HandleData& h = handle.data();
   const CallContext call = begin_call();
   const TraceSpan whole(call.tracer, kHostTrack, Event::combine, h.tokens);
@@ -44,8 +44,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
     p.record_weight = static_cast<const float*>(data_or_null(h.record_weight));
   if (!expert_major) p.weights_in = o.weights;
   p.tokens = h.tokens;
-  p.send_begin = h.send_begin.data();
-  p.sends = h.sends.data();
+  p.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
   p.ids = h.ids.data();
   p.route_row = h.route_row.data();
   if (expert_major && o.apply_weights && o.order == CombineOrder::per_route)
@@ -70,13 +69,13 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   end_call(start);
 }
 
-void NormalImpl::combine_direct(const CallContext& call, uint64_t sig, CombineParams& p) {
+void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombineParams& p) {
   const bool expert_major = p.layout == Layout::expert_major;
   p.reduce_here = expert_major && p.order == CombineOrder::per_rank;
   const bool in_place = !p.reduce_here && call.heap.contains(p.y);
   const int64_t staged_rows = p.reduce_here ? p.num_records : in_place ? 0 : p.rows;
   p.place.signature = sig;
-  std::shared_ptr<OutputBlock> rows, weights;
+  std::shared_ptr<CpuBlock> rows, weights;
   std::exception_ptr own;
   try {
     if (staged_rows > 0) {
@@ -103,7 +102,7 @@ void NormalImpl::combine_direct(const CallContext& call, uint64_t sig, CombinePa
   check_placements(call, sig, "combine", own);
 }
 
-void NormalImpl::combine_ring(const CallContext& call, uint64_t sig, CombineParams& p, const HandleData& h) {
+void CpuNormal::combine_ring(const CallContext& call, uint64_t sig, CombineParams& p, const HandleData& h) {
   p.place.signature = sig;
   p.place.weights = p.weights_in ? 1 : 0;
   bool ok = false;

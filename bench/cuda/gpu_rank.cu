@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "arch/cuda/ptx.cuh"
+#include "bench/cuda/gpu_rank.hpp"
+#include "exchange/group_impl.hpp"
+
+namespace switchyard::bench {
+
+namespace {
+
+using detail::HeapView;
+using detail::Scope;
+using detail::SymPtr;
+namespace ptx = detail::ptx;
+
+constexpr int kMaxWarps = 14;
+constexpr size_t kFlushBytes = size_t{256} << 20;
+constexpr uint64_t kDeadlineNs = 5'000'000'000;
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+struct DeviceMoves {
+  const int32_t* begin;
+  const int32_t* rank;
+  const int32_t* row;
+};
+
+/// One warp. A rank that does not come ends it after the deadline; the figures are then worthless, and the next call of the
+/// library reports the missing rank.
+__global__ void meet_kernel(const __grid_constant__ HeapView heap, uint64_t at, uint64_t value) {
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int r = lane; r < heap.world; r += 32)
+    ptx::store_release<Scope::system>(heap.at(r, SymPtr<uint64_t>{at + static_cast<uint64_t>(heap.rank) * 64}), value);
+  const uint64_t deadline = ptx::global_timer() + kDeadlineNs;
+  for (int r = lane; r < heap.world; r += 32) {
+    const uint64_t* mine = heap.local(SymPtr<uint64_t>{at + static_cast<uint64_t>(r) * 64});
+    while (ptx::load_acquire<Scope::system>(mine) < value && ptx::global_timer() < deadline) {
+    }
+  }
+}
+
+/// One lane of each warp moves whole rows through shared memory.
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+    push_kernel(const __grid_constant__ HeapView heap, DeviceMoves moves, const std::byte* src, uint64_t floor_at,
+                int64_t tokens, uint32_t row_bytes, int stages) {
+  extern __shared__ __align__(128) std::byte rows[];
+  __shared__ uint64_t barriers[kMaxWarps][2];
+  const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
+  if (threadIdx.x % 32 != 0) return;
+  const uint32_t bar = ptx::shared_address(&barriers[warp][0]);
+  const uint32_t stage = ptx::shared_address(rows) + static_cast<uint32_t>(warp * stages) * row_bytes;
+  for (int s = 0; s < stages; ++s) ptx::mbarrier_init(bar + static_cast<uint32_t>(s) * 8, 1);
+  ptx::fence_mbarrier_init();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * warps + warp, step = static_cast<int64_t>(gridDim.x) * warps;
+  const auto load = [&](int64_t i) {
+    const auto s = static_cast<uint32_t>(i % stages);
+    ptx::mbarrier_expect(bar + s * 8, row_bytes);
+    ptx::bulk_load(stage + s * row_bytes, src + (first + i * step) * row_bytes, row_bytes, bar + s * 8);
+  };
+  const int64_t count = first < tokens ? (tokens - first + step - 1) / step : 0;
+  if (count > 0) load(0);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto s = static_cast<uint32_t>(i % stages);
+    const int64_t t = first + i * step;
+    if (stages == 2 && i + 1 < count) {
+      ptx::bulk_wait_read();
+      load(i + 1);
+    }
+    const int32_t begin = moves.begin[t], end = moves.begin[t + 1];
+    while (!ptx::mbarrier_try_wait(bar + s * 8, static_cast<uint32_t>(i / stages) & 1u)) {
+    }
+    for (int32_t m = begin; m < end; ++m)
+      ptx::bulk_store(heap.base[moves.rank[m]] + floor_at + static_cast<int64_t>(moves.row[m]) * row_bytes,
+                      stage + s * row_bytes, row_bytes);
+    ptx::bulk_commit();
+    if (stages == 1 && i + 1 < count) {
+      ptx::bulk_wait_read();
+      load(i + 1);
+    }
+  }
+  ptx::bulk_wait();
+}
+
+/// A warp sums one token's rows: kUnroll vectors of each row are in flight per lane.
+template <int kUnroll, int kMost, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1)
+    pull_kernel(const __grid_constant__ HeapView heap, DeviceMoves moves, std::byte* out, uint64_t floor_at, int64_t tokens,
+                uint32_t row_bytes) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / 32);
+  const int64_t vectors = row_bytes / 16;
+  for (int64_t t = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32; t < tokens; t += warps) {
+    const uint4* from[kMost];
+    const int32_t begin = moves.begin[t], n = moves.begin[t + 1] - begin;
+#pragma unroll
+    for (int d = 0; d < kMost; ++d) {
+      const int32_t m = begin + (d < n ? d : 0);
+      from[d] = n == 0 ? nullptr
+                       : reinterpret_cast<const uint4*>(heap.base[moves.rank[m]] + floor_at +
+                                                        static_cast<int64_t>(moves.row[m]) * row_bytes);
+    }
+    for (int64_t j = lane; j < vectors; j += 32 * kUnroll) {
+      uint4 v[kUnroll][kMost];
+#pragma unroll
+      for (int d = 0; d < kMost; ++d)
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u)
+          if (d < n && j + u * 32 < vectors) v[u][d] = __ldcs(from[d] + j + u * 32);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (j + u * 32 >= vectors) continue;
+        float sum[8] = {};
+#pragma unroll
+        for (int d = 0; d < kMost; ++d) {
+          if (d >= n) continue;
+          const uint32_t words[4] = {v[u][d].x, v[u][d].y, v[u][d].z, v[u][d].w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            sum[2 * i] += __uint_as_float(words[i] << 16);
+            sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
+          }
+        }
+        uint32_t packed[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+          packed[i] = static_cast<uint32_t>(__bfloat16_as_ushort(pair.x)) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y))
+                                                                               << 16;
+        }
+        reinterpret_cast<uint4*>(out + t * row_bytes)[j + u * 32] = uint4{packed[0], packed[1], packed[2], packed[3]};
+      }
+    }
+  }
+}
+
+}  // namespace
+
+GpuDescription describe_gpus() {
+  GpuDescription d;
+  if (cudaGetDeviceCount(&d.visible) != cudaSuccess) d.visible = 0;
+  for (int i = 0; i < d.visible; ++i) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
+    d.names.emplace_back(properties.name);
+    d.multiprocessors = properties.multiProcessorCount;
+  }
+  cudaDriverGetVersion(&d.driver);
+  cudaRuntimeGetVersion(&d.runtime);
+  return d;
+}
+
+struct GpuRank::Impl {
+  Group* group;
+  int device = 0;
+  HeapView heap;
+  uint64_t control_at = 0, floor_at = 0;
+  cudaStream_t stream = nullptr;
+  std::vector<void*> owned;
+  std::byte* flush = nullptr;
+  std::byte* rows = nullptr;  ///< source of push, result of pull
+  size_t rows_bytes = 0;
+  uint64_t meetings = 0;
+  std::vector<cudaEvent_t> events;
+  size_t used = 0;
+  DeviceMoves moves{};
+};
+
+GpuRank::GpuRank(Group& group, size_t floor_bytes) : impl_(std::make_unique<Impl>()) {
+  Impl& i = *impl_;
+  i.group = &group;
+  i.heap = group.impl().heap->view();
+  cudaPointerAttributes a{};
+  check(cudaPointerGetAttributes(&a, i.heap.base[i.heap.rank]), "cudaPointerGetAttributes");
+  i.device = a.device;
+  check(cudaSetDevice(i.device), "cudaSetDevice");
+  check(cudaStreamCreateWithFlags(&i.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  i.control_at = group.impl().heap->allocate(size_t{64} << 10, 4096);
+  i.floor_at = group.impl().heap->allocate(floor_bytes > 0 ? floor_bytes : 1, 4096);
+  i.flush = static_cast<std::byte*>(allocate(kFlushBytes));
+  for (int e = 0; e < 2 * kMaxSections; ++e) {
+    i.events.emplace_back();
+    check(cudaEventCreate(&i.events.back()), "cudaEventCreate");
+  }
+  check(cudaFuncSetAttribute(push_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 * 1024), "push kernel");
+  push_kernel<<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16, 1);  // loads the kernels before any rank waits
+  pull_kernel<1, 8, 768><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+  pull_kernel<1, 4, 1024><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+  pull_kernel<2, 4, 768><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+  pull_kernel<4, 4, 512><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+  check(cudaStreamSynchronize(i.stream), "first launch");
+  group.barrier();
+  meet();
+  check(cudaStreamSynchronize(i.stream), "first meeting");
+}
+
+GpuRank::~GpuRank() {
+  Impl& i = *impl_;
+  cudaSetDevice(i.device);
+  cudaStreamSynchronize(i.stream);
+  for (cudaEvent_t event : i.events) cudaEventDestroy(event);
+  for (void* p : i.owned) cudaFree(p);
+  cudaStreamDestroy(i.stream);
+  i.group->impl().heap->release(i.floor_at);
+  i.group->impl().heap->release(i.control_at);
+}
+
+void* GpuRank::stream() const { return impl_->stream; }
+
+void* GpuRank::allocate(size_t bytes) {
+  void* p = nullptr;
+  check(cudaMalloc(&p, bytes > 0 ? bytes : 1), "cudaMalloc");
+  impl_->owned.push_back(p);
+  check(cudaMemsetAsync(p, 0, bytes, impl_->stream), "cudaMemset");
+  check(cudaStreamSynchronize(impl_->stream), "cudaMemset");
+  return p;
+}
+
+void GpuRank::write(void* device, const void* host, size_t bytes) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, impl_->stream), "copy to the GPU");
+  check(cudaStreamSynchronize(impl_->stream), "copy to the GPU");
+}
+void GpuRank::read(void* host, const void* device, size_t bytes) const {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, impl_->stream), "copy from the GPU");
+  check(cudaStreamSynchronize(impl_->stream), "copy from the GPU");
+}
+
+void GpuRank::align() {
+  check(cudaMemsetAsync(impl_->flush, static_cast<int>(impl_->meetings), kFlushBytes, impl_->stream), "flush");
+  meet();
+}
+void GpuRank::meet() {
+  meet_kernel<<<1, 32, 0, impl_->stream>>>(impl_->heap, impl_->control_at, ++impl_->meetings);
+  check(cudaGetLastError(), "meeting");
+}
+void GpuRank::begin() { check(cudaEventRecord(impl_->events.at(impl_->used), impl_->stream), "cudaEventRecord"); }
+void GpuRank::end() {
+  check(cudaEventRecord(impl_->events.at(impl_->used + 1), impl_->stream), "cudaEventRecord");
+  impl_->used += 2;
+}
+std::vector<double> GpuRank::seconds() {
+  check(cudaStreamSynchronize(impl_->stream), "wait for the measured calls");
+  std::vector<double> out;
+  for (size_t e = 0; e < impl_->used; e += 2) {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, impl_->events[e], impl_->events[e + 1]), "cudaEventElapsedTime");
+    out.push_back(ms * 1e-3);
+  }
+  impl_->used = 0;
+  return out;
+}
+
+void GpuRank::set_moves(const RowMoves& moves) {
+  const auto upload = [&](const std::vector<int32_t>& v) {
+    auto* p = static_cast<int32_t*>(allocate(v.size() * 4));
+    write(p, v.data(), v.size() * 4);
+    return p;
+  };
+  impl_->moves = {upload(moves.begin), upload(moves.rank), upload(moves.row)};
+}
+
+namespace {
+
+struct PushShape {
+  int warps, stages;
+};
+constexpr PushShape kPushShapes[kFloorShapes] = {{14, 1}, {7, 2}, {12, 1}};
+
+}  // namespace
+
+void GpuRank::push(int64_t tokens, size_t row_bytes, int sms, int shape) {
+  Impl& i = *impl_;
+  if (i.rows_bytes < static_cast<size_t>(tokens) * row_bytes) {
+    i.rows_bytes = static_cast<size_t>(tokens) * row_bytes;
+    i.rows = static_cast<std::byte*>(allocate(i.rows_bytes));
+  }
+  PushShape s = kPushShapes[shape];
+  while (static_cast<size_t>(s.warps * s.stages) * row_bytes > 226 * 1024 - 512 && s.warps > 1) --s.warps;
+  const size_t shared = static_cast<size_t>(s.warps * s.stages) * row_bytes;
+  push_kernel<<<sms, s.warps * 32, shared, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens,
+                                                       static_cast<uint32_t>(row_bytes), s.stages);
+  check(cudaGetLastError(), "push limit");
+}
+
+void GpuRank::pull(int64_t tokens, size_t row_bytes, int sms, int shape) {
+  Impl& i = *impl_;
+  if (i.rows_bytes < static_cast<size_t>(tokens) * row_bytes) {
+    i.rows_bytes = static_cast<size_t>(tokens) * row_bytes;
+    i.rows = static_cast<std::byte*>(allocate(i.rows_bytes));
+  }
+  const auto bytes = static_cast<uint32_t>(row_bytes);
+  if (i.heap.world > 4)
+    pull_kernel<1, 8, 768><<<sms, 768, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
+  else if (shape == 0)
+    pull_kernel<1, 4, 1024><<<sms, 1024, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
+  else if (shape == 1)
+    pull_kernel<2, 4, 768><<<sms, 768, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
+  else
+    pull_kernel<4, 4, 512><<<sms, 512, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
+  check(cudaGetLastError(), "pull limit");
+}
+
+}  // namespace switchyard::bench

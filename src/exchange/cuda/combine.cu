@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine as a kernel: protocol/combine_pull.hpp over blocks of one multiprocessor each.
+//
+// Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and for
+// `pulled` likewise. So all blocks must be able to run at the same time: the launcher keeps the grid to one block per
+// multiprocessor. Other kernels may delay a block, as long as they end.
+#include "exchange/cuda/kernel_frame.cuh"
+#include "exchange/cuda/launch.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+__global__ void __launch_bounds__(kMoveWarps * kLanes, 1)
+    combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(CudaCombineParams)];
+  auto& p = *reinterpret_cast<CudaCombineParams*>(params);
+  copy_to_shared(given, p);
+  if (!begin_block(given.c.call, given.state, p.c.call)) return;
+  CudaWarp w(dynamic_shared, shape);
+  const TablesHeader& header = *given.header;
+  if (threadIdx.x == 0) {
+    p.c.tokens = header.tokens;
+    p.c.rows = header.rows;
+    p.c.num_records = header.num_records;
+    if (!header.any_weights) p.c.record_weight = nullptr;
+    if (!header.any_weights && p.c.weights == p.handle_weights) p.c.weights = nullptr;
+  }
+  __syncthreads();
+  if (!combine_pull<Cuda>(w, p.c)) return Cuda::settle(w);
+  (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
+  Cuda::settle(w);
+  end_call(w, given.state, p.c.call.epoch);
+}
+
+CudaShape combine_shape(const DeviceLimits& limits) {
+  const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(CudaCombineParams)) - 1024;
+  return fit_cuda_shape(kMoveWarps, 1, room, 0, room);
+}
+
+}  // namespace
+
+void prepare_combine_kernel(const DeviceLimits& limits) {
+  allow_shared(combine_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaCombineParams)) - 1024);
+}
+
+void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
+  CudaCombineParams p;
+  p.c.call = call;
+  p.state = state;
+  combine_kernel<<<limits.multiprocessors, kMoveWarps * kLanes, 4096, stream>>>(p, CudaShape{kMoveWarps, 0, 0, 0});
+  check_cuda(cudaGetLastError(), "combine kernel");
+}
+
+void launch_combine(const CudaCombineParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+  const CudaShape shape = combine_shape(limits);
+  combine_kernel<<<blocks, kMoveWarps * kLanes, shape.shared_bytes(), stream>>>(p, shape);
+  check_cuda(cudaGetLastError(), "combine kernel");
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine on a GPU: where the outputs lie, what is staged, launch.
+#include <string>
+
+#include "exchange/cuda/cuda_normal.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
+  group_.check_alive("combine");
+  checked([&] {
+    check_handle(handle);
+    const HandleData& h = handle.data();
+    check_combine(y, handle, h.rows >= 0 ? h.rows : h.rows_allocated, out, o, out_weights);
+    check_sms("CombineOptions", o.num_sms);
+    check_pointer("y.data", y.data, 16);
+    check_pointer("out", out, 16);
+    check_pointer("CombineOptions::weights", o.weights, 4);
+    check_pointer("CombineOptions::bias[0]", o.bias[0], 16);
+    check_pointer("CombineOptions::bias[1]", o.bias[1], 16);
+    check_pointer("out_weights", out_weights, 4);
+  });
+  Call call(*this, o.stream, o.num_sms, Operation::combine);
+  const std::shared_ptr<const HandleData> data = device_data(handle, call);
+  const HandleData& h = *data;
+  const CudaHandle& device = tables_of(h);
+  const Tables& t = device.tables;
+  const bool expert_major = h.layout == Layout::expert_major;
+
+  CudaCombineParams p;
+  CombineParams& c = p.c;
+  c.call = call.context;
+  c.control = control_;
+  c.layout = h.layout;
+  c.order = o.order;
+  c.type = y.dtype;
+  c.hidden = config.hidden;
+  c.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  c.topk = h.topk;
+  c.map = h.map;
+  c.y = static_cast<const std::byte*>(y.data);
+  c.record_route = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.route_at());
+  if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank)
+    c.record_weight = reinterpret_cast<const float*>(device.received.records + device.received.layout.weight_at());
+  if (!expert_major) c.weights_in = o.weights;
+  c.sends = SendTable{t.sends, nullptr, t.stride};
+  c.ids = t.ids;
+  c.route_row = t.route_row;
+  if (expert_major && o.apply_weights && o.order == CombineOrder::per_route) {
+    c.weights = o.weights ? o.weights : t.weights;
+    if (!o.weights) p.handle_weights = t.weights;
+  }
+  c.bias[0] = static_cast<const std::byte*>(o.bias[0]);
+  c.bias[1] = static_cast<const std::byte*>(o.bias[1]);
+  c.out = static_cast<std::byte*>(out);
+  c.out_weights = out_weights;
+  c.outputs_done = &state()->outputs_done;
+  c.pulls_done = &state()->pulls_done;
+  c.place.signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
+                                                     int64_t{o.apply_weights}, int64_t{o.weights != nullptr}});
+  p.state = state();
+  p.header = t.header;
+  p.soft = gpu_.device_soft_fault();
+
+  // Temporary blocks go back to the pool at once: later calls of this object come after this one.
+  c.reduce_here = expert_major && o.order == CombineOrder::per_rank;
+  const bool in_place = !c.reduce_here && call.context.heap.contains(c.y);
+  const int64_t staged_rows = c.reduce_here ? h.records_allocated : in_place ? 0 : h.rows_allocated;
+  std::shared_ptr<CudaBlock> rows, weights;
+  std::exception_ptr error;
+  try {
+    if (staged_rows > 0) {
+      rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), &call);
+      c.staged = rows->data;
+      c.place.rows = rows->offset;
+    } else if (in_place) {
+      c.place.rows = static_cast<uint64_t>(c.y - call.context.heap.base[rank()]);
+    }
+    if (c.weights_in && h.records_allocated > 0) {
+      weights = allocate(static_cast<size_t>(h.records_allocated * c.topk * 4), &call);
+      c.weights_staged = reinterpret_cast<float*>(weights->data);
+      c.place.weights = weights->offset;
+    }
+  } catch (const Error& e) {
+    error = std::current_exception();
+    c.place.status = static_cast<uint64_t>(e.code());
+    c.staged = nullptr;
+    c.weights_staged = nullptr;
+    c.reduce_here = false;
+    p.soft = nullptr;
+  }
+  launch_combine(p, call.blocks, gpu_.limits(), call.stream);
+  end(call);
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// A handle's tables in host memory: made by the same host code as on the CPU, from ids, counts and records.
+#include <algorithm>
+#include <cstring>
+
+#include "exchange/cuda/cuda_normal.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+template <class T>
+std::vector<T> download(const T* from, int64_t count, cudaStream_t stream) {
+  std::vector<T> out(static_cast<size_t>(count));
+  if (count > 0)
+    check_cuda(cudaMemcpyAsync(out.data(), from, out.size() * sizeof(T), cudaMemcpyDeviceToHost, stream), "copy of a handle");
+  check_cuda(cudaStreamSynchronize(stream), "copy of a handle");
+  return out;
+}
+
+void read_counts_rows(const std::vector<std::byte>& rows, int64_t row_bytes, GatheredCounts& counts) {
+  const auto world = static_cast<size_t>(counts.world), experts = static_cast<size_t>(counts.experts);
+  counts.touching.resize(world * world);
+  counts.routes.resize(world * experts);
+  counts.tokens.resize(world);
+  counts.capacity.resize(world);
+  for (size_t r = 0; r < world; ++r) {
+    CountsHead head;
+    const std::byte* row = rows.data() + static_cast<int64_t>(r) * row_bytes;
+    std::memcpy(&head, row, sizeof head);
+    counts.tokens[r] = head.tokens;
+    counts.capacity[r] = head.capacity;
+    std::memcpy(&counts.touching[r * world], row + sizeof head, 4 * world);
+    std::memcpy(&counts.routes[r * experts], row + sizeof head + 4 * world, 4 * experts);
+  }
+}
+
+}  // namespace
+
+namespace {
+
+template <class T>
+void upload(T* to, const std::vector<T>& from, cudaStream_t stream) {
+  if (!from.empty())
+    check_cuda(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice, stream), "copy of a handle");
+}
+
+std::vector<SendEntry> strided_sends(const HandleData& h, int stride) {
+  std::vector<SendEntry> sends(static_cast<size_t>(h.tokens * stride), SendEntry{-1, -1, -1});
+  for (int64_t t = 0; t < h.tokens; ++t) {
+    const auto begin = h.sends.begin() + h.send_begin[static_cast<size_t>(t)], end = h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1];
+    std::copy(begin, end, sends.begin() + t * stride);
+  }
+  return sends;
+}
+
+std::vector<std::byte> counts_rows(const HandleData& h) {
+  const auto world = static_cast<size_t>(h.counts.world), experts = static_cast<size_t>(h.counts.experts);
+  const auto row_bytes = static_cast<size_t>(ControlLayout{0, h.counts.world, h.counts.experts}.counts_row_bytes());
+  std::vector<std::byte> rows(world * row_bytes);
+  for (size_t r = 0; r < world; ++r) {
+    const CountsHead head{0, h.counts.tokens[r], h.counts.capacity[r], 0};
+    std::byte* row = rows.data() + r * row_bytes;
+    std::memcpy(row, &head, sizeof head);
+    std::memcpy(row + sizeof head, &h.counts.touching[r * world], 4 * world);
+    std::memcpy(row + sizeof head + 4 * world, &h.counts.routes[r * experts], 4 * experts);
+  }
+  return rows;
+}
+
+/// Rows without a source, one range per local expert.
+std::vector<int64_t> padding_ranges(const HandleData& h) {
+  std::vector<int64_t> ranges;
+  for (size_t el = 0; el < h.first_row.size(); ++el) {
+    int64_t routes = 0;
+    for (int s = 0; s < h.counts.world; ++s) routes += h.counts.s(s, h.map.first(h.rank) + static_cast<int>(el));
+    const int64_t end = std::min(h.first_row[el] + round_up(routes, h.alignment), h.rows);
+    ranges.insert(ranges.end(), {std::min(h.first_row[el] + routes, end), end});
+  }
+  return ranges;
+}
+
+}  // namespace
+
+void upload_handle(const HandleData& h, const Tables& t, const Received& r, cudaStream_t stream) {
+  TablesHeader header{};
+  header.tokens = h.tokens;
+  header.rows = h.rows;
+  header.num_records = h.num_records;
+  header.any_weights = !h.record_weight.empty() || !h.weights.empty();
+  for (int s = 0; s < h.counts.world; ++s)
+    header.record_begin[s + 1] = std::min(header.record_begin[s] + h.counts.d(s, h.rank), h.num_records);
+  upload(t.header, std::vector<TablesHeader>{header}, stream);
+  upload(t.counts, counts_rows(h), stream);
+  upload(t.ids, h.ids, stream);
+  if (h.layout == Layout::expert_major) upload(t.route_row, h.route_row, stream);
+  upload(t.sends, strided_sends(h, t.stride), stream);
+  upload(t.weights, h.weights, stream);
+  upload(t.dropped, h.dropped, stream);
+  upload(t.first_row, h.first_row, stream);
+  upload(t.kept, h.kept_per_expert, stream);
+  upload(t.aligned, h.aligned_per_expert, stream);
+  upload(t.padding, padding_ranges(h), stream);
+  upload(t.dropped_here, h.dropped_here, stream);
+  upload(reinterpret_cast<int32_t*>(r.records + r.layout.token_at()), h.record_token, stream);
+  upload(reinterpret_cast<int32_t*>(r.records + r.layout.route_at()), h.record_route, stream);
+  upload(reinterpret_cast<float*>(r.records + r.layout.weight_at()), h.record_weight, stream);
+  upload(r.row_source, h.row_source, stream);
+  upload(r.row_weight, h.row_weight, stream);
+  check_cuda(cudaStreamSynchronize(stream), "copy of a handle");
+}
+
+std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, const Call& call) {
+  const HandleData& given = handle.data();
+  if (given.device && tables_of(given).gpu->device() == gpu_.device()) return {std::shared_ptr<void>(), &given};
+  const HandleData& h = host_data(given);
+  if (call.capturing())
+    throw Error(ErrorCode::unsupported, "a handle from the host (deserialized) cannot be used while its stream is captured");
+  auto copy = std::make_shared<HandleData>(h);
+  auto device = std::make_shared<CudaHandle>();
+  const TablesShape shape = shape_of(h.tokens);
+  const RecordLayout records{h.records_allocated, h.topk};
+  const bool expert_major = h.layout == Layout::expert_major;
+  device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call);
+  device->tables = carve_tables(device->tables_block->data, shape);
+  device->received_block =
+      allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes), &call);
+  device->received = carve_received(device->received_block->data, records, h.rows_allocated, expert_major);
+  device->gpu = &gpu_;
+  device->group = &group_;
+  device->stream = call.stream;
+  device->shape = h;
+  upload_handle(h, device->tables, device->received, call.stream);
+  copy->device = std::move(device);
+  return copy;
+}
+
+const HandleData& CudaHandle::host() const {
+  const std::lock_guard lock(mutex_);
+  if (host_) return *host_;
+  const DeviceGuard guard(gpu->device());
+  if (stream) {
+    cudaStreamCaptureStatus status{};
+    check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+    if (status == cudaStreamCaptureStatusActive)
+      throw Error(ErrorCode::unsupported, "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
+  }
+  check_cuda(captured ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream), "wait for a dispatch");
+  group->check_alive("dispatch");
+
+  const cudaStream_t copies = gpu->copy_stream();
+  const TablesHeader header = download(tables.header, 1, copies)[0];
+  auto h = std::make_unique<HandleData>(shape);
+  const int64_t row_bytes = ControlLayout{0, h->counts.world, h->counts.experts}.counts_row_bytes();
+  read_counts_rows(download(tables.counts, row_bytes * h->counts.world, copies), row_bytes, h->counts);
+  std::vector<int32_t> ids = download(tables.ids, header.tokens * h->topk, copies);
+  for (int32_t& id : ids)
+    if (id < -1) id = -2 - id;  // dropped at capacity: the plan drops it again
+  LocalPlan local;
+  local.build(ExpertIds::of(ids.data(), header.tokens, h->topk), h->map.experts, h->map.world);
+  build_owner_side(local, *h);
+  if (header.any_weights) h->weights = download(tables.weights, header.tokens * h->topk, copies);
+  const int64_t records = h->records_allocated;
+  h->record_token = download(reinterpret_cast<const int32_t*>(received.records + received.layout.token_at()), records, copies);
+  h->record_route =
+      download(reinterpret_cast<const int32_t*>(received.records + received.layout.route_at()), records * h->topk, copies);
+  if (header.any_weights)
+    h->record_weight =
+        download(reinterpret_cast<const float*>(received.records + received.layout.weight_at()), records * h->topk, copies);
+  for (int64_t i = h->num_records; i < records; ++i) h->record_token[static_cast<size_t>(i)] = -1;
+  for (int64_t i = h->num_records * h->topk; i < records * h->topk; ++i) {
+    h->record_route[static_cast<size_t>(i)] = -1;
+    if (header.any_weights) h->record_weight[static_cast<size_t>(i)] = 0.0f;
+  }
+  build_receiver_side(*h);
+  host_ = std::move(h);
+  return *host_;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// The object: memory, order of streams, facade. Calls: cuda_dispatch.cpp, cuda_combine.cpp.
+#include "exchange/cuda/cuda_normal.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+[[noreturn]] void invalid(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+
+/// Initial value of every flag: the epoch before the first.
+void set_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
+  std::vector<uint64_t> lines(static_cast<size_t>(control.flags_bytes()) / 8);
+  for (size_t i = 0; i < lines.size(); i += ControlLayout::kLine / 8) lines[i] = word;
+  check_cuda(cudaMemcpyAsync(base + control.base, lines.data(), lines.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
+  check_cuda(cudaStreamSynchronize(stream), "flags");
+}
+
+}  // namespace
+
+CudaPool::~CudaPool() {
+  for (const auto* events : {&pending_, &free_})
+    for (cudaEvent_t event : *events) cudaEventDestroy(event);
+}
+
+void CudaPool::order_after_users(cudaStream_t stream) {
+  const std::lock_guard lock(mutex_);
+  for (cudaEvent_t event : pending_) {
+    check_cuda(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+    free_.push_back(event);
+  }
+  pending_.clear();
+}
+
+void CudaPool::add_user_event(cudaStream_t stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  cudaEvent_t event = nullptr;
+  if (!free_.empty()) {
+    event = free_.back();
+    free_.pop_back();
+  } else if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) {
+    cudaStreamSynchronize(stream);
+    return;
+  }
+  if (cudaEventRecord(event, stream) != cudaSuccess) cudaStreamSynchronize(stream);
+  pending_.push_back(event);
+}
+
+CudaBlock::~CudaBlock() {
+  if (!pool) return;
+  if (!users.empty()) {
+    try {
+      const DeviceGuard guard(pool->device);
+      for (cudaStream_t stream : users) pool->add_user_event(stream);
+    } catch (const Error&) {
+      // Without a context there is no work to wait for.
+    }
+  }
+  pool->memory.release(offset);
+}
+
+void CudaBlock::used_by(void* stream) {
+  auto* s = static_cast<cudaStream_t>(stream);
+  if (std::find(users.begin(), users.end(), s) == users.end()) users.push_back(s);
+}
+
+CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c), gpu_(gpu) {
+  group_.check_alive("NormalExchange");
+  const DeviceGuard guard(gpu_.device());
+  checked([&] {
+    check_config(config, world());
+    if (config.staging == Staging::ring)
+      throw Error(ErrorCode::unsupported, "NormalConfig::staging = ring: not on CUDA yet; use Staging::direct");
+    if (config.num_experts > kMaxCudaExperts)
+      invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
+              std::to_string(kMaxCudaExperts));
+    const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
+    heap_offset_ = group_.heap->allocate(need.total(), 4096);
+    control_ = ControlLayout{heap_offset_, world(), config.num_experts};
+    const size_t pool_at = heap_offset_ + need.control_bytes;
+    pool_ = std::make_shared<CudaPool>(pool_at, pool_at + need.pool_bytes, gpu_.device());
+  });
+  try {
+    checked([&] {
+      const auto columns = static_cast<size_t>(world() + config.num_experts);
+      state_ = DeviceMemory(256 + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, gpu_.copy_stream());
+      ObjectState initial{};
+      initial.epoch = (config.first_epoch - 1) & kEpochMask;
+      check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()), "state");
+      set_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
+      check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+      spare_tables_ = std::make_shared<CudaBlock>();
+      reserve(*spare_tables_, static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes));
+    });
+    agree_on_construction(heap_offset_);
+  } catch (...) {
+    group_.heap->release(heap_offset_);
+    if (done_) cudaEventDestroy(done_);
+    throw;
+  }
+}
+
+CudaNormal::~CudaNormal() {
+  try {
+    const DeviceGuard guard(gpu_.device());
+    if (called_) cudaEventSynchronize(done_);
+    cudaEventDestroy(done_);
+    state_ = DeviceMemory();
+  } catch (const Error&) {
+    // Without a context nothing is left to free.
+  }
+  spare_tables_.reset();
+  group_.heap->release(heap_offset_);
+}
+
+TablesShape CudaNormal::shape_of(int64_t tokens) const {
+  const ExpertMap map{config.num_experts, world()};
+  return {world(), config.num_experts, map.count(rank()), config.topk, tokens, config.layout == Layout::expert_major};
+}
+
+CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation)
+    : guard(object.gpu_.device()), stream(static_cast<cudaStream_t>(given)) {
+  const int most = object.gpu_.max_blocks();
+  blocks = num_sms > 0 ? num_sms : std::min(kDefaultSms, most);
+  context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
+  if (stream) {
+    cudaStreamCaptureStatus status{};
+    check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
+    if (status != cudaStreamCaptureStatusActive) graph = nullptr;
+  }
+  if (capturing()) return;  // what came before is ordered before the launch of the graph by its user
+  if (object.called_ && object.last_stream_ != stream) check_cuda(cudaStreamWaitEvent(stream, object.done_, 0), "cudaStreamWaitEvent");
+  object.pool_->order_after_users(stream);
+}
+
+void CudaNormal::end(const Call& call) {
+  last_blocks_ = call.blocks;
+  if (call.capturing()) return;
+  check_cuda(cudaEventRecord(done_, call.stream), "cudaEventRecord");
+  last_stream_ = call.stream;
+  called_ = true;
+}
+
+void CudaNormal::check_sms(const char* name, int num_sms) const {
+  if (num_sms < 0 || num_sms > gpu_.max_blocks())
+    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(gpu_.max_blocks()) +
+            "] (multiprocessors of the GPU / ranks on it)");
+}
+
+void CudaNormal::check_pointer(const char* name, const void* p, size_t alignment) const {
+  if (!p) return;
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
+    invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
+  if (group_.heap->view().contains(p)) return;
+  cudaPointerAttributes a{};
+  if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
+    (void)cudaGetLastError();
+    a.type = cudaMemoryTypeUnregistered;
+  }
+  if (a.type == cudaMemoryTypeManaged) return;
+  if (a.type != cudaMemoryTypeDevice)
+    invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(gpu_.device()));
+  if (a.device != gpu_.device())
+    invalid(std::string(name) + " lies on GPU " + std::to_string(a.device) + ", this rank's GPU is " +
+            std::to_string(gpu_.device()));
+}
+
+bool CudaNormal::reserve(CudaBlock& block, size_t bytes) const {
+  if (bytes == 0) return true;
+  const auto offset = pool_->memory.allocate(bytes, 128);
+  if (!offset) return false;
+  block.pool = pool_;
+  block.offset = *offset;
+  block.data = group_.heap->view().base[rank()] + *offset;
+  return true;
+}
+
+std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, const Call* call) {
+  auto block = std::make_shared<CudaBlock>();
+  if (!reserve(*block, bytes)) {
+    const OffsetAllocator::Usage u = pool_->memory.usage();
+    throw Error(ErrorCode::pool_exhausted,
+                "rank " + std::to_string(rank()) + ": the output pool has no room for " + std::to_string(bytes) + " bytes: " +
+                    std::to_string(u.used) + " of " + std::to_string(u.capacity) + " are in use, the largest free block has " +
+                    std::to_string(u.largest_free) + " (destroy outputs, or raise NormalConfig::pool_bytes)");
+  }
+  if (call && call->capturing()) give_to_graph(block, call->graph);
+  return block;
+}
+
+void CudaNormal::give_to_graph(const std::shared_ptr<CudaBlock>& block, cudaGraph_t graph) {
+  auto owner = std::make_unique<std::shared_ptr<CudaBlock>>(block);
+  const cudaHostFn_t release = [](void* p) { delete static_cast<std::shared_ptr<CudaBlock>*>(p); };
+  cudaUserObject_t object = nullptr;
+  check_cuda(cudaUserObjectCreate(&object, owner.get(), release, 1, cudaUserObjectNoDestructorSync), "cudaUserObjectCreate");
+  (void)owner.release();
+  check_cuda(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove), "cudaGraphRetainUserObject");
+}
+
+RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type) {
+  check_handle(handle);
+  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
+    invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
+  const int64_t rows = handle.data().rows_allocated;
+  auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type), nullptr);
+  const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
+  return RowBuffer(std::move(block), view);
+}
+
+CallStatistics CudaNormal::last_call() {
+  const DeviceGuard guard(gpu_.device());
+  if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+  CallStatistics s;
+  const std::vector<MoveCounter> moved = gpu_.move_counters();
+  const size_t warps = static_cast<size_t>(last_blocks_) * kMoveWarps;
+  for (size_t i = 0; i < warps && i < moved.size(); ++i) {
+    s.remote_bytes += moved[i].remote_bytes;
+    s.local_bytes += moved[i].local_bytes;
+    s.copied_bytes += moved[i].copied_bytes;
+    s.payload_rows += moved[i].rows;
+    s.metadata_bytes += moved[i].metadata_bytes;
+  }
+  return s;
+}
+
+}  // namespace switchyard::detail

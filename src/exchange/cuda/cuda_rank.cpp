@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/cuda/cuda_rank.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "exchange/cuda/cuda_normal.hpp"
+#include "heap/cuda/device_guard.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr size_t kControlBytes = size_t{64} << 10;
+constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512;
+constexpr size_t kClaimsAt = 0, kFailedAt = 128, kWaitsAt = 256;
+
+}  // namespace
+
+void check_cuda(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw Error(ErrorCode::system, std::string(what) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")");
+}
+
+namespace {
+
+struct StreamPool {
+  std::mutex mutex;
+  std::map<int, std::vector<cudaStream_t>> free;
+};
+StreamPool& stream_pool() {
+  static auto* pool = new StreamPool;  // outlives every group, also static ones
+  return *pool;
+}
+
+}  // namespace
+
+cudaStream_t take_stream(int device) {
+  StreamPool& pool = stream_pool();
+  const std::lock_guard lock(pool.mutex);
+  auto& free = pool.free[device];
+  cudaStream_t stream = nullptr;
+  if (free.empty()) {
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  } else {
+    stream = free.back();
+    free.pop_back();
+  }
+  return stream;
+}
+
+void give_stream(int device, cudaStream_t stream) noexcept {
+  StreamPool& pool = stream_pool();
+  const std::lock_guard lock(pool.mutex);
+  pool.free[device].push_back(stream);
+}
+
+DeviceMemory::DeviceMemory(size_t bytes, cudaStream_t stream) {
+  check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");
+  check_cuda(cudaMemsetAsync(data_, 0, bytes, stream), "cudaMemset");
+  check_cuda(cudaStreamSynchronize(stream), "cudaMemset");
+}
+DeviceMemory::~DeviceMemory() {
+  if (data_) cudaFree(data_);
+}
+
+CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
+    : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here) {
+  const DeviceGuard guard(device());
+  int shared = 0;
+  check_cuda(cudaDeviceGetAttribute(&limits_.multiprocessors, cudaDevAttrMultiProcessorCount, device()), "device attribute");
+  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device()), "device attribute");
+  limits_.shared_bytes = static_cast<uint32_t>(shared);
+  copies_ = take_stream(device());
+  check_cuda(cudaHostRegister(control_, kControlBytes, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister");
+  void* mapped = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&mapped, control_, 0), "cudaHostGetDevicePointer");
+  auto* host = static_cast<std::byte*>(mapped);
+  host_abort_device_ = reinterpret_cast<uint64_t*>(host);
+  fault_device_ = reinterpret_cast<FaultRecord*>(host + kFaultAt);
+  soft_device_ = reinterpret_cast<SoftFault*>(host + kSoftFaultAt);
+  const auto warps = static_cast<size_t>(max_warps()), world = static_cast<size_t>(heap_.view().world);
+  counters_ = DeviceMemory(kWaitsAt + warps * world * sizeof(WaitCounter) + warps * sizeof(MoveCounter), copies_);
+  waits_ = counters_.as<WaitCounter>(kWaitsAt);
+  moved_ = counters_.as<MoveCounter>(kWaitsAt + warps * world * sizeof(WaitCounter));
+  check_cuda(cudaMemsetAsync(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
+
+  prepare_plan_kernel(limits_);
+  prepare_dispatch_kernel(limits_);
+  prepare_combine_kernel(limits_);
+  CallContext ended = context(1, Operation::none);
+  ended.abort_word = counters_.as<uint64_t>(kFailedAt);
+  DeviceMemory state(sizeof(ObjectState), copies_);
+  warm_up_plan_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  check_cuda(cudaStreamSynchronize(copies_), "first launch of the kernels");
+}
+
+CudaRank::~CudaRank() {
+  try {
+    const DeviceGuard guard(device());
+    cudaStreamSynchronize(copies_);
+    give_stream(device(), copies_);
+    cudaHostUnregister(control_);
+    counters_ = DeviceMemory();
+  } catch (const Error&) {
+    // The context is gone, and everything in it.
+  }
+}
+
+CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
+  CallContext call;
+  call.heap = heap_.view();
+  call.timeout_ns = timeout_ns;
+  call.operation = operation;
+  call.abort_word = reinterpret_cast<const uint64_t*>(call.heap.base[call.heap.rank]);
+  call.host_abort_word = host_abort_device_;
+  call.fault = fault_device_;
+  call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
+  call.waits = waits_;
+  call.moved = moved_;
+  return call;
+}
+
+const FaultRecord* CudaRank::fault() const noexcept {
+  auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
+  return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;
+}
+
+void CudaRank::raise_soft_fault(const char* context) {
+  auto* record = reinterpret_cast<SoftFault*>(control_ + kSoftFaultAt);
+  if (std::atomic_ref(record->ready).load(std::memory_order_acquire) == 0) return;
+  const SoftFault fault = *record;
+  std::atomic_ref(record->ready).store(0, std::memory_order_release);
+  const auto code = static_cast<ErrorCode>(fault.code);
+  std::string text = std::string(context) + ": in call " + std::to_string(fault.epoch) + " rank " + std::to_string(fault.rank);
+  if (code == ErrorCode::capacity_exceeded)
+    text += " would have received " + std::to_string(fault.needed) + " rows, its capacity is " + std::to_string(fault.capacity);
+  else
+    text += std::string(" had no room for its rows (") + to_string(code) + ")";
+  throw Error(code, text + "; nothing was moved and the group can be used");
+}
+
+template <class T>
+std::vector<T> CudaRank::download(const T* from, size_t count) const {
+  const DeviceGuard guard(device());
+  std::vector<T> out(count);
+  check_cuda(cudaMemcpyAsync(out.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, copies_), "copy of counters");
+  check_cuda(cudaStreamSynchronize(copies_), "copy of counters");
+  return out;
+}
+
+std::vector<WaitCounter> CudaRank::wait_counters() const {
+  return download(waits_, static_cast<size_t>(max_warps()) * static_cast<size_t>(heap_.view().world));
+}
+std::vector<MoveCounter> CudaRank::move_counters() const { return download(moved_, static_cast<size_t>(max_warps())); }
+
+std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConfig& config) {
+  return std::make_unique<CudaNormal>(group, *this, config);
+}
+
+namespace {
+
+int device_of(const GroupOptions& options, int rank) {
+  const int devices = count_devices();
+  const int device = options.device < 0 ? rank % devices : options.device;
+  check_device_index(device);
+  return device;
+}
+
+/// Identity of a GPU on this host: its PCI address.
+struct DeviceAddress {
+  char text[32] = {};
+  bool operator==(const DeviceAddress& other) const { return std::strcmp(text, other.text) == 0; }
+};
+DeviceAddress address_of(int device) {
+  DeviceAddress address;
+  check_cuda(cudaDeviceGetPCIBusId(address.text, sizeof address.text, device), "cudaDeviceGetPCIBusId");
+  return address;
+}
+
+}  // namespace
+
+DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
+  DeviceParts parts;
+  const int device = device_of(options, bootstrap.rank());
+  const DeviceAddress mine = address_of(device);
+  std::vector<DeviceAddress> all(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
+  parts.control = SymmetricHeap::create(bootstrap, kControlBytes, options.rendezvous_timeout);
+  auto heap = CudaHeap::create(bootstrap, options.heap_bytes, device, options.rendezvous_timeout);
+  parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)));
+  parts.heap = std::move(heap);
+  bootstrap.barrier(options.rendezvous_timeout);  // no kernel waits for a peer that still allocates
+  return parts;
+}
+
+std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& options) {
+  std::vector<int> devices;
+  for (int r = 0; r < world; ++r) devices.push_back(device_of(options, r));
+  auto controls = SymmetricHeap::create_in_process(world, kControlBytes);
+  auto heaps = CudaHeap::create_in_process(devices, options.heap_bytes);
+  std::vector<DeviceParts> parts(static_cast<size_t>(world));
+  for (size_t r = 0; r < parts.size(); ++r) {
+    parts[r].control = std::move(controls[r]);
+    parts[r].rank = std::make_unique<CudaRank>(*heaps[r], *parts[r].control,
+                                               static_cast<int>(std::count(devices.begin(), devices.end(), devices[r])));
+    parts[r].heap = std::move(heaps[r]);
+  }
+  return parts;
+}
+
+}  // namespace switchyard::detail

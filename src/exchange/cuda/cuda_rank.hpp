@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's GPU: what all its exchange objects share.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "exchange/cuda/launch.hpp"
+#include "exchange/device_rank.hpp"
+#include "heap/cuda/cuda_heap.hpp"
+
+namespace switchyard::detail {
+
+/// Streams that do not synchronise with the legacy default stream, kept for the life of the process: a driver maps streams to a
+/// few queues in the order of their creation, and one that is made anew for every group may come to share a queue with a kernel
+/// that waits for it (ranks of one process on one GPU).
+cudaStream_t take_stream(int device);
+void give_stream(int device, cudaStream_t stream) noexcept;
+
+/// Memory of cudaMalloc on the device that is current when it is made; zero.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  /// Waits for `stream`, on which it writes the zeros.
+  DeviceMemory(size_t bytes, cudaStream_t stream);
+  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~DeviceMemory();
+  template <class T>
+  T* as(size_t offset = 0) const {
+    return reinterpret_cast<T*>(data_ + offset);
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
+class CudaRank final : public DeviceRank {
+ public:
+  /// `ranks_here`: ranks of the group on this GPU.
+  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here);
+  ~CudaRank() override;
+
+  const FaultRecord* fault() const noexcept override;
+  void raise_soft_fault(const char* context) override;
+  std::vector<WaitCounter> wait_counters() const override;
+  std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) override;
+
+  /// Everything but the epoch of a call.
+  CallContext context(uint64_t timeout_ns, Operation operation) const;
+  int device() const { return heap_.device(); }
+  CudaHeap& heap() const { return heap_; }
+  const DeviceLimits& limits() const { return limits_; }
+  /// Most blocks of a kernel whose blocks wait for each other.
+  int max_blocks() const { return limits_.multiprocessors / ranks_here_; }
+  SoftFault* device_soft_fault() const { return soft_device_; }
+  std::vector<MoveCounter> move_counters() const;
+  /// For copies of the host's own: never behind a kernel.
+  cudaStream_t copy_stream() const { return copies_; }
+
+ private:
+  int max_warps() const { return limits_.multiprocessors * kMoveWarps; }
+  template <class T>
+  std::vector<T> download(const T* from, size_t count) const;
+
+  CudaHeap& heap_;
+  std::byte* control_;  ///< this rank's segment of host memory, registered
+  uint64_t* host_abort_device_ = nullptr;  ///< its parts as the GPU sees them
+  FaultRecord* fault_device_ = nullptr;
+  SoftFault* soft_device_ = nullptr;
+  int ranks_here_;
+  DeviceLimits limits_;
+  DeviceMemory counters_;  ///< fault claims, a word that is never 0, wait counters, move counters
+  WaitCounter* waits_ = nullptr;
+  MoveCounter* moved_ = nullptr;
+  cudaStream_t copies_ = nullptr;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CUDA rank keeps in device memory: per object its state, per handle its tables. Described once for host and device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "layout/control.hpp"
+#include "plan/plan.hpp"
+#include "protocol/call.hpp"
+
+namespace switchyard::detail {
+
+/// Of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel stores it.
+/// Counters are 0 between launches.
+struct ObjectState {
+  uint64_t epoch;
+  uint64_t plan_arrivals;  ///< blocks of the plan kernel
+  uint64_t sends_done, outputs_done, pulls_done, exits;
+};
+
+/// A fault that ends one call on all ranks alike and leaves the object usable. In host memory; the host clears `ready`.
+struct SoftFault {
+  uint64_t ready;
+  int32_t code;  ///< ErrorCode
+  int32_t rank;
+  uint64_t epoch;
+  int64_t needed, capacity;  ///< rows, of capacity_exceeded
+};
+
+struct TablesHeader {
+  int64_t tokens;
+  int64_t rows;         ///< delivered here, padding included
+  int64_t num_records;  ///< received here
+  uint64_t epoch;       ///< of the dispatch that made the tables
+  int32_t status;       ///< ErrorCode that ended the call on all ranks alike, or ok
+  int32_t any_weights;  ///< records carry weights
+  int64_t record_begin[kMaxRanks + 1];
+};
+
+/// Shape of a handle's tables: all that their sizes depend on.
+struct TablesShape {
+  int world = 1;
+  int experts = 0;
+  int experts_here = 0;
+  int topk = 0;
+  int64_t tokens = 0;  ///< room for so many
+  bool expert_major = false;
+
+  SWITCHYARD_FN int stride() const { return topk < world ? topk : world; }
+};
+
+/// Pointers into one block of device memory.
+struct Tables {
+  TablesHeader* header = nullptr;
+  std::byte* counts = nullptr;       ///< [W] counts rows as gathered
+  int32_t* ids = nullptr;            ///< [T * K] expert; -1 none; -2 - expert: dropped at capacity
+  int32_t* route_row = nullptr;      ///< expert-major: [T * K] row at the expert's rank, -1 none
+  SendEntry* sends = nullptr;        ///< [T * stride]
+  float* weights = nullptr;          ///< [T * K] copy, for combine
+  uint8_t* dropped = nullptr;        ///< [T * K]
+  int64_t* first_row = nullptr;      ///< [experts here], expert-major
+  int64_t* kept = nullptr;           ///< [experts here]
+  int64_t* aligned = nullptr;        ///< [experts here]
+  int64_t* padding = nullptr;        ///< [experts here, 2], expert-major
+  int64_t* dropped_here = nullptr;   ///< [W * experts here]
+  int stride = 0;
+  int64_t bytes = 0;
+};
+
+/// Lays the tables out at `base` (null: only `bytes` counts).
+inline Tables carve_tables(std::byte* base, const TablesShape& s) {
+  Tables t;
+  int64_t at = 0;
+  const auto take = [&](auto*& pointer, int64_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(reinterpret_cast<uintptr_t>(base) +
+                                                                          static_cast<uintptr_t>(at));
+    at += round_up(count * static_cast<int64_t>(sizeof *pointer), 128);
+  };
+  const int64_t routes = s.tokens * s.topk;
+  take(t.header, 1);
+  take(t.counts, s.world * ControlLayout{0, s.world, s.experts}.counts_row_bytes());
+  take(t.ids, routes);
+  take(t.route_row, s.expert_major ? routes : 0);
+  take(t.sends, s.tokens * s.stride());
+  take(t.weights, routes);
+  take(t.dropped, routes);
+  take(t.first_row, s.experts_here);
+  take(t.kept, s.experts_here);
+  take(t.aligned, s.experts_here);
+  take(t.padding, 2 * s.experts_here);
+  take(t.dropped_here, int64_t{s.world} * s.experts_here);
+  t.stride = s.stride();
+  t.bytes = at;
+  return t;
+}
+
+/// What a dispatch leaves at its receiver besides rows: records and, expert-major, where each row came from.
+struct Received {
+  std::byte* records = nullptr;
+  RecordLayout layout;
+  int64_t* row_source = nullptr;  ///< expert-major: [rows allocated]
+  float* row_weight = nullptr;    ///< expert-major: [rows allocated]
+  int64_t bytes = 0;
+};
+
+inline Received carve_received(std::byte* base, const RecordLayout& layout, int64_t rows, bool expert_major) {
+  Received r;
+  r.records = base;
+  r.layout = layout;
+  int64_t at = layout.bytes();
+  if (expert_major) {
+    r.row_source = reinterpret_cast<int64_t*>(base + at);
+    at += round_up(rows * 8, 128);
+    r.row_weight = reinterpret_cast<float*>(base + at);
+    at += round_up(rows * 4, 128);
+  }
+  r.bytes = at;
+  return r;
+}
+
+}  // namespace switchyard::detail

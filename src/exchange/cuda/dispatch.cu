@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch as a kernel: protocol/dispatch_direct.hpp over blocks of one multiprocessor each.
+//
+// Progress: a warp waits for placements, which other ranks send before they wait for anything but counts, and for rows, which it
+// does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at the same time.
+#include "exchange/cuda/kernel_frame.cuh"
+#include "exchange/cuda/launch.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// Records beyond those received get -1 and weight 0; so do the sources of rows beyond those delivered, and of padding.
+__device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows, int64_t num_records) {
+  const Received& r = p.received;
+  if (r.records == nullptr) return;
+  const int64_t thread = static_cast<int64_t>(w.index()) * kLanes + threadIdx.x % kLanes, step = int64_t{w.total()} * kLanes;
+  if (p.d.layout == Layout::rank_major) {
+    auto* token = reinterpret_cast<int32_t*>(r.records + r.layout.token_at());
+    auto* route = reinterpret_cast<int32_t*>(r.records + r.layout.route_at());
+    auto* weight = reinterpret_cast<float*>(r.records + r.layout.weight_at());
+    for (int64_t i = num_records + thread; i < r.layout.records; i += step) token[i] = -1;
+    for (int64_t i = num_records * r.layout.topk + thread; i < r.layout.records * r.layout.topk; i += step) {
+      route[i] = -1;
+      weight[i] = 0.0f;
+    }
+    return;
+  }
+  const auto clear = [&](int64_t row) {
+    r.row_source[row] = -1;
+    r.row_weight[row] = 0.0f;
+  };
+  for (int64_t row = rows + thread; row < p.rows_allocated; row += step) clear(row);
+  for (int64_t i = thread; i < p.num_ranges; i += step)
+    for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
+}
+
+__global__ void __launch_bounds__(kMoveWarps * kLanes, 1)
+    dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
+  auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
+  copy_to_shared(given, p);
+  if (!begin_block(given.d.call, given.state, p.d.call)) return;
+  CudaWarp w(dynamic_shared, shape);
+  const CallContext& call = p.d.call;
+  if (p.offers_place && w.index() == 0) publish_placement<Cuda>(w, call, p.d.control, p.place, Site::placement);
+  const TablesHeader& header = *given.header;
+  if (threadIdx.x == 0) p.d.tokens = header.tokens;
+  __syncthreads();
+  if (header.status == 0) {
+    bool ok = wait_placements<Cuda>(w, call, p.d.control, Site::placement);
+    if (!ok) return Cuda::settle(w);
+    if (placements_agree(w, call, p.d.control, p.signature, p.soft)) {
+      fill_rest(w, p, header.rows, header.num_records);
+      if (!dispatch_direct<Cuda>(w, p.d)) return Cuda::settle(w);
+    }
+  }
+  Cuda::settle(w);
+  end_call(w, given.state, call.epoch);
+}
+
+uint32_t scratch_bytes(const DispatchParams& d) {
+  if (d.quantize == ScaleKind::none) return 0;
+  return static_cast<uint32_t>(round_up(d.row_bytes, 128) + round_up(d.scale_bytes, 128));
+}
+
+CudaShape dispatch_shape(const DispatchParams& d, const DeviceLimits& limits) {
+  const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(CudaDispatchParams)) - 1024;
+  return fit_cuda_shape(kMoveWarps, d.row_bytes * 2 * kMoveWarps <= room ? 2 : 1, static_cast<uint64_t>(d.row_bytes),
+                        scratch_bytes(d), room);
+}
+
+}  // namespace
+
+void prepare_dispatch_kernel(const DeviceLimits& limits) {
+  allow_shared(dispatch_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024);
+}
+
+void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
+  CudaDispatchParams p;
+  p.d.call = call;
+  p.state = state;
+  dispatch_kernel<<<limits.multiprocessors, kMoveWarps * kLanes, 4096, stream>>>(p, CudaShape{kMoveWarps, 0, 0, 0});
+  check_cuda(cudaGetLastError(), "dispatch kernel");
+}
+
+void launch_dispatch(const CudaDispatchParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+  const CudaShape shape = dispatch_shape(p.d, limits);
+  dispatch_kernel<<<blocks, kMoveWarps * kLanes, shape.shared_bytes(), stream>>>(p, shape);
+  check_cuda(cudaGetLastError(), "dispatch kernel");
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// How every kernel of a call begins and ends.
+#pragma once
+
+#include "arch/cuda/cuda_arch.cuh"
+#include "exchange/cuda/device_tables.hpp"
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+/// Copies `given` to the block's shared memory. All threads.
+template <class T>
+__device__ void copy_to_shared(const T& given, T& shared) {
+  static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>);
+  for (unsigned i = threadIdx.x; i < sizeof(T) / 8; i += blockDim.x)
+    reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&given)[i];
+}
+
+/// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
+/// False if the group has failed: the block returns at once, so N queued calls cost one deadline.
+__device__ inline bool begin_block(const CallContext& given, const ObjectState* state, CallContext& call) {
+  uint64_t abort = 0, epoch = 0;
+  if (threadIdx.x == 0) {
+    abort = ptx::load_acquire<Scope::system>(given.abort_word);
+    epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
+  }
+  const bool failed = __syncthreads_or(abort != 0);
+  if (threadIdx.x == 0) call.epoch = epoch;
+  __syncthreads();
+  return !failed;
+}
+
+/// All warps, last thing in the last kernel of a call that did not fail.
+__device__ inline void end_call(CudaWarp& w, ObjectState* state, uint64_t epoch) {
+  if (!arrive_is_last<Cuda>(w, &state->exits)) return;
+  if (threadIdx.x % kLanes == 0) state->epoch = epoch;
+}
+
+/// One thread: tells the host of a fault that ends this call only, unless it has not yet taken an earlier one.
+__device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) {
+  if (to == nullptr || ptx::load_acquire<Scope::system>(&to->ready) != 0) return;
+  to->code = fault.code;
+  to->rank = fault.rank;
+  to->epoch = fault.epoch;
+  to->needed = fault.needed;
+  to->capacity = fault.capacity;
+  ptx::store_release<Scope::system>(&to->ready, 1);
+}
+
+/// After all placements have come: true if all ranks can take part and made the same call. Otherwise one block's first thread
+/// reports why: a mismatch is sticky, a rank without room is not. One warp or more, same answer everywhere.
+__device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control, uint64_t signature,
+                                        SoftFault* soft) {
+  if (all_agree(call, control, signature)) return true;
+  if (w.index() != 0) return false;
+  for (int r = 0; r < call.world(); ++r) {
+    const Placement& place = *call.heap.local(control.placement(call.epoch, r));
+    if (place.signature != signature) {
+      FaultRecord fault;
+      fault.site = Site::placement;
+      fault.mismatch = true;
+      fault.awaited_rank = r;
+      record_fault<Cuda>(w, call, fault);
+      return false;
+    }
+    if (place.status == 0) continue;
+    if (threadIdx.x == 0) report_soft_fault(soft, SoftFault{0, static_cast<int32_t>(place.status), r, call.epoch, 0, 0});
+    return false;
+  }
+  return false;
+}
+
+void check_cuda(cudaError_t status, const char* what);
+
+/// Lets `kernel` have `bytes` of dynamic shared memory, and loads it.
+template <class Kernel>
+void allow_shared(Kernel kernel, int bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+}
+
+}  // namespace switchyard::detail

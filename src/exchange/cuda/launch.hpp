@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of normal mode, as the host sees them. Every function enqueues on `stream` of the current device and returns
+// without waiting; failures of the launch throw Error(system).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "exchange/cuda/device_tables.hpp"
+#include "protocol/combine_pull.hpp"
+#include "protocol/dispatch_direct.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kMaxCudaExperts = 6144;  ///< the plan kernel counts in shared memory
+inline constexpr int kMoveWarps = 14;         ///< per block, of the kernels that move rows; registers and stages set the limit
+
+/// Counts, their exchange, addresses: everything that depends on routing.
+struct PlanParams {
+  CallContext call;  ///< all but the epoch
+  ControlLayout control;
+  ObjectState* state = nullptr;
+  int32_t* block_counts = nullptr;  ///< scratch [blocks, W + E]
+  int32_t* totals = nullptr;        ///< scratch [W + E], zero between launches
+
+  const void* ids = nullptr;
+  bool ids64 = false;
+  int64_t tokens = 0;                     ///< T, or its bound if device_tokens is given
+  const int32_t* device_tokens = nullptr;
+  const float* weights = nullptr;
+  int topk = 0;
+  ExpertMap map;
+  Layout layout = Layout::rank_major;
+  int alignment = 1;
+  int64_t capacity = 0;
+  bool fail_on_overflow = false;
+  bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
+  uint64_t signature = 0;
+  bool offers_place = false;  ///< `place` is known already and goes out with the counts
+  Placement place{};
+  Tables tables;
+  SoftFault* soft = nullptr;
+};
+
+struct CudaDispatchParams {
+  DispatchParams d;  ///< all but the epoch and what the tables' header holds
+  ObjectState* state = nullptr;
+  const TablesHeader* header = nullptr;
+  bool offers_place = false;  ///< this kernel publishes `place`
+  Placement place{};
+  uint64_t signature = 0;
+  SoftFault* soft = nullptr;
+  // Filled beyond what arrives.
+  Received received;  ///< records null: cached dispatch
+  int64_t rows_allocated = 0;
+  const int64_t* padding = nullptr;  ///< expert-major: [num_ranges, 2] rows without a source
+  int num_ranges = 0;
+};
+
+struct CudaCombineParams {
+  CombineParams c;  ///< all but the epoch and what the tables' header holds
+  const float* handle_weights = nullptr;  ///< c.weights, if they are the handle's: unused if dispatch got none
+  ObjectState* state = nullptr;
+  const TablesHeader* header = nullptr;
+  SoftFault* soft = nullptr;
+};
+
+/// Shared memory that a block may have, and multiprocessors, of the current device.
+struct DeviceLimits {
+  int multiprocessors = 0;
+  uint32_t shared_bytes = 0;
+};
+
+/// Once per device and process, before any rank waits for another: loads the kernels and lets them have all shared memory.
+void prepare_plan_kernel(const DeviceLimits& limits);
+void prepare_dispatch_kernel(const DeviceLimits& limits);
+void prepare_combine_kernel(const DeviceLimits& limits);
+/// Once per stream, likewise: a first launch may allocate local memory, which waits for all kernels of the GPU. The kernels end at
+/// once, because call.abort_word is not 0.
+void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
+void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
+void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
+
+void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
+void launch_dispatch(const CudaDispatchParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
+void launch_combine(const CudaCombineParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
+/// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
+void launch_count_kept(const PlanParams& params, const Received& received, cudaStream_t stream);
+
+/// Throws Error(system) naming the call.
+void check_cuda(cudaError_t status, const char* what);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan on the device: each block counts a range of tokens, the last one to finish sends the rank's counts to all ranks, and
+// every block then turns the gathered counts into addresses for its tokens. The results equal src/plan's.
+//
+// Progress: every block waits for the counts of all ranks, its own included, and those are sent by the last block to arrive. So
+// all blocks must be able to run at the same time; the launcher keeps the grid to one block per multiprocessor. Other kernels may
+// delay a block, as long as they end.
+//
+// Within a block, warps hold consecutive ranges of tokens; "before" always means: by earlier ranks, then blocks, then warps,
+// then lanes.
+#include "arch/cuda/cuda_arch.cuh"
+#include "exchange/cuda/kernel_frame.cuh"
+#include "exchange/cuda/launch.hpp"
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr int kPlanWarps = 8;
+constexpr int kPlanThreads = kPlanWarps * kLanes;
+
+/// Shared memory of a block. Arrays follow in this order: hist, start (expert-major), warp_touching.
+struct PlanBlock {
+  CallContext call;
+  int64_t tokens;
+  int64_t first_token, tokens_per_warp;  ///< of the block; of each warp
+  int64_t capacity[kMaxRanks];
+  int32_t record_base[kMaxRanks];  ///< records of earlier ranks and blocks
+  int64_t needed[kMaxRanks];       ///< rows that each rank needs
+  int last_block;
+  int failed;
+  int overflow;  ///< first rank without room, or -1
+};
+
+struct PlanView {
+  const PlanParams& p;
+  PlanBlock& b;
+  int32_t* hist;      ///< expert-major: [warps, E]; rank-major: [E]
+  int32_t* start;     ///< expert-major: [E]
+  int32_t* touching;  ///< [warps, W]
+  int lane, warp;
+
+  __device__ int64_t begin() const { return min64(b.first_token + warp * b.tokens_per_warp, b.tokens); }
+  __device__ int64_t end() const {
+    const int64_t block_end = min64(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
+    return min64(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
+  }
+  __device__ static int64_t min64(int64_t a, int64_t c) { return a < c ? a : c; }
+  __device__ int32_t id(int64_t f) const {
+    const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
+    return raw >= 0 && raw < p.map.experts ? static_cast<int32_t>(raw) : -1;
+  }
+  __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
+  __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }
+  __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }
+  __device__ bool expert_major() const { return p.layout == Layout::expert_major; }
+  __device__ int columns() const { return p.map.world + p.map.experts; }
+};
+
+/// Ranks of token t's experts, as bits.
+__device__ uint64_t ranks_of_token(const PlanView& v, int64_t t) {
+  uint64_t mask = 0;
+  for (int k = 0; k < v.p.topk; ++k) {
+    const int32_t id = v.id(t * v.p.topk + k);
+    if (id >= 0) mask |= uint64_t{1} << v.p.map.owner(id);
+  }
+  return mask;
+}
+
+__device__ void count_touching(const PlanView& v) {
+  const int64_t end = v.end();
+  for (int64_t base = v.begin(); base < end; base += kLanes) {
+    const int64_t t = base + v.lane;
+    uint64_t mask = 0;
+    if (t < end) {
+      for (int k = 0; k < v.p.topk; ++k) {
+        const int32_t id = v.id(t * v.p.topk + k);
+        if (id < 0) continue;
+        mask |= uint64_t{1} << v.p.map.owner(id);
+        if (!v.expert_major()) atomicAdd(&v.hist[id], 1);
+      }
+    }
+    for (int d = 0; d < v.p.map.world; ++d) {
+      const int count = __popc(__ballot_sync(kAllLanes, (mask >> d) & 1u));
+      if (v.lane == 0) v.touching[v.warp * v.p.map.world + d] += count;
+    }
+  }
+}
+
+/// Calls f(route, id, number of earlier lanes with the same id, true in the last of them) in all lanes, for 32 consecutive routes
+/// at a time. The id is -2 or less where a lane has no route.
+template <class F>
+__device__ void for_routes(const PlanView& v, F&& f) {
+  const int64_t end = v.end() * v.p.topk;
+  for (int64_t base = v.begin() * v.p.topk; base < end; base += kLanes) {
+    const int64_t r = base + v.lane;
+    const int32_t id = r < end ? v.id(r) : -2 - v.lane;
+    const unsigned same = __match_any_sync(kAllLanes, id);
+    const unsigned before = same & ((1u << v.lane) - 1u);
+    const bool last = (same >> v.lane) == 1u;
+    f(r, id, __popc(before), last);
+    __syncwarp();
+  }
+}
+
+/// Pass 1: this block's counts, published to the rank; the last block sends the rank's.
+__device__ void count_and_send(PlanView& v) {
+  const int world = v.p.map.world, experts = v.p.map.experts;
+  const int hist_size = v.expert_major() ? kPlanWarps * experts : experts;
+  for (int i = threadIdx.x; i < hist_size; i += kPlanThreads) v.hist[i] = 0;
+  for (int i = threadIdx.x; i < kPlanWarps * world; i += kPlanThreads) v.touching[i] = 0;
+  __syncthreads();
+  count_touching(v);
+  if (v.expert_major())
+    for_routes(v, [&](int64_t, int32_t id, int before, bool last) {
+      if (last && id >= 0) v.hist[v.warp * experts + id] += before + 1;
+    });
+  __syncthreads();
+  int32_t* mine = v.p.block_counts + static_cast<int64_t>(blockIdx.x) * v.columns();
+  for (int c = threadIdx.x; c < v.columns(); c += kPlanThreads) {
+    int32_t count = 0;
+    if (c < world) {
+      for (int w = 0; w < kPlanWarps; ++w) count += v.touching[w * world + c];
+    } else if (v.expert_major()) {
+      for (int w = 0; w < kPlanWarps; ++w) count += v.hist[w * experts + c - world];
+    } else {
+      count = v.hist[c - world];
+    }
+    mine[c] = count;
+    if (count != 0) atomicAdd(&v.p.totals[c], count);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) v.b.last_block = ptx::add_acq_rel<Scope::device>(&v.p.state->plan_arrivals, 1) + 1 == gridDim.x;
+  __syncthreads();
+}
+
+/// The last block, one warp per peer at a time: the counts row, then (by the first warp) the placement.
+__device__ void send_counts(PlanView& v, CudaWarp& w) {
+  const PlanParams& p = v.p;
+  const CallContext& call = v.b.call;
+  for (int r = v.warp; r < call.world(); r += kPlanWarps) {
+    CountsHead* to = call.heap.at(r, p.control.counts_head(call.epoch, call.rank()));
+    auto* body = reinterpret_cast<int32_t*>(to + 1);
+    for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = __ldcg(&p.totals[c]);
+    if (v.lane == 0) *to = CountsHead{p.signature, v.b.tokens, p.capacity, static_cast<uint64_t>(p.weights != nullptr)};
+    Cuda::store_release<Scope::system>(w, call.heap.at(r, p.control.flag(Site::counts, call.rank())), call.word(), Site::counts);
+  }
+  if (p.offers_place && v.warp == 0) publish_placement<Cuda>(w, call, p.control, p.place, Site::placement);
+  __syncthreads();
+  for (int c = threadIdx.x; c < v.columns(); c += kPlanThreads) p.totals[c] = 0;
+  if (threadIdx.x == 0) p.state->plan_arrivals = 0;
+}
+
+/// One warp: waits for all counts and compares what the ranks called. False: the call ends here.
+__device__ bool receive_counts(PlanView& v, CudaWarp& w) {
+  const CallContext& call = v.b.call;
+  const uint64_t* mine[kMaxRanks];
+  for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(v.p.control.flag(Site::counts, r));
+  if (!wait_all<Cuda>(w, call, mine, call.world(), call.word(), Site::counts)) return false;
+  bool weights = false, missing = false;
+  for (int r = 0; r < call.world(); ++r) {
+    const CountsHead& head = *v.head(r);
+    weights = weights || head.sends_weights != 0;
+    missing = missing || (head.sends_weights == 0 && head.tokens > 0);
+  }
+  for (int r = 0; r < call.world(); ++r) {
+    if (v.head(r)->signature == v.p.signature && !(weights && missing)) continue;
+    FaultRecord fault;
+    fault.site = Site::counts;
+    fault.mismatch = true;
+    fault.awaited_rank = r;
+    record_fault<Cuda>(w, call, fault);
+    return false;
+  }
+  if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights;
+  return true;
+}
+
+/// Sums of earlier blocks into start (experts) and record_base (ranks); earlier warps into hist and touching.
+__device__ void add_earlier_blocks(PlanView& v) {
+  const int world = v.p.map.world, experts = v.p.map.experts, rank = v.b.call.rank();
+  for (int c = threadIdx.x; c < (v.expert_major() ? v.columns() : world); c += kPlanThreads) {
+    int32_t sum = 0;
+#pragma unroll 8
+    for (int block = 0; block < static_cast<int>(blockIdx.x); ++block)
+      sum += __ldcg(&v.p.block_counts[static_cast<int64_t>(block) * v.columns() + c]);
+    if (c < world) {
+      for (int s = 0; s < rank; ++s) sum += v.touching_of(s)[c];
+      v.b.record_base[c] = sum;
+      for (int w = 0; w < kPlanWarps; ++w) {
+        const int32_t count = v.touching[w * world + c];
+        v.touching[w * world + c] = sum;
+        sum += count;
+      }
+    } else {
+      const int e = c - world;
+      sum += v.start[e];
+      for (int w = 0; w < kPlanWarps; ++w) {
+        const int32_t count = v.hist[w * experts + e];
+        v.hist[w * experts + e] = sum;
+        sum += count;
+      }
+    }
+  }
+}
+
+/// Expert-major, one warp per destination at a time: first row of this rank's segment of every expert, and rows needed there. For
+/// this rank as destination the first block also writes what the receiver must know of its experts.
+__device__ void place_experts(PlanView& v) {
+  const PlanParams& p = v.p;
+  const int world = p.map.world, rank = v.b.call.rank();
+  for (int d = v.warp; d < world; d += kPlanWarps) {
+    const int first = p.map.first(d), here = p.map.count(d);
+    int64_t carry = 0;
+    for (int base = 0; base < here; base += kLanes) {
+      const int el = base + v.lane;
+      int32_t total = 0, before = 0;
+      if (el < here) {
+        for (int s = 0; s < world; ++s) {
+          const int32_t count = v.routes_of(s)[first + el];
+          if (s < rank) before += count;
+          total += count;
+        }
+      }
+      const int64_t padded = round_up(total, p.alignment);
+      int64_t until = padded;
+      for (int step = 1; step < kLanes; step *= 2) {
+        const int64_t other = __shfl_up_sync(kAllLanes, until, step);
+        if (v.lane >= step) until += other;
+      }
+      const int64_t row = carry + until - padded;
+      if (el < here) v.start[first + el] = static_cast<int32_t>(row + before);
+      carry += __shfl_sync(kAllLanes, until, kLanes - 1);
+      if (d != rank || blockIdx.x != 0 || el >= here) continue;
+      const int64_t capacity = p.capacity, rows_end = PlanView::min64(row + padded, capacity);
+      int64_t kept = 0, at = row;
+      for (int s = 0; s < world; ++s) {
+        const int64_t count = v.routes_of(s)[first + el];
+        const int64_t fits = PlanView::min64(capacity > at ? capacity - at : 0, count);
+        p.tables.dropped_here[static_cast<int64_t>(s) * here + el] = count - fits;
+        kept += fits;
+        at += count;
+      }
+      const int64_t first_row = PlanView::min64(row, capacity);
+      const int64_t aligned = PlanView::min64(round_up(kept, p.alignment), rows_end > first_row ? rows_end - first_row : 0);
+      p.tables.first_row[el] = first_row;
+      p.tables.kept[el] = kept;
+      p.tables.aligned[el] = aligned;
+      p.tables.padding[2 * el] = PlanView::min64(row + total, rows_end);
+      p.tables.padding[2 * el + 1] = rows_end;
+    }
+    if (v.lane == 0) v.b.needed[d] = carry;
+  }
+}
+
+/// Rank-major without drops: what the receiver must know of its experts.
+__device__ void count_experts_here(const PlanView& v) {
+  const int rank = v.b.call.rank(), first = v.p.map.first(rank), here = v.p.map.count(rank);
+  for (int el = threadIdx.x; el < here; el += kPlanThreads) {
+    int64_t kept = 0;
+    for (int s = 0; s < v.p.map.world; ++s) {
+      kept += v.routes_of(s)[first + el];
+      v.p.tables.dropped_here[static_cast<int64_t>(s) * here + el] = 0;
+    }
+    v.p.tables.kept[el] = kept;
+    v.p.tables.aligned[el] = round_up(kept, v.p.alignment);
+  }
+}
+
+/// The first block, one thread: the header.
+__device__ void write_header(const PlanView& v) {
+  TablesHeader& h = *v.p.tables.header;
+  const int world = v.p.map.world, rank = v.b.call.rank();
+  const int64_t capacity = v.p.capacity;
+  int64_t records = 0;
+  for (int s = 0; s < world; ++s) records += v.touching_of(s)[rank];
+  h.num_records = v.expert_major() ? records : PlanView::min64(records, capacity);
+  h.rows = PlanView::min64(v.expert_major() ? v.b.needed[rank] : records, capacity);
+  int64_t at = 0;
+  for (int s = 0; s <= world; ++s) {
+    h.record_begin[s] = PlanView::min64(at, h.num_records);
+    if (s < world) at += v.touching_of(s)[rank];
+  }
+  h.tokens = v.b.tokens;
+  h.epoch = v.b.call.epoch;
+  h.status = static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
+  if (v.b.overflow >= 0)
+    report_soft_fault(v.p.soft, SoftFault{0, h.status, v.b.overflow, v.b.call.epoch, v.b.needed[v.b.overflow],
+                                          v.b.capacity[v.b.overflow]});
+}
+
+/// Pass 2, expert-major: the row of every route of this warp's tokens. Dropped routes get -1.
+__device__ void write_route_rows(PlanView& v) {
+  const int experts = v.p.map.experts;
+  for_routes(v, [&](int64_t f, int32_t id, int before, bool last) {
+    int32_t row = -1;
+    if (id >= 0) row = v.hist[v.warp * experts + id] + before;
+    __syncwarp();  // all have read before the last one counts on
+    if (id >= 0 && last) v.hist[v.warp * experts + id] = row + 1;
+    if (id <= -2) return;
+    if (id >= 0 && row >= v.b.capacity[v.p.map.owner(id)]) row = -1;
+    v.p.tables.route_row[f] = row;
+    v.p.tables.ids[f] = id < 0 ? -1 : row < 0 ? -2 - id : id;
+    v.p.tables.dropped[f] = id >= 0 && row < 0;
+  });
+}
+
+/// The first kept row of token t at rank d, expert-major; -1 if all its routes there were dropped.
+__device__ int32_t primary_row(const PlanView& v, int64_t t, int d) {
+  const int first = v.p.map.first(d), last = first + v.p.map.count(d);
+  for (int k = 0; k < v.p.topk; ++k) {
+    const int64_t f = t * v.p.topk + k;
+    const int32_t id = v.p.tables.ids[f];
+    if (id >= first && id < last) return v.p.tables.route_row[f];
+  }
+  return -1;
+}
+
+/// Pass 2: the send entries of this warp's tokens, ranks ascending; rank-major: their ids.
+__device__ void write_sends(PlanView& v) {
+  const int world = v.p.map.world, topk = v.p.topk;
+  const int64_t end = v.end();
+  for (int64_t base = v.begin(); base < end; base += kLanes) {
+    const int64_t t = base + v.lane;
+    const uint64_t mask = t < end ? ranks_of_token(v, t) : 0;
+    uint64_t refused = 0;
+    int n = 0;
+    SendEntry* out = v.p.tables.sends + t * v.p.tables.stride;
+    for (int d = 0; d < world; ++d) {
+      const bool touches = (mask >> d) & 1u;
+      const unsigned all = __ballot_sync(kAllLanes, touches);
+      if (all == 0) continue;
+      const int32_t record = v.touching[v.warp * world + d] + __popc(all & ((1u << v.lane) - 1u));
+      __syncwarp();
+      if (v.lane == 0) v.touching[v.warp * world + d] += __popc(all);
+      __syncwarp();
+      if (!touches) continue;
+      if (v.expert_major()) {
+        out[n++] = SendEntry{d, primary_row(v, t, d), record};
+      } else if (record < v.b.capacity[d]) {
+        out[n++] = SendEntry{d, record, record};
+      } else {
+        refused |= uint64_t{1} << d;
+      }
+    }
+    if (t >= end) continue;
+    if (n < v.p.tables.stride) out[n].rank = -1;
+    for (int k = 0; k < topk; ++k) {
+      const int64_t f = t * topk + k;
+      if (v.p.weights != nullptr) v.p.tables.weights[f] = v.p.weights[f];
+      if (v.expert_major()) continue;
+      const int32_t id = v.id(f);
+      const bool dropped = id >= 0 && ((refused >> v.p.map.owner(id)) & 1u) != 0;
+      v.p.tables.ids[f] = dropped ? -2 - id : id;
+      v.p.tables.dropped[f] = dropped;
+    }
+  }
+}
+
+/// Rows needed per rank against its capacity; all ranks find the same.
+__device__ void check_capacities(PlanView& v) {
+  const int world = v.p.map.world;
+  for (int d = threadIdx.x; d < world; d += kPlanThreads) {
+    v.b.capacity[d] = v.head(d)->capacity;
+    if (v.expert_major()) continue;
+    int64_t needed = 0;
+    for (int s = 0; s < world; ++s) needed += v.touching_of(s)[d];
+    v.b.needed[d] = needed;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    v.b.overflow = -1;
+    for (int d = world - 1; v.p.fail_on_overflow && d >= 0; --d)
+      if (v.b.needed[d] > v.b.capacity[d]) v.b.overflow = d;
+  }
+}
+
+__device__ void keep_counts(const PlanView& v) {
+  const int64_t row = v.p.control.counts_row_bytes();
+  const auto* from = reinterpret_cast<const uint4*>(v.head(0));
+  auto* to = reinterpret_cast<uint4*>(v.p.tables.counts);
+  for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
+}
+
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanParams p) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ PlanBlock block;
+  copy_to_shared(p.call, block.call);
+  if (!begin_block(p.call, p.state, block.call)) return;
+  const CudaShape shape{kPlanWarps, 0, 0, 0};
+  CudaWarp w(dynamic_shared, shape);
+  auto* arrays = reinterpret_cast<int32_t*>(dynamic_shared + shape.shared_bytes());
+  const int experts = p.map.experts, hist_size = p.layout == Layout::expert_major ? kPlanWarps * experts : experts;
+  PlanView v{p, block, arrays, arrays + hist_size, arrays + hist_size + (p.layout == Layout::expert_major ? experts : 0),
+             static_cast<int>(threadIdx.x) % kLanes, static_cast<int>(threadIdx.x) / kLanes};
+  if (threadIdx.x == 0) {
+    int64_t tokens = p.tokens;
+    if (p.device_tokens != nullptr) tokens = PlanView::min64(*p.device_tokens > 0 ? *p.device_tokens : 0, p.tokens);
+    block.tokens = tokens;
+    const int64_t shares = static_cast<int64_t>(gridDim.x) * kPlanWarps;
+    block.tokens_per_warp = (tokens + shares - 1) / shares;
+    block.first_token = static_cast<int64_t>(blockIdx.x) * kPlanWarps * block.tokens_per_warp;
+    block.failed = 0;
+  }
+  __syncthreads();
+  count_and_send(v);
+  if (block.last_block) send_counts(v, w);
+  if (v.warp == 0 && !receive_counts(v, w) && v.lane == 0) block.failed = 1;
+  __syncthreads();
+  if (block.failed) return;
+  if (v.expert_major()) place_experts(v);
+  __syncthreads();
+  check_capacities(v);
+  add_earlier_blocks(v);
+  __syncthreads();
+  if (v.expert_major()) {
+    write_route_rows(v);
+    __syncwarp();
+  }
+  write_sends(v);
+  if (blockIdx.x == 0 && v.p.static_drops) count_experts_here(v);
+  if (blockIdx.x == 0 && threadIdx.x == 0) write_header(v);
+  if (blockIdx.x == gridDim.x - 1) keep_counts(v);
+}
+
+/// One block. Rank-major with drops.
+__global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
+  const TablesHeader& h = *p.tables.header;
+  const int here = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
+  auto* counts = reinterpret_cast<unsigned long long*>(p.tables.dropped_here);
+  for (int i = threadIdx.x; i < world * here; i += blockDim.x) counts[i] = 0;
+  __syncthreads();
+  const auto* route = reinterpret_cast<const int32_t*>(received.records + received.layout.route_at());
+  for (int s = 0; s < world; ++s)
+    for (int64_t i = h.record_begin[s] * p.topk + threadIdx.x; i < h.record_begin[s + 1] * p.topk; i += blockDim.x)
+      if (route[i] >= 0) atomicAdd(&counts[static_cast<int64_t>(s) * here + route[i]], 1ull);
+  __syncthreads();
+  const int64_t row_bytes = p.control.counts_row_bytes();
+  for (int el = threadIdx.x; el < here; el += blockDim.x) {
+    int64_t kept = 0;
+    for (int s = 0; s < world; ++s) {
+      const auto* routes = reinterpret_cast<const int32_t*>(p.tables.counts + s * row_bytes + sizeof(CountsHead)) + world;
+      int64_t& dropped = p.tables.dropped_here[static_cast<int64_t>(s) * here + el];
+      kept += dropped;
+      dropped = routes[first + el] - dropped;
+    }
+    p.tables.kept[el] = kept;
+    p.tables.aligned[el] = round_up(kept, p.alignment);
+  }
+}
+
+uint32_t plan_shared_bytes(const PlanParams& p) {
+  const bool expert_major = p.layout == Layout::expert_major;
+  const int64_t ints = int64_t{expert_major ? (kPlanWarps + 1) * p.map.experts : p.map.experts} + kPlanWarps * p.map.world;
+  return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() + static_cast<uint32_t>(ints * 4);
+}
+
+}  // namespace
+
+void prepare_plan_kernel(const DeviceLimits& limits) {
+  allow_shared(plan_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(PlanBlock)) - 1024);
+}
+
+void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
+  PlanParams p;
+  p.call = call;
+  p.state = state;
+  plan_kernel<<<limits.multiprocessors, kPlanThreads, 4096, stream>>>(p);
+  check_cuda(cudaGetLastError(), "plan kernel");
+}
+
+void launch_plan(const PlanParams& p, int blocks, cudaStream_t stream) {
+  plan_kernel<<<blocks, kPlanThreads, plan_shared_bytes(p), stream>>>(p);
+  check_cuda(cudaGetLastError(), "plan kernel");
+}
+
+void launch_count_kept(const PlanParams& p, const Received& received, cudaStream_t stream) {
+  count_kept_kernel<<<1, 512, 0, stream>>>(p, received);
+  check_cuda(cudaGetLastError(), "count kernel");
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a group asks of a GPU. Implemented in exchange/cuda, or by no_device.cpp in builds without a GPU toolkit.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bootstrap/bootstrap.hpp"
+#include "heap/heap.hpp"
+#include "protocol/call.hpp"
+#include "switchyard/normal.hpp"
+
+namespace switchyard::detail {
+
+class NormalImpl;
+
+/// One rank's GPU. Local; any thread of the rank.
+class DeviceRank {
+ public:
+  virtual ~DeviceRank() = default;
+  /// The first fault that a kernel of this rank recorded, or null. Does not wait for the GPU.
+  virtual const FaultRecord* fault() const noexcept = 0;
+  /// Throws and forgets a fault that ended one call on all ranks and left the group usable, if there is one.
+  virtual void raise_soft_fault(const char* context) = 0;
+  /// Copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
+  virtual std::vector<WaitCounter> wait_counters() const = 0;
+  virtual std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) = 0;
+};
+
+/// Memory and device of a rank. `control` is host memory that all hosts and this rank's kernels can write: the header with the
+/// abort word, then this rank's FaultRecord.
+struct DeviceParts {
+  std::unique_ptr<SymmetricHeap> heap, control;
+  std::unique_ptr<DeviceRank> rank;
+};
+
+/// Collective; a process per rank.
+DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options);
+/// All ranks of this process at once, from one thread.
+std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& options);
+
+}  // namespace switchyard::detail
