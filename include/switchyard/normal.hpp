@@ -181,7 +181,8 @@ class RowBuffer {
 /// made it.
 struct Dispatched {
   Rows x;            ///< [allocated rows, H], scales included; direct staging: in symmetric memory. Row order: Layout
-  int64_t rows = 0;  ///< M: rows delivered, or -1: not known to the host (CUDA; handle.counts() waits for it); beyond them (static sizes) payload is unspecified, ids and sources are -1
+  int64_t rows = 0;  ///< M: rows delivered; beyond them (static sizes) payload is unspecified, ids and sources are -1. CUDA: -1
+                     ///< unless the size is exact (the host does not know it; handle.counts() waits for it)
   Handle handle;
 
   // Rank-major. Pointers live as long as `handle`.

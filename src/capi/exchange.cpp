@@ -25,8 +25,9 @@ std::unique_ptr<sy_dispatched> make_dispatched(const sy_exchange& exchange) {
 }
 
 /// Moves what arrived to the caller.
-sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatched) noexcept {
+sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatched, int64_t tokens) noexcept {
   made->handle->handle = dispatched.handle;
+  made->handle->tokens = tokens;
   made->dispatched = std::move(dispatched);
   return made.release();
 }
@@ -42,7 +43,7 @@ sy_dispatched_view view_of(const sy_dispatched& object) {
   v.x_scale_kind = static_cast<sy_scale_kind>(d.x.scale_kind);
   v.x_scales = d.x.scales;
   v.rows = d.rows;
-  v.tokens = d.handle.tokens();
+  v.tokens = object.handle->tokens;
   v.world = object.state->group->size();
   v.topk = config.topk;
   v.experts_here = static_cast<int32_t>(d.tokens_per_expert.size());
@@ -66,18 +67,27 @@ extern "C" {
 
 switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,
                                               sy_memory_requirement* requirement) {
+  return sy_exchange_memory_required_on(config, world, SWITCHYARD_BACKEND_CPU, requirement);
+}
+
+switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
+                                                 sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    const MemoryRequirement m = NormalExchange::memory_required(to_config(config), world);
+    const MemoryRequirement m = NormalExchange::memory_required(to_config(config), world, to_backend("backend", backend));
     write_struct(requirement,
                  sy_memory_requirement{sizeof(sy_memory_requirement), m.control_bytes, m.pool_bytes, m.ring_bytes, m.total()});
   });
 }
 
 switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes) {
+  return sy_exchange_heap_bytes_on(config, world, SWITCHYARD_BACKEND_CPU, bytes);
+}
+
+switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = NormalExchange::heap_bytes_for(to_config(config), world);
+    *bytes = NormalExchange::heap_bytes_for(to_config(config), world, to_backend("backend", backend));
   });
 }
 
@@ -104,8 +114,10 @@ switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row
   return collective(*exchange->state->group, [&] {
     require(dispatched, "dispatched");
     auto made = make_dispatched(*exchange);
-    *dispatched = deliver(std::move(made),
-                          exchange->state->exchange.dispatch(to_rows(x, "x"), to_ids(ids), weights, to_options(options)));
+    const ExpertIds routing = to_ids(ids);
+    *dispatched =
+        deliver(std::move(made), exchange->state->exchange.dispatch(to_rows(x, "x"), routing, weights, to_options(options)),
+                routing.tokens);
   });
 }
 
@@ -116,8 +128,9 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
   return collective(*exchange->state->group, [&] {
     require(dispatched, "dispatched");
     auto made = make_dispatched(*exchange);
-    *dispatched = deliver(std::move(made),
-                          exchange->state->exchange.dispatch(to_rows(x, "x"), checked_handle(handle), to_options(options)));
+    const Handle& routing = checked_handle(handle);
+    *dispatched = deliver(std::move(made), exchange->state->exchange.dispatch(to_rows(x, "x"), routing, to_options(options)),
+                          handle->tokens);
   });
 }
 
@@ -126,6 +139,13 @@ switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatch
     require(dispatched, "dispatched");
     check_struct(view, sizeof *view, "view");
     write_struct(view, view_of(*dispatched));
+  });
+}
+
+switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream) {
+  return guarded([&] {
+    require(dispatched, "dispatched");
+    dispatched->dispatched.used_by(stream);
   });
 }
 
@@ -153,6 +173,13 @@ switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view) {
     const Rows r = rows->rows.rows();
     write_struct(view, sy_row_view{sizeof(sy_row_view), r.data, r.rows, r.cols, static_cast<sy_dtype>(r.dtype),
                                    static_cast<sy_scale_kind>(r.scale_kind), r.scales});
+  });
+}
+
+switchyard_code_t sy_rows_used_by(sy_rows* rows, void* stream) {
+  return guarded([&] {
+    require(rows, "rows");
+    rows->rows.used_by(stream);
   });
 }
 

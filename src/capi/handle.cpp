@@ -38,6 +38,23 @@ switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows) {
   });
 }
 
+switchyard_code_t sy_handle_counts(const sy_handle* handle, sy_counts* counts) {
+  return guarded([&] {
+    require(handle, "handle");
+    check_struct(counts, sizeof *counts, "counts");
+    auto stored = store(handle->handle.counts());
+    const DispatchCounts& c = stored->value;
+    sy_counts filled = SWITCHYARD_COUNTS_INIT;
+    filled.storage = stored.release();
+    filled.rows = c.rows;
+    filled.experts_here = static_cast<int64_t>(c.tokens_per_expert.size());
+    filled.tokens_per_expert = data_or_null(c.tokens_per_expert);
+    filled.aligned_per_expert = data_or_null(c.aligned_per_expert);
+    filled.expert_first_row = data_or_null(c.expert_first_row);
+    write_struct(counts, filled);
+  });
+}
+
 switchyard_code_t sy_storage_release(sy_storage* storage) {
   delete storage;
   return SWITCHYARD_OK;
@@ -60,6 +77,7 @@ switchyard_code_t sy_handle_deserialize(const void* data, size_t size, sy_handle
     require(data, "data");
     auto made = std::make_unique<sy_handle>();
     made->handle = Handle::deserialize(std::span(static_cast<const std::byte*>(data), size));
+    made->tokens = made->handle.tokens();
     *handle = made.release();
   });
 }

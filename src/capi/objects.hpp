@@ -39,6 +39,7 @@ struct sy_exchange {
 struct sy_handle {
   std::atomic<uint64_t> owners{1};
   switchyard::Handle handle;
+  int64_t tokens = 0;  ///< T as the host gave it: asking the handle may wait for a GPU
 };
 
 struct sy_dispatched {

@@ -19,7 +19,9 @@ static_assert(kGroupOptions.heap_bytes == GroupOptions{}.heap_bytes && kGroupOpt
               kGroupOptions.num_warps == GroupOptions{}.num_warps &&
               kGroupOptions.timeout_ms == GroupOptions{}.timeout.count() &&
               kGroupOptions.rendezvous_timeout_ms == GroupOptions{}.rendezvous_timeout.count() &&
-              (kGroupOptions.deferred_copies != 0) == GroupOptions{}.deferred_copies);
+              (kGroupOptions.deferred_copies != 0) == GroupOptions{}.deferred_copies &&
+              kGroupOptions.backend == static_cast<int>(GroupOptions{}.backend) &&
+              kGroupOptions.device == GroupOptions{}.device);
 static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment &&
               kNormalConfig.pool_bytes == NormalConfig{}.pool_bytes &&
               kNormalConfig.ring_num_channels == RingSettings{}.num_channels &&
@@ -32,11 +34,22 @@ static_assert(kNormalConfig.layout == static_cast<int>(NormalConfig{}.layout) &&
 static_assert(kDispatchOptions.quantize == static_cast<int>(DispatchOptions{}.quantize) &&
               kDispatchOptions.size == static_cast<int>(DispatchOptions{}.size) &&
               kDispatchOptions.overflow == static_cast<int>(DispatchOptions{}.overflow) &&
-              kDispatchOptions.padding == static_cast<int>(DispatchOptions{}.padding));
+              kDispatchOptions.padding == static_cast<int>(DispatchOptions{}.padding) &&
+              kDispatchOptions.stream == DispatchOptions{}.stream && kDispatchOptions.num_sms == DispatchOptions{}.num_sms &&
+              kDispatchOptions.device_tokens == DispatchOptions{}.device_tokens);
 static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) &&
-              (kCombineOptions.apply_weights != 0) == CombineOptions{}.apply_weights);
+              (kCombineOptions.apply_weights != 0) == CombineOptions{}.apply_weights &&
+              kCombineOptions.stream == CombineOptions{}.stream && kCombineOptions.num_sms == CombineOptions{}.num_sms);
+
+// Members keep their places for ever: new ones are appended.
+static_assert(offsetof(sy_group_options, heap_bytes) == 8 && offsetof(sy_group_options, num_blocks) == 32 &&
+              offsetof(sy_group_options, reserved) == 44 && offsetof(sy_group_options, backend) == 48);
+static_assert(offsetof(sy_dispatch_options, capacity) == 24 && offsetof(sy_dispatch_options, stream) == 32);
+static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_options, stream) == 40);
 
 // Values of the enumerations.
+static_assert(SWITCHYARD_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
+              SWITCHYARD_BACKEND_CUDA == static_cast<int>(Backend::cuda));
 static_assert(SWITCHYARD_DTYPE_BF16 == static_cast<int>(DType::bf16) && SWITCHYARD_DTYPE_F16 == static_cast<int>(DType::f16) &&
               SWITCHYARD_DTYPE_F32 == static_cast<int>(DType::f32) &&
               SWITCHYARD_DTYPE_FP8_E4M3 == static_cast<int>(DType::fp8_e4m3));
@@ -111,6 +124,7 @@ bool is_valid_struct(const void* given, size_t known) noexcept {
   return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
 }
 
+Backend to_backend(const char* name, sy_backend backend) { return to_enum(name, backend, Backend::cuda); }
 DType to_dtype(const char* name, sy_dtype type) { return to_enum(name, type, DType::fp8_e4m3); }
 ScaleKind to_scale_kind(const char* name, sy_scale_kind kind) { return to_enum(name, kind, ScaleKind::ue8m0); }
 
@@ -125,6 +139,9 @@ GroupOptions to_options(const sy_group_options* options) {
   result.num_blocks = o.num_blocks;
   result.num_warps = o.num_warps;
   result.deferred_copies = to_bool("options->deferred_copies", o.deferred_copies);
+  result.backend = to_backend("options->backend", o.backend);
+  require_range("options->device", o.device, -1, INT32_MAX);
+  result.device = o.device;
   return result;
 }
 
@@ -155,6 +172,10 @@ DispatchOptions to_options(const sy_dispatch_options* options) {
   result.capacity = o.capacity;
   result.overflow = to_enum("options->overflow", o.overflow, Overflow::drop_and_report);
   result.padding = to_enum("options->padding", o.padding, Padding::unspecified);
+  require_range("options->reserved", o.reserved, 0, 0);
+  result.stream = o.stream;
+  result.num_sms = o.num_sms;
+  result.device_tokens = o.device_tokens;
   return result;
 }
 
@@ -167,6 +188,9 @@ CombineOptions to_options(const sy_combine_options* options) {
   result.apply_weights = to_bool("options->apply_weights", o.apply_weights);
   result.bias[0] = o.bias[0];
   result.bias[1] = o.bias[1];
+  require_range("options->reserved", o.reserved, 0, 0);
+  result.stream = o.stream;
+  result.num_sms = o.num_sms;
   return result;
 }
 

@@ -50,6 +50,7 @@ DispatchOptions to_options(const sy_dispatch_options* options);
 CombineOptions to_options(const sy_combine_options* options);
 ConstRows to_rows(const sy_const_row_view* rows, const char* name);
 ExpertIds to_ids(const sy_expert_ids* ids);
+Backend to_backend(const char* name, sy_backend backend);
 DType to_dtype(const char* name, sy_dtype type);
 ScaleKind to_scale_kind(const char* name, sy_scale_kind kind);
 

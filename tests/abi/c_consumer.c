@@ -170,6 +170,22 @@ static void check_expert_major(const sy_dispatched_view* v, int rank, float offs
   CHECK(v->rows == row && v->topk_ids == NULL && v->topk_weights == NULL && v->source_token == NULL);
 }
 
+// The same counts in host memory, from the handle.
+static void check_counts(const sy_dispatched_view* v, const Rank* me) {
+  sy_counts c = SWITCHYARD_COUNTS_INIT;
+  CHECK_OK(sy_handle_counts(v->handle, &c));
+  CHECK(c.rows == v->rows && c.experts_here == experts_of(me->rank) && c.storage != NULL);
+  CHECK((c.expert_first_row != NULL) == (me->layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR));
+  for (int64_t e = 0; e < c.experts_here; ++e) {
+    int64_t routes = 0;
+    for (int s = 0; s < kWorld; ++s)
+      for (int64_t f = 0; f < kTokens[s] * kTopk; ++f) routes += kIds[s][f / kTopk][f % kTopk] == first_of(me->rank) + e;
+    CHECK(c.tokens_per_expert[e] == routes && c.aligned_per_expert[e] == v->aligned_per_expert[e]);
+    if (c.expert_first_row) CHECK(c.expert_first_row[e] == v->expert_first_row[e]);
+  }
+  CHECK_OK(sy_storage_release(c.storage));
+}
+
 static void check_view(const sy_dispatched_view* v, const Rank* me, float offset) {
   CHECK(v->world == kWorld && v->topk == kTopk && v->experts_here == experts_of(me->rank) && v->tokens == kTokens[me->rank]);
   CHECK(v->x_dtype == SWITCHYARD_DTYPE_F32 && v->x_scale_kind == SWITCHYARD_SCALE_NONE && v->x_scales == NULL);
@@ -178,6 +194,7 @@ static void check_view(const sy_dispatched_view* v, const Rank* me, float offset
     check_rank_major(v, me->rank, offset);
   else
     check_expert_major(v, me->rank, offset);
+  check_counts(v, me);
 }
 
 // ---- Combine ----
@@ -247,6 +264,7 @@ static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_di
     CHECK_OK(sy_exchange_combine(exchange, &rows, handle, out, NULL, NULL));
     check_combined(me, out, NULL, offset, NULL);
   }
+  if (buffer) CHECK_OK(sy_rows_used_by(buffer, NULL));
   CHECK_OK(sy_rows_destroy(buffer));
   free(memory);
 }
@@ -276,6 +294,7 @@ static void round_trip(int rank_here, sy_group* group) {
 
   sy_handle* handle = view.handle;
   CHECK_OK(sy_handle_retain(handle));
+  CHECK_OK(sy_dispatched_used_by(dispatched, NULL));
   CHECK_OK(sy_dispatched_destroy(dispatched));
   sy_bytes bytes = SWITCHYARD_BYTES_INIT;
   CHECK_OK(sy_handle_serialize(handle, &bytes));

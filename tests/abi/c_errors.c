@@ -82,7 +82,7 @@ static void sizes_of_structs(void) {
   CHECK_OK(sy_group_in_process(1, &newer.known, &group));
   CHECK_OK(sy_group_destroy(group));
   newer.news[5] = 1;
-  CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SWITCHYARD_INVALID_ARGUMENT, "offset 53");
+  CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SWITCHYARD_INVALID_ARGUMENT, "offset 61");
   CHECK(group == NULL);
 
   // An older one: shorter, and the memory behind it is not ours. What it lacks has its default.
@@ -110,6 +110,9 @@ static void sizes_of_structs(void) {
     options.struct_size = wrong[i];
     CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->struct_size");
   }
+}
+
+static void memory_of_an_exchange(void) {
   sy_memory_requirement need = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
   need.struct_size = 0;
   const sy_normal_config config = make_config();
@@ -122,6 +125,18 @@ static void sizes_of_structs(void) {
   size_t heap = 0;
   CHECK_OK(sy_exchange_heap_bytes_for(&config, 2, &heap));
   CHECK(heap > need.total_bytes);
+  // For GPUs: tables of handles come on top. Needs none.
+  sy_memory_requirement on_gpu = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
+  CHECK_OK(sy_exchange_memory_required_on(&config, 2, SWITCHYARD_BACKEND_CUDA, &on_gpu));
+  CHECK(on_gpu.control_bytes == need.control_bytes && on_gpu.pool_bytes > need.pool_bytes);
+  sy_memory_requirement on_cpu = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
+  CHECK_OK(sy_exchange_memory_required_on(&config, 2, SWITCHYARD_BACKEND_CPU, &on_cpu));
+  CHECK(on_cpu.total_bytes == need.total_bytes);
+  size_t gpu_heap = 0;
+  CHECK_OK(sy_exchange_heap_bytes_on(&config, 2, SWITCHYARD_BACKEND_CUDA, &gpu_heap));
+  CHECK(gpu_heap > heap && gpu_heap > on_gpu.total_bytes);
+  CHECK_FAILS(sy_exchange_memory_required_on(&config, 2, 2, &on_gpu), SWITCHYARD_INVALID_ARGUMENT, "backend = 2");
+  CHECK_FAILS(sy_exchange_heap_bytes_on(&config, 2, -1, &gpu_heap), SWITCHYARD_INVALID_ARGUMENT, "backend = -1");
   sy_normal_config ring = config;
   ring.staging = SWITCHYARD_STAGING_RING;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
@@ -129,6 +144,52 @@ static void sizes_of_structs(void) {
   ring.ring_max_bytes = unbounded / 2;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
   CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2);
+}
+
+// Structs of programs that were compiled before these members existed.
+static void shorter_options(void) {
+  sy_group* group = NULL;
+  sy_group_options options = small(1000);
+  options.struct_size = offsetof(sy_group_options, backend);
+  options.backend = 99;  // not part of the struct
+  CHECK_OK(sy_group_in_process(1, &options, &group));
+  const sy_normal_config config = make_config();
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  sy_dispatch_options how = SWITCHYARD_DISPATCH_OPTIONS_INIT;
+  how.struct_size = offsetof(sy_dispatch_options, stream);
+  how.reserved = 99;
+  const sy_const_row_view rows = rows_view();
+  const sy_expert_ids ids = ids_view();
+  sy_dispatched* dispatched = NULL;
+  CHECK_OK(sy_exchange_dispatch(exchange, &rows, &ids, NULL, &how, &dispatched));
+  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  CHECK_OK(sy_dispatched_get(dispatched, &view));
+  sy_combine_options sum = SWITCHYARD_COMBINE_OPTIONS_INIT;
+  sum.struct_size = offsetof(sy_combine_options, stream);
+  sum.reserved = 99;
+  float out[kTokens * kHidden] = {0};
+  CHECK_OK(sy_exchange_combine(exchange, &rows, view.handle, out, &sum, NULL));
+  CHECK(memcmp(out, kRows, sizeof out) == 0);
+  CHECK_OK(sy_dispatched_destroy(dispatched));
+  CHECK_OK(sy_exchange_destroy(exchange));
+  CHECK_OK(sy_group_destroy(group));
+}
+
+// Without a GPU: a typed error that names the option. With one: a group.
+static void gpu_groups(void) {
+  sy_group* group = NULL;
+  sy_group_options options = small(1000);
+  options.backend = 2;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->backend = 2");
+  options.backend = SWITCHYARD_BACKEND_CUDA;
+  options.device = -2;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "options->device = -2");
+  options.device = -1;
+  const switchyard_code_t code = sy_group_in_process(1, &options, &group);
+  CHECK(code == SWITCHYARD_OK ? group != NULL
+                              : code == SWITCHYARD_UNSUPPORTED && group == NULL && strlen(sy_last_error()) > 20);
+  CHECK_OK(sy_group_destroy(group));
 }
 
 static void null_arguments(void) {
@@ -152,6 +213,9 @@ static void null_arguments(void) {
   CHECK(sy_exchange_allocate_rows(NULL, NULL, 0, NULL) == wrong && sy_rows_get(NULL, NULL) == wrong);
   CHECK(sy_exchange_combine(NULL, NULL, NULL, NULL, NULL, NULL) == wrong && sy_exchange_last_call(NULL, NULL) == wrong);
   CHECK(sy_handle_retain(NULL) == wrong && sy_handle_tokens(NULL, NULL) == wrong && sy_handle_rows(NULL, NULL) == wrong);
+  CHECK(sy_exchange_memory_required_on(NULL, 1, 0, NULL) == wrong && sy_exchange_heap_bytes_on(NULL, 1, 0, NULL) == wrong);
+  CHECK(sy_dispatched_used_by(NULL, NULL) == wrong && sy_rows_used_by(NULL, NULL) == wrong);
+  CHECK(sy_handle_counts(NULL, NULL) == wrong);
   CHECK(sy_handle_serialize(NULL, NULL) == wrong && sy_handle_deserialize(NULL, 0, NULL) == wrong);
   CHECK(sy_handle_matrices(NULL, 1, NULL) == wrong && sy_handle_ledger(NULL, NULL) == wrong);
   CHECK(sy_routing_layout_of(NULL, 1, 1, NULL) == wrong && sy_scale_row_bytes(1, 0, NULL) == wrong);
@@ -363,6 +427,9 @@ static void rendezvous(void) {
 void run_error_tests(void) {
   versions_and_texts();
   sizes_of_structs();
+  memory_of_an_exchange();
+  shorter_options();
+  gpu_groups();
   null_arguments();
   wrong_members();
   routing_without_a_group();

@@ -27,87 +27,22 @@
 /// Thread safety. One thread at a time per group and the objects made from it; different ranks' groups are independent.
 /// sy_handle is immutable and may be used and released by any thread; sy_dispatched, sy_rows and sy_storage may be destroyed on
 /// any thread. Error texts and reports belong to the calling thread.
+///
+/// GPUs. In a group with SWITCHYARD_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, given or
+/// returned, is a device pointer of the rank's GPU (cudaMalloc, managed memory, or a stream-ordered allocation; rows aligned to
+/// 16 bytes); structs, options and what fills them lie in host memory. Calls enqueue on `stream` (a cudaStream_t) and return;
+/// memory that a call uses stays valid until its work on the stream is done. What waits for the GPU: SWITCHYARD_SIZE_EXACT, the
+/// sy_handle_ functions (except retain and release), sy_exchange_last_call, sy_exchange_destroy. docs/concepts/cuda.md.
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "switchyard/c/types.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/// What kind of failure a call reports; the values of switchyard::ErrorCode.
-typedef int32_t switchyard_code_t;
-enum {
-  SWITCHYARD_OK = 0,
-  SWITCHYARD_INVALID_ARGUMENT = 1,   ///< an argument is outside its contract; the text names it, its value and what is allowed
-  SWITCHYARD_UNSUPPORTED = 2,        ///< legal elsewhere, not available with this backend, machine or combination
-  SWITCHYARD_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
-  SWITCHYARD_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
-  SWITCHYARD_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SWITCHYARD_OVERFLOW_FAIL
-  SWITCHYARD_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
-  SWITCHYARD_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
-  SWITCHYARD_MISMATCH = 8,           ///< the ranks made different calls
-  SWITCHYARD_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
-  SWITCHYARD_IO = 10,                ///< a file could not be read, written or understood
-  SWITCHYARD_SYSTEM = 11             ///< the operating system refused something, or memory is exhausted
-};
-
-/// Largest group; largest number of experts that one token may choose; channels (columns) that share one scale.
-#define SWITCHYARD_MAX_RANKS 64
-#define SWITCHYARD_MAX_TOPK 32
-#define SWITCHYARD_SCALE_GROUP 128
-
-/// Element type of a row.
-typedef int32_t sy_dtype;
-enum { SWITCHYARD_DTYPE_BF16 = 0, SWITCHYARD_DTYPE_F16 = 1, SWITCHYARD_DTYPE_F32 = 2, SWITCHYARD_DTYPE_FP8_E4M3 = 3 };
-
-/// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP channels; a scale row is padded to 16 bytes (sy_scale_row_bytes).
-typedef int32_t sy_scale_kind;
-enum {
-  SWITCHYARD_SCALE_NONE = 0,
-  SWITCHYARD_SCALE_F32 = 1,   ///< float32: amax / 448
-  SWITCHYARD_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
-};
-
-/// Order of the rows that a dispatch delivers.
-typedef int32_t sy_layout;
-enum {
-  SWITCHYARD_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
-  SWITCHYARD_LAYOUT_EXPERT_MAJOR = 1  ///< one row per route, ordered by (local expert, source rank, token, k), experts padded
-};
-
-/// How rows travel.
-typedef int32_t sy_staging;
-enum {
-  SWITCHYARD_STAGING_DIRECT = 0,  ///< senders write rows at their final place
-  SWITCHYARD_STAGING_RING = 1     ///< bounded memory: rows pass through rings of fixed size
-};
-
-/// How the number of output rows is chosen.
-typedef int32_t sy_size_policy;
-enum {
-  SWITCHYARD_SIZE_EXACT = 0,       ///< from the exchanged counts
-  SWITCHYARD_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
-  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< the largest number that any routing can produce
-  SWITCHYARD_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
-};
-
-/// What happens if a rank would receive more rows than its capacity. All ranks take the same decision.
-typedef int32_t sy_overflow;
-enum { SWITCHYARD_OVERFLOW_FAIL = 0, SWITCHYARD_OVERFLOW_DROP_AND_REPORT = 1 };
-
-/// Content of the padding rows of the expert-major layout.
-typedef int32_t sy_padding;
-enum { SWITCHYARD_PADDING_ZERO = 0, SWITCHYARD_PADDING_UNSPECIFIED = 1 };
-
-/// Order of the float32 sum in combine; within one order equal input gives equal bits.
-typedef int32_t sy_combine_order;
-enum {
-  SWITCHYARD_ORDER_PER_RANK =
-      0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
-  SWITCHYARD_ORDER_PER_ROUTE = 1  ///< k ascending over all routes, one rounding at the end (expert-major only)
-};
 
 /// Opaque objects. See "Ownership" above.
 typedef struct sy_group sy_group;            ///< one rank's membership; sy_group_destroy
@@ -165,9 +100,11 @@ typedef struct sy_group_options {
   int32_t num_warps;
   int32_t deferred_copies;  ///< 0 or 1; testing: perform a copy only when it is settled
   int32_t reserved;         ///< must be 0
+  sy_backend backend;
+  int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
 } sy_group_options;
 #define SWITCHYARD_GROUP_OPTIONS_INIT \
-  { sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0 }
+  { sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0, SWITCHYARD_BACKEND_CPU, -1 }
 
 /// All `world` ranks, in [1, 64], as threads of this process. `groups` has `world` elements; element r belongs to rank r and is
 /// to be used by one thread. `options` NULL: defaults.
@@ -295,6 +232,10 @@ switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, in
                                               sy_memory_requirement* requirement);
 /// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
 switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes);
+/// The same for a group with this backend (the two above: SWITCHYARD_BACKEND_CPU). Neither needs a GPU.
+switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
+                                                 sy_memory_requirement* requirement);
+switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
 /// Collective. Before another exchange is created in the same group, outputs and row buffers of destroyed ones must be gone on
 /// all ranks or on none: they keep their exchange's memory, and all ranks' heaps must be alike. Errors: invalid_argument,
@@ -310,11 +251,17 @@ typedef struct sy_dispatch_options {
   sy_overflow overflow;
   sy_padding padding;
   int64_t capacity;  ///< SWITCHYARD_SIZE_CAPACITY: most rows this rank takes, padding included
+  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and what follows.
+  void* stream;
+  /// CUDA: device memory, or NULL: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
+  const int32_t* device_tokens;
+  int32_t num_sms;   ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
+  int32_t reserved;  ///< must be 0
 } sy_dispatch_options;
-#define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                 \
-  {                                                                                                      \
-    sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_AUTOMATIC,                       \
-        SWITCHYARD_OVERFLOW_FAIL, SWITCHYARD_PADDING_ZERO, 0                                             \
+#define SWITCHYARD_DISPATCH_OPTIONS_INIT                                                                     \
+  {                                                                                                          \
+    sizeof(sy_dispatch_options), SWITCHYARD_SCALE_NONE, SWITCHYARD_SIZE_AUTOMATIC, SWITCHYARD_OVERFLOW_FAIL, \
+        SWITCHYARD_PADDING_ZERO, 0, NULL, NULL, 0, 0                                                         \
   }
 
 /// Collective. Sends row t of `x` [T, H] to every rank that owns one of token t's experts, once per rank. `weights` is float32
@@ -327,7 +274,9 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
                                               const sy_dispatch_options* options, sy_dispatched** dispatched);
 
 /// What a dispatch delivered. Pointers are valid until sy_dispatched_destroy; those to routing (all but `x` and `x_scales`)
-/// also as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element.
+/// also as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA:
+/// device pointers; `topk_weights`, `row_weights`, `dropped` and `dropped_per_source` are never NULL for want of weights or
+/// drops (then they hold zeros or nothing of use).
 typedef struct sy_dispatched_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]; direct staging: in symmetric memory, so that combine reads it in place
@@ -336,8 +285,9 @@ typedef struct sy_dispatched_view {
   sy_dtype x_dtype;
   sy_scale_kind x_scale_kind;
   void* x_scales;  ///< [x_rows, sy_scale_row_bytes] for fp8 rows
-  int64_t rows;    ///< M: rows delivered; beyond them payload is unspecified, ids and sources are -1
-  int64_t tokens;  ///< T
+  int64_t rows;    ///< M: rows delivered; beyond them payload is unspecified, ids and sources are -1. CUDA: -1 unless the size
+                   ///< is exact (the host does not know it; sy_handle_counts waits for it)
+  int64_t tokens;  ///< T; with device_tokens the largest
   int32_t world;   ///< W
   int32_t topk;    ///< K
   int32_t experts_here;
@@ -364,12 +314,16 @@ typedef struct sy_dispatched_view {
         NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                                  \
   }
 switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
+/// CUDA: `stream` (cudaStream_t), other than the one of the calls, uses the rows: they are not reused before its work so far at
+/// the time of the destruction is done. CPU: no effect.
+switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
 
 /// Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie.
 /// Errors: pool_exhausted.
 switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
 switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view);
+switchyard_code_t sy_rows_used_by(sy_rows* rows, void* stream);  ///< as sy_dispatched_used_by
 switchyard_code_t sy_rows_destroy(sy_rows* rows);
 
 /// Options of one combine; equal on all ranks (pointers aside).
@@ -381,11 +335,12 @@ typedef struct sy_combine_options {
   /// Expert-major: float32 [T, K] that replaces the weights given to dispatch; SWITCHYARD_ORDER_PER_ROUTE only.
   const float* weights;
   const void* bias[2];  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
+  void* stream;         ///< CUDA: as in sy_dispatch_options
+  int32_t num_sms;      ///< CUDA: as in sy_dispatch_options
+  int32_t reserved;     ///< must be 0
 } sy_combine_options;
-#define SWITCHYARD_COMBINE_OPTIONS_INIT                                            \
-  {                                                                                \
-    sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, { NULL, NULL } \
-  }
+#define SWITCHYARD_COMBINE_OPTIONS_INIT \
+  { sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, {NULL, NULL}, NULL, 0, 0 }
 
 /// Collective. Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of
 /// the dispatch that made `handle`; rows in a sy_rows or in sy_dispatched_view::x are read in place, other memory is first
@@ -411,9 +366,11 @@ switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_sta
 
 // ---- Handle ----
 
-/// The routing of one dispatch as both sides know it. Immutable, holds no symmetric memory, usable any number of times with any
-/// exchange of the same group size, rank and shape, also after the exchange that made it is gone. A handle has as many owners
-/// as there were sy_handle_retain calls and sy_handle_deserialize results; each owner releases it once.
+/// The routing of one dispatch as both sides know it. Immutable, usable any number of times with any exchange of the same group
+/// size, rank and shape. CPU: it holds no symmetric memory and may be used after the exchange that made it is gone. CUDA: its
+/// tables lie in the memory of that exchange and must not be used after it; what is asked of it below (tokens, rows, counts,
+/// matrices, ledger, bytes) waits for the dispatch, and is SWITCHYARD_UNSUPPORTED while its stream is captured. A handle has as
+/// many owners as there were sy_handle_retain calls and sy_handle_deserialize results; each owner releases it once.
 switchyard_code_t sy_handle_retain(sy_handle* handle);
 switchyard_code_t sy_handle_release(sy_handle* handle);
 switchyard_code_t sy_handle_tokens(const sy_handle* handle, int64_t* tokens);  ///< T
@@ -422,6 +379,20 @@ switchyard_code_t sy_handle_rows(const sy_handle* handle, int64_t* rows);      /
 /// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
 /// is accepted); calling again with the same struct does not release the earlier storage.
 switchyard_code_t sy_storage_release(sy_storage* storage);
+
+/// How many rows a dispatch delivered, in host memory.
+typedef struct sy_counts {
+  size_t struct_size;
+  sy_storage* storage;
+  int64_t rows;                       ///< M, padding included
+  int64_t experts_here;               ///< length of the arrays
+  const int64_t* tokens_per_expert;   ///< kept routes of all sources to each local expert
+  const int64_t* aligned_per_expert;  ///< the same, rounded up to expert_alignment
+  const int64_t* expert_first_row;    ///< expert-major; else NULL
+} sy_counts;
+#define SWITCHYARD_COUNTS_INIT \
+  { sizeof(sy_counts), NULL, 0, 0, NULL, NULL, NULL }
+switchyard_code_t sy_handle_counts(const sy_handle* handle, sy_counts* counts);
 
 /// Portable bytes (little endian, versioned).
 typedef struct sy_bytes {

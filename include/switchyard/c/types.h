@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// C ABI: codes, enumerations and limits. Included by switchyard.h. Enumerations are int32_t, so that their size never varies.
+#pragma once
+
+#include <stdint.h>
+
+/// What kind of failure a call reports; the values of switchyard::ErrorCode.
+typedef int32_t switchyard_code_t;
+enum {
+  SWITCHYARD_OK = 0,
+  SWITCHYARD_INVALID_ARGUMENT = 1,   ///< an argument is outside its contract; the text names it, its value and what is allowed
+  SWITCHYARD_UNSUPPORTED = 2,        ///< legal elsewhere, not available with this backend, machine or combination
+  SWITCHYARD_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
+  SWITCHYARD_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
+  SWITCHYARD_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SWITCHYARD_OVERFLOW_FAIL
+  SWITCHYARD_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
+  SWITCHYARD_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
+  SWITCHYARD_MISMATCH = 8,           ///< the ranks made different calls
+  SWITCHYARD_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
+  SWITCHYARD_IO = 10,                ///< a file could not be read, written or understood
+  SWITCHYARD_SYSTEM = 11             ///< the operating system refused something, or memory is exhausted
+};
+
+/// Largest group; largest number of experts that one token may choose; channels (columns) that share one scale.
+#define SWITCHYARD_MAX_RANKS 64
+#define SWITCHYARD_MAX_TOPK 32
+#define SWITCHYARD_SCALE_GROUP 128
+
+/// Where a group's ranks compute and hold their rows.
+typedef int32_t sy_backend;
+enum {
+  SWITCHYARD_BACKEND_CPU = 0,  ///< threads or processes of one host; pointers are host pointers
+  SWITCHYARD_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
+};
+
+/// Element type of a row.
+typedef int32_t sy_dtype;
+enum { SWITCHYARD_DTYPE_BF16 = 0, SWITCHYARD_DTYPE_F16 = 1, SWITCHYARD_DTYPE_F32 = 2, SWITCHYARD_DTYPE_FP8_E4M3 = 3 };
+
+/// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP channels; a scale row is padded to 16 bytes (sy_scale_row_bytes).
+typedef int32_t sy_scale_kind;
+enum {
+  SWITCHYARD_SCALE_NONE = 0,
+  SWITCHYARD_SCALE_F32 = 1,   ///< float32: amax / 448
+  SWITCHYARD_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
+};
+
+/// Order of the rows that a dispatch delivers.
+typedef int32_t sy_layout;
+enum {
+  SWITCHYARD_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
+  SWITCHYARD_LAYOUT_EXPERT_MAJOR = 1  ///< one row per route, ordered by (local expert, source rank, token, k), experts padded
+};
+
+/// How rows travel.
+typedef int32_t sy_staging;
+enum {
+  SWITCHYARD_STAGING_DIRECT = 0,  ///< senders write rows at their final place
+  SWITCHYARD_STAGING_RING = 1     ///< bounded memory: rows pass through rings of fixed size
+};
+
+/// How the number of output rows is chosen.
+typedef int32_t sy_size_policy;
+enum {
+  SWITCHYARD_SIZE_EXACT = 0,       ///< from the exchanged counts
+  SWITCHYARD_SIZE_CAPACITY = 1,    ///< the caller's bound, see sy_overflow
+  SWITCHYARD_SIZE_WORST_CASE = 2,  ///< the largest number that any routing can produce
+  SWITCHYARD_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
+};
+
+/// What happens if a rank would receive more rows than its capacity. All ranks take the same decision.
+typedef int32_t sy_overflow;
+enum { SWITCHYARD_OVERFLOW_FAIL = 0, SWITCHYARD_OVERFLOW_DROP_AND_REPORT = 1 };
+
+/// Content of the padding rows of the expert-major layout.
+typedef int32_t sy_padding;
+enum { SWITCHYARD_PADDING_ZERO = 0, SWITCHYARD_PADDING_UNSPECIFIED = 1 };
+
+/// Order of the float32 sum in combine; within one order equal input gives equal bits.
+typedef int32_t sy_combine_order;
+enum {
+  SWITCHYARD_ORDER_PER_RANK =
+      0,  ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
+  SWITCHYARD_ORDER_PER_ROUTE = 1  ///< k ascending over all routes, one rounding at the end (expert-major only)
+};
