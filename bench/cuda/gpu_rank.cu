@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < 4; ++i) {
           const __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
           packed[i] = static_cast<uint32_t>(__bfloat16_as_ushort(pair.x)) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y))
-                                                                               << 16;
+                                                                                << 16;
         }
         reinterpret_cast<uint4*>(out + t * row_bytes)[j + u * 32] = uint4{packed[0], packed[1], packed[2], packed[3]};
       }

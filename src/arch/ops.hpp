@@ -4,10 +4,10 @@
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
-//   moving rows   A::copy, A::multicast_copy, A::fill_zero, A::drain_sources, A::settle
-//   arithmetic    A::reduce_rows, A::quantize_row
+//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::drain_sources, A::settle
+//   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
 //   flags         A::load_acquire, A::store_release, A::publish, A::poll_all, A::fetch_add, A::block_sync
-//   lanes         A::for_lanes, A::now_ns, A::pause
+//   lanes         A::for_lanes, A::lanes_where, A::count, A::count_max, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -76,6 +76,15 @@ struct ReduceSpec {
 struct AnyLaneFn {
   SWITCHYARD_FN void operator()(int) const {}
 };
+struct AnyLanePredicate {
+  SWITCHYARD_FN bool operator()(int) const { return false; }
+};
+struct AnyWeight {
+  SWITCHYARD_FN float operator()(int) const { return 0.0f; }
+};
+struct AnyDestination {
+  SWITCHYARD_FN void* operator()(int) const { return nullptr; }
+};
 
 /// What protocol templates require. `bool` results are uniform over the warp.
 template <class A>
@@ -92,13 +101,17 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
-  A::copy(w, dst, src, bytes);                // any size and alignment; fast if all are multiples of 16
-  A::multicast_copy(w, dsts, n, src, bytes);  // src is read once and written to dsts[0..n)
+  A::copy(w, dst, src, bytes);                          // any size and alignment; fast if all are multiples of 16
+  A::multicast_copy(w, dsts, n, src, bytes);            // src is read once and written to dsts[0..n)
+  A::multicast_to(w, n, AnyDestination{}, src, bytes);  // the same to f(i), i in [0, n), n <= 64; null: nowhere
   A::fill_zero(w, dst, bytes);
   A::drain_sources(w);  // sources of all pending copies of this warp have been read
   A::settle(w);         // all pending copies, fills and reductions of this warp are complete
 
-  A::reduce_rows(w, reduce);                                             // pending, as a copy
+  A::reduce_rows(w, reduce);  // pending, as a copy
+  // The same over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if asked for; of `reduce` rows,
+  // weights and n are not used. On a GPU the lanes look up the rows side by side.
+  A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32);  // complete on return, for this warp
 
   { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
@@ -109,7 +122,10 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   A::block_sync(w);
 
+  { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;  // bit i: f(i), for i in [0, n), n <= 64
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
+  A::count(w, flag, value);         // *flag += value, for a statistic that only this warp writes; ordered with nothing
+  A::count_max(w, flag, value);     // likewise the maximum
   { A::now_ns() } -> std::same_as<uint64_t>;
   A::pause(w, n);  // between polls; n counts polls so far
 };

@@ -104,8 +104,7 @@ void CpuNormal::choose_sizes(const DispatchOptions& options, HandleData& h) cons
   if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
 }
 
-Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
-                                const DispatchOptions& given) {
+Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
   DispatchOptions options = given;
   if (options.size == SizePolicy::automatic) options.size = SizePolicy::exact;
   const uint64_t start = Cpu::now_ns();
@@ -172,7 +171,7 @@ Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const
 }
 
 Placement CpuNormal::offer_block(uint64_t sig, const OutputLayout& layout, const RecordLayout& records, bool sends_weights,
-                                  std::shared_ptr<CpuBlock>& block, std::exception_ptr& error) {
+                                 std::shared_ptr<CpuBlock>& block, std::exception_ptr& error) {
   Placement place{};
   place.rows_allocated = layout.rows;
   place.records_allocated = records.records;
@@ -214,7 +213,7 @@ void CpuNormal::exchange_placements(const CallContext& call, const Placement& pl
 }
 
 DispatchParams CpuNormal::dispatch_params(const CallContext& call, const ConstRows& x, const RowFormat& format,
-                                           const HandleData& h) {
+                                          const HandleData& h) {
   DispatchParams p;
   p.call = call;
   p.control = control_;
@@ -239,8 +238,8 @@ DispatchParams CpuNormal::dispatch_params(const CallContext& call, const ConstRo
 }
 
 Dispatched CpuNormal::move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format,
-                                 const DispatchOptions& options, const std::shared_ptr<HandleData>& fresh,
-                                 const std::shared_ptr<const HandleData>& known) {
+                                const DispatchOptions& options, const std::shared_ptr<HandleData>& fresh,
+                                const std::shared_ptr<const HandleData>& known) {
   const HandleData& h = *known;
   const OutputLayout layout{h.rows_allocated, format.row_bytes, format.scale_bytes};
   const RecordLayout records{fresh ? h.records_allocated : 0, config.topk};
@@ -272,8 +271,8 @@ Dispatched CpuNormal::move_rows(const CallContext& call, uint64_t sig, const Con
   return deliver(known, std::move(block), layout, format);
 }
 
-Dispatched CpuNormal::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<CpuBlock> block,
-                               const OutputLayout& layout, const RowFormat& format) const {
+Dispatched CpuNormal::deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<CpuBlock> block, const OutputLayout& layout,
+                              const RowFormat& format) const {
   Dispatched out;
   out.rows = h->rows;
   std::byte* scales = format.scale_bytes ? block->data + layout.scales_at() : nullptr;

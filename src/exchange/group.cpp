@@ -130,8 +130,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.mismatch) {
     post_abort(static_cast<int>(ErrorCode::mismatch), 255);
     throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call) + "): rank " +
-                                         std::to_string(fault.awaited_rank) + " and rank " +
-                                         std::to_string(bootstrap->rank()) +
+                                         std::to_string(fault.awaited_rank) + " and rank " + std::to_string(bootstrap->rank()) +
                                          " made different calls: mode, row type, sizes or options differ; the group cannot be "
                                          "used any more");
   }

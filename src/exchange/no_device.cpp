@@ -8,9 +8,10 @@ namespace switchyard::detail {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw Error(ErrorCode::unsupported,
-              "GroupOptions::backend = cuda: this build has no CUDA code; build with nvcc and -DSWITCHYARD_BACKENDS=cuda, or use "
-              "Backend::cpu");
+  throw Error(
+      ErrorCode::unsupported,
+      "GroupOptions::backend = cuda: this build has no CUDA code; build with nvcc and -DSWITCHYARD_BACKENDS=cuda, or use "
+      "Backend::cpu");
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ constexpr int kCudaHandles = 4;
 /// Tables of one handle, and what a dispatch leaves besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   const bool expert_major = c.layout == Layout::expert_major;
-  const TablesShape shape{world,        c.num_experts, ExpertMap{c.num_experts, world}.max_count(), c.topk,
-                          c.max_tokens, expert_major};
+  const TablesShape shape{world,  c.num_experts, ExpertMap{c.num_experts, world}.max_count(),
+                          c.topk, c.max_tokens,  expert_major};
   return carve_tables(nullptr, shape).bytes + (expert_major ? round_up(worst_case_rows(c, world) * 12, 128) + 128 : 0);
 }
 
@@ -78,7 +78,8 @@ int64_t worst_case_rows(const NormalConfig& c, int world) {
 
 }  // namespace detail
 
-NormalExchange::NormalExchange(Group& group, const NormalConfig& config) : impl_(group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config)) {}
+NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
+    : impl_(group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config)) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
 NormalExchange& NormalExchange::operator=(NormalExchange&&) noexcept = default;
 NormalExchange::~NormalExchange() = default;
@@ -105,8 +106,8 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
                           (c.layout == Layout::expert_major ? round_up(records * out.row_bytes, 128) : 0) +
                           round_up(records * c.topk * 4, 128);
   const int64_t tables = backend == Backend::cuda ? kCudaHandles * cuda_handle_bytes(c, world) : 0;
-  const size_t pool = c.pool_bytes ? c.pool_bytes
-                                   : static_cast<size_t>(out.bytes() + RecordLayout{records, c.topk}.bytes() + staging + tables);
+  const size_t pool =
+      c.pool_bytes ? c.pool_bytes : static_cast<size_t>(out.bytes() + RecordLayout{records, c.topk}.bytes() + staging + tables);
   need.pool_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(pool), 4096));
   return need;
 }

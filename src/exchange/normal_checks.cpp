@@ -115,8 +115,8 @@ void NormalImpl::check_handle(const Handle& handle) const {
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
 }
 
-void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t rows, const void* out,
-                               const CombineOptions& o, const float* out_weights) const {
+void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t rows, const void* out, const CombineOptions& o,
+                               const float* out_weights) const {
   check_handle(handle);
   const HandleData& h = handle.data();
   const bool expert_major = h.layout == Layout::expert_major;

@@ -32,8 +32,8 @@ uint64_t mix_hash(uint64_t hash, uint64_t value);
 
 inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 1;
 
-/// Memory of rows that a user holds. Given back by the destructor, on any thread. Keeps the bookkeeping alive, not the heap: rows
-/// of a pool must not be touched after their group is gone.
+/// Memory of rows that a user holds. Given back by the destructor, on any thread. Keeps the bookkeeping alive, not the heap:
+/// rows of a pool must not be touched after their group is gone.
 struct OutputBlock {
   size_t offset = 0;  ///< in the heap, if it is symmetric memory
   std::byte* data = nullptr;
@@ -51,7 +51,8 @@ class NormalImpl {
   NormalImpl(const NormalImpl&) = delete;
   NormalImpl& operator=(const NormalImpl&) = delete;
 
-  virtual Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) = 0;
+  virtual Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
+                              const DispatchOptions& options) = 0;
   virtual Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) = 0;
   virtual RowBuffer allocate_rows(const Handle& handle, DType type) = 0;
   virtual void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
@@ -75,7 +76,8 @@ class NormalImpl {
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
 
-  /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and configurations.
+  /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and
+  /// configurations.
   void agree_on_construction(uint64_t heap_offset);
 
   /// Runs `check`; if it throws, the peers' waits end before the exception goes on.

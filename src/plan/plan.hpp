@@ -59,22 +59,15 @@ struct SendEntry {
   int32_t record;
 };
 
-struct SendRange {
-  int64_t begin, end;
-};
-/// Send entries of all tokens, as kernels read them: ranges [begin[t], begin[t + 1]), or fixed places of `stride` entries per
-/// token that end early at a negative rank.
+/// Send entries of all tokens, as kernels read them: ranges [begin[t], begin[t + 1]), or, without `begin`, `stride` places per
+/// token, of which those behind the last entry have rank -1.
 struct SendTable {
   const SendEntry* entries = nullptr;
   const int64_t* begin = nullptr;
   int stride = 0;
 
-  SWITCHYARD_FN SendRange of(int64_t t) const {
-    if (begin) return {begin[t], begin[t + 1]};
-    SendRange range{t * stride, t * stride};
-    while (range.end < range.begin + stride && entries[range.end].rank >= 0) ++range.end;
-    return range;
-  }
+  SWITCHYARD_FN const SendEntry* of(int64_t t) const { return entries + (begin ? begin[t] : t * stride); }
+  SWITCHYARD_FN int places(int64_t t) const { return begin ? static_cast<int>(begin[t + 1] - begin[t]) : stride; }
 };
 
 struct HandleData;

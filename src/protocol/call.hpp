@@ -56,9 +56,9 @@ struct CallContext {
   const uint64_t* host_abort_word = nullptr;
   FaultRecord* fault = nullptr;
   uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
-  WaitCounter* waits = nullptr;  ///< [total warps, world]
-  MoveCounter* moved = nullptr;  ///< [total warps]
-  Tracer* tracer = nullptr;      ///< null when tracing is off
+  WaitCounter* waits = nullptr;      ///< [total warps, world]
+  MoveCounter* moved = nullptr;      ///< [total warps]
+  Tracer* tracer = nullptr;          ///< null when tracing is off
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }

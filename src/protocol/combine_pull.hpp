@@ -3,7 +3,7 @@
 //
 // | flag    | written by         | read by         | order           | scope  | reuse              |
 // | outputs | expert's last warp | all owners      | release/acquire | system | epoch, never reset |
-// | pulled  | owner's last warp  | expert's warps  | release/acquire | system | epoch, never reset |
+// | pulled  | owner's last warp  | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
 // Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when
 // the call returns. Progress: a warp waits for remote `outputs` only after it has arrived for its own; `pulled` likewise.
@@ -52,21 +52,15 @@ struct CombineParams {
   uint64_t* pulls_done = nullptr;
 };
 
-/// Expert side: sums the rows of one record, k ascending, into the row that `out()` returns (called once). False if it has no
-/// row.
-template <class A, class Out>
-SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, Out&& out) {
-  const void* rows[kMaxTopk];
-  float weights[kMaxTopk];
-  int n = 0;
-  for (int k = 0; k < p.topk; ++k) {
-    const int64_t row = p.record_route[record * p.topk + k];
-    if (row < 0) continue;
-    if (p.record_weight) weights[n] = p.record_weight[record * p.topk + k];
-    rows[n++] = p.y + row * p.row_bytes;
-  }
-  if (n == 0) return false;
-  A::reduce_rows(w, ReduceSpec{out(), rows, p.record_weight ? weights : nullptr, n, {nullptr, nullptr}, p.type, p.hidden});
+/// Expert side: sums the rows of one record, k ascending, into its staged row. False if it has no row.
+template <class A>
+SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
+  const int32_t* route = p.record_route + record * p.topk;
+  if (A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; }) == 0) return false;
+  A::reduce_rows_from(
+      w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, p.hidden}, p.topk, p.record_weight != nullptr,
+      [&](int k) -> const void* { return route[k] >= 0 ? p.y + route[k] * p.row_bytes : nullptr; },
+      [&](int k) { return p.record_weight[record * p.topk + k]; });
   return true;
 }
 
@@ -86,73 +80,59 @@ SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, 
   }
   if (p.reduce_here) {
     for (int64_t r = w.index(); r < p.num_records; r += w.total())
-      if (reduce_record<A>(w, p, r, [&] { return p.staged + r * p.row_bytes; }))
-        moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+      if (reduce_record<A>(w, p, r, p.staged + r * p.row_bytes)) moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
   }
   A::settle(w);
 }
 
-/// Owner side: the rows of token t in the order of the sum. Returns their number.
-SWITCHYARD_FN inline int rows_of_token(const CombineParams& p, int64_t t, const void** rows, float* weights,
-                                       const void** weight_rows, MoveCounter& moved) {
-  const HeapView& heap = p.call.heap;
-  int n = 0;
-  auto take = [&](int rank, int64_t index) {
-    const Placement& place = *heap.local(p.control.placement(p.call.epoch, rank));
-    rows[n] = heap.base[rank] + place.rows + static_cast<uint64_t>(index * p.row_bytes);
-    (rank == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(p.row_bytes);
-    return reinterpret_cast<const float*>(heap.base[rank] + place.weights);
-  };
-  if (p.layout == Layout::expert_major && p.order == CombineOrder::per_route) {
-    for (int k = 0; k < p.topk; ++k) {
-      const int64_t f = t * p.topk + k;
-      if (p.route_row[f] < 0) continue;
-      if (p.weights) weights[n] = p.weights[f];
-      take(p.map.owner(p.ids[f]), p.route_row[f]);
-      ++n;
-    }
-  } else {
-    const SendRange range = p.sends.of(t);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      const SendEntry e = p.sends.entries[i];
-      if (e.row < 0) continue;
-      weight_rows[n] = take(e.rank, e.record) + static_cast<int64_t>(e.record) * p.topk;
-      ++n;
-    }
-  }
-  moved.rows += static_cast<uint64_t>(n);
-  return n;
-}
-
-/// Owner side: the sum of token t from its n rows, and of its weights if asked for. Pending.
+/// Owner side: sums token t, and its weights if asked for. Pending.
 template <class A>
-SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const void* const* rows,
-                                const float* weights, const void* const* weight_rows, int n) {
-  const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, MoveCounter& moved) {
+  const HeapView& heap = p.call.heap;
+  const bool by_route = p.layout == Layout::expert_major && p.order == CombineOrder::per_route;
+  const SendEntry* entries = p.sends.of(t);
+  const int places = by_route ? p.topk : p.sends.places(t);
+  const auto rank_of = [&](int i) {  // -1: no row
+    if (!by_route) return entries[i].rank >= 0 && entries[i].row >= 0 ? entries[i].rank : -1;
+    const int64_t f = t * p.topk + i;
+    return p.route_row[f] >= 0 ? p.map.owner(p.ids[f]) : -1;
+  };
+  const auto row_of = [&](int i) -> const void* {
+    const int rank = rank_of(i);
+    if (rank < 0) return nullptr;
+    const int64_t index = by_route ? p.route_row[t * p.topk + i] : entries[i].record;
+    return heap.base[rank] + heap.local(p.control.placement(p.call.epoch, rank))->rows + index * p.row_bytes;
+  };
+  const uint64_t all = A::lanes_where(w, places, [&](int i) { return rank_of(i) >= 0; });
+  const uint64_t own = A::lanes_where(w, places, [&](int i) { return rank_of(i) == p.call.rank(); });
+  moved.rows += static_cast<uint64_t>(bits(all));
+  moved.local_bytes += static_cast<uint64_t>(bits(own) * p.row_bytes);
+  moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * p.row_bytes);
   const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
   const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
-  A::reduce_rows(w,
-                 ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
-  if (p.out_weights)
-    A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, weight_rows, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
+  A::reduce_rows_from(w, ReduceSpec{p.out + t * p.row_bytes, nullptr, nullptr, 0, {bias0, bias1}, p.type, p.hidden}, places,
+                      by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
+  if (!p.out_weights) return;
+  const auto weights_of = [&](int i) -> const void* {
+    const int rank = rank_of(i);
+    if (rank < 0) return nullptr;
+    const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->weights;
+    return heap.base[rank] + at + static_cast<int64_t>(entries[i].record) * p.topk * 4;
+  };
+  A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
+                      places, false, weights_of, [](int) { return 0.0f; });
 }
 
 /// Owner side: sums this warp's share of the tokens. Settled on return.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
-    const void* rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
-    const void* weight_rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
-    float weights[kMaxTopk];
-    const int n = rows_of_token(p, t, rows, weights, weight_rows, moved);
-    reduce_token<A>(w, p, t, rows, weights, weight_rows, n);
-  }
+  for (int64_t t = w.index(); t < p.tokens; t += w.total()) reduce_token<A>(w, p, t, moved);
   A::settle(w);
 }
 
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree),
 /// nothing is summed but the call still ends in step, and the host raises the error. The call is complete when all warps have
-/// returned.
+/// returned; when warp 0 has, all warps of this rank have begun, and have finished with what peers read.
 template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
@@ -176,10 +156,10 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     for (int r = 0; r < call.world(); ++r) theirs[r] = call.heap.at(r, p.control.flag(Site::pulled, call.rank()));
     A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::pulled);
   }
-  const WarpSpan<A> span(w, call, Event::wait_pulled, -1);
-  if (!wait_placements<A>(w, call, p.control, Site::pulled)) return false;
   call.moved[w.index()] = moved;
-  return true;
+  if (w.index() != 0) return true;
+  const WarpSpan<A> span(w, call, Event::wait_pulled, -1);
+  return wait_placements<A>(w, call, p.control, Site::pulled);
 }
 
 }  // namespace switchyard::detail

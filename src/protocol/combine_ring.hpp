@@ -64,7 +64,8 @@ SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p
   }
   if (s.k > 0) return false;
   s.k = 1;
-  return reduce_record<A>(w, c, s.record, [&] { return s.ring.next_slot(); });
+  const bool any = A::lanes_where(w, c.topk, [&](int k) { return routes[k] >= 0; }) != 0;
+  return any && reduce_record<A>(w, c, s.record, s.ring.next_slot());
 }
 
 /// Appends up to one chunk. Returns whether anything was announced.
@@ -107,6 +108,19 @@ SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, CombineConsumer<A>&
   return true;
 }
 
+/// The sum of token t from its n rows, and of its weights if asked for. Pending.
+template <class A>
+SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const void* const* rows,
+                            const float* weights, const void* const* weight_rows, int n) {
+  const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
+  const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
+  const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
+  A::reduce_rows(w,
+                 ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
+  if (p.out_weights)
+    A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, weight_rows, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
+}
+
 /// Sums token `t` if all its rows are there. Otherwise names the missing one in `stall` and returns false.
 template <class A>
 SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, int64_t t,
@@ -138,11 +152,12 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, Co
       if (!take(c.map.owner(c.ids[f]))) return false;
     }
   } else {
-    const SendRange range = c.sends.of(t);
-    for (int64_t i = range.begin; i < range.end; ++i)
-      if (c.sends.entries[i].row >= 0 && !take(c.sends.entries[i].rank)) return false;
+    const SendEntry* entries = c.sends.of(t);
+    const int places = c.sends.places(t);
+    for (int i = 0; i < places; ++i)
+      if (entries[i].row >= 0 && !take(entries[i].rank)) return false;
   }
-  reduce_token<A>(w, c, t, rows, weights, weight_rows, n);
+  sum_rows<A>(w, c, t, rows, weights, weight_rows, n);
   for (int r = 0; r < c.call.world(); ++r) {
     s.readers[r].consumed += taken[r];
     (r == c.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(taken[r] * c.row_bytes);

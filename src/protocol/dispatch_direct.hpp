@@ -73,54 +73,50 @@ SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
           {place.records_allocated, p.topk}};
 }
 
-/// Writes routes [K] and, if there are any, weights [K] of the record of (token t, `rank`): per k what the route means at that
-/// rank, -1 and 0 where it goes elsewhere or was dropped.
-template <class A>
-SWITCHYARD_FN void write_routes(typename A::Warp& w, const DispatchParams& p, int64_t t, int rank, int32_t* route,
-                                float* weight) {
+/// What route k of token t means at `rank`, and its weight: -1 and 0 where it goes elsewhere or was dropped.
+SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k, int rank, int32_t* route, float* weight) {
   const int first = p.map.first(rank), last = first + p.map.count(rank);
-  A::for_lanes(w, p.topk, [&](int k) {
-    const int64_t f = t * p.topk + k;
-    const int32_t id = p.ids[f];
-    const bool here = id >= first && id < last;
-    route[k] = !here ? -1 : p.layout == Layout::rank_major ? id - first : p.route_row[f];
-    if (p.weights) weight[k] = here ? p.weights[f] : 0.0f;
-  });
+  const int64_t f = t * p.topk + k;
+  const int32_t id = p.ids[f];
+  const bool here = id >= first && id < last;
+  *route = !here ? -1 : p.layout == Layout::rank_major ? id - first : p.route_row[f];
+  if (p.weights) *weight = here ? p.weights[f] : 0.0f;
 }
 
-/// Writes the record of (token t, rank e.rank) at its receiver.
+/// Writes the records of token t at all its receivers.
 template <class A>
-SWITCHYARD_FN void send_record(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry& e,
-                               const Destination& d) {
-  const int64_t at = static_cast<int64_t>(e.record) * p.topk;
-  int32_t* token = d.token() + e.record;
-  write_routes<A>(w, p, t, e.rank, d.route() + at, d.weight() + at);
-  A::for_lanes(w, 1, [&](int) { *token = static_cast<int32_t>(t); });
+SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry* entries, int places) {
+  A::for_lanes(w, places * p.topk, [&](int i) {
+    const SendEntry e = entries[i / p.topk];
+    if (e.rank < 0) return;
+    const int k = i % p.topk;
+    const Destination d = destination(p, e.rank);
+    const int64_t at = static_cast<int64_t>(e.record) * p.topk + k;
+    write_route(p, t, k, e.rank, d.route() + at, d.weight() + at);
+    if (k == 0) d.token()[e.record] = static_cast<int32_t>(t);
+  });
 }
 
 /// Sends this warp's share of the tokens: every (warp total())-th. All copies are settled on return.
 template <class A>
 SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveCounter& moved) {
+  const auto metadata = static_cast<uint64_t>(4 + p.topk * (p.weights ? 8 : 4));
+  const auto payload = static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
   for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
-    void* row_to[kMaxTopk];
-    void* scale_to[kMaxTopk];
-    int n = 0;
-    const SendRange range = p.sends.of(t);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      const SendEntry e = p.sends.entries[i];
-      const Destination d = destination(p, e.rank);
-      if (p.with_records) {
-        send_record<A>(w, p, t, e, d);
-        moved.metadata_bytes += static_cast<uint64_t>(4 + p.topk * (p.weights ? 8 : 4));
-      }
-      if (e.row < 0) continue;
-      row_to[n] = d.block + static_cast<int64_t>(e.row) * p.row_bytes;
-      scale_to[n] = d.block + d.layout.scales_at() + static_cast<int64_t>(e.row) * p.scale_bytes;
-      (e.rank == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
-      ++n;
+    const SendEntry* entries = p.sends.of(t);
+    const int places = p.sends.places(t);
+    if (p.with_records) {
+      send_records<A>(w, p, t, entries, places);
+      moved.metadata_bytes +=
+          metadata * static_cast<uint64_t>(bits(A::lanes_where(w, places, [&](int i) { return entries[i].rank >= 0; })));
     }
-    if (n == 0) continue;
-    moved.rows += static_cast<uint64_t>(n);
+    const auto goes = [&](int i) { return entries[i].rank >= 0 && entries[i].row >= 0; };
+    const uint64_t all = A::lanes_where(w, places, goes);
+    if (all == 0) continue;
+    const uint64_t own = A::lanes_where(w, places, [&](int i) { return goes(i) && entries[i].rank == p.call.rank(); });
+    moved.rows += static_cast<uint64_t>(bits(all));
+    moved.local_bytes += payload * static_cast<uint64_t>(bits(own));
+    moved.remote_bytes += payload * static_cast<uint64_t>(bits(all & ~own));
     const std::byte* row = p.x + t * p.src_row_bytes;
     const std::byte* scale = p.scales ? p.scales + t * p.scale_bytes : nullptr;
     if (p.quantize != ScaleKind::none) {
@@ -131,8 +127,17 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveC
                       p.quantize);
       row = staged;
     }
-    A::multicast_copy(w, row_to, n, row, static_cast<size_t>(p.row_bytes));
-    if (scale) A::multicast_copy(w, scale_to, n, scale, static_cast<size_t>(p.scale_bytes));
+    const auto row_to = [&](int i) -> void* {
+      return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.row_bytes : nullptr;
+    };
+    A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.row_bytes));
+    if (!scale) continue;
+    const auto scale_to = [&](int i) -> void* {
+      if (!goes(i)) return nullptr;
+      const Destination d = destination(p, entries[i].rank);
+      return d.block + d.layout.scales_at() + entries[i].row * p.scale_bytes;
+    };
+    A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.scale_bytes));
   }
   A::settle(w);
 }
@@ -141,7 +146,8 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveC
 template <class A>
 SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine) {
   for (int e = 0; e < p.num_padding; ++e) {
-    for (int64_t row = p.padding[2 * e] + w.index(); row < p.padding[2 * e + 1]; row += w.total()) {
+    const int64_t turn = (w.index() + int64_t{e} * 61) % w.total();  // another first warp for each expert
+    for (int64_t row = p.padding[2 * e] + turn; row < p.padding[2 * e + 1]; row += w.total()) {
       A::fill_zero(w, mine.block + row * p.row_bytes, static_cast<size_t>(p.row_bytes));
       if (p.scale_bytes)
         A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
@@ -157,38 +163,35 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   const int32_t* routes = p.record_route ? p.record_route : mine.route();
   std::byte* scales = mine.block + mine.layout.scales_at();
   for (int64_t r = p.record_begin[source] + w.index(); r < p.record_begin[source + 1]; r += w.total()) {
+    const int32_t* route = routes + r * p.topk;
     if (p.row_source) {
       A::for_lanes(w, p.topk, [&](int k) {
-        const int32_t row = routes[r * p.topk + k];
+        const int32_t row = route[k];
         if (row < 0) return;
         p.row_source[row] = pack_source(source, k, mine.token()[r]);
         p.row_weight[row] = mine.weight()[r * p.topk + k];
       });
     }
-    void* row_to[kMaxTopk];
-    void* scale_to[kMaxTopk];
-    int64_t primary = -1;
-    int n = 0;
-    for (int k = 0; k < p.topk; ++k) {
-      const int64_t row = routes[r * p.topk + k];
-      if (row < 0) continue;
-      if (primary < 0) {
-        primary = row;
-        continue;
-      }
-      row_to[n] = mine.block + row * p.row_bytes;
-      scale_to[n++] = scales + row * p.scale_bytes;
+    const uint64_t all = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
+    const uint64_t others = all & (all - 1);
+    if (others == 0) continue;
+    int first = 0;
+    while ((all >> first & 1) == 0) ++first;
+    const int64_t primary = route[first];
+    const auto row_to = [&](int k) -> void* { return others >> k & 1 ? mine.block + route[k] * p.row_bytes : nullptr; };
+    A::multicast_to(w, p.topk, row_to, mine.block + primary * p.row_bytes, static_cast<size_t>(p.row_bytes));
+    if (p.scale_bytes) {
+      const auto scale_to = [&](int k) -> void* { return others >> k & 1 ? scales + route[k] * p.scale_bytes : nullptr; };
+      A::multicast_to(w, p.topk, scale_to, scales + primary * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
     }
-    if (n == 0) continue;
-    A::multicast_copy(w, row_to, n, mine.block + primary * p.row_bytes, static_cast<size_t>(p.row_bytes));
-    if (p.scale_bytes) A::multicast_copy(w, scale_to, n, scales + primary * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
-    moved.copied_bytes += static_cast<uint64_t>(n * (p.row_bytes + p.scale_bytes));
+    moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
   }
 }
 
 /// Kernel body: run by all warps of a rank, after all placements have come (wait_placements) and agree. False after a fault
 /// (recorded). On return without fault all rows for this
-/// warp's share of the receiver work are complete; the call is complete when all warps have returned.
+/// warp's share of the receiver work are complete; the call is complete when all warps have returned, and when warp 0 has, all
+/// warps of this rank have begun.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
@@ -209,13 +212,20 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
     const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
     zero_padding<A>(w, p, mine);
   }
+  if (p.layout == Layout::rank_major) {
+    A::settle(w);
+    call.moved[w.index()] = moved;
+    if (w.index() != 0) return true;  // nothing to do with what arrives: one warp waits for it
+    const WarpSpan<A> span(w, call, Event::wait_rows, -1);
+    return wait_placements<A>(w, call, p.control, Site::rows);
+  }
   for (int step = 0; step < call.world(); ++step) {
     const int source = (call.rank() + step) % call.world();
     {
       const WarpSpan<A> span(w, call, Event::wait_rows, source);
-      if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows)) return false;
+      if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows))
+        return false;
     }
-    if (p.layout != Layout::expert_major) continue;
     const WarpSpan<A> span(w, call, Event::place_aliases, source);
     place_aliases<A>(w, p, mine, source, moved);
   }

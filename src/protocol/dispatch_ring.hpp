@@ -36,7 +36,7 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
   auto* head = reinterpret_cast<RingRecord*>(slot + p.rings.record_at());
   auto* route = reinterpret_cast<int32_t*>(head + 1);
   auto* weight = reinterpret_cast<float*>(route + d.topk);
-  write_routes<A>(w, d, t, e.rank, route, weight);
+  A::for_lanes(w, d.topk, [&](int k) { write_route(d, t, k, e.rank, route + k, weight + k); });
   A::for_lanes(w, 1, [&](int) { *head = RingRecord{e.record, static_cast<int32_t>(t), {0, 0}}; });
   moved.metadata_bytes += sizeof(RingRecord) + static_cast<uint64_t>(8 * d.topk);
   if (e.row < 0) return;
@@ -59,9 +59,10 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Dis
   const int64_t before = s.ring.appended;
   while (s.token < s.end) {
     const SendEntry* entry = nullptr;
-    const SendRange range = p.d.sends.of(s.token);
-    for (int64_t i = range.begin; i < range.end; ++i)
-      if (p.d.sends.entries[i].rank == s.ring.consumer) entry = &p.d.sends.entries[i];
+    const SendEntry* entries = p.d.sends.of(s.token);
+    const int places = p.d.sends.places(s.token);
+    for (int i = 0; i < places; ++i)
+      if (entries[i].rank == s.ring.consumer) entry = &entries[i];
     if (entry) {
       if (room == 0) break;
       append_token<A>(w, p, s.ring, s.token, *entry, moved);

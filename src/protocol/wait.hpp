@@ -8,6 +8,13 @@
 
 namespace switchyard::detail {
 
+/// Number of set bits.
+SWITCHYARD_FN inline int bits(uint64_t mask) {
+  int n = 0;
+  for (; mask; mask &= mask - 1) ++n;
+  return n;
+}
+
 /// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
@@ -48,12 +55,10 @@ class WaitClock {
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns(), spent = now - slice_;
-    A::for_lanes(w, 1, [&](int) {
-      WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
-      c.total_ns += spent;
-      c.max_ns = spent > c.max_ns ? spent : c.max_ns;
-      c.waits += 1;
-    });
+    WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
+    A::count(w, &c.total_ns, spent);
+    A::count(w, &c.waits, 1);
+    A::count_max(w, &c.max_ns, spent);
     slice_ = now;
     awaited_ = next_awaited;
   }

@@ -32,7 +32,8 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
 }
 
 /// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
-/// builds take two of the six kinds of workers per world, so that all six and all worlds still occur. CUDA: 1, 2 or 3 multiprocessors.
+/// builds take two of the six kinds of workers per world, so that all six and all worlds still occur. CUDA: 1, 2 or 3
+/// multiprocessors.
 inline std::vector<Where> everywhere() {
   std::vector<Where> all;
   if (kBackend == switchyard::Backend::cuda) {

@@ -11,7 +11,7 @@ namespace harness {
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
-  virtual void begin() = 0;  ///< makes the device current for the calling thread
+  virtual void begin() = 0;          ///< makes the device current for the calling thread
   virtual void* stream() const = 0;  ///< cudaStream_t, non-blocking
   /// Device copy of `bytes` at `host` (null or 0 bytes: null), valid until release().
   virtual void* upload(const void* host, size_t bytes) = 0;

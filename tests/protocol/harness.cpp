@@ -424,7 +424,9 @@ class Rank {
     if (memory_) ids.data = memory_->upload(ids.data, idx(ids.tokens * ids.topk) * (ids.is_int64 ? 8 : 4));
     return ids;
   }
-  const float* weights_of(const RankData& data) { return floats_of(data.weights(), c_.problem.tokens(group_.rank()) * c_.problem.topk); }
+  const float* weights_of(const RankData& data) {
+    return floats_of(data.weights(), c_.problem.tokens(group_.rank()) * c_.problem.topk);
+  }
   const float* floats_of(const float* host, int64_t count) {
     if (!memory_ || !host) return host;
     const float none = 0;  // a rank without tokens gives weights too
@@ -435,8 +437,8 @@ class Rank {
     if (memory_) memory_->release();  // overwrites, in order
   }
 
-  /// Ranks of one process that share a GPU: a copy from or to the heap by the host may wait for other ranks' kernels, which then
-  /// must not wait for this rank.
+  /// Ranks of one process that share a GPU: a copy from or to the heap by the host may wait for other ranks' kernels, which
+  /// then must not wait for this rank.
   void meet() {
     if (memory_ && group_.impl().bootstrap->same_process()) {
       memory_->read(nullptr, nullptr, 0);
@@ -611,7 +613,8 @@ void run_scenario(switchyard::Group& group, const Case& c, Failures& failures) {
 
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases) {
   size_t bytes = 0;
-  for (const auto& c : cases) bytes = std::max(bytes, NormalExchange::heap_bytes_for(make_config(*c), c->problem.world, kBackend));
+  for (const auto& c : cases)
+    bytes = std::max(bytes, NormalExchange::heap_bytes_for(make_config(*c), c->problem.world, kBackend));
   return bytes;
 }
 

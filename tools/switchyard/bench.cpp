@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "bench_cuda.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "progress.hpp"
@@ -27,7 +28,8 @@ struct Axis {
 constexpr Axis kAxes[] = {
     {"tokens", &BenchOptions::tokens, 0, 1 << 20}, {"ranks", &BenchOptions::ranks, 1, 64},
     {"warps", &BenchOptions::warps, 1, 256},       {"blocks", &BenchOptions::blocks, 1, 256},
-    {"hidden", &BenchOptions::hidden, 8, 1 << 20},
+    {"hidden", &BenchOptions::hidden, 8, 1 << 20}, {"sms", &BenchOptions::sms, 1, 1024},
+    {"topk", &BenchOptions::topk, 1, kMaxTopk},
 };
 
 /// All combinations of the sweeps, the last one fastest.
@@ -197,6 +199,10 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 }
 
 int run_bench(const BenchOptions& options) {
+  if (options.backend == "cuda") {
+    check_writable(options.json_path);
+    return run_bench_cuda(options, points_of(options));
+  }
   const bench::Machine machine = bench::this_machine();
   std::vector<BenchOptions> points;
   for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));

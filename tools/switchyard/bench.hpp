@@ -17,6 +17,7 @@ struct BenchOptions {
   int64_t ranks = 0;  ///< 0: 2, or 8 with 16 cores or more
   int64_t blocks = 1;
   int64_t warps = 0;  ///< 0: cores / ranks, at least 1
+  int64_t sms = 0;    ///< CUDA: multiprocessors of each call; 0: the library's default
   int64_t tokens = 512;
   int64_t hidden = 7168;
   int64_t experts = 0;

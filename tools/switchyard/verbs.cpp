@@ -93,7 +93,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   BenchOptions& o = all.bench;
   Options add(app);
   add.group("What to measure");
-  add.choice("--backend", o.backend, {"cpu"}, "Backend");
+  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: ranks are threads (or processes) with a GPU each");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
@@ -102,16 +102,17 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.toggle("--cached", o.cached, "Dispatch by the handle of an earlier one: no counting, no exchange of counts");
   add.group("Shape");
-  add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more");
+  add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more; CUDA: one per GPU");
   add.integer("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
   add.automatic("--warps", o.warps, 1, 256, "See --blocks; auto: so that all cores work");
+  add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors of each call; auto: the library's default");
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
-            "Measure several values of tokens, ranks, warps, blocks or hidden; several sweeps are combined");
+            "Measure several values of tokens, ranks, warps, blocks, hidden, sms or topk; several sweeps are combined");
   add.group("Ring staging (auto: the library's default)");
   add.automatic("--channels", o.channels, 1, 256, "Token ranges that travel independently");
   add.automatic("--send-chunk", o.send_chunk, 1, 1 << 20, "Rows appended before the consumer is told");

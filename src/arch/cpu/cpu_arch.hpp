@@ -4,6 +4,7 @@
 // either, or which relies on an order among pending ops, delivers wrong rows on any machine.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 #include "arch/cpu/order_table.hpp"
@@ -63,6 +64,21 @@ struct BasicCpu {
     }
   }
 
+  template <class Row, class Weight>
+  static void reduce_rows_from(Warp& w, const ReduceSpec& given, int places, bool weighted, Row&& row_of, Weight&& weight_of) {
+    const void* rows[64];
+    float weights[64];
+    ReduceSpec spec = given;
+    spec.n = 0;
+    for (int i = 0; i < places; ++i) {
+      rows[spec.n] = row_of(i);
+      if (rows[spec.n]) weights[spec.n++] = weighted ? weight_of(i) : 0.0f;
+    }
+    spec.rows = rows;
+    spec.weights = weighted ? weights : nullptr;
+    reduce_rows(w, spec);
+  }
+
   static void quantize_row(Warp&, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
     detail::quantize_row(q, scales, src, type, hidden, kind);
   }
@@ -98,6 +114,25 @@ struct BasicCpu {
   static void block_sync(Warp& w) {
     if (w.warps_per_block() > 1) w.barrier()->arrive_and_wait();
   }
+
+  template <class F>
+  static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+    void* dsts[64];
+    int count = 0;
+    for (int i = 0; i < n; ++i)
+      if (void* dst = f(i)) dsts[count++] = dst;
+    multicast_copy(w, dsts, count, src, bytes);
+  }
+
+  template <class F>
+  static uint64_t lanes_where(Warp&, int n, F&& f) {
+    uint64_t mask = 0;
+    for (int i = 0; i < n; ++i) mask |= static_cast<uint64_t>(f(i)) << i;
+    return mask;
+  }
+
+  static void count(Warp&, uint64_t* statistic, uint64_t value) { *statistic += value; }
+  static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }
 
   template <class F>
   static void for_lanes(Warp&, int64_t n, F&& f) {

@@ -17,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "arch/cuda/cuda_reduce.cuh"
 #include "arch/cuda/cuda_rows.cuh"
 #include "arch/cuda/cuda_warp.cuh"
 #include "arch/cuda/ptx.cuh"
@@ -33,15 +32,34 @@ struct Cuda {
   static constexpr int kPollsBeforeSleep = 64;
 
   __device__ static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
-    if (bytes > 0) multicast_group(w, w.lane_ == 0 ? dst : nullptr, 1, src, bytes);
+    if (bytes > 0) multicast_group(w, w.lane_ == 0 ? dst : nullptr, 1u, src, bytes);
   }
 
   __device__ static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
     if (bytes == 0) return;
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
-      multicast_group(w, i < n ? dsts[i] : nullptr, n - base < kLanes ? n - base : kLanes, src, bytes);
+      multicast_group(w, i < n ? dsts[i] : nullptr, lanes_below(n - base), src, bytes);
     }
+  }
+
+  template <class F>
+  __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+    for (int base = 0; base < n; base += kLanes) {
+      void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
+      const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
+      if (lanes != 0 && bytes > 0) multicast_group(w, mine, lanes, src, bytes);
+    }
+  }
+
+  template <class F>
+  __device__ static uint64_t lanes_where(Warp& w, int n, F&& f) {
+    uint64_t mask = 0;
+    for (int base = 0; base < n; base += kLanes) {
+      const int i = base + w.lane_;
+      mask |= static_cast<uint64_t>(__ballot_sync(kAllLanes, i < n && f(i))) << base;
+    }
+    return mask;
   }
 
   __device__ static void fill_zero(Warp& w, void* dst, size_t bytes) {
@@ -64,18 +82,39 @@ struct Cuda {
   }
 
   __device__ static void reduce_rows(Warp& w, const ReduceSpec& spec) {
-    const int64_t row_bytes = spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type));
-    const uint32_t half = static_cast<uint32_t>(w.stages_) * w.stage_bytes_ / 32 * 16;
-    const ReduceStage stage{w.stage_, half, w.bars_};
-    const uint32_t piece = half == 0 ? 0 : reduce_piece_bytes(spec, stage, row_bytes);
-    if (piece > 0) {
-      drain_sources(w);
-      if (w.lane_writes_) ptx::fence_proxy_async();  // rows may be this warp's own
-      reduce_rows_bulk(w.lane_, spec, stage, row_bytes, piece, w.parity_);
+    if (spec.n <= kLanes) {
+      const bool mine = w.lane_ < spec.n;
+      const float weight = mine && spec.weights != nullptr ? spec.weights[w.lane_] : 0.0f;
+      reduce_lane_rows(w.lane_, spec,
+                       LaneRows{mine ? spec.rows[w.lane_] : nullptr, weight, lanes_below(spec.n), spec.weights != nullptr});
     } else {
-      reduce_rows_lanes(w.lane_, spec);
+      reduce_array_rows(w.lane_, spec);
     }
     w.lane_writes_ = true;
+  }
+
+  template <class Row, class Weight>
+  __device__ static void reduce_rows_from(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
+                                          Weight&& weight_of) {
+    if (places <= kLanes) {
+      const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
+      const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 0.0f;
+      reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, __ballot_sync(kAllLanes, row != nullptr), weighted});
+      w.lane_writes_ = true;
+    } else {  // more ranks than lanes
+      const void* rows[64];
+      float weights[64];
+      ReduceSpec all = spec;
+      all.n = 0;
+      for (int i = 0; i < places; ++i) {
+        rows[all.n] = row_of(i);
+        if (rows[all.n] == nullptr) continue;
+        weights[all.n++] = weighted ? weight_of(i) : 0.0f;
+      }
+      all.rows = rows;
+      all.weights = weighted ? weights : nullptr;
+      reduce_rows(w, all);
+    }
   }
 
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
@@ -136,6 +175,14 @@ struct Cuda {
     ptx::fence_proxy_async();
   }
 
+  // Reductions in the memory: a load would cost its latency.
+  __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
+    if (w.lane_ == 0) atomicAdd(reinterpret_cast<unsigned long long*>(statistic), static_cast<unsigned long long>(value));
+  }
+  __device__ static void count_max(Warp& w, uint64_t* statistic, uint64_t value) {
+    if (w.lane_ == 0) atomicMax(reinterpret_cast<unsigned long long*>(statistic), static_cast<unsigned long long>(value));
+  }
+
   template <class F>
   __device__ static void for_lanes(Warp& w, int64_t n, F&& f) {
     for (int64_t i = w.lane_; i < n; i += kLanes) f(static_cast<int>(i));
@@ -152,24 +199,27 @@ struct Cuda {
  private:
   __device__ static int lane_id() { return static_cast<int>(threadIdx.x) % kLanes; }
 
-  /// Up to 32 destinations: lane i holds number i in `mine`.
-  __device__ static void multicast_group(Warp& w, void* mine, int n, const void* src, size_t bytes) {
+  /// The first n lanes, at most 32.
+  __device__ static unsigned lanes_below(int n) { return n >= kLanes ? kAllLanes : (1u << n) - 1u; }
+
+  /// Up to 32 destinations, in `mine` of the given lanes.
+  __device__ static void multicast_group(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     constexpr unsigned kNotGlobal = 16;
     unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
     if (mine != nullptr && !__isGlobal(mine)) low_bits |= kNotGlobal;
     low_bits = __reduce_or_sync(kAllLanes, low_bits) | (static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u);
     const bool bulk = low_bits == 0 && bytes % 16 == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
     if (bulk && __isGlobal(src)) {
-      multicast_bulk(w, mine, n, static_cast<const std::byte*>(src), bytes);
+      multicast_bulk(w, mine, lanes, static_cast<const std::byte*>(src), bytes);
     } else if (bulk && __isShared(src)) {
-      multicast_from_shared(w, mine, n, src, bytes);
+      multicast_from_shared(w, mine, lanes, src, bytes);
     } else {
-      multicast_lanes(w.lane_, mine, n, static_cast<const std::byte*>(src), bytes, low_bits);
+      multicast_lanes(w.lane_, mine, lanes, static_cast<const std::byte*>(src), bytes, low_bits);
       w.lane_writes_ = true;
     }
   }
 
-  __device__ static void multicast_bulk(Warp& w, void* mine, int n, const std::byte* src, size_t bytes) {
+  __device__ static void multicast_bulk(Warp& w, void* mine, unsigned lanes, const std::byte* src, size_t bytes) {
     size_t at = 0;
     while (at < bytes) {
       const size_t left = bytes - at;
@@ -185,7 +235,7 @@ struct Cuda {
       store_pending(w);  // two stages: the row before this one
       w.pending_stage_ = stage;
       w.pending_dst_ = mine == nullptr ? nullptr : static_cast<std::byte*>(mine) + at;
-      w.pending_count_ = n;
+      w.pending_lanes_ = lanes;
       w.pending_bytes_ = piece;
       at += piece;
     }
@@ -193,28 +243,28 @@ struct Cuda {
 
   /// Waits for the pending load and issues its stores.
   __device__ static void store_pending(Warp& w) {
-    const int n = w.pending_count_;
-    if (n == 0) return;
+    const unsigned lanes = w.pending_lanes_;
+    if (lanes == 0) return;
     const int stage = w.pending_stage_;
     const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
     while (!ptx::mbarrier_try_wait(bar, (w.parity_ >> stage) & 1u)) {
     }
     w.parity_ ^= 1u << stage;
-    store_from(w, w.pending_dst_, n, w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, w.pending_bytes_);
-    w.pending_count_ = 0;
+    store_from(w, w.pending_dst_, lanes, w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, w.pending_bytes_);
+    w.pending_lanes_ = 0;
   }
 
   /// Rows that lanes wrote into shared memory (scratch) leave from there.
-  __device__ static void multicast_from_shared(Warp& w, void* mine, int n, const void* src, size_t bytes) {
+  __device__ static void multicast_from_shared(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     store_pending(w);
     ptx::fence_proxy_async();
     __syncwarp();
-    store_from(w, mine, n, ptx::shared_address(src), static_cast<uint32_t>(bytes));
+    store_from(w, mine, lanes, ptx::shared_address(src), static_cast<uint32_t>(bytes));
   }
 
-  __device__ static void store_from(Warp& w, void* mine, int n, uint32_t shared, uint32_t bytes) {
-    for (int i = 0; i < n; ++i) {
-      const auto dst = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), i);
+  __device__ static void store_from(Warp& w, void* mine, unsigned lanes, uint32_t shared, uint32_t bytes) {
+    for (unsigned left = lanes; left != 0; left &= left - 1) {
+      const auto dst = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1);
       if (w.lane_ == 0) ptx::bulk_store(reinterpret_cast<void*>(dst), shared, bytes);
     }
     if (w.lane_ == 0) ptx::bulk_commit();

@@ -19,7 +19,7 @@ namespace switchyard::detail {
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 template <class V>
-__device__ void multicast_vectors(int lane, void* mine, int n, const std::byte* src, int64_t count) {
+__device__ void multicast_vectors(int lane, void* mine, unsigned lanes, const std::byte* src, int64_t count) {
   constexpr int kUnroll = 4;
   for (int64_t base = 0; base < count; base += 32 * kUnroll) {
     V v[kUnroll];
@@ -28,8 +28,9 @@ __device__ void multicast_vectors(int lane, void* mine, int n, const std::byte* 
       const int64_t i = base + u * 32 + lane;
       if (i < count) v[u] = reinterpret_cast<const V*>(src)[i];
     }
-    for (int d = 0; d < n; ++d) {
-      auto* dst = reinterpret_cast<V*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), d));
+    for (unsigned left = lanes; left != 0; left &= left - 1) {
+      auto* dst = reinterpret_cast<V*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1));
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int64_t i = base + u * 32 + lane;
@@ -39,24 +40,24 @@ __device__ void multicast_vectors(int lane, void* mine, int n, const std::byte* 
   }
 }
 
-/// Copies to n <= 32 destinations, number d in lane d's `mine`. `low_bits`: low bits of all addresses, source and destinations,
+/// Copies to the destinations in `mine` of the given lanes. `low_bits`: low bits of all addresses, source and destinations,
 /// or'ed.
-__device__ __noinline__ inline void multicast_lanes(int lane, void* mine, int n, const std::byte* src, size_t bytes,
+__device__ __noinline__ inline void multicast_lanes(int lane, void* mine, unsigned lanes, const std::byte* src, size_t bytes,
                                                     unsigned low_bits) {
   size_t body = 0;
   if ((low_bits & 15u) == 0) {
     body = bytes / 16 * 16;
-    multicast_vectors<uint4>(lane, mine, n, src, static_cast<int64_t>(body / 16));
+    multicast_vectors<uint4>(lane, mine, lanes, src, static_cast<int64_t>(body / 16));
   } else if ((low_bits & 7u) == 0) {
     body = bytes / 8 * 8;
-    multicast_vectors<uint2>(lane, mine, n, src, static_cast<int64_t>(body / 8));
+    multicast_vectors<uint2>(lane, mine, lanes, src, static_cast<int64_t>(body / 8));
   } else if ((low_bits & 3u) == 0) {
     body = bytes / 4 * 4;
-    multicast_vectors<uint32_t>(lane, mine, n, src, static_cast<int64_t>(body / 4));
+    multicast_vectors<uint32_t>(lane, mine, lanes, src, static_cast<int64_t>(body / 4));
   }
   if (body == bytes) return;
   void* const rest = mine == nullptr ? nullptr : static_cast<std::byte*>(mine) + body;
-  multicast_vectors<uint8_t>(lane, rest, n, src + body, static_cast<int64_t>(bytes - body));
+  multicast_vectors<uint8_t>(lane, rest, lanes, src + body, static_cast<int64_t>(bytes - body));
 }
 
 __device__ inline void fill_zero_lanes(int lane, std::byte* dst, size_t bytes) {
@@ -138,41 +139,155 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
-/// Sums vectors: each lane owns 16 bytes of the row at a time.
+/// Rows of one sum, spread over a warp: lane i of `lanes` holds a row and its weight; they are added in the order of the lanes.
+struct LaneRows {
+  const void* row;
+  float weight;
+  unsigned lanes;
+  bool weighted;
+
+  /// The lane that holds row i.
+  __device__ int lane_of(int i) const {
+    unsigned left = lanes;
+    for (; i > 0; --i) left &= left - 1;
+    return __ffs(static_cast<int>(left)) - 1;
+  }
+  __device__ const void* row_of_lane(int lane) const {
+    return reinterpret_cast<const void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(row), lane));
+  }
+  __device__ float weight_of_lane(int lane) const { return __shfl_sync(kAllLanes, weight, lane); }
+};
+
+/// Starts a lane's sums: zero, or the bias.
 template <DType T>
-__device__ void reduce_vectors(int lane, const ReduceSpec& spec, int64_t vectors) {
+__device__ void start_sum(const ReduceSpec& spec, int64_t v, float* sum) {
   using E = RowElements<T>;
-  for (int64_t v = lane; v < vectors; v += 32) {
-    float sum[E::kPerVector], x[E::kPerVector];
 #pragma unroll
-    for (int e = 0; e < E::kPerVector; ++e) sum[e] = 0.0f;
-    if (spec.bias[0] != nullptr) E::widen(static_cast<const uint4*>(spec.bias[0])[v], sum);
-    if (spec.bias[1] != nullptr) {
-      E::widen(static_cast<const uint4*>(spec.bias[1])[v], x);
+  for (int e = 0; e < E::kPerVector; ++e) sum[e] = 0.0f;
+  if (spec.bias[0] != nullptr) E::widen(static_cast<const uint4*>(spec.bias[0])[v], sum);
+  if (spec.bias[1] == nullptr) return;
+  float x[E::kPerVector];
+  E::widen(static_cast<const uint4*>(spec.bias[1])[v], x);
 #pragma unroll
-      for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], x[e]);
+  for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], x[e]);
+}
+
+template <DType T>
+__device__ void add_row(const uint4& v, bool weighted, float weight, float* sum) {
+  using E = RowElements<T>;
+  float x[E::kPerVector];
+  E::widen(v, x);
+#pragma unroll
+  for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], weighted ? __fmul_rn(weight, x[e]) : x[e]);
+}
+
+/// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them under way, because a load over
+/// NVLink takes microseconds.
+template <DType T, int kRows, int kAhead>
+__device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
+  using E = RowElements<T>;
+  const uint4* from[kRows];
+  float weights[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int holder = rows.lane_of(i);
+    from[i] = static_cast<const uint4*>(rows.row_of_lane(holder));
+    weights[i] = rows.weight_of_lane(holder);
+  }
+  for (int64_t v = lane; v < vectors; v += 32 * kAhead) {
+    uint4 x[kAhead][kRows];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t at = v + a * 32 < vectors ? v + a * 32 : v;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) x[a][i] = __ldcs(from[i] + at);
     }
-#pragma unroll 4
-    for (int i = 0; i < spec.n; ++i) {
-      E::widen(static_cast<const uint4*>(spec.rows[i])[v], x);
-      if (spec.weights != nullptr) {
-        const float weight = spec.weights[i];
 #pragma unroll
-        for (int e = 0; e < E::kPerVector; ++e) x[e] = __fmul_rn(weight, x[e]);
-      }
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t at = v + a * 32;
+      if (at >= vectors) break;
+      float sum[E::kPerVector];
+      start_sum<T>(spec, at, sum);
 #pragma unroll
-      for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], x[e]);
+      for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], rows.weighted, weights[i], sum);
+      static_cast<uint4*>(spec.out)[at] = E::narrow(sum);
     }
-    static_cast<uint4*>(spec.out)[v] = E::narrow(sum);
   }
 }
 
-/// The same by single elements, from element `begin` on.
+/// Any number of rows, one after the other.
 template <DType T>
-__device__ void reduce_elements(int lane, const ReduceSpec& spec, int64_t begin) {
+__device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
+  using E = RowElements<T>;
+  for (int64_t base = 0; base < vectors; base += 32) {
+    const int64_t v = base + lane < vectors ? base + lane : base;
+    float sum[E::kPerVector];
+    start_sum<T>(spec, v, sum);
+    for (unsigned left = rows.lanes; left != 0; left &= left - 1) {
+      const int holder = __ffs(static_cast<int>(left)) - 1;
+      add_row<T>(static_cast<const uint4*>(rows.row_of_lane(holder))[v], rows.weighted, rows.weight_of_lane(holder), sum);
+    }
+    if (base + lane < vectors) static_cast<uint4*>(spec.out)[v] = E::narrow(sum);
+  }
+}
+
+/// By single elements, from element `begin` on.
+template <DType T>
+__device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t begin) {
   using E = RowElements<T>;
   using Element = typename E::Element;
-  for (int64_t c = begin + lane; c < spec.hidden; c += 32) {
+  for (int64_t base = begin; base < spec.hidden; base += 32) {
+    const int64_t c = base + lane < spec.hidden ? base + lane : base;
+    float sum = 0.0f;
+    if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
+    if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
+    for (unsigned left = rows.lanes; left != 0; left &= left - 1) {
+      const int holder = __ffs(static_cast<int>(left)) - 1;
+      float x = E::widen_one(static_cast<const Element*>(rows.row_of_lane(holder))[c]);
+      const float weight = rows.weight_of_lane(holder);
+      if (rows.weighted) x = __fmul_rn(weight, x);
+      sum = __fadd_rn(sum, x);
+    }
+    if (base + lane < spec.hidden) static_cast<Element*>(spec.out)[c] = E::narrow_one(sum);
+  }
+}
+
+template <DType T>
+__device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& rows) {
+  unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(spec.out) | reinterpret_cast<uintptr_t>(spec.bias[0]) |
+                                            reinterpret_cast<uintptr_t>(spec.bias[1]));
+  low_bits |= __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(rows.row)));
+  const int64_t vectors = (low_bits & 15u) == 0 ? spec.hidden / RowElements<T>::kPerVector : 0;
+  switch (__popc(rows.lanes)) {
+    case 1: reduce_vectors_of<T, 1, 4>(lane, spec, rows, vectors); break;
+    case 2: reduce_vectors_of<T, 2, 4>(lane, spec, rows, vectors); break;
+    case 3: reduce_vectors_of<T, 3, 2>(lane, spec, rows, vectors); break;
+    case 4: reduce_vectors_of<T, 4, 2>(lane, spec, rows, vectors); break;
+    case 5: reduce_vectors_of<T, 5, 1>(lane, spec, rows, vectors); break;
+    case 6: reduce_vectors_of<T, 6, 1>(lane, spec, rows, vectors); break;
+    case 7: reduce_vectors_of<T, 7, 1>(lane, spec, rows, vectors); break;
+    case 8: reduce_vectors_of<T, 8, 1>(lane, spec, rows, vectors); break;
+    default: reduce_vectors_of_many<T>(lane, spec, rows, vectors); break;
+  }
+  reduce_elements<T>(lane, spec, rows, vectors * RowElements<T>::kPerVector);
+}
+
+/// Of `spec` only the output, the bias, the type and the length are used.
+__device__ __noinline__ inline void reduce_lane_rows(int lane, const ReduceSpec& spec, const LaneRows& rows) {
+  switch (spec.type) {
+    case DType::bf16: return reduce_typed<DType::bf16>(lane, spec, rows);
+    case DType::f16: return reduce_typed<DType::f16>(lane, spec, rows);
+    case DType::f32: return reduce_typed<DType::f32>(lane, spec, rows);
+    case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
+  }
+}
+
+/// More rows than lanes: one element at a time, without hurry.
+template <DType T>
+__device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  for (int64_t c = lane; c < spec.hidden; c += 32) {
     float sum = 0.0f;
     if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
     if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
@@ -185,22 +300,12 @@ __device__ void reduce_elements(int lane, const ReduceSpec& spec, int64_t begin)
   }
 }
 
-template <DType T>
-__device__ void reduce_typed(int lane, const ReduceSpec& spec) {
-  uintptr_t low_bits = reinterpret_cast<uintptr_t>(spec.out) | reinterpret_cast<uintptr_t>(spec.bias[0]) |
-                       reinterpret_cast<uintptr_t>(spec.bias[1]);
-  for (int i = 0; i < spec.n; ++i) low_bits |= reinterpret_cast<uintptr_t>(spec.rows[i]);
-  const int64_t vectors = (low_bits & 15u) == 0 ? spec.hidden / RowElements<T>::kPerVector : 0;
-  reduce_vectors<T>(lane, spec, vectors);
-  reduce_elements<T>(lane, spec, vectors * RowElements<T>::kPerVector);
-}
-
-__device__ inline void reduce_rows_lanes(int lane, const ReduceSpec& spec) {
+__device__ __noinline__ inline void reduce_array_rows(int lane, const ReduceSpec& spec) {
   switch (spec.type) {
-    case DType::bf16: return reduce_typed<DType::bf16>(lane, spec);
-    case DType::f16: return reduce_typed<DType::f16>(lane, spec);
-    case DType::f32: return reduce_typed<DType::f32>(lane, spec);
-    case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
+    case DType::bf16: return reduce_array_typed<DType::bf16>(lane, spec);
+    case DType::f16: return reduce_array_typed<DType::f16>(lane, spec);
+    case DType::f32: return reduce_array_typed<DType::f32>(lane, spec);
+    case DType::fp8_e4m3: return;
   }
 }
 

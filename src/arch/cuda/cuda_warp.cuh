@@ -106,8 +106,8 @@ class CudaWarp {
 
   // The youngest bulk copy: its load has been issued, its stores have not. They are issued by the next op that moves or
   // settles.
-  void* pending_dst_ = nullptr;  // in lane i: destination i
-  int pending_count_ = 0;        // number of destinations, 0: none pending
+  void* pending_dst_ = nullptr;  // in those lanes: a destination
+  unsigned pending_lanes_ = 0;   // lanes with a destination, 0: none pending
   uint32_t pending_bytes_ = 0;
   int pending_stage_ = 0;
   uint32_t parity_ = 0;  // bit s: parity of the next completion of stage s

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine as a kernel: protocol/combine_pull.hpp over blocks of one multiprocessor each.
 //
-// Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and for
-// `pulled` likewise. So all blocks must be able to run at the same time: the launcher keeps the grid to one block per
+// Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
+// for `pulled` likewise. So all blocks must be able to run at the same time: the launcher keeps the grid to one block per
 // multiprocessor. Other kernels may delay a block, as long as they end.
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 namespace {
 
-__global__ void __launch_bounds__(kMoveWarps * kLanes, 1)
+__global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaCombineParams)];
@@ -31,31 +31,25 @@ __global__ void __launch_bounds__(kMoveWarps * kLanes, 1)
   if (!combine_pull<Cuda>(w, p.c)) return Cuda::settle(w);
   (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
   Cuda::settle(w);
-  end_call(w, given.state, p.c.call.epoch);
+  if (w.index() == 0) end_call(given.state, p.c.call.epoch);
 }
 
-CudaShape combine_shape(const DeviceLimits& limits) {
-  const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(CudaCombineParams)) - 1024;
-  return fit_cuda_shape(kMoveWarps, 1, room, 0, room);
-}
+constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of registers: docs/design/0010-combine-on-gpus.md
 
 }  // namespace
 
-void prepare_combine_kernel(const DeviceLimits& limits) {
-  allow_shared(combine_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaCombineParams)) - 1024);
-}
+void prepare_combine_kernel() { allow_shared(combine_kernel, static_cast<int>(kShape.shared_bytes())); }
 
 void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
   CudaCombineParams p;
   p.c.call = call;
   p.state = state;
-  combine_kernel<<<limits.multiprocessors, kMoveWarps * kLanes, 4096, stream>>>(p, CudaShape{kMoveWarps, 0, 0, 0});
+  combine_kernel<<<limits.multiprocessors, kSumWarps * kLanes, kShape.shared_bytes(), stream>>>(p, kShape);
   check_cuda(cudaGetLastError(), "combine kernel");
 }
 
-void launch_combine(const CudaCombineParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = combine_shape(limits);
-  combine_kernel<<<blocks, kMoveWarps * kLanes, shape.shared_bytes(), stream>>>(p, shape);
+void launch_combine(const CudaCombineParams& p, int blocks, cudaStream_t stream) {
+  combine_kernel<<<blocks, kSumWarps * kLanes, kShape.shared_bytes(), stream>>>(p, kShape);
   check_cuda(cudaGetLastError(), "combine kernel");
 }
 

@@ -90,8 +90,8 @@ void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, co
     c.reduce_here = false;
     p.soft = nullptr;
   }
-  launch_combine(p, call.blocks, gpu_.limits(), call.stream);
-  end(call);
+  launch_combine(p, call.blocks, call.stream);
+  end(call, kSumWarps);
   if (error) std::rethrow_exception(error);
 }
 

@@ -12,7 +12,8 @@ namespace switchyard::detail {
 namespace {
 
 constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
-constexpr int64_t kTokensPerPlanBlock = 64;
+constexpr int64_t kTokensPerPlanBlock = 128;
+constexpr int kMaxPlanBlocks = 32;  // each block sums the counts of those before it
 
 DispatchOptions resolved(DispatchOptions o) {
   if (o.size == SizePolicy::automatic) o.size = SizePolicy::worst_case;
@@ -195,10 +196,9 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
       throw Error(ErrorCode::unsupported,
                   "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
   });
-  const uint64_t sig =
-      signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                      static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
-                                      static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+  const uint64_t sig = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                                       static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
+                                                       static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
   std::exception_ptr error;
   const std::shared_ptr<HandleData> h = new_handle(ids.tokens, call, error);
   auto& device = static_cast<CudaHandle&>(*h->device);
@@ -214,7 +214,8 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
     plan.offers_place = true;
     plan.place = outputs.place;
   }
-  const auto wanted = static_cast<int>((ids.tokens + kTokensPerPlanBlock - 1) / kTokensPerPlanBlock);
+  const auto blocks_for = [&](int64_t tokens) { return static_cast<int>((ids.tokens + tokens - 1) / tokens); };
+  const int wanted = std::max(std::min(blocks_for(kTokensPerPlanBlock), kMaxPlanBlocks), blocks_for(kMaxTokensPerPlanBlock));
   launch_plan(plan, std::clamp(wanted, 1, gpu_.max_blocks()), call.stream);
   if (exact) {
     read_counts(call, *h);
@@ -227,9 +228,9 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, true);
   p.d.weights = weights;
   p.offers_place = exact;
-  launch_dispatch(p, call.blocks, gpu_.limits(), call.stream);
+  launch_dispatch(p, !exact, call.blocks, gpu_.limits(), call.stream);
   if (!plan.static_drops && config.layout == Layout::rank_major) launch_count_kept(plan, outputs.carved, call.stream);
-  end(call);
+  end(call, kMoveWarps);
   if (outputs.error) std::rethrow_exception(outputs.error);
   device.shape = *h;
   device.shape.device.reset();
@@ -255,15 +256,16 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
   const Outputs outputs = offer_blocks(call, format, *h, false, sig);
   CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
   p.offers_place = true;
-  launch_dispatch(p, call.blocks, gpu_.limits(), call.stream);
-  end(call);
+  launch_dispatch(p, false, call.blocks, gpu_.limits(), call.stream);
+  end(call, kMoveWarps);
   if (outputs.error) std::rethrow_exception(outputs.error);
   Dispatched out = deliver(h, outputs, format);
   out.handle = handle;
   return out;
 }
 
-Dispatched CudaNormal::deliver(const std::shared_ptr<const HandleData>& h, const Outputs& outputs, const RowFormat& format) const {
+Dispatched CudaNormal::deliver(const std::shared_ptr<const HandleData>& h, const Outputs& outputs,
+                               const RowFormat& format) const {
   const CudaHandle& handle = tables_of(*h);
   const Received& r = handle.received;
   const auto rows = static_cast<size_t>(h->rows_allocated), topk = static_cast<size_t>(config.topk),

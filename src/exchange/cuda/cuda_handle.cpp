@@ -49,7 +49,8 @@ void upload(T* to, const std::vector<T>& from, cudaStream_t stream) {
 std::vector<SendEntry> strided_sends(const HandleData& h, int stride) {
   std::vector<SendEntry> sends(static_cast<size_t>(h.tokens * stride), SendEntry{-1, -1, -1});
   for (int64_t t = 0; t < h.tokens; ++t) {
-    const auto begin = h.sends.begin() + h.send_begin[static_cast<size_t>(t)], end = h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1];
+    const auto begin = h.sends.begin() + h.send_begin[static_cast<size_t>(t)],
+               end = h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1];
     std::copy(begin, end, sends.begin() + t * stride);
   }
   return sends;
@@ -144,7 +145,8 @@ const HandleData& CudaHandle::host() const {
     cudaStreamCaptureStatus status{};
     check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
     if (status == cudaStreamCaptureStatusActive)
-      throw Error(ErrorCode::unsupported, "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
+      throw Error(ErrorCode::unsupported,
+                  "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
   }
   check_cuda(captured ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream), "wait for a dispatch");
   group->check_alive("dispatch");

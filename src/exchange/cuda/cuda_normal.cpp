@@ -81,6 +81,9 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
     if (config.num_experts > kMaxCudaExperts)
       invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
               std::to_string(kMaxCudaExperts));
+    if (config.max_tokens > kMaxTokensPerPlanBlock * gpu_.max_blocks())
+      invalid("NormalConfig::max_tokens = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
+              std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
     heap_offset_ = group_.heap->allocate(need.total(), 4096);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
@@ -93,7 +96,8 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       state_ = DeviceMemory(256 + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, gpu_.copy_stream());
       ObjectState initial{};
       initial.epoch = (config.first_epoch - 1) & kEpochMask;
-      check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()), "state");
+      check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
+                 "state");
       set_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
       check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
       spare_tables_ = std::make_shared<CudaBlock>();
@@ -136,12 +140,13 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
     if (status != cudaStreamCaptureStatusActive) graph = nullptr;
   }
   if (capturing()) return;  // what came before is ordered before the launch of the graph by its user
-  if (object.called_ && object.last_stream_ != stream) check_cuda(cudaStreamWaitEvent(stream, object.done_, 0), "cudaStreamWaitEvent");
+  if (object.called_ && object.last_stream_ != stream)
+    check_cuda(cudaStreamWaitEvent(stream, object.done_, 0), "cudaStreamWaitEvent");
   object.pool_->order_after_users(stream);
 }
 
-void CudaNormal::end(const Call& call) {
-  last_blocks_ = call.blocks;
+void CudaNormal::end(const Call& call, int warps) {
+  last_warps_ = call.blocks * warps;
   if (call.capturing()) return;
   check_cuda(cudaEventRecord(done_, call.stream), "cudaEventRecord");
   last_stream_ = call.stream;
@@ -150,8 +155,8 @@ void CudaNormal::end(const Call& call) {
 
 void CudaNormal::check_sms(const char* name, int num_sms) const {
   if (num_sms < 0 || num_sms > gpu_.max_blocks())
-    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(gpu_.max_blocks()) +
-            "] (multiprocessors of the GPU / ranks on it)");
+    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " +
+            std::to_string(gpu_.max_blocks()) + "] (multiprocessors of the GPU / ranks on it)");
 }
 
 void CudaNormal::check_pointer(const char* name, const void* p, size_t alignment) const {
@@ -218,8 +223,13 @@ CallStatistics CudaNormal::last_call() {
   const DeviceGuard guard(gpu_.device());
   if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
   CallStatistics s;
+  ObjectState state{};
+  check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
+             "statistics");
+  check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "statistics");
+  s.plan_us = static_cast<double>(state.plan_end_ns - state.plan_begin_ns) * 1e-3;
   const std::vector<MoveCounter> moved = gpu_.move_counters();
-  const size_t warps = static_cast<size_t>(last_blocks_) * kMoveWarps;
+  const auto warps = static_cast<size_t>(last_warps_);
   for (size_t i = 0; i < warps && i < moved.size(); ++i) {
     s.remote_bytes += moved[i].remote_bytes;
     s.local_bytes += moved[i].local_bytes;

@@ -93,7 +93,7 @@ class CudaNormal final : public NormalImpl {
 
   // cuda_normal.cpp
   TablesShape shape_of(int64_t tokens) const;
-  void end(const Call& call);
+  void end(const Call& call, int warps);
   bool reserve(CudaBlock& block, size_t bytes) const;
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> allocate(size_t bytes, const Call* call);
@@ -127,7 +127,7 @@ class CudaNormal final : public NormalImpl {
   cudaEvent_t done_ = nullptr;               ///< after the last call that was not captured
   cudaStream_t last_stream_ = nullptr;
   bool called_ = false;
-  int last_blocks_ = 0;
+  int last_warps_ = 0;
 };
 
 }  // namespace switchyard::detail

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -65,12 +66,12 @@ class CudaRank final : public DeviceRank {
   cudaStream_t copy_stream() const { return copies_; }
 
  private:
-  int max_warps() const { return limits_.multiprocessors * kMoveWarps; }
+  int max_warps() const { return limits_.multiprocessors * std::max(kMoveWarps, kSumWarps); }
   template <class T>
   std::vector<T> download(const T* from, size_t count) const;
 
   CudaHeap& heap_;
-  std::byte* control_;  ///< this rank's segment of host memory, registered
+  std::byte* control_;                     ///< this rank's segment of host memory, registered
   uint64_t* host_abort_device_ = nullptr;  ///< its parts as the GPU sees them
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;

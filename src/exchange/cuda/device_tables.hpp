@@ -18,6 +18,7 @@ struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
   uint64_t sends_done, outputs_done, pulls_done, exits;
+  uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
 };
 
 /// A fault that ends one call on all ranks alike and leaves the object usable. In host memory; the host clears `ready`.
@@ -54,17 +55,17 @@ struct TablesShape {
 /// Pointers into one block of device memory.
 struct Tables {
   TablesHeader* header = nullptr;
-  std::byte* counts = nullptr;       ///< [W] counts rows as gathered
-  int32_t* ids = nullptr;            ///< [T * K] expert; -1 none; -2 - expert: dropped at capacity
-  int32_t* route_row = nullptr;      ///< expert-major: [T * K] row at the expert's rank, -1 none
-  SendEntry* sends = nullptr;        ///< [T * stride]
-  float* weights = nullptr;          ///< [T * K] copy, for combine
-  uint8_t* dropped = nullptr;        ///< [T * K]
-  int64_t* first_row = nullptr;      ///< [experts here], expert-major
-  int64_t* kept = nullptr;           ///< [experts here]
-  int64_t* aligned = nullptr;        ///< [experts here]
-  int64_t* padding = nullptr;        ///< [experts here, 2], expert-major
-  int64_t* dropped_here = nullptr;   ///< [W * experts here]
+  std::byte* counts = nullptr;      ///< [W] counts rows as gathered
+  int32_t* ids = nullptr;           ///< [T * K] expert; -1 none; -2 - expert: dropped at capacity
+  int32_t* route_row = nullptr;     ///< expert-major: [T * K] row at the expert's rank, -1 none
+  SendEntry* sends = nullptr;       ///< [T * stride]
+  float* weights = nullptr;         ///< [T * K] copy, for combine
+  uint8_t* dropped = nullptr;       ///< [T * K]
+  int64_t* first_row = nullptr;     ///< [experts here], expert-major
+  int64_t* kept = nullptr;          ///< [experts here]
+  int64_t* aligned = nullptr;       ///< [experts here]
+  int64_t* padding = nullptr;       ///< [experts here, 2], expert-major
+  int64_t* dropped_here = nullptr;  ///< [W * experts here]
   int stride = 0;
   int64_t bytes = 0;
 };
@@ -75,7 +76,7 @@ inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   int64_t at = 0;
   const auto take = [&](auto*& pointer, int64_t count) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(reinterpret_cast<uintptr_t>(base) +
-                                                                          static_cast<uintptr_t>(at));
+                                                                           static_cast<uintptr_t>(at));
     at += round_up(count * static_cast<int64_t>(sizeof *pointer), 128);
   };
   const int64_t routes = s.tokens * s.topk;

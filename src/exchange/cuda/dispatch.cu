@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch as a kernel: protocol/dispatch_direct.hpp over blocks of one multiprocessor each.
 //
-// Progress: a warp waits for placements, which other ranks send before they wait for anything but counts, and for rows, which it
-// does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at the same time.
+// Progress: a warp waits for placements, which other ranks send before they wait for anything but counts, and for rows, which
+// it does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at the same time.
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 
@@ -35,12 +35,13 @@ __device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows
     for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
 }
 
-__global__ void __launch_bounds__(kMoveWarps * kLanes, 1)
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
   copy_to_shared(given, p);
+  wait_for_previous();
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
@@ -48,16 +49,19 @@ __global__ void __launch_bounds__(kMoveWarps * kLanes, 1)
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
   __syncthreads();
-  if (header.status == 0) {
-    bool ok = wait_placements<Cuda>(w, call, p.d.control, Site::placement);
-    if (!ok) return Cuda::settle(w);
-    if (placements_agree(w, call, p.d.control, p.signature, p.soft)) {
-      fill_rest(w, p, header.rows, header.num_records);
-      if (!dispatch_direct<Cuda>(w, p.d)) return Cuda::settle(w);
-    }
+  bool moves = header.status == 0;
+  if (moves) {
+    if (!wait_placements<Cuda>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    moves = placements_agree(w, call, p.d.control, p.signature, p.soft);
   }
-  Cuda::settle(w);
-  end_call(w, given.state, call.epoch);
+  if (moves) {
+    fill_rest(w, p, header.rows, header.num_records);
+    const bool ok = dispatch_direct<Cuda>(w, p.d);
+    Cuda::settle(w);
+    if (ok && w.index() == 0) end_call(given.state, call.epoch);
+  } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
+    end_call(given.state, call.epoch);
+  }
 }
 
 uint32_t scratch_bytes(const DispatchParams& d) {
@@ -85,10 +89,20 @@ void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits
   check_cuda(cudaGetLastError(), "dispatch kernel");
 }
 
-void launch_dispatch(const CudaDispatchParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+void launch_dispatch(const CudaDispatchParams& p, bool after_plan, int blocks, const DeviceLimits& limits,
+                     cudaStream_t stream) {
   const CudaShape shape = dispatch_shape(p.d, limits);
-  dispatch_kernel<<<blocks, kMoveWarps * kLanes, shape.shared_bytes(), stream>>>(p, shape);
-  check_cuda(cudaGetLastError(), "dispatch kernel");
+  cudaLaunchAttribute dependent{};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kMoveWarps * kLanes);
+  config.dynamicSmemBytes = shape.shared_bytes();
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = after_plan ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, dispatch_kernel, p, shape), "dispatch kernel");
 }
 
 }  // namespace switchyard::detail

@@ -16,12 +16,17 @@ __device__ void copy_to_shared(const T& given, T& shared) {
     reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&given)[i];
 }
 
+/// The next kernel of the stream, if it was launched as dependent, may start its blocks; it waits before it reads anything.
+__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+/// Waits until the kernel before has ended and its stores are visible. Nothing to wait for unless launched as its dependent.
+__device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
 /// False if the group has failed: the block returns at once, so N queued calls cost one deadline.
 __device__ inline bool begin_block(const CallContext& given, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
-    abort = ptx::load_acquire<Scope::system>(given.abort_word);
+    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
     epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
   }
   const bool failed = __syncthreads_or(abort != 0);
@@ -30,9 +35,8 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
   return !failed;
 }
 
-/// All warps, last thing in the last kernel of a call that did not fail.
-__device__ inline void end_call(CudaWarp& w, ObjectState* state, uint64_t epoch) {
-  if (!arrive_is_last<Cuda>(w, &state->exits)) return;
+/// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch.
+__device__ inline void end_call(ObjectState* state, uint64_t epoch) {
   if (threadIdx.x % kLanes == 0) state->epoch = epoch;
 }
 

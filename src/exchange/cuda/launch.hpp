@@ -12,7 +12,9 @@
 namespace switchyard::detail {
 
 inline constexpr int kMaxCudaExperts = 6144;  ///< the plan kernel counts in shared memory
-inline constexpr int kMoveWarps = 14;         ///< per block, of the kernels that move rows; registers and stages set the limit
+inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
+inline constexpr int kMoveWarps = 14;  ///< per block of dispatch: as many rows of 14 KiB as shared memory holds
+inline constexpr int kSumWarps = 20;   ///< per block of combine: as many loads under way as registers allow
 
 /// Counts, their exchange, addresses: everything that depends on routing.
 struct PlanParams {
@@ -24,7 +26,7 @@ struct PlanParams {
 
   const void* ids = nullptr;
   bool ids64 = false;
-  int64_t tokens = 0;                     ///< T, or its bound if device_tokens is given
+  int64_t tokens = 0;  ///< T, or its bound if device_tokens is given
   const int32_t* device_tokens = nullptr;
   const float* weights = nullptr;
   int topk = 0;
@@ -57,7 +59,7 @@ struct CudaDispatchParams {
 };
 
 struct CudaCombineParams {
-  CombineParams c;  ///< all but the epoch and what the tables' header holds
+  CombineParams c;                        ///< all but the epoch and what the tables' header holds
   const float* handle_weights = nullptr;  ///< c.weights, if they are the handle's: unused if dispatch got none
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
@@ -73,16 +75,18 @@ struct DeviceLimits {
 /// Once per device and process, before any rank waits for another: loads the kernels and lets them have all shared memory.
 void prepare_plan_kernel(const DeviceLimits& limits);
 void prepare_dispatch_kernel(const DeviceLimits& limits);
-void prepare_combine_kernel(const DeviceLimits& limits);
-/// Once per stream, likewise: a first launch may allocate local memory, which waits for all kernels of the GPU. The kernels end at
-/// once, because call.abort_word is not 0.
+void prepare_combine_kernel();
+/// Once per stream, likewise: a first launch may allocate local memory, which waits for all kernels of the GPU. The kernels end
+/// at once, because call.abort_word is not 0.
 void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
 void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
 void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
 
 void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
-void launch_dispatch(const CudaDispatchParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
-void launch_combine(const CudaCombineParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
+/// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
+void launch_dispatch(const CudaDispatchParams& params, bool after_plan, int blocks, const DeviceLimits& limits,
+                     cudaStream_t stream);
+void launch_combine(const CudaCombineParams& params, int blocks, cudaStream_t stream);
 /// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
 void launch_count_kept(const PlanParams& params, const Received& received, cudaStream_t stream);
 

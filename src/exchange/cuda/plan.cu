@@ -3,11 +3,13 @@
 // every block then turns the gathered counts into addresses for its tokens. The results equal src/plan's.
 //
 // Progress: every block waits for the counts of all ranks, its own included, and those are sent by the last block to arrive. So
-// all blocks must be able to run at the same time; the launcher keeps the grid to one block per multiprocessor. Other kernels may
-// delay a block, as long as they end.
+// all blocks must be able to run at the same time; the launcher keeps the grid to one block per multiprocessor. Other kernels
+// may delay a block, as long as they end.
 //
 // Within a block, warps hold consecutive ranges of tokens; "before" always means: by earlier ranks, then blocks, then warps,
 // then lanes.
+#include <algorithm>
+
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
@@ -20,14 +22,17 @@ namespace {
 constexpr int kPlanWarps = 8;
 constexpr int kPlanThreads = kPlanWarps * kLanes;
 
-/// Shared memory of a block. Arrays follow in this order: hist, start (expert-major), warp_touching.
+SWITCHYARD_FN int64_t tokens_per_warp(int64_t tokens, int64_t blocks) {
+  return (tokens + blocks * kPlanWarps - 1) / (blocks * kPlanWarps);
+}
+
+/// Shared memory of a block. Arrays follow in the order of PlanView.
 struct PlanBlock {
   CallContext call;
   int64_t tokens;
   int64_t first_token, tokens_per_warp;  ///< of the block; of each warp
   int64_t capacity[kMaxRanks];
-  int32_t record_base[kMaxRanks];  ///< records of earlier ranks and blocks
-  int64_t needed[kMaxRanks];       ///< rows that each rank needs
+  int64_t needed[kMaxRanks];  ///< rows that each rank needs
   int last_block;
   int failed;
   int overflow;  ///< first rank without room, or -1
@@ -36,9 +41,11 @@ struct PlanBlock {
 struct PlanView {
   const PlanParams& p;
   PlanBlock& b;
-  int32_t* hist;      ///< expert-major: [warps, E]; rank-major: [E]
-  int32_t* start;     ///< expert-major: [E]
-  int32_t* touching;  ///< [warps, W]
+  unsigned long long* masks;  ///< [tokens of the block] ranks of each token, as bits
+  int32_t* hist;              ///< expert-major: [warps, E]; rank-major: [E]
+  int32_t* start;             ///< expert-major: [E]
+  int32_t* touching;          ///< [warps, W]
+  int32_t* gathered;  ///< first the counts that this rank sends, [W + E]; then D: [W, W] tokens of source s that touch rank d
   int lane, warp;
 
   __device__ int64_t begin() const { return min64(b.first_token + warp * b.tokens_per_warp, b.tokens); }
@@ -58,49 +65,51 @@ struct PlanView {
   __device__ int columns() const { return p.map.world + p.map.experts; }
 };
 
-/// Ranks of token t's experts, as bits.
-__device__ uint64_t ranks_of_token(const PlanView& v, int64_t t) {
-  uint64_t mask = 0;
-  for (int k = 0; k < v.p.topk; ++k) {
-    const int32_t id = v.id(t * v.p.topk + k);
-    if (id >= 0) mask |= uint64_t{1} << v.p.map.owner(id);
-  }
-  return mask;
-}
-
-__device__ void count_touching(const PlanView& v) {
-  const int64_t end = v.end();
-  for (int64_t base = v.begin(); base < end; base += kLanes) {
-    const int64_t t = base + v.lane;
-    uint64_t mask = 0;
-    if (t < end) {
-      for (int k = 0; k < v.p.topk; ++k) {
-        const int32_t id = v.id(t * v.p.topk + k);
-        if (id < 0) continue;
-        mask |= uint64_t{1} << v.p.map.owner(id);
-        if (!v.expert_major()) atomicAdd(&v.hist[id], 1);
-      }
-    }
-    for (int d = 0; d < v.p.map.world; ++d) {
-      const int count = __popc(__ballot_sync(kAllLanes, (mask >> d) & 1u));
-      if (v.lane == 0) v.touching[v.warp * v.p.map.world + d] += count;
-    }
-  }
-}
-
-/// Calls f(route, id, number of earlier lanes with the same id, true in the last of them) in all lanes, for 32 consecutive routes
-/// at a time. The id is -2 or less where a lane has no route.
-template <class F>
-__device__ void for_routes(const PlanView& v, F&& f) {
+/// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is
+/// only asked for routes that exist; without one a lane has an id of its own below -1.
+template <class Id, class F>
+__device__ void for_routes(const PlanView& v, Id&& id_of, F&& f) {
   const int64_t end = v.end() * v.p.topk;
+#pragma unroll 1  // small code: a kernel's first pass through it runs at the speed of instruction fetch
   for (int64_t base = v.begin() * v.p.topk; base < end; base += kLanes) {
     const int64_t r = base + v.lane;
-    const int32_t id = r < end ? v.id(r) : -2 - v.lane;
-    const unsigned same = __match_any_sync(kAllLanes, id);
-    const unsigned before = same & ((1u << v.lane) - 1u);
-    const bool last = (same >> v.lane) == 1u;
-    f(r, id, __popc(before), last);
+    const int32_t id = r < end ? id_of(r) : -2 - v.lane;
+    f(r, id, __match_any_sync(kAllLanes, id));
     __syncwarp();
+  }
+}
+
+/// Pass 1 over this warp's routes: clean ids and weights to the tables, counts per expert, ranks per token, tokens per rank.
+__device__ void count_routes(PlanView& v) {
+  const Tables& t = v.p.tables;
+  const int world = v.p.map.world, experts = v.p.map.experts;
+  const int64_t first = v.begin(), end = v.end();
+  for (int64_t i = first + v.lane; i < end; i += kLanes) v.masks[i - v.b.first_token] = 0;
+  __syncwarp();
+  for_routes(
+      v, [&](int64_t r) { return v.id(r); },
+      [&](int64_t r, int32_t id, unsigned same) {
+        if (id < -1) return;
+        t.ids[r] = id;
+        t.dropped[r] = 0;
+        if (v.p.weights != nullptr) t.weights[r] = v.p.weights[r];
+        if (id < 0) return;
+        const auto token = static_cast<int>(r - first * v.p.topk) / v.p.topk + static_cast<int>(first - v.b.first_token);
+        atomicOr(&v.masks[token], 1ull << v.p.map.owner(id));
+        if (!v.expert_major()) {
+          atomicAdd(&v.hist[id], 1);
+        } else if ((same >> v.lane) == 1u) {
+          v.hist[v.warp * experts + id] += __popc(same);
+        }
+      });
+#pragma unroll 1
+  for (int64_t base = first; base < end; base += kLanes) {
+    const uint64_t mask = base + v.lane < end ? v.masks[base + v.lane - v.b.first_token] : 0;
+#pragma unroll 1
+    for (int d = 0; d < world; ++d) {
+      const int count = __popc(__ballot_sync(kAllLanes, (mask >> d) & 1u));
+      if (v.lane == 0) v.touching[v.warp * world + d] += count;
+    }
   }
 }
 
@@ -111,11 +120,7 @@ __device__ void count_and_send(PlanView& v) {
   for (int i = threadIdx.x; i < hist_size; i += kPlanThreads) v.hist[i] = 0;
   for (int i = threadIdx.x; i < kPlanWarps * world; i += kPlanThreads) v.touching[i] = 0;
   __syncthreads();
-  count_touching(v);
-  if (v.expert_major())
-    for_routes(v, [&](int64_t, int32_t id, int before, bool last) {
-      if (last && id >= 0) v.hist[v.warp * experts + id] += before + 1;
-    });
+  count_routes(v);
   __syncthreads();
   int32_t* mine = v.p.block_counts + static_cast<int64_t>(blockIdx.x) * v.columns();
   for (int c = threadIdx.x; c < v.columns(); c += kPlanThreads) {
@@ -135,21 +140,27 @@ __device__ void count_and_send(PlanView& v) {
   __syncthreads();
 }
 
-/// The last block, one warp per peer at a time: the counts row, then (by the first warp) the placement.
+/// The last block, one warp per peer at a time: the counts row and, if it is known, the placement, behind one fence.
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
   const PlanParams& p = v.p;
   const CallContext& call = v.b.call;
+  for (int c = threadIdx.x; c < v.columns(); c += kPlanThreads) {
+    v.gathered[c] = __ldcg(&p.totals[c]);
+    p.totals[c] = 0;
+  }
+  if (threadIdx.x == 0) p.state->plan_arrivals = 0;
+  __syncthreads();
   for (int r = v.warp; r < call.world(); r += kPlanWarps) {
     CountsHead* to = call.heap.at(r, p.control.counts_head(call.epoch, call.rank()));
     auto* body = reinterpret_cast<int32_t*>(to + 1);
-    for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = __ldcg(&p.totals[c]);
+    for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = v.gathered[c];
     if (v.lane == 0) *to = CountsHead{p.signature, v.b.tokens, p.capacity, static_cast<uint64_t>(p.weights != nullptr)};
-    Cuda::store_release<Scope::system>(w, call.heap.at(r, p.control.flag(Site::counts, call.rank())), call.word(), Site::counts);
+    if (v.lane == 1 && p.offers_place) *call.heap.at(r, p.control.placement(call.epoch, call.rank())) = p.place;
+    uint64_t* flags[2] = {call.heap.at(r, p.control.flag(Site::counts, call.rank())),
+                          call.heap.at(r, p.control.flag(Site::placement, call.rank()))};
+    Cuda::publish<Scope::system>(w, flags, p.offers_place ? 2 : 1, call.word(), Site::counts);
   }
-  if (p.offers_place && v.warp == 0) publish_placement<Cuda>(w, call, p.control, p.place, Site::placement);
   __syncthreads();
-  for (int c = threadIdx.x; c < v.columns(); c += kPlanThreads) p.totals[c] = 0;
-  if (threadIdx.x == 0) p.state->plan_arrivals = 0;
 }
 
 /// One warp: waits for all counts and compares what the ranks called. False: the call ends here.
@@ -158,23 +169,32 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const uint64_t* mine[kMaxRanks];
   for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(v.p.control.flag(Site::counts, r));
   if (!wait_all<Cuda>(w, call, mine, call.world(), call.word(), Site::counts)) return false;
-  bool weights = false, missing = false;
-  for (int r = 0; r < call.world(); ++r) {
-    const CountsHead& head = *v.head(r);
-    weights = weights || head.sends_weights != 0;
-    missing = missing || (head.sends_weights == 0 && head.tokens > 0);
+  uint64_t weights = 0, missing = 0, other = 0;
+  for (int base = 0; base < call.world(); base += kLanes) {
+    const int r = base + v.lane;
+    const bool here = r < call.world();
+    const CountsHead* head = here ? v.head(r) : nullptr;
+    const bool sends = here && head->sends_weights != 0;
+    if (here) v.b.capacity[r] = head->capacity;
+    weights |= static_cast<uint64_t>(__ballot_sync(kAllLanes, sends)) << base;
+    missing |= static_cast<uint64_t>(__ballot_sync(kAllLanes, here && !sends && head->tokens > 0)) << base;
+    other |= static_cast<uint64_t>(__ballot_sync(kAllLanes, here && head->signature != v.p.signature)) << base;
   }
-  for (int r = 0; r < call.world(); ++r) {
-    if (v.head(r)->signature == v.p.signature && !(weights && missing)) continue;
-    FaultRecord fault;
-    fault.site = Site::counts;
-    fault.mismatch = true;
-    fault.awaited_rank = r;
-    record_fault<Cuda>(w, call, fault);
-    return false;
-  }
-  if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights;
-  return true;
+  if (weights != 0) other |= missing;
+  if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights != 0;
+  if (other == 0) return true;
+  FaultRecord fault;
+  fault.site = Site::counts;
+  fault.mismatch = true;
+  fault.awaited_rank = __ffsll(static_cast<long long>(other)) - 1;
+  record_fault<Cuda>(w, call, fault);
+  return false;
+}
+
+/// All threads, after receive_counts: D into shared memory.
+__device__ void load_touching(PlanView& v) {
+  const int world = v.p.map.world;
+  for (int i = threadIdx.x; i < world * world; i += kPlanThreads) v.gathered[i] = v.touching_of(i / world)[i % world];
 }
 
 /// Sums of earlier blocks into start (experts) and record_base (ranks); earlier warps into hist and touching.
@@ -182,12 +202,11 @@ __device__ void add_earlier_blocks(PlanView& v) {
   const int world = v.p.map.world, experts = v.p.map.experts, rank = v.b.call.rank();
   for (int c = threadIdx.x; c < (v.expert_major() ? v.columns() : world); c += kPlanThreads) {
     int32_t sum = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int block = 0; block < static_cast<int>(blockIdx.x); ++block)
       sum += __ldcg(&v.p.block_counts[static_cast<int64_t>(block) * v.columns() + c]);
     if (c < world) {
-      for (int s = 0; s < rank; ++s) sum += v.touching_of(s)[c];
-      v.b.record_base[c] = sum;
+      for (int s = 0; s < rank; ++s) sum += v.gathered[s * world + c];
       for (int w = 0; w < kPlanWarps; ++w) {
         const int32_t count = v.touching[w * world + c];
         v.touching[w * world + c] = sum;
@@ -205,8 +224,8 @@ __device__ void add_earlier_blocks(PlanView& v) {
   }
 }
 
-/// Expert-major, one warp per destination at a time: first row of this rank's segment of every expert, and rows needed there. For
-/// this rank as destination the first block also writes what the receiver must know of its experts.
+/// Expert-major, one warp per destination at a time: first row of this rank's segment of every expert, and rows needed there.
+/// For this rank as destination the first block also writes what the receiver must know of its experts.
 __device__ void place_experts(PlanView& v) {
   const PlanParams& p = v.p;
   const int world = p.map.world, rank = v.b.call.rank();
@@ -274,59 +293,79 @@ __device__ void write_header(const PlanView& v) {
   const int world = v.p.map.world, rank = v.b.call.rank();
   const int64_t capacity = v.p.capacity;
   int64_t records = 0;
-  for (int s = 0; s < world; ++s) records += v.touching_of(s)[rank];
-  h.num_records = v.expert_major() ? records : PlanView::min64(records, capacity);
+  for (int s = 0; s < world; ++s) records += v.gathered[s * world + rank];
+  const int64_t kept = v.expert_major() ? records : PlanView::min64(records, capacity);
+  h.num_records = kept;
   h.rows = PlanView::min64(v.expert_major() ? v.b.needed[rank] : records, capacity);
   int64_t at = 0;
   for (int s = 0; s <= world; ++s) {
-    h.record_begin[s] = PlanView::min64(at, h.num_records);
-    if (s < world) at += v.touching_of(s)[rank];
+    h.record_begin[s] = PlanView::min64(at, kept);
+    if (s < world) at += v.gathered[s * world + rank];
   }
   h.tokens = v.b.tokens;
   h.epoch = v.b.call.epoch;
   h.status = static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
   if (v.b.overflow >= 0)
-    report_soft_fault(v.p.soft, SoftFault{0, h.status, v.b.overflow, v.b.call.epoch, v.b.needed[v.b.overflow],
-                                          v.b.capacity[v.b.overflow]});
+    report_soft_fault(
+        v.p.soft, SoftFault{0, h.status, v.b.overflow, v.b.call.epoch, v.b.needed[v.b.overflow], v.b.capacity[v.b.overflow]});
 }
 
 /// Pass 2, expert-major: the row of every route of this warp's tokens. Dropped routes get -1.
 __device__ void write_route_rows(PlanView& v) {
   const int experts = v.p.map.experts;
-  for_routes(v, [&](int64_t f, int32_t id, int before, bool last) {
-    int32_t row = -1;
-    if (id >= 0) row = v.hist[v.warp * experts + id] + before;
-    __syncwarp();  // all have read before the last one counts on
-    if (id >= 0 && last) v.hist[v.warp * experts + id] = row + 1;
-    if (id <= -2) return;
-    if (id >= 0 && row >= v.b.capacity[v.p.map.owner(id)]) row = -1;
-    v.p.tables.route_row[f] = row;
-    v.p.tables.ids[f] = id < 0 ? -1 : row < 0 ? -2 - id : id;
-    v.p.tables.dropped[f] = id >= 0 && row < 0;
-  });
+  for_routes(
+      v, [&](int64_t r) { return v.p.tables.ids[r]; },
+      [&](int64_t r, int32_t id, unsigned same) {
+        int32_t row = -1;
+        if (id >= 0) row = v.hist[v.warp * experts + id] + __popc(same & ((1u << v.lane) - 1u));
+        __syncwarp();  // all have read before the last one counts on
+        if (id >= 0 && (same >> v.lane) == 1u) v.hist[v.warp * experts + id] = row + 1;
+        if (id < -1) return;
+        if (id >= 0 && row >= v.b.capacity[v.p.map.owner(id)]) {
+          row = -1;
+          v.p.tables.ids[r] = -2 - id;
+          v.p.tables.dropped[r] = 1;
+        }
+        v.p.tables.route_row[r] = row;
+      });
 }
 
-/// The first kept row of token t at rank d, expert-major; -1 if all its routes there were dropped.
-__device__ int32_t primary_row(const PlanView& v, int64_t t, int d) {
-  const int first = v.p.map.first(d), last = first + v.p.map.count(d);
-  for (int k = 0; k < v.p.topk; ++k) {
-    const int64_t f = t * v.p.topk + k;
+/// Expert-major: the first kept route of token t to each rank is its primary: its row goes into the entry of that rank.
+__device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, SendEntry* out) {
+  uint64_t done = 0;
+#pragma unroll 1
+  for (int64_t f = t * v.p.topk; f < (t + 1) * v.p.topk; ++f) {
     const int32_t id = v.p.tables.ids[f];
-    if (id >= first && id < last) return v.p.tables.route_row[f];
+    if (id < 0) continue;
+    const uint64_t rank = uint64_t{1} << v.p.map.owner(id);
+    if ((done & rank) == 0) out[__popcll(mask & (rank - 1))].row = v.p.tables.route_row[f];
+    done |= rank;
   }
-  return -1;
 }
 
-/// Pass 2: the send entries of this warp's tokens, ranks ascending; rank-major: their ids.
+/// Rank-major: the routes of token t to the ranks in `refused` are dropped.
+__device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
+#pragma unroll 1
+  for (int64_t f = t * v.p.topk; f < (t + 1) * v.p.topk; ++f) {
+    const int32_t id = v.p.tables.ids[f];
+    if (id < 0 || ((refused >> v.p.map.owner(id)) & 1u) == 0) continue;
+    v.p.tables.ids[f] = -2 - id;
+    v.p.tables.dropped[f] = 1;
+  }
+}
+
+/// Pass 2: the send entries of this warp's tokens, ranks ascending.
 __device__ void write_sends(PlanView& v) {
-  const int world = v.p.map.world, topk = v.p.topk;
+  const int world = v.p.map.world;
   const int64_t end = v.end();
+#pragma unroll 1
   for (int64_t base = v.begin(); base < end; base += kLanes) {
     const int64_t t = base + v.lane;
-    const uint64_t mask = t < end ? ranks_of_token(v, t) : 0;
+    const uint64_t mask = t < end ? v.masks[t - v.b.first_token] : 0;
     uint64_t refused = 0;
     int n = 0;
     SendEntry* out = v.p.tables.sends + t * v.p.tables.stride;
+#pragma unroll 1
     for (int d = 0; d < world; ++d) {
       const bool touches = (mask >> d) & 1u;
       const unsigned all = __ballot_sync(kAllLanes, touches);
@@ -336,25 +375,16 @@ __device__ void write_sends(PlanView& v) {
       if (v.lane == 0) v.touching[v.warp * world + d] += __popc(all);
       __syncwarp();
       if (!touches) continue;
-      if (v.expert_major()) {
-        out[n++] = SendEntry{d, primary_row(v, t, d), record};
-      } else if (record < v.b.capacity[d]) {
-        out[n++] = SendEntry{d, record, record};
+      if (v.expert_major() || record < v.b.capacity[d]) {
+        out[n++] = SendEntry{d, v.expert_major() ? -1 : record, record};
       } else {
         refused |= uint64_t{1} << d;
       }
     }
     if (t >= end) continue;
-    if (n < v.p.tables.stride) out[n].rank = -1;
-    for (int k = 0; k < topk; ++k) {
-      const int64_t f = t * topk + k;
-      if (v.p.weights != nullptr) v.p.tables.weights[f] = v.p.weights[f];
-      if (v.expert_major()) continue;
-      const int32_t id = v.id(f);
-      const bool dropped = id >= 0 && ((refused >> v.p.map.owner(id)) & 1u) != 0;
-      v.p.tables.ids[f] = dropped ? -2 - id : id;
-      v.p.tables.dropped[f] = dropped;
-    }
+    for (; n < v.p.tables.stride; ++n) out[n].rank = -1;
+    if (v.expert_major()) write_primaries(v, t, mask, out);
+    if (refused != 0) drop_routes(v, t, refused);
   }
 }
 
@@ -362,10 +392,9 @@ __device__ void write_sends(PlanView& v) {
 __device__ void check_capacities(PlanView& v) {
   const int world = v.p.map.world;
   for (int d = threadIdx.x; d < world; d += kPlanThreads) {
-    v.b.capacity[d] = v.head(d)->capacity;
     if (v.expert_major()) continue;
     int64_t needed = 0;
-    for (int s = 0; s < world; ++s) needed += v.touching_of(s)[d];
+    for (int s = 0; s < world; ++s) needed += v.gathered[s * world + d];
     v.b.needed[d] = needed;
   }
   __syncthreads();
@@ -387,19 +416,33 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ PlanBlock block;
   copy_to_shared(p.call, block.call);
+  launch_dependents();
   if (!begin_block(p.call, p.state, block.call)) return;
   const CudaShape shape{kPlanWarps, 0, 0, 0};
   CudaWarp w(dynamic_shared, shape);
-  auto* arrays = reinterpret_cast<int32_t*>(dynamic_shared + shape.shared_bytes());
-  const int experts = p.map.experts, hist_size = p.layout == Layout::expert_major ? kPlanWarps * experts : experts;
-  PlanView v{p, block, arrays, arrays + hist_size, arrays + hist_size + (p.layout == Layout::expert_major ? experts : 0),
-             static_cast<int>(threadIdx.x) % kLanes, static_cast<int>(threadIdx.x) / kLanes};
+  auto* masks = reinterpret_cast<unsigned long long*>(dynamic_shared + shape.shared_bytes());
+  auto* hist = reinterpret_cast<int32_t*>(masks + kPlanWarps * tokens_per_warp(p.tokens, gridDim.x));
+  const int experts = p.map.experts;
+  int32_t* const start = hist + (p.layout == Layout::expert_major ? kPlanWarps * experts : experts);
+  int32_t* const touching = start + (p.layout == Layout::expert_major ? experts : 0);
+  PlanView v{p,
+             block,
+             masks,
+             hist,
+             start,
+             touching,
+             touching + kPlanWarps * p.map.world,
+             static_cast<int>(threadIdx.x) % kLanes,
+             static_cast<int>(threadIdx.x) / kLanes};
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    p.state->plan_begin_ns = ptx::global_timer();
+    p.state->plan_end_ns = 0;
+  }
   if (threadIdx.x == 0) {
     int64_t tokens = p.tokens;
     if (p.device_tokens != nullptr) tokens = PlanView::min64(*p.device_tokens > 0 ? *p.device_tokens : 0, p.tokens);
     block.tokens = tokens;
-    const int64_t shares = static_cast<int64_t>(gridDim.x) * kPlanWarps;
-    block.tokens_per_warp = (tokens + shares - 1) / shares;
+    block.tokens_per_warp = tokens_per_warp(tokens, gridDim.x);
     block.first_token = static_cast<int64_t>(blockIdx.x) * kPlanWarps * block.tokens_per_warp;
     block.failed = 0;
   }
@@ -409,6 +452,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   if (v.warp == 0 && !receive_counts(v, w) && v.lane == 0) block.failed = 1;
   __syncthreads();
   if (block.failed) return;
+  load_touching(v);
   if (v.expert_major()) place_experts(v);
   __syncthreads();
   check_capacities(v);
@@ -420,8 +464,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   }
   write_sends(v);
   if (blockIdx.x == 0 && v.p.static_drops) count_experts_here(v);
-  if (blockIdx.x == 0 && threadIdx.x == 0) write_header(v);
+  if (blockIdx.x == 0 && threadIdx.x == kPlanThreads - 1) write_header(v);
   if (blockIdx.x == gridDim.x - 1) keep_counts(v);
+  __syncthreads();
+  if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned long long*>(&p.state->plan_end_ns), ptx::global_timer());
 }
 
 /// One block. Rank-major with drops.
@@ -450,10 +496,13 @@ __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __
   }
 }
 
-uint32_t plan_shared_bytes(const PlanParams& p) {
+uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
   const bool expert_major = p.layout == Layout::expert_major;
-  const int64_t ints = int64_t{expert_major ? (kPlanWarps + 1) * p.map.experts : p.map.experts} + kPlanWarps * p.map.world;
-  return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() + static_cast<uint32_t>(ints * 4);
+  const int64_t gathered = std::max(p.map.world + p.map.experts, p.map.world * p.map.world);
+  const int64_t ints =
+      int64_t{expert_major ? (kPlanWarps + 1) * p.map.experts : p.map.experts} + kPlanWarps * p.map.world + gathered;
+  const int64_t masks = kPlanWarps * tokens_per_warp(p.tokens, blocks);
+  return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() + static_cast<uint32_t>(masks * 8 + ints * 4);
 }
 
 }  // namespace
@@ -471,7 +520,7 @@ void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, Ob
 }
 
 void launch_plan(const PlanParams& p, int blocks, cudaStream_t stream) {
-  plan_kernel<<<blocks, kPlanThreads, plan_shared_bytes(p), stream>>>(p);
+  plan_kernel<<<blocks, kPlanThreads, plan_shared_bytes(p, blocks), stream>>>(p);
   check_cuda(cudaGetLastError(), "plan kernel");
 }
 

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rules: before each measured call every GPU's L2 cache is filled with other lines and all GPUs meet in a kernel; a time is
+// from CUDA event to CUDA event around the whole call (plan included) on the slowest rank; the limits are measured the same way
+// in the same run, on the same routing, bytes and number of multiprocessors, and include the meeting that shows that all rows
+// have come.
+#include "bench_cuda.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "../../bench/cuda/gpu_rank.hpp"
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "device_copy.hpp"
+#include "progress.hpp"
+#include "ranks.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using bench::GpuRank;
+using nlohmann::json;
+
+DType type_of(const std::string& name) {
+  if (name == "f16") return DType::f16;
+  if (name == "f32") return DType::f32;
+  if (name == "fp8") return DType::fp8_e4m3;
+  return DType::bf16;
+}
+
+/// Everything that is equal on all ranks.
+struct Setup {
+  BenchOptions options;
+  Scenario scenario;
+  std::vector<bench::RowMoves> moves;  ///< rank-major rows of all ranks
+  DType type = DType::bf16, out_type = DType::bf16;
+  ScaleKind scales = ScaleKind::none, quantize = ScaleKind::none;
+  NormalConfig config;
+  double mean_ranks = 0;
+  int64_t remote_pairs = 0;  ///< of the rank that sends most
+
+  bool outputs_apart() const { return type == DType::fp8_e4m3 || quantize != ScaleKind::none; }
+  size_t sent_row_bytes() const {
+    const DType sent = quantize != ScaleKind::none ? DType::fp8_e4m3 : type;
+    return static_cast<size_t>(options.hidden) * dtype_bytes(sent) +
+           scale_row_bytes(options.hidden, quantize != ScaleKind::none ? quantize : scales);
+  }
+  size_t out_row_bytes() const { return static_cast<size_t>(options.hidden) * dtype_bytes(out_type); }
+  size_t floor_bytes() const {
+    const auto rows = static_cast<size_t>(scenario.world) * static_cast<size_t>(options.tokens);
+    return rows * std::max(sent_row_bytes(), out_row_bytes());
+  }
+};
+
+/// Rank-major rows: per (destination, source) in the order of tokens.
+void plan_moves(Setup& s) {
+  const Scenario& c = s.scenario;
+  std::vector<int32_t> next(static_cast<size_t>(c.world), 0);
+  double pairs = 0, tokens = 0;
+  for (int r = 0; r < c.world; ++r) {
+    bench::RowMoves m;
+    int64_t remote = 0;
+    m.begin.push_back(0);
+    for (int64_t t = 0; t < c.tokens(r); ++t) {
+      uint64_t mask = 0;
+      for (int k = 0; k < c.topk; ++k)
+        if (c.valid(c.id(r, t, k))) mask |= uint64_t{1} << c.owner(c.id(r, t, k));
+      for (int d = 0; d < c.world; ++d) {
+        if ((mask >> d & 1) == 0) continue;
+        m.rank.push_back(d);
+        m.row.push_back(next[static_cast<size_t>(d)]++);
+        remote += d != r;
+      }
+      m.begin.push_back(static_cast<int32_t>(m.rank.size()));
+    }
+    pairs += static_cast<double>(m.rank.size());
+    tokens += static_cast<double>(c.tokens(r));
+    s.remote_pairs = std::max(s.remote_pairs, remote);
+    s.moves.push_back(std::move(m));
+  }
+  s.mean_ranks = tokens > 0 ? pairs / tokens : 0;
+}
+
+/// W (1 - C(E - E/W, K) / C(E, K)): uniform distinct choices on evenly split experts.
+double expected_mean_ranks(const Scenario& s) {
+  double miss = 1;
+  const double others = s.experts - s.experts / static_cast<double>(s.world);
+  for (int k = 0; k < s.topk; ++k) miss *= (others - k) / (s.experts - k);
+  return s.world * (1 - miss);
+}
+
+Setup make_setup(const BenchOptions& o) {
+  Setup s;
+  s.options = o;
+  const RoutingGeometry geometry{o.experts, o.topk, static_cast<int>(o.ranks), static_cast<uint64_t>(o.seed)};
+  const RoutingSource source("--routing", o.routing, geometry);
+  Scenario& c = s.scenario;
+  c.world = static_cast<int>(o.ranks);
+  c.experts = source.experts();
+  c.topk = source.topk();
+  c.hidden = o.hidden;
+  c.layout = o.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
+  c.alignment = static_cast<int>(o.alignment);
+  c.seed = static_cast<uint64_t>(o.seed);
+  c.routing = source.all_ranks(o.tokens);
+  plan_moves(s);
+  s.type = type_of(o.dtype);
+  s.scales = s.type == DType::fp8_e4m3 ? ScaleKind::f32 : ScaleKind::none;
+  s.quantize = o.quantize == "f32" ? ScaleKind::f32 : o.quantize == "ue8m0" ? ScaleKind::ue8m0 : ScaleKind::none;
+  s.out_type = s.type == DType::fp8_e4m3 ? DType::bf16 : s.type;
+  if (source.spec() == "uniform" && o.tokens >= 1024 && c.experts % c.world == 0 &&
+      std::abs(s.mean_ranks / expected_mean_ranks(c) - 1) > 0.01)
+    throw UsageError(fmt::format("--seed: {} gives {:.3f} ranks per token, more than 1 % from the expected {:.3f}; use another",
+                                 o.seed, s.mean_ranks, expected_mean_ranks(c)));
+  NormalConfig& n = s.config;
+  n.hidden = o.hidden;
+  n.num_experts = c.experts;
+  n.topk = c.topk;
+  n.max_tokens = o.tokens;
+  n.layout = c.layout;
+  n.expert_alignment = c.alignment;
+  n.row_type = s.out_type;
+  n.pool_bytes = 2 * NormalExchange::memory_required(n, c.world, Backend::cuda).pool_bytes;  // two dispatches and their outputs
+  return s;
+}
+
+class RankBench {
+ public:
+  RankBench(const Setup& setup, Group& group)
+      : s_(setup), group_(group), rank_(group.rank()), gpu_(group, setup.floor_bytes()), exchange_(group, setup.config) {
+    const Routing& mine = s_.scenario.routing[static_cast<size_t>(rank_)];
+    const RowArray x = token_rows(s_.scenario.seed, 0, rank_, s_.options.tokens, s_.options.hidden, s_.type, s_.scales);
+    x_ = x.view();
+    x_.data = upload(x_.data, static_cast<size_t>(x.rows()) * x.row_bytes());
+    if (x_.scales) x_.scales = upload(x_.scales, static_cast<size_t>(x.rows()) * x.scale_bytes());
+    ids_ = mine.expert_ids();
+    ids_.data = upload(mine.ids.data(), mine.ids.size() * 4);
+    if (!mine.weights.empty()) weights_ = static_cast<const float*>(upload(mine.weights.data(), mine.weights.size() * 4));
+    out_ = gpu_.allocate(static_cast<size_t>(s_.options.tokens) * s_.out_row_bytes());
+    gpu_.set_moves(s_.moves[static_cast<size_t>(rank_)]);
+  }
+
+  json run() {
+    Dispatched d = dispatch();
+    RowBuffer y = outputs_of(d);
+    json checks = json::array();
+    if (s_.options.verify) verify(d, y, checks);
+    group_.barrier();
+    json out;
+    out["dispatch"] = timed([&] { (void)dispatch(); });
+    out["combine"] = timed([&] { combine(d, y); });
+    out["cached"] = timed([&] { (void)exchange_.dispatch(x_, d.handle, options()); });
+    out["plan_us"] = plan_times();
+    out["push"] =
+        limits(s_.sent_row_bytes(), [&](size_t bytes, int shape) { gpu_.push(s_.options.tokens, bytes, sms(), shape); });
+    if (s_.out_type == DType::bf16)
+      out["pull"] =
+          limits(s_.out_row_bytes(), [&](size_t bytes, int shape) { gpu_.pull(s_.options.tokens, bytes, sms(), shape); });
+    (void)dispatch();
+    out["remote_bytes"] = exchange_.last_call().remote_bytes;
+    out["checks"] = checks;
+    group_.barrier();
+    return out;
+  }
+
+ private:
+  int sms() const { return static_cast<int>(s_.options.sms); }
+  const void* upload(const void* host, size_t bytes) {
+    void* p = gpu_.allocate(bytes);
+    gpu_.write(p, host, bytes);
+    return p;
+  }
+  DispatchOptions options() const {
+    DispatchOptions o;
+    o.stream = gpu_.stream();
+    o.num_sms = sms();
+    o.quantize = s_.quantize;
+    return o;
+  }
+  Dispatched dispatch() { return exchange_.dispatch(x_, ids_, weights_, options()); }
+  void combine(const Dispatched& d, const RowBuffer& y) {
+    CombineOptions o;
+    o.stream = gpu_.stream();
+    o.num_sms = sms();
+    o.order = s_.options.order == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
+    exchange_.combine(s_.outputs_apart() ? ConstRows(y.rows()) : ConstRows(d.x), d.handle, out_, o);
+  }
+  RowBuffer outputs_of(const Dispatched& d) {
+    if (!s_.outputs_apart()) return {};
+    RowBuffer y = exchange_.allocate_rows(d.handle, s_.out_type);
+    const int64_t rows = d.handle.rows();
+    std::vector<std::byte> host(static_cast<size_t>(rows) * s_.out_row_bytes() + 1);
+    fill_outputs(s_.scenario, rank_, 0, rows, s_.out_type, host.data());
+    gpu_.write(y.rows().data, host.data(), host.size() - 1);
+    return y;
+  }
+
+  template <class F>
+  std::vector<double> timed(F&& call) {
+    const int64_t total = s_.options.warmup + s_.options.iterations;
+    std::vector<double> all;
+    for (int64_t i = 0; i < total; ++i) {
+      gpu_.align();
+      gpu_.begin();
+      call();
+      gpu_.end();
+      if ((i + 1) % GpuRank::kMaxSections == 0 || i + 1 == total) {
+        const std::vector<double> some = gpu_.seconds();
+        all.insert(all.end(), some.begin(), some.end());
+        group_.check();
+      }
+    }
+    return {all.begin() + s_.options.warmup, all.end()};
+  }
+  template <class F>
+  json limits(size_t row_bytes, F&& launch) {
+    json shapes = json::array();
+    for (int shape = 0; shape < bench::kFloorShapes; ++shape)
+      shapes.push_back(timed([&] {
+        launch(row_bytes, shape);
+        gpu_.meet();
+      }));
+    return shapes;
+  }
+  std::vector<double> plan_times() {
+    std::vector<double> us;
+    for (int i = 0; i < 10; ++i) {
+      gpu_.align();
+      (void)dispatch();
+      us.push_back(exchange_.last_call().plan_us);
+      group_.barrier();
+    }
+    return us;
+  }
+
+  void verify(const Dispatched& d, const RowBuffer& y, json& checks) {
+    const HostDispatched host =
+        copy_to_host(d, weights_ != nullptr, [&](void* to, const void* from, size_t bytes) { gpu_.read(to, from, bytes); });
+    const CheckResult dispatched =
+        check_dispatched("dispatch", s_.scenario, rank_, host.view, SentRows{s_.type, s_.scales, s_.quantize, 0}, true);
+    combine(d, y);
+    std::vector<std::byte> out(static_cast<size_t>(s_.options.tokens) * s_.out_row_bytes());
+    gpu_.read(out.data(), out_, out.size());
+    CombineCase c;
+    c.order = s_.options.order == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
+    c.type = s_.out_type;
+    c.identity = !s_.outputs_apart();
+    for (const CheckResult& r : {dispatched, check_combined("combine", s_.scenario, rank_, out.data(), c)})
+      checks.push_back({r.name, r.passed, r.detail, r.compared});
+  }
+
+  const Setup& s_;
+  Group& group_;
+  int rank_;
+  GpuRank gpu_;
+  NormalExchange exchange_;
+  ConstRows x_;
+  ExpertIds ids_;
+  const float* weights_ = nullptr;
+  void* out_ = nullptr;
+};
+
+struct CudaRun {
+  BenchOptions options;
+  double mean_ranks = 0, remote_bytes = 0;
+  size_t heap_bytes = 0;
+  bench::Times dispatch, cached, combine, plan, push, pull;
+  bool has_pull = false;
+  std::vector<CheckResult> checks;
+  bool passed() const {
+    return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
+  }
+};
+
+bench::Times times_of(const std::vector<json>& ranks, const char* key) {
+  std::vector<std::vector<double>> all;
+  for (const json& r : ranks) all.push_back(r.at(key).get<std::vector<double>>());
+  return bench::summarize(bench::slowest(all));
+}
+
+/// The fastest shape.
+bench::Times limit_of(const std::vector<json>& ranks, const char* key) {
+  bench::Times best;
+  for (size_t shape = 0; shape < bench::kFloorShapes; ++shape) {
+    std::vector<std::vector<double>> all;
+    for (const json& r : ranks) all.push_back(r.at(key).at(shape).get<std::vector<double>>());
+    const bench::Times t = bench::summarize(bench::slowest(all));
+    if (shape == 0 || t.p50 < best.p50) best = t;
+  }
+  return best;
+}
+
+CudaRun measure(const BenchOptions& options) {
+  const Setup setup = make_setup(options);
+  RankJob job;
+  job.world = setup.scenario.world;
+  job.processes = options.processes;
+  job.group.backend = Backend::cuda;
+  job.group.timeout = std::chrono::seconds(10);
+  job.group.heap_bytes =
+      NormalExchange::heap_bytes_for(setup.config, job.world, Backend::cuda) + GpuRank::heap_bytes(setup.floor_bytes());
+  const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return RankBench(setup, group).run(); });
+  CudaRun run;
+  run.options = options;
+  run.mean_ranks = setup.mean_ranks;
+  run.heap_bytes = job.group.heap_bytes;
+  run.remote_bytes = static_cast<double>(setup.remote_pairs) * static_cast<double>(setup.sent_row_bytes());
+  run.dispatch = times_of(ranks, "dispatch");
+  run.cached = times_of(ranks, "cached");
+  run.combine = times_of(ranks, "combine");
+  run.plan = times_of(ranks, "plan_us");
+  run.push = limit_of(ranks, "push");
+  run.has_pull = ranks[0].contains("pull");
+  if (run.has_pull) run.pull = limit_of(ranks, "pull");
+  for (size_t r = 0; r < ranks.size(); ++r)
+    for (const json& c : ranks[r].at("checks"))
+      run.checks.push_back({fmt::format("{} on rank {}", c[0].get<std::string>(), r), c[1].get<bool>(), c[2].get<std::string>(),
+                            c[3].get<int64_t>()});
+  return run;
+}
+
+json describe(const CudaRun& r) {
+  const BenchOptions& o = r.options;
+  json checks = json::array();
+  for (const CheckResult& c : r.checks)
+    checks.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
+  json out = {{"config",
+               {{"backend", "cuda"},
+                {"mode", "normal"},
+                {"ranks", o.ranks},
+                {"ranks_are", o.processes ? "processes" : "threads"},
+                {"sms", o.sms},
+                {"tokens_per_rank", o.tokens},
+                {"hidden", o.hidden},
+                {"experts", o.experts},
+                {"topk", o.topk},
+                {"layout", o.layout},
+                {"expert_alignment", o.alignment},
+                {"dtype", o.dtype},
+                {"quantize", o.quantize},
+                {"order", o.order},
+                {"routing", o.routing},
+                {"seed", o.seed},
+                {"iterations", o.iterations},
+                {"cold_l2", true},
+                {"statistic", "slowest rank"}}},
+              {"mean_ranks_per_token", r.mean_ranks},
+              {"largest_remote_bytes", r.remote_bytes},
+              {"symmetric_bytes_per_rank", r.heap_bytes},
+              {"dispatch", to_json(r.dispatch)},
+              {"cached_dispatch", to_json(r.cached)},
+              {"combine", to_json(r.combine)},
+              {"plan_us", r.plan.p50},
+              {"push_limit", to_json(r.push)},
+              {"share_of_limit", {{"dispatch", r.push.p50 / r.dispatch.p50}, {"cached_dispatch", r.push.p50 / r.cached.p50}}},
+              {"checks", checks},
+              {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
+  if (r.has_pull) {
+    out["pull_limit"] = to_json(r.pull);
+    out["share_of_limit"]["combine"] = r.pull.p50 / r.combine.p50;
+  }
+  return out;
+}
+
+void print_runs(const std::vector<CudaRun>& runs) {
+  Table table({"tokens", "SMs", "layout", "rows", "plan", "dispatch", "p99", "limit", "cached", "push", "combine", "p99",
+               "limit", "pull", "remote", "checked"});
+  const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
+  for (const CudaRun& r : runs) {
+    const BenchOptions& o = r.options;
+    table.row({std::to_string(o.tokens), std::to_string(o.sms), o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+               fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50), us(r.dispatch.p99),
+               fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50), us(r.push.p50), us(r.combine.p50),
+               us(r.combine.p99), r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
+               r.has_pull ? us(r.pull.p50) : "-", decimal_size(r.remote_bytes),
+               !o.verify    ? yellow("no")
+               : r.passed() ? green("PASS")
+                            : red("FAIL")});
+  }
+  fmt::print("\n{}", table.text());
+  fmt::print(
+      "\n  Microseconds, slowest rank, cold L2, plan included in dispatch. push and pull: the same rows moved by a bare kernel "
+      "on "
+      "as many SMs;\n  limit: their share of the time of the call.\n");
+  for (const CudaRun& r : runs)
+    for (const CheckResult& c : r.checks)
+      if (!c.passed)
+        fmt::print("  {} {} at {} tokens, {} SMs: {}\n", red("FAIL"), c.name, r.options.tokens, r.options.sms, c.detail);
+}
+
+}  // namespace
+
+int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points) {
+  const bench::GpuDescription gpus = bench::describe_gpus();
+  if (gpus.visible == 0) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
+  for (BenchOptions& o : points) {
+    if (o.ranks == 0) o.ranks = gpus.visible;
+    if (o.sms == 0) o.sms = kDefaultSms;
+    if (o.staging == "ring") throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
+    if (o.order == "per_route" && o.layout == "rank_major")
+      throw UsageError("--order: 'per_route' given with --layout rank_major; allowed: per_rank, or --layout expert_major");
+    if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");
+    if (o.commit.empty()) o.commit = source_commit();
+  }
+  const BenchOptions& first = points.front();
+  fmt::print("{}\n  {} x {}, {} SMs each, driver {}.{}, CUDA {}.{}\n  commit {}, {}\n\n",
+             bold("switchyard bench --backend cuda"), gpus.visible, gpus.names.front(), gpus.multiprocessors,
+             gpus.driver / 1000, gpus.driver % 1000 / 10, gpus.runtime / 1000, gpus.runtime % 1000 / 10, first.commit,
+             bench::utc_now());
+  Progress progress;
+  std::vector<CudaRun> runs;
+  for (const BenchOptions& point : points) {
+    progress.stage(
+        fmt::format("{} ranks, {} tokens, {} SMs, {} {}", point.ranks, point.tokens, point.sms, point.layout, point.dtype), 1);
+    runs.push_back(measure(point));
+    progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} us{}", runs.back().dispatch.p50 * 1e6,
+                                runs.back().combine.p50 * 1e6, runs.back().passed() ? "" : ", RESULTS DIFFER"));
+  }
+  if (!options.json_path.empty()) {
+    json document = {
+        {"schema", "switchyard.bench/1"},
+        {"what", "switchyard bench --backend cuda"},
+        {"commit", first.commit},
+        {"version", version()},
+        {"date", bench::utc_now()},
+        {"machine", to_json(bench::this_machine())},
+        {"gpus",
+         {{"names", gpus.names}, {"sms", gpus.multiprocessors}, {"driver_cuda", gpus.driver}, {"runtime_cuda", gpus.runtime}}},
+        {"runs", json::array()}};
+    for (const CudaRun& run : runs) document["runs"].push_back(describe(run));
+    bench::write_json(options.json_path, document);
+  }
+  print_runs(runs);
+  if (!options.json_path.empty()) fmt::print("  written to {}\n", options.json_path);
+  return std::all_of(runs.begin(), runs.end(), [](const CudaRun& r) { return r.passed(); }) ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard bench --backend cuda`: dispatch and combine on GPUs against the limit of the links in the same run.
+#pragma once
+
+#include "bench.hpp"
+
+namespace switchyard::tool {
+
+/// `points`: every configuration to measure. \returns the exit status. Without CUDA code in this build: throws UsageError.
+int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points);
+
+}  // namespace switchyard::tool
