@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls captured in CUDA graphs and replayed with other inputs, other routings and other numbers of tokens; two objects at once;
+// beside kernels that fill the GPU.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "gpu/object_rig.hpp"
+
+namespace harness {
+namespace {
+
+constexpr int64_t kMostTokens = 14;
+constexpr int kReplays = 1000, kVariants = 6;
+
+/// Another routing with another T per rank, from none to the most.
+std::vector<std::shared_ptr<const Case>> make_variants(int world, Layout layout) {
+  std::vector<std::shared_ptr<const Case>> all;
+  for (int v = 0; v < kVariants; ++v) {
+    Scenario s = gpu_scenario("variant " + std::to_string(v), world, layout, kMostTokens, 40 + static_cast<uint64_t>(v));
+    s.int64_ids = false;
+    for (int r = 0; r < world; ++r) {
+      auto& tokens = s.tokens[static_cast<size_t>(r)];
+      if (v == 1) tokens = r == 0 ? 0 : kMostTokens;
+      if (v > 1) tokens = static_cast<int64_t>(oracle::mix(5, s.seed, static_cast<uint64_t>(r)) % (kMostTokens + 1));
+    }
+    s.drop_percent = v == 3 ? 30 : 0;
+    all.push_back(make_case(s));
+  }
+  return all;
+}
+
+/// Inputs of all variants, and the buffers that the captured calls read and write.
+struct Buffers {
+  Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& cases) {
+    const auto rows = static_cast<size_t>(kMostTokens) * 128, routes = static_cast<size_t>(kMostTokens) * 3 * 4;
+    x = me.room(rows), x2 = me.room(rows), ids = me.room(routes), weights = me.room(routes), out = me.room(rows);
+    tokens = reinterpret_cast<int32_t*>(me.room(4));
+    for (const auto& c : cases) {
+      first.push_back(std::make_unique<RankData>(*c, me.rank(), 0));
+      second.push_back(std::make_unique<RankData>(*c, me.rank(), 1));
+      same_routing.push_back(std::make_unique<RankData>(*cases[0], me.rank(), 100 + static_cast<int>(in.size())));
+      in.push_back(me.upload(*c, *first.back()));
+      in2.push_back(me.upload(*c, *second.back()));
+      in3.push_back(me.upload(*cases[0], *same_routing.back()));
+    }
+  }
+  /// Enqueues the change to variant v. `same`: only the rows of the second dispatch vary, with the routing of variant 0.
+  void set(size_t v, bool same, cudaStream_t stream) const {
+    const Inputs& rows2 = same ? in3[v] : in2[v];
+    CopyList list;
+    list.add(x, in[v].x.data, in[v].x_bytes);
+    list.add(x2, rows2.x.data, rows2.x_bytes);
+    list.add(ids, in[v].ids.data, in[v].ids_bytes);
+    list.add(weights, in[v].weights, in[v].weights_bytes);
+    launch_copies(list, stream);
+    launch_set(tokens, static_cast<int32_t>(in[v].ids.tokens), stream);
+  }
+  switchyard::ConstRows rows(const void* data) const { return {data, kMostTokens, 64, DType::bf16}; }
+  switchyard::ExpertIds expert_ids() const {
+    return switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids), kMostTokens, 3);
+  }
+
+  std::byte *x, *x2, *ids, *weights, *out;
+  int32_t* tokens;
+  std::vector<std::unique_ptr<RankData>> first, second, same_routing;
+  std::vector<Inputs> in, in2, in3;
+};
+
+enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combine };
+constexpr Captured kAllCaptured[] = {Captured::dispatch, Captured::cached, Captured::dispatch_combine,
+                                     Captured::dispatch_cached_combine};
+
+/// A graph, and where its calls leave their results. The objects that the calls returned are gone.
+struct Graph {
+  Captured kind;
+  Dispatched first, second;  ///< addresses only
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+
+  bool has_first() const { return kind != Captured::cached; }
+  bool has_second() const { return kind == Captured::cached || kind == Captured::dispatch_cached_combine; }
+  bool combines() const { return kind == Captured::dispatch_combine || kind == Captured::dispatch_cached_combine; }
+};
+
+Dispatched addresses_of(const Dispatched& d) {
+  Dispatched a = d;
+  a.block.reset();
+  a.handle = Handle();
+  return a;
+}
+
+/// `eager`: handle of variant 0, for Captured::cached.
+Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Case& c, Captured kind, const Handle& eager) {
+  Graph g;
+  g.kind = kind;
+  DispatchOptions o = me.dispatch_options(c, me.stream());
+  must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  {
+    Dispatched d, e;
+    Handle handle = eager;
+    if (g.has_first()) {
+      o.device_tokens = b.tokens;
+      d = exchange.dispatch(b.rows(b.x), b.expert_ids(), reinterpret_cast<const float*>(b.weights), o);
+      g.first = addresses_of(d);
+      handle = d.handle;
+      const Outcome counts = outcome_of([&] { (void)d.handle.counts(); });
+      me.f.equal(static_cast<int>(ErrorCode::unsupported), static_cast<int>(counts.code), "counts() in capture, " + counts.text);
+    }
+    o.device_tokens = nullptr;
+    if (g.has_second()) {
+      e = exchange.dispatch(b.rows(b.x2), handle, o);
+      g.second = addresses_of(e);
+    }
+    if (g.combines()) exchange.combine(g.has_second() ? e.x : d.x, handle, b.out, me.combine_options(c, me.stream()));
+  }
+  must(cudaStreamEndCapture(me.stream(), &g.graph), "cudaStreamEndCapture");
+  must(cudaGraphInstantiate(&g.exec, g.graph, 0), "cudaGraphInstantiate");
+  must(cudaGraphUpload(g.exec, me.stream()), "cudaGraphUpload");
+  return g;
+}
+
+/// What one replay left.
+struct Replay {
+  const Graph* graph;
+  size_t variant;
+  Shot first, second;
+  std::byte* out = nullptr;
+};
+
+Replay replay(Station& me, const Graph& g, const Buffers& b, size_t variant) {
+  Replay r{&g, variant, {}, {}, nullptr};
+  b.set(variant, !g.has_first(), me.stream());
+  must(cudaGraphLaunch(g.exec, me.stream()), "cudaGraphLaunch");
+  if (g.has_first()) r.first = me.shoot(g.first, me.stream());
+  if (g.has_second()) r.second = me.shoot(g.second, me.stream());
+  if (g.combines()) r.out = me.keep(b.out, b.in[variant].out_bytes, me.stream());
+  return r;
+}
+
+void check_replay(Station& me, const Replay& r, Buffers& b, const std::vector<Handle>& handles) {
+  if (r.first.base) me.check(*b.first[r.variant], r.first, handles[r.variant]);
+  if (r.second.base && r.first.base) me.check(*b.second[r.variant], r.second, handles[r.variant]);
+  if (r.second.base && !r.first.base) me.check(*b.same_routing[r.variant], r.second, handles[0]);
+  if (!r.out) return;
+  auto& data = r.second.base ? *b.second[r.variant] : *b.first[r.variant];
+  me.check_combined(data, b.in[r.variant], r.out);
+}
+
+/// How many row buffers fit into the pool now.
+int room_in_pool(NormalExchange& exchange, const Handle& handle) {
+  std::vector<switchyard::RowBuffer> all;
+  const Outcome full = outcome_of([&] {
+    while (all.size() < 10000) all.push_back(exchange.allocate_rows(handle, DType::bf16));
+  });
+  if (full.code != ErrorCode::pool_exhausted) throw std::runtime_error("the pool was not exhausted: " + full.text);
+  return static_cast<int>(all.size());
+}
+
+void destroy(Graph& g) {
+  must(cudaGraphExecDestroy(g.exec), "cudaGraphExecDestroy");
+  must(cudaGraphDestroy(g.graph), "cudaGraphDestroy");
+}
+
+struct Shape {
+  int world;
+  Layout layout;
+};
+class Graphs : public testing::TestWithParam<Shape> {};
+
+/// 1, 2 and 3 calls per graph, 1000 replays each, every one compared; an ordinary call in between.
+TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
+  const auto [world, layout] = GetParam();
+  const auto cases = make_variants(world, layout);
+  const NormalConfig config = roomy_config(*cases[0], 6);
+  for (const Captured kind : kAllCaptured) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      Buffers b(me, cases);
+      std::vector<Handle> handles;
+      for (size_t v = 0; v < cases.size(); ++v) {
+        me.meet();
+        handles.push_back(
+            exchange.dispatch(b.in[v].x, b.in[v].ids, b.in[v].weights, me.dispatch_options(*cases[v], me.stream())).handle);
+        me.meet();
+        (void)handles.back().rows();
+      }
+      me.meet();
+      const int room = room_in_pool(exchange, handles[0]);
+      Graph g = capture(me, exchange, b, *cases[0], kind, handles[0]);
+      me.meet();
+      me.f.check(room_in_pool(exchange, handles[0]) < room, "the graph holds no memory");
+      std::vector<Replay> replays;
+      for (int i = 0; i < kReplays; ++i) {
+        replays.push_back(replay(me, g, b, oracle::mix(3, static_cast<uint64_t>(i)) % cases.size()));
+        if (i % 16 == 15) must(cudaStreamSynchronize(me.stream()), "replays");
+        if (i == kReplays / 2) {
+          me.f.set_context("between replays");
+          me.round(exchange, *cases[2], 5);
+        }
+      }
+      me.meet();
+      for (size_t i = 0; i < replays.size(); ++i) {
+        me.f.set_context("kind " + std::to_string(static_cast<int>(kind)) + " replay " + std::to_string(i) + " variant " +
+                         std::to_string(replays[i].variant));
+        check_replay(me, replays[i], b, handles);
+      }
+      me.group.check();
+      me.meet();
+      destroy(g);
+      int now = 0;  // user objects are released by a thread of the driver
+      for (int i = 0; i < 500 && now != room; ++i) {
+        std::this_thread::sleep_for(10ms);
+        now = room_in_pool(exchange, handles[0]);
+      }
+      me.f.equal(room, now, "room in the pool after the graph is gone");
+      me.meet();
+    });
+  }
+}
+
+/// All four graphs of one object in random order.
+TEST_P(Graphs, Interleaved) {
+  const auto [world, layout] = GetParam();
+  const auto cases = make_variants(world, layout);
+  const NormalConfig config = roomy_config(*cases[0], 10);
+  on_gpus(world, heap_for(config, world), [&](Station& me) {
+    NormalExchange exchange(me.group, config);
+    Buffers b(me, cases);
+    std::vector<Handle> handles;
+    for (size_t v = 0; v < cases.size(); ++v) {
+      me.meet();
+      handles.push_back(
+          exchange.dispatch(b.in[v].x, b.in[v].ids, b.in[v].weights, me.dispatch_options(*cases[v], me.stream())).handle);
+      me.meet();
+      (void)handles.back().rows();
+    }
+    me.meet();
+    std::vector<Graph> graphs;
+    for (const Captured kind : kAllCaptured) graphs.push_back(capture(me, exchange, b, *cases[0], kind, handles[0]));
+    me.meet();
+    std::vector<Replay> replays;
+    for (int i = 0; i < 200; ++i) {
+      const uint64_t bits = oracle::mix(4, static_cast<uint64_t>(i));
+      const Graph& g = graphs[bits % graphs.size()];
+      replays.push_back(replay(me, g, b, bits / 16 % cases.size()));
+      if (i % 16 == 15) must(cudaStreamSynchronize(me.stream()), "replays");
+    }
+    me.meet();
+    for (size_t i = 0; i < replays.size(); ++i) {
+      me.f.set_context("interleaved replay " + std::to_string(i) + " of kind " +
+                       std::to_string(static_cast<int>(replays[i].graph->kind)));
+      check_replay(me, replays[i], b, handles);
+    }
+    me.meet();
+    for (Graph& g : graphs) destroy(g);
+    me.meet();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Graphs,
+                         testing::Values(Shape{1, Layout::expert_major}, Shape{2, Layout::rank_major},
+                                         Shape{4, Layout::expert_major}),
+                         [](const auto& shape) {
+                           return "W" + std::to_string(shape.param.world) +
+                                  (shape.param.layout == Layout::rank_major ? "_rank_major" : "_expert_major");
+                         });
+
+/// A typed error; the capture goes on, and so does the stream.
+TEST(GraphCapture, ExactSizesAreRefused) {
+  const auto c = make_case(gpu_scenario("exact in capture", 2, Layout::rank_major, 9));
+  const NormalConfig config = make_config(*c);
+  isolated([&] {
+    auto texts = run_stations(2, heap_for(config, 2), 10s, [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      RankData data(*c, me.rank(), 0);
+      const Inputs in = me.upload(*c, data);
+      auto* const word = reinterpret_cast<int32_t*>(me.room(4));
+      me.meet();
+      DispatchOptions o = me.dispatch_options(*c, me.stream());
+      o.size = SizePolicy::exact;
+      must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      launch_set(word, 41, me.stream());
+      const Outcome refused = outcome_of([&] { (void)exchange.dispatch(in.x, in.ids, in.weights, o); });
+      launch_set(word, 42, me.stream());
+      cudaGraph_t graph = nullptr;
+      must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture after the error");
+      const bool told = refused.code == ErrorCode::peer_failed && refused.reason == ErrorCode::unsupported;
+      me.f.check(refused.code == ErrorCode::unsupported || told, "code, " + refused.text);
+      cudaGraphExec_t exec = nullptr;
+      must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+      must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+      me.meet();
+      int32_t got = 0;
+      me.read(&got, word, 4);
+      me.f.equal(42, got, "what the graph wrote");
+      must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+      must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+      me.gather();
+    });
+    const auto after = run_stations(2, heap_for(config, 2), 10s, [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      me.round(exchange, *c);
+    });
+    texts.insert(texts.end(), after.begin(), after.end());
+    return texts;
+  });
+}
+
+// --- Two objects, and a full GPU
+
+struct Beside {
+  const char* name;
+  int world;
+  bool busy;
+};
+std::ostream& operator<<(std::ostream& out, const Beside& b) { return out << b.name; }
+class TwoObjects : public testing::TestWithParam<Beside> {};
+
+/// On two streams, enqueued in opposite order on odd ranks, all blocks fitting together; alone and while kernels of another stream
+/// fill the GPU.
+TEST_P(TwoObjects, InOppositeOrder) {
+  const Beside& beside = GetParam();
+  constexpr int kRounds = 20;
+  std::vector<std::shared_ptr<const Case>> cases;
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    Scenario s = gpu_scenario("two objects", beside.world, layout, 40, layout == Layout::rank_major ? 11 : 12);
+    s.num_sms = 6;  // 8 ranks on a GPU, 2 objects, 6 blocks: fits into 132 multiprocessors
+    s.hidden = 512;
+    cases.push_back(make_case(s));
+  }
+  std::vector<NormalConfig> configs;
+  size_t heap = 0;
+  for (const auto& c : cases) {
+    configs.push_back(roomy_config(*c, 3));
+    heap += heap_for(configs.back(), beside.world);
+  }
+  on_gpus(beside.world, heap, [&](Station& me) {
+    NormalExchange objects[2] = {NormalExchange(me.group, configs[0]), NormalExchange(me.group, configs[1])};
+    std::vector<std::unique_ptr<RankData>> data[2];
+    std::vector<Inputs> in[2];
+    for (int o = 0; o < 2; ++o) {
+      for (int i = 0; i < kRounds; ++i) {
+        data[o].push_back(std::make_unique<RankData>(*cases[static_cast<size_t>(o)], me.rank(), i));
+        in[o].push_back(me.upload(*cases[static_cast<size_t>(o)], *data[o].back()));
+      }
+    }
+    int devices = 0;
+    must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+    auto* const sink = reinterpret_cast<float*>(me.room(4));
+    me.meet();
+    if (beside.busy && me.rank() < devices)
+      for (int i = 0; i < 40; ++i) launch_busy(132 * 2 * 3, 1024, 2000000, sink, me.stream(2));
+    for (int i = 0; i < kRounds; ++i) {
+      for (int step = 0; step < 2; ++step) {
+        const int o = (step + me.rank()) % 2;
+        const Case& c = *cases[static_cast<size_t>(o)];
+        const Inputs& given = in[o][static_cast<size_t>(i)];
+        const Dispatched d = objects[o].dispatch(given.x, given.ids, given.weights, me.dispatch_options(c, me.stream(o)));
+        objects[o].combine(d.x, d.handle, given.out, me.combine_options(c, me.stream(o)));
+      }
+    }
+    me.meet();
+    me.group.check();
+    for (int o = 0; o < 2; ++o) {
+      for (size_t i = 0; i < kRounds; ++i) {
+        me.f.set_context("object " + std::to_string(o) + " round " + std::to_string(i));
+        me.check_combined(*data[o][i], in[o][i]);
+      }
+    }
+    me.meet();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, TwoObjects,
+                         testing::Values(Beside{"W2", 2, false}, Beside{"W4", 4, false}, Beside{"W2_full_gpu", 2, true},
+                                         Beside{"W4_full_gpu", 4, true}),
+                         [](const auto& beside) { return std::string(beside.param.name); });
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of the tests of exchange objects on GPUs. All enqueue and return; every one ends by itself.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace harness {
+
+/// Up to kMost copies of whole words by one kernel: no copy engine, which may wait for other ranks' kernels, takes part.
+struct CopyList {
+  static constexpr int kMost = 12;
+  uint32_t* to[kMost];
+  const uint32_t* from[kMost];
+  uint64_t words[kMost];
+  int n = 0;
+  /// `bytes` is rounded up to words. Nothing to do: no entry.
+  void add(void* destination, const void* source, size_t bytes);
+};
+void launch_copies(const CopyList& list, cudaStream_t stream);
+void launch_copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
+/// Holds the stream until `*opened` (mapped host memory) is not 0, at most `limit_ns`; then `*timed_out` becomes 1.
+void launch_gate(const uint32_t* opened, uint32_t* timed_out, uint64_t limit_ns, cudaStream_t stream);
+/// Multiplies for `ns` in each of its blocks.
+void launch_busy(int blocks, int threads, uint64_t ns, float* sink, cudaStream_t stream);
+void launch_set(int32_t* to, int32_t value, cudaStream_t stream);
+
+}  // namespace harness
