@@ -61,6 +61,9 @@ class Usage(unittest.TestCase):
         self.expect(["bench", "--sweep", "tokens"], "'tokens' given", "NAME=N,N,...")
         self.expect(["demo", "--backend", "cuda"], "'cuda' given", "CPU backend only")
         self.expect(["demo", "--ranks", "3.5"], "--ranks: '3.5' given")
+        self.expect(["verify", "--sms", "4"], "--sms: given with --backend cpu")
+        self.expect(["verify", "--backend", "cuda", "--deferred"], "--backend", "cuda")
+        self.expect(["verify", "--backend", "gpu"], "--backend: 'gpu' given", "cpu, cuda")
 
     def test_combinations(self):
         self.expect(["bench", "--order", "per_route"], "--order: 'per_route' given with --layout rank_major")

@@ -4,17 +4,23 @@
 #include <dlfcn.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "apart.hpp"
 
 namespace switchyard::tool {
 namespace {
 
 // The driver API's C ABI, as far as it is used here. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
 constexpr int kMultiprocessors = 16;
+constexpr int kPciBus = 33;
 constexpr int kComputeMajor = 75;
 constexpr int kComputeMinor = 76;
+constexpr int kHostRegister = 99;
 constexpr int kVirtualMemory = 102;
 constexpr int kPosixFileDescriptors = 103;
+constexpr int kP2pPerformanceRank = 1;
 constexpr int kP2pNativeAtomics = 3;
 
 class Driver {
@@ -72,12 +78,13 @@ Gpu describe(const Driver& driver, int device) {
   gpu.multiprocessors = attribute(driver, kMultiprocessors, device);
   gpu.virtual_memory = attribute(driver, kVirtualMemory, device) != 0;
   gpu.file_descriptors = attribute(driver, kPosixFileDescriptors, device) != 0;
+  gpu.host_register = attribute(driver, kHostRegister, device) != 0;
+  gpu.pci_bus = attribute(driver, kPciBus, device);
   return gpu;
 }
 
-}  // namespace
-
-GpuProbe probe_gpus() {
+/// Initialises the driver, creates no context.
+GpuProbe probe_here() {
   GpuProbe probe;
   probe.driver_version = module_version();
   const Driver driver;
@@ -98,6 +105,7 @@ GpuProbe probe_gpus() {
   const auto n = static_cast<size_t>(count);
   probe.peer_access.assign(n, std::vector<bool>(n));
   probe.native_atomics.assign(n, std::vector<bool>(n));
+  probe.link_rank.assign(n, std::vector<int>(n, -1));
   for (int from = 0; from < count; ++from) {
     for (int to = 0; to < count; ++to) {
       if (from == to) continue;
@@ -107,9 +115,61 @@ GpuProbe probe_gpus() {
       if (driver.call("cuDeviceGetP2PAttribute", &atomics, kP2pNativeAtomics, from, to) != 0) atomics = 0;
       probe.peer_access[static_cast<size_t>(from)][static_cast<size_t>(to)] = yes != 0;
       probe.native_atomics[static_cast<size_t>(from)][static_cast<size_t>(to)] = atomics != 0;
+      int rank = 0;
+      if (driver.call("cuDeviceGetP2PAttribute", &rank, kP2pPerformanceRank, from, to) == 0)
+        probe.link_rank[static_cast<size_t>(from)][static_cast<size_t>(to)] = rank;
     }
   }
   return probe;
+}
+
+using nlohmann::json;
+
+json to_json(const GpuProbe& p) {
+  json gpus = json::array();
+  for (const Gpu& g : p.gpus)
+    gpus.push_back({g.name, g.compute_major, g.compute_minor, g.multiprocessors, g.memory_bytes, g.virtual_memory,
+                    g.file_descriptors, g.host_register, g.pci_bus});
+  return {{"driver", p.driver}, {"problem", p.problem},   {"cuda", p.cuda_version},      {"version", p.driver_version},
+          {"gpus", gpus},       {"peers", p.peer_access}, {"atomics", p.native_atomics}, {"links", p.link_rank}};
+}
+
+GpuProbe probe_from(const json& j) {
+  GpuProbe p;
+  j.at("driver").get_to(p.driver);
+  j.at("problem").get_to(p.problem);
+  j.at("cuda").get_to(p.cuda_version);
+  j.at("version").get_to(p.driver_version);
+  for (const json& g : j.at("gpus"))
+    p.gpus.push_back({g[0].get<std::string>(), g[1].get<int>(), g[2].get<int>(), g[3].get<int>(), g[4].get<uint64_t>(),
+                      g[5].get<bool>(), g[6].get<bool>(), g[7].get<bool>(), g[8].get<int>()});
+  p.peer_access = j.at("peers").get<std::vector<std::vector<bool>>>();
+  p.native_atomics = j.at("atomics").get<std::vector<std::vector<bool>>>();
+  p.link_rank = j.at("links").get<std::vector<std::vector<int>>>();
+  return p;
+}
+
+}  // namespace
+
+std::string GpuProbe::names() const {
+  if (gpus.empty()) return "";
+  bool same = true;
+  std::string all;
+  for (const Gpu& g : gpus) {
+    same = same && g.name == gpus[0].name;
+    all += (all.empty() ? "" : ", ") + g.name;
+  }
+  return same ? std::to_string(gpus.size()) + " x " + gpus[0].name : all;
+}
+
+GpuProbe probe_gpus() {
+  try {
+    return probe_from(run_apart([] { return to_json(probe_here()); }));
+  } catch (const std::exception& e) {
+    GpuProbe none;
+    none.problem = e.what();
+    return none;
+  }
 }
 
 }  // namespace switchyard::tool

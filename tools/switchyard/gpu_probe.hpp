@@ -16,6 +16,8 @@ struct Gpu {
   uint64_t memory_bytes = 0;
   bool virtual_memory = false;    ///< VMM allocations (cuMemCreate)
   bool file_descriptors = false;  ///< VMM allocations can be exported as POSIX file descriptors
+  bool host_register = false;     ///< host memory can be registered (mapped for the GPU)
+  int pci_bus = 0;
 };
 
 struct GpuProbe {
@@ -25,10 +27,15 @@ struct GpuProbe {
   std::string driver_version;  ///< "580.65.06", from the kernel module; may be empty
   std::vector<Gpu> gpus;
   std::vector<std::vector<bool>> peer_access;     ///< [g][h]
-  std::vector<std::vector<bool>> native_atomics;  ///< [g][h]
+  std::vector<std::vector<bool>> native_atomics;  ///< [g][h] every CUDA atomic works over the link: NVLink; PCIe has none
+  std::vector<std::vector<int>> link_rank;        ///< [g][h] the driver's order of the links, 0 is the fastest; -1: not known
+
+  /// "4 x NVIDIA H200", or the names one after the other; "" without a GPU.
+  std::string names() const;
 };
 
-/// Creates no CUDA context.
+/// Asks in a process of its own: afterwards this one can still fork ranks that use GPUs. Call it while this process has one
+/// thread.
 GpuProbe probe_gpus();
 
 }  // namespace switchyard::tool

@@ -50,6 +50,7 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
   VerifyOptions& o = all.verify;
   Options add(app);
   add.group("What to check (lists: every combination is run)");
+  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: every rank has a GPU, or shares one with other ranks");
   add.choices("--modes", o.modes, {"normal"}, "Modes of the exchange");
   add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtypes", o.dtypes, kDtypes, "Row types; fp8 rows come with float32 or UE8M0 scales");
@@ -59,11 +60,12 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
   add.texts("--routings", o.routings, "SOURCE,...", true,
             "Routing sources, comma-separated or given several times, see below [uniform,zipf,drops]");
   add.group("Shapes (lists)");
-  add.integers("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks");
+  add.integers("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks [1,2,4; CUDA: that of the GPUs, on which more ranks go round]");
   add.integers("--tokens", o.tokens, 0, 1 << 20, "Tokens of the fullest rank; others get 3/4, none, 1/2, ... of it");
   add.integers("--hidden", o.hidden, 1, 1 << 17, "Row length; rows must be multiples of 16 bytes");
   add.integers("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
   add.integers("--warps", o.warps, 1, 64, "See --blocks");
+  add.integers("--sms", o.sms, 1, 1024, "CUDA: multiprocessors of each call [the library's default]");
   add.group("Shapes");
   add.automatic("--experts", o.experts, 1, 1 << 16,
                 "Number of experts; auto: the recording's own, or 64. Need not divide by the ranks");
@@ -86,7 +88,8 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
       "\nExamples:\n"
       "  switchyard verify\n"
       "  switchyard verify --ranks 1-5,8 --routings recorded,all_to_one --tokens 0,1,64 --processes\n"
-      "  switchyard verify --quantize all --dtypes bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n");
+      "  switchyard verify --quantize all --dtypes bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n"
+      "  switchyard verify --backend cuda --ranks 2,8 --sms 4,24 --processes\n");
 }
 
 void declare_bench(CLI::App& app, VerbOptions& all) {

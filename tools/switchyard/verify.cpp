@@ -10,7 +10,9 @@
 #include "../../bench/machine.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
+#include "gpu_probe.hpp"
 #include "progress.hpp"
+#include "rank_device.hpp"
 #include "style.hpp"
 
 namespace switchyard::tool {
@@ -39,15 +41,18 @@ void vary(std::vector<VerifyCase>& cases, const std::vector<T>& values, Set set)
 }
 
 std::string label(const VerifyCase& c) {
-  return fmt::format("{} {} {}{} {} {} W{} {}x{} T{} H{}", c.layout, c.staging, c.dtype,
-                     c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.mode, c.routing, c.ranks, c.blocks, c.warps, c.tokens,
+  const std::string workers = c.gpus == 0 ? fmt::format("{}x{}", c.blocks, c.warps)
+                              : c.sms > 0 ? fmt::format("{}gpu {}sm", c.gpus, c.sms)
+                                          : fmt::format("{}gpu", c.gpus);
+  return fmt::format("{} {} {}{} {} {} W{} {} T{} H{}", c.layout, c.staging, c.dtype,
+                     c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.mode, c.routing, c.ranks, workers, c.tokens,
                      c.hidden);
 }
 
 json describe(const VerifyCase& c) {
   return {{"mode", c.mode},       {"layout", c.layout}, {"dtype", c.dtype},   {"quantize", c.quantize}, {"staging", c.staging},
           {"routing", c.routing}, {"ranks", c.ranks},   {"blocks", c.blocks}, {"warps", c.warps},       {"tokens", c.tokens},
-          {"hidden", c.hidden},   {"orders", c.orders}, {"seed", c.seed}};
+          {"hidden", c.hidden},   {"orders", c.orders}, {"seed", c.seed},     {"gpus", c.gpus},         {"sms", c.sms}};
 }
 
 void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds, bool verbose) {
@@ -81,7 +86,8 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   for (int64_t round = 0; round < o.repeat; ++round) seeds.push_back(o.seed + round);
   vary(cases, seeds, [](VerifyCase& c, int64_t v) { c.seed = static_cast<uint64_t>(v); });
   vary(cases, o.modes, [](VerifyCase& c, const std::string& v) { c.mode = v; });
-  vary(cases, o.ranks, [](VerifyCase& c, int64_t v) { c.ranks = static_cast<int>(v); });
+  const std::vector<int64_t> ranks = o.ranks.empty() ? std::vector<int64_t>{1, 2, 4} : o.ranks;
+  vary(cases, ranks, [](VerifyCase& c, int64_t v) { c.ranks = static_cast<int>(v); });
   vary(cases, o.routings, [](VerifyCase& c, const std::string& v) { c.routing = v; });
   vary(cases, o.layouts, [](VerifyCase& c, const std::string& v) { c.layout = v; });
   vary(cases, o.staging, [](VerifyCase& c, const std::string& v) { c.staging = v; });
@@ -89,6 +95,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   vary(cases, o.quantize, [](VerifyCase& c, const std::string& v) { c.quantize = v; });
   vary(cases, o.blocks, [](VerifyCase& c, int64_t v) { c.blocks = static_cast<int>(v); });
   vary(cases, o.warps, [](VerifyCase& c, int64_t v) { c.warps = static_cast<int>(v); });
+  if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
   vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
   vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
   // fp8 rows are quantised already.
@@ -96,10 +103,42 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   return cases;
 }
 
-int run_verify(const VerifyOptions& options) {
-  const std::vector<VerifyCase> cases = verify_cases(options);
+namespace {
+
+/// What the machine's GPUs make of the options: ranks, staging. Returns the number of GPUs, 0 for the CPU.
+int fit_to_gpus(VerifyOptions& o) {
+  if (o.backend == "cpu") {
+    if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
+    return 0;
+  }
+  if (!built_with_cuda()) throw UsageError(no_cuda_text());
+  if (o.deferred) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
+  const GpuProbe probe = probe_gpus();
+  if (probe.gpus.empty())
+    throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
+                                 probe.problem.empty() ? "the driver sees none" : probe.problem));
+  if (o.staging == std::vector<std::string>{"ring"})
+    throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
+  if (std::erase(o.staging, "ring") > 0 && !o.json) fmt::print("  ring staging is left out: it is not on CUDA yet\n");
+  o.blocks = o.warps = {1};
+  if (o.ranks.empty()) o.ranks = {static_cast<int64_t>(probe.gpus.size())};
+  if (!o.json) fmt::print("  GPUs: {}\n", probe.names());
+  return static_cast<int>(probe.gpus.size());
+}
+
+}  // namespace
+
+int run_verify(const VerifyOptions& asked) {
+  VerifyOptions options = asked;
+  const int gpus = fit_to_gpus(options);
+  std::vector<VerifyCase> cases = verify_cases(options);
   if (cases.empty()) throw UsageError("the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only");
-  for (const VerifyCase& c : cases) check_verify_case(c, options);
+  size_t arena = 0;
+  for (VerifyCase& c : cases) {
+    c.gpus = gpus;
+    check_verify_case(c, options);
+    if (gpus > 0) arena = std::max(arena, device_bytes(c, options));
+  }
   std::vector<std::string> order;
   std::map<std::string, Tally> tallies;
   json report = {{"cases", json::array()}};
@@ -112,7 +151,7 @@ int run_verify(const VerifyOptions& options) {
     const auto case_begin = std::chrono::steady_clock::now();
     std::vector<CheckResult> checks;
     try {
-      checks = run_verify_case(c, options);
+      checks = run_verify_case(c, options, arena);
     } catch (const RankError& e) {
       checks = {{"runs to its end", false, e.what(), 0}};
     }
@@ -148,6 +187,7 @@ int run_verify(const VerifyOptions& options) {
     report["passed"] = failed_cases == 0;
     report["commit"] = source_commit();
     report["date"] = bench::utc_now();
+    report["backend"] = options.backend;
     report["ranks_are"] = options.processes ? "processes" : "threads";
     fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
   } else {

@@ -13,6 +13,7 @@
 namespace switchyard::tool {
 
 struct VerifyOptions {
+  std::string backend = "cpu";
   std::vector<std::string> modes = {"normal"};
   std::vector<std::string> layouts = {"rank_major", "expert_major"};
   std::vector<std::string> dtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
@@ -20,9 +21,10 @@ struct VerifyOptions {
   std::vector<std::string> staging = {"direct", "ring"};
   std::vector<std::string> orders = {"per_rank", "per_route"};
   std::vector<std::string> routings = {"uniform", "zipf", "drops"};
-  std::vector<int64_t> ranks = {1, 2, 4};
+  std::vector<int64_t> ranks;  ///< empty: 1, 2, 4; CUDA: the number of GPUs
   std::vector<int64_t> blocks = {1};
   std::vector<int64_t> warps = {1};
+  std::vector<int64_t> sms;  ///< CUDA: multiprocessors of each call; empty: the library's default
   std::vector<int64_t> tokens = {32};
   std::vector<int64_t> hidden = {256};
   int64_t experts = 0;  ///< 0: 64 for synthetic routing, the file's own for recordings
@@ -42,16 +44,21 @@ struct VerifyOptions {
 struct VerifyCase {
   std::string mode, layout, dtype, quantize, staging, routing;
   int ranks = 1, blocks = 1, warps = 1;
+  int sms = 0;   ///< CUDA: multiprocessors of each call; 0: the library's default
+  int gpus = 0;  ///< that the ranks go round; 0: on the CPU
   int64_t tokens = 0, hidden = 0;
   std::vector<std::string> orders;
   uint64_t seed = 1;
 };
 
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
+/// Device memory that each rank of the case needs besides the heap.
+size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);
 /// Throws what is wrong with a case before anything runs: UsageError, or the library's Error.
 void check_verify_case(const VerifyCase& c, const VerifyOptions& options);
-/// Runs one case on all ranks; results of the ranks merged by check. \throws RankError, Error, UsageError
-std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options);
+/// Runs one case on all ranks; results of the ranks merged by check. `arena`: the largest device_bytes of all cases.
+/// \throws RankError, Error, UsageError
+std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena = 0);
 /// \returns the exit status
 int run_verify(const VerifyOptions& options);
 

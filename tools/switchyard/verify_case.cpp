@@ -3,9 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "cli.hpp"
+#include "device_copy.hpp"
+#include "rank_device.hpp"
 #include "verify.hpp"
 
 namespace switchyard::tool {
@@ -30,14 +33,18 @@ ScaleKind quantize_of(const std::string& name) {
   return name == "f32" ? ScaleKind::f32 : name == "ue8m0" ? ScaleKind::ue8m0 : ScaleKind::none;
 }
 
-/// What one rank does. Every check is made by all ranks in the same order, whatever the outcome.
+Backend backend_of(const VerifyCase& c) { return c.gpus > 0 ? Backend::cuda : Backend::cpu; }
+
+/// What one rank does. Every check is made by all ranks in the same order, whatever the outcome. On a GPU the same calls take
+/// device memory; what they deliver is copied to the host to be checked.
 class RankChecks {
  public:
-  RankChecks(const VerifyCase& c, const Scenario& s, Group& group)
+  RankChecks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice* device)
       : case_(c),
         s_(s),
         group_(group),
         rank_(group.rank()),
+        device_(device),
         sent_{type_of(c.dtype).type, type_of(c.dtype).scales, quantize_of(c.quantize), 0} {
     out_type_ = sent_.type == DType::fp8_e4m3 ? DType::bf16 : sent_.type;
     exchange_.emplace(group, config());
@@ -46,16 +53,18 @@ class RankChecks {
   std::vector<CheckResult> run() {
     results_.push_back(check_layout_query(s_, rank_));
     const Dispatched first = dispatch(0);
-    add(check_dispatched("dispatch", s_, rank_, first, sent_, true));
+    add(delivered("dispatch", first, sent_, true));
     results_.push_back(check_matrices(s_, rank_, first.handle, 3));
     results_.push_back(check_ledger(s_, rank_, first.handle));
     combine_checks(first);
     {
       const RowArray x = rows_of_set(1);
-      const Dispatched cached = exchange_->dispatch(x.view(), first.handle, options());
+      const ConstRows rows = given(x);
+      meet();
+      const Dispatched cached = exchange_->dispatch(rows, first.handle, options());
       SentRows sent = sent_;
       sent.set = 1;
-      add(check_dispatched("cached dispatch", s_, rank_, cached, sent, false));
+      add(delivered("cached dispatch", cached, sent, false));
       two_handles(first, cached);
     }
     serialised(first);
@@ -76,16 +85,44 @@ class RankChecks {
     for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
     // Up to three outputs and two row buffers are alive at once.
     if (config.staging == Staging::direct)
-      config.pool_bytes = 4 * NormalExchange::memory_required(config, s.world).pool_bytes + (size_t{1} << 16);
+      config.pool_bytes = 4 * NormalExchange::memory_required(config, s.world, backend_of(c)).pool_bytes + (size_t{1} << 16);
     return config;
   }
 
  private:
   NormalConfig config() const { return config_for(case_, s_); }
-  DispatchOptions options() const {
-    DispatchOptions o;
+  DispatchOptions options(DispatchOptions o = {}) const {
     o.quantize = sent_.quantize;
+    if (device_) o.stream = device_->stream();
+    o.num_sms = case_.sms;
     return o;
+  }
+
+  // What the backend takes and gives. The arena is free again at each new input: nothing of the call before is needed then.
+  ConstRows given(const RowArray& x) {
+    ConstRows rows = x.view();
+    if (!device_) return rows;
+    device_->release();
+    rows.scales = device_->upload(rows.scales, static_cast<size_t>(rows.rows) * x.scale_bytes());
+    rows.data = device_->upload(rows.data, static_cast<size_t>(rows.rows) * x.row_bytes());
+    return rows;
+  }
+  template <class T>
+  const T* given(const std::vector<T>& values) {
+    return device_ ? device_->upload(values.data(), values.size() * sizeof(T)) : values.data();
+  }
+  /// Ranks of one process may share a GPU: nobody's copies may have to wait for a kernel that waits for a call still to come.
+  void meet() {
+    if (!device_) return;
+    device_->wait();
+    group_.barrier();
+  }
+  CheckResult delivered(const std::string& name, const Dispatched& d, const SentRows& sent, bool with_metadata,
+                        int64_t capacity = -1) {
+    if (!device_) return check_dispatched(name, s_, rank_, d, sent, with_metadata, capacity);
+    const HostDispatched host =
+        copy_to_host(d, s_.weighted(), [&](void* to, const void* from, size_t bytes) { device_->read(to, from, bytes); });
+    return check_dispatched(name, s_, rank_, host.view, sent, with_metadata, capacity);
   }
   RowArray rows_of_set(uint64_t set) const {
     return token_rows(s_.seed, set, rank_, s_.tokens(rank_), s_.hidden, sent_.type, sent_.scales);
@@ -95,23 +132,23 @@ class RankChecks {
   Dispatched dispatch(uint64_t set, DispatchOptions extra) {
     const RowArray x = rows_of_set(set);
     const Routing& mine = s_.routing[static_cast<size_t>(rank_)];
-    extra.quantize = sent_.quantize;
-    return exchange_->dispatch(x.view(), mine.expert_ids(), mine.weights.empty() ? nullptr : mine.weights.data(), extra);
+    const ConstRows rows = given(x);
+    ExpertIds ids = mine.expert_ids();
+    ids.data = given(mine.ids);
+    const float* weights = mine.weights.empty() ? nullptr : given(mine.weights);
+    meet();
+    return exchange_->dispatch(rows, ids, weights, options(extra));
   }
   Dispatched dispatch(uint64_t set) { return dispatch(set, {}); }
 
   /// Combines what the experts make of set `set` from a row buffer (or, if `ordinary`, from memory of the caller's).
   RowArray combined(const Handle& handle, uint64_t set, CombineOptions o, bool ordinary, int num_bias,
                     float* out_weights = nullptr) {
+    if (device_) return combined_on_device(handle, set, o, ordinary, num_bias, out_weights);
     RowArray out(s_.tokens(rank_), s_.hidden, out_type_);
     RowArray bias[2];
     for (int b = 0; b < num_bias; ++b) {
-      bias[b] = RowArray(s_.tokens(rank_), s_.hidden, out_type_);
-      for (int64_t t = 0; t < s_.tokens(rank_); ++t) {
-        fill_row(bias[b].row(t), out_type_, s_.hidden,
-                 row_key(s_.seed, set, RowKind::bias, static_cast<uint64_t>(rank_), static_cast<uint64_t>(t),
-                         static_cast<uint64_t>(b)));
-      }
+      bias[b] = bias_rows(set, b);
       o.bias[b] = bias[b].row(0);
     }
     if (ordinary) {
@@ -123,6 +160,44 @@ class RankChecks {
       fill_outputs(s_, rank_, set, handle.rows(), out_type_, y.rows().data);
       exchange_->combine(y.rows(), handle, out.row(0), o, out_weights);
     }
+    return out;
+  }
+
+  RowArray bias_rows(uint64_t set, int which) const {
+    RowArray bias(s_.tokens(rank_), s_.hidden, out_type_);
+    for (int64_t t = 0; t < s_.tokens(rank_); ++t) {
+      fill_row(bias.row(t), out_type_, s_.hidden,
+               row_key(s_.seed, set, RowKind::bias, static_cast<uint64_t>(rank_), static_cast<uint64_t>(t),
+                       static_cast<uint64_t>(which)));
+    }
+    return bias;
+  }
+
+  /// The same through device memory. Rows beyond those delivered hold NaNs, so that reading them shows.
+  RowArray combined_on_device(const Handle& handle, uint64_t set, CombineOptions o, bool ordinary, int num_bias,
+                              float* out_weights) {
+    RowArray out(s_.tokens(rank_), s_.hidden, out_type_);
+    const size_t out_bytes = static_cast<size_t>(out.rows()) * out.row_bytes();
+    const size_t weight_bytes = static_cast<size_t>(s_.tokens(rank_) * s_.topk) * sizeof(float);
+    const RowBuffer buffer = exchange_->allocate_rows(handle, out_type_);
+    Rows y = buffer.rows();
+    const int64_t rows = handle.rows();
+    RowArray host(y.rows, s_.hidden, out_type_);
+    const size_t y_bytes = static_cast<size_t>(y.rows) * host.row_bytes();
+    std::memset(host.row(0), 0xFF, y_bytes);
+    fill_outputs(s_, rank_, set, rows, out_type_, host.row(0));
+    device_->release();
+    if (ordinary) y.data = device_->allocate(y_bytes);
+    device_->write(y.data, host.row(0), y_bytes);
+    for (int b = 0; b < num_bias; ++b) o.bias[b] = device_->upload(bias_rows(set, b).row(0), out_bytes);
+    void* sum = device_->allocate(out_bytes);
+    auto* weights = out_weights ? static_cast<float*>(device_->allocate(weight_bytes)) : nullptr;
+    o.stream = device_->stream();
+    o.num_sms = case_.sms;
+    meet();
+    exchange_->combine(y, handle, sum, o, weights);
+    device_->read(out.row(0), sum, out_bytes);
+    if (weights) device_->read(out_weights, weights, weight_bytes);
     return out;
   }
 
@@ -191,17 +266,23 @@ class RankChecks {
   void static_size_checks() {
     DispatchOptions o;
     o.size = SizePolicy::worst_case;
-    add(check_dispatched("worst-case size", s_, rank_, dispatch(0, o), sent_, true));
+    add(delivered("worst-case size", dispatch(0, o), sent_, true));
     int64_t largest = 0;
     for (int r = 0; r < s_.world; ++r) largest = std::max(largest, static_cast<int64_t>(expected_rows(s_, r).size()));
     o.size = SizePolicy::capacity;
     o.capacity = largest;
-    add(check_dispatched("sufficient capacity", s_, rank_, dispatch(0, o), sent_, true));
+    add(delivered("sufficient capacity", dispatch(0, o), sent_, true));
+    if (device_) {  // the others had the worst case
+      o.size = SizePolicy::exact;
+      add(delivered("exact size", dispatch(0, o), sent_, true));
+      o.size = SizePolicy::capacity;
+    }
     if (largest == 0) return;
     Comparison fails("capacity exceeded, fail");
     o.capacity = largest - 1;
     try {
-      dispatch(0, o);
+      const Dispatched d = dispatch(0, o);
+      (void)d.handle.counts();  // a GPU finds it later than the call
       fails.fail("no error was raised");
     } catch (const Error& e) {
       fails.is_true(e.code() == ErrorCode::capacity_exceeded, fmt::format("another error was raised: {}", e.what()));
@@ -210,7 +291,7 @@ class RankChecks {
     o.overflow = Overflow::drop_and_report;
     o.capacity = largest * 2 / 3;
     const Dispatched d = dispatch(0, o);
-    add(check_dispatched("capacity exceeded, drop and report", s_, rank_, d, sent_, false, o.capacity));
+    add(delivered("capacity exceeded, drop and report", d, sent_, false, o.capacity));
     const Kept kept = kept_routes(s_, std::vector<int64_t>(static_cast<size_t>(s_.world), o.capacity));
     CombineCase expected;
     expected.type = out_type_;
@@ -223,6 +304,7 @@ class RankChecks {
   const Scenario& s_;
   Group& group_;
   int rank_;
+  RankDevice* device_;  ///< null on the CPU
   SentRows sent_;
   DType out_type_ = DType::bf16;
   std::optional<NormalExchange> exchange_;
@@ -278,10 +360,19 @@ void check_verify_case(const VerifyCase& c, const VerifyOptions& options) {
   s.hidden = c.hidden;
   s.routing.resize(static_cast<size_t>(c.ranks));
   s.routing.front().tokens = c.tokens;  // sizes only
-  NormalExchange::memory_required(RankChecks::config_for(c, s), c.ranks);
+  NormalExchange::memory_required(RankChecks::config_for(c, s), c.ranks, backend_of(c));
 }
 
-std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options) {
+size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
+  const Scenario s = scenario_of(c, options);
+  NormalConfig config = RankChecks::config_for(c, s);
+  config.pool_bytes = 0;  // then the pool holds any output: so much may be given to combine from ordinary memory
+  const auto tokens = static_cast<size_t>(config.max_tokens), row = static_cast<size_t>(s.hidden) * sizeof(float);
+  const size_t inputs = tokens * (5 * row + static_cast<size_t>(s.topk) * 32);
+  return NormalExchange::memory_required(config, s.world, Backend::cuda).pool_bytes + inputs + (size_t{1} << 20);
+}
+
+std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
   const Scenario s = scenario_of(c, options);
   RankJob job;
   job.world = c.ranks;
@@ -290,9 +381,13 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.num_warps = c.warps;
   job.group.timeout = std::chrono::milliseconds(options.timeout_ms);
   job.group.deferred_copies = options.deferred;
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(RankChecks::config_for(c, s), c.ranks);
-  const std::vector<json> per_rank =
-      run_ranks(job, [&](Group& group, RankLink&) { return to_json(RankChecks(c, s, group).run()); });
+  job.group.backend = backend_of(c);
+  job.group.heap_bytes = NormalExchange::heap_bytes_for(RankChecks::config_for(c, s), c.ranks, job.group.backend);
+  const std::vector<json> per_rank = run_ranks(job, [&](Group& group, RankLink&) {
+    RankDevice* device = c.gpus > 0 ? &rank_device(group.rank(), c.gpus, arena) : nullptr;
+    group.barrier();  // every rank has its stream and its memory before any waits for another
+    return to_json(RankChecks(c, s, group, device).run());
+  });
 
   std::vector<CheckResult> merged;
   for (size_t r = 0; r < per_rank.size(); ++r) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's GPU as the verbs use it: a stream, an arena, copies. Builds without CUDA have the same functions; there they say
+// so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace switchyard::tool {
+
+/// All operations run on stream(), on which the rank's calls run too: never the legacy default stream, which ranks that share a
+/// GPU would share. One thread at a time.
+class RankDevice {
+ public:
+  virtual ~RankDevice() = default;
+  virtual void* stream() const = 0;  ///< cudaStream_t, non-blocking
+  /// `bytes` of device memory, valid until release(). 0 bytes: null.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void write(void* device, const void* host, size_t bytes) = 0;
+  virtual void read(void* host, const void* device, size_t bytes) const = 0;
+  virtual void fill(void* device, int byte, size_t bytes) = 0;
+  virtual void wait() const = 0;
+  /// The arena is free again; what is written later comes after what the stream has to do now.
+  virtual void release() = 0;
+
+  /// A device copy of `host`; null stays null, as do 0 bytes.
+  template <class T>
+  const T* upload(const T* host, size_t bytes) {
+    if (!host || bytes == 0) return nullptr;
+    void* copy = allocate(bytes);
+    write(copy, host, bytes);
+    return static_cast<const T*>(copy);
+  }
+};
+
+/// Of rank `rank` on GPU rank modulo `gpus`, for the calling thread. Stream and arena are made at the first call and kept until
+/// the process ends: while a kernel waits for a peer, nothing may be allocated or freed on a GPU that the two share, and a new
+/// stream may share a queue with that kernel. A larger arena than before is made anew: ask for the largest first, and let all
+/// ranks meet afterwards. \throws UsageError without CUDA code in this build; std::runtime_error naming the failed call.
+RankDevice& rank_device(int rank, int gpus, size_t arena_bytes);
+
+/// This build has CUDA code. If not, `--backend cuda` is refused with no_cuda_text().
+bool built_with_cuda();
+const char* no_cuda_text();
+/// CUDA runtime that this build was compiled with, 13000 = 13.0; 0 without.
+int cuda_runtime_version();
+/// GB/s of a large copy from GPU 0 to GPU 1, or within GPU 0 if there is one only (bytes read + written then). Not in a process
+/// that will fork ranks.
+double measure_gpu_copy(int gpus);
+
+}  // namespace switchyard::tool

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli.hpp"
+#include "rank_device.hpp"
+
+namespace switchyard::tool {
+
+RankDevice& rank_device(int, int, size_t) { throw UsageError(no_cuda_text()); }
+bool built_with_cuda() { return false; }
+const char* no_cuda_text() {
+  return "--backend: 'cuda' given, but this build has no CUDA code; build with nvcc and -DSWITCHYARD_BACKENDS=cuda, or use cpu";
+}
+int cuda_runtime_version() { return 0; }
+double measure_gpu_copy(int) { throw UsageError(no_cuda_text()); }
+
+}  // namespace switchyard::tool
