@@ -233,7 +233,9 @@ DispatchParams CpuNormal::dispatch_params(const CallContext& call, const ConstRo
   p.ids = h.ids.data();
   p.route_row = h.route_row.data();
   p.weights = h.weights.empty() ? nullptr : h.weights.data();
-  p.sends_done = &sends_done_.value;
+  if (h.layout == Layout::expert_major) chunk_records_ = records_by_chunk(h);
+  p.chunk_records = chunk_records_.empty() ? nullptr : chunk_records_.data();
+  p.sends_done = sends_done_;
   return p;
 }
 

@@ -41,7 +41,7 @@ CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c)
   try {
     epoch_ = (config.first_epoch - 1) & kEpochMask;
     std::byte* mine = group_.heap->view().base[rank()];
-    set_flags(mine + heap_offset_, control_.flags_bytes(), ControlLayout::kLine, flag_word(epoch_));
+    set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
     if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
     agree_on_construction(heap_offset_);
   } catch (...) {

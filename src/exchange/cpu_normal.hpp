@@ -96,7 +96,9 @@ class CpuNormal final : public NormalImpl {
   struct alignas(64) Counter {
     uint64_t value = 0;
   };
-  Counter sends_done_, outputs_done_, pulls_done_;
+  uint64_t sends_done_[kRowChunks] = {};
+  Counter outputs_done_, pulls_done_;
+  std::vector<int32_t> chunk_records_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;
   std::vector<std::byte> counts_row_;

@@ -33,6 +33,11 @@ SWITCHYARD_FN constexpr int64_t strided_slot(int local_expert, int world, int64_
   return (static_cast<int64_t>(local_expert) * world + source) * max_tokens + i;
 }
 
+/// Expert-major dispatch tells its receivers in so many steps what has come, so that they can place repeated routes meanwhile.
+inline constexpr int kRowChunks = 4;
+/// One past the last token of chunk c.
+SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) { return tokens * (c + 1) / kRowChunks; }
+
 /// Where an expert-major row came from.
 SWITCHYARD_FN constexpr int64_t pack_source(int rank, int k, int64_t token) {
   return (static_cast<int64_t>(rank) << 48) | (static_cast<int64_t>(k) << 32) | token;

@@ -124,6 +124,9 @@ struct HandleData {
   int record_source(int64_t record) const;
 };
 
+/// [kRowChunks * W] records of this rank's tokens at each rank, up to the end of each chunk.
+std::vector<int32_t> records_by_chunk(const HandleData& h);
+
 /// `h` with all its tables in host memory.
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 

@@ -5,10 +5,13 @@
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
+// `rows` is one word per source and chunk of its tokens (expert-major: kRowChunks, else one); its value is the number of the
+// source's records here up to the end of the chunk.
+//
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
-// receiver reads its block after `rows` of the source. Progress: no warp waits for another warp of its rank before it has sent
-// all its rows and arrived; receivers wait only for remote sends, which wait only for placements, which wait for nothing in
-// this kernel.
+// receiver reads its block after `rows` of the source. Progress: a warp waits for chunk c of the rows only after it has sent
+// its own chunk c + 1, or all, and arrived; receivers wait only for remote sends, which wait only for placements, which wait
+// for nothing in this kernel.
 #pragma once
 
 #include "layout/control.hpp"
@@ -51,7 +54,8 @@ struct DispatchParams {
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
   float* row_weight = nullptr;    ///< likewise
 
-  uint64_t* sends_done = nullptr;  ///< counter of warps, private to this rank
+  const int32_t* chunk_records = nullptr;  ///< expert-major: records_by_chunk
+  uint64_t* sends_done = nullptr;          ///< [kRowChunks] counters of warps, private to this rank
 };
 
 /// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
@@ -97,12 +101,13 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
   });
 }
 
-/// Sends this warp's share of the tokens: every (warp total())-th. All copies are settled on return.
+/// Sends this warp's share of the tokens in [t, end): every (warp total())-th, from t on. All copies are settled on return.
+/// Returns the next token of this warp.
 template <class A>
-SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveCounter& moved) {
+SWITCHYARD_FN int64_t send_rows(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t end, MoveCounter& moved) {
   const auto metadata = static_cast<uint64_t>(4 + p.topk * (p.weights ? 8 : 4));
   const auto payload = static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
-  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+  for (; t < end; t += w.total()) {
     const SendEntry* entries = p.sends.of(t);
     const int places = p.sends.places(t);
     if (p.with_records) {
@@ -140,6 +145,7 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, MoveC
     A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.scale_bytes));
   }
   A::settle(w);
+  return t;
 }
 
 /// Zeroes this warp's share of the padding rows of this rank's own block.
@@ -155,14 +161,14 @@ SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, co
   }
 }
 
-/// Expert-major: copies each row of `source` that has further routes on this rank to their rows, by this warp's share of the
-/// records.
+/// Expert-major: copies each row of `source` that has further routes on this rank to their rows, by this warp's share of its
+/// records [begin, end).
 template <class A>
 SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source,
-                                 MoveCounter& moved) {
+                                 int64_t begin, int64_t end, MoveCounter& moved) {
   const int32_t* routes = p.record_route ? p.record_route : mine.route();
   std::byte* scales = mine.block + mine.layout.scales_at();
-  for (int64_t r = p.record_begin[source] + w.index(); r < p.record_begin[source + 1]; r += w.total()) {
+  for (int64_t r = p.record_begin[source] + begin + w.index(); r < p.record_begin[source] + end; r += w.total()) {
     const int32_t* route = routes + r * p.topk;
     if (p.row_source) {
       A::for_lanes(w, p.topk, [&](int k) {
@@ -188,50 +194,74 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   }
 }
 
+/// Tells all receivers that this rank's rows up to the end of chunk c have come, and how many records these are.
+template <class A>
+SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c) {
+  const CallContext& call = p.call;
+  for (int r = 0; r < call.world(); ++r) {
+    const auto records = p.chunk_records ? static_cast<uint64_t>(p.chunk_records[c * call.world() + r]) : 0;
+    A::template store_release<Scope::system>(w, call.heap.at(r, p.control.rows_flag(call.rank(), c)),
+                                             flag_word(call.epoch, records), Site::rows);
+  }
+}
+
+/// Waits until chunk c of all sources has come.
+template <class A>
+SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
+  const WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
+  const uint64_t* flags[kMaxRanks];
+  for (int r = 0; r < p.call.world(); ++r) flags[r] = p.call.heap.local(p.control.rows_flag(r, c));
+  return wait_all<A>(w, p.call, flags, p.call.world(), p.call.word(), Site::rows);
+}
+
+/// Expert-major: places the repeated routes of chunk c of all sources. False after a fault.
+template <class A>
+SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
+                               MoveCounter& moved) {
+  if (!wait_rows<A>(w, p, c)) return false;
+  const CallContext& call = p.call;
+  const auto records = [&](int source, int chunk) {
+    const uint64_t* flag = call.heap.local(p.control.rows_flag(source, chunk));
+    return static_cast<int64_t>(flag_value(A::template load_acquire<Scope::system>(flag, Site::rows)));
+  };
+  for (int step = 0; step < call.world(); ++step) {
+    const int source = (call.rank() + step) % call.world();
+    const WarpSpan<A> span(w, call, Event::place_aliases, source);
+    place_aliases<A>(w, p, mine, source, c > 0 ? records(source, c - 1) : 0, records(source, c), moved);
+  }
+  return true;
+}
+
 /// Kernel body: run by all warps of a rank, after all placements have come (wait_placements) and agree. False after a fault
-/// (recorded). On return without fault all rows for this
-/// warp's share of the receiver work are complete; the call is complete when all warps have returned, and when warp 0 has, all
-/// warps of this rank have begun.
+/// (recorded). On return without fault all rows for this warp's share of the receiver work are complete; the call is complete
+/// when all warps have returned, and when warp 0 has, all warps of this rank have begun.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
-  MoveCounter moved;
-  {
-    WarpSpan<A> span(w, call, Event::send_rows);
-    send_rows<A>(w, p, moved);
-    span.set_arg(static_cast<int64_t>(moved.rows));
-  }
-  if (arrive_is_last<A>(w, p.sends_done)) {
-    uint64_t* rows[kMaxRanks];
-    for (int r = 0; r < call.world(); ++r) rows[r] = call.heap.at(r, p.control.flag(Site::rows, call.rank()));
-    A::template publish<Scope::system>(w, rows, call.world(), call.word(), Site::rows);
-  }
-
+  const bool expert_major = p.layout == Layout::expert_major;
+  const int chunks = expert_major ? kRowChunks : 1;
   const Destination mine = destination(p, call.rank());
-  {
-    const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
-    zero_padding<A>(w, p, mine);
-  }
-  if (p.layout == Layout::rank_major) {
-    A::settle(w);
-    call.moved[w.index()] = moved;
-    if (w.index() != 0) return true;  // nothing to do with what arrives: one warp waits for it
-    const WarpSpan<A> span(w, call, Event::wait_rows, -1);
-    return wait_placements<A>(w, call, p.control, Site::rows);
-  }
-  for (int step = 0; step < call.world(); ++step) {
-    const int source = (call.rank() + step) % call.world();
+  MoveCounter moved;
+  int64_t token = w.index();
+  for (int c = 0; c < chunks; ++c) {
     {
-      const WarpSpan<A> span(w, call, Event::wait_rows, source);
-      if (!wait_one<A>(w, call, call.heap.local(p.control.flag(Site::rows, source)), source, call.word(), Site::rows))
-        return false;
+      WarpSpan<A> span(w, call, Event::send_rows);
+      token = send_rows<A>(w, p, token, expert_major ? row_chunk_end(p.tokens, c) : p.tokens, moved);
+      span.set_arg(static_cast<int64_t>(moved.rows));
     }
-    const WarpSpan<A> span(w, call, Event::place_aliases, source);
-    place_aliases<A>(w, p, mine, source, moved);
+    if (arrive_is_last<A>(w, p.sends_done + c)) publish_rows<A>(w, p, c);
+    if (c == 0) {
+      const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
+      zero_padding<A>(w, p, mine);
+    } else if (!place_chunk<A>(w, p, mine, c - 1, moved)) {
+      return false;
+    }
   }
+  if (expert_major && !place_chunk<A>(w, p, mine, chunks - 1, moved)) return false;
   A::settle(w);
   call.moved[w.index()] = moved;
-  return true;
+  if (expert_major || w.index() != 0) return true;
+  return wait_rows<A>(w, p, 0);  // nothing to do with what arrives: one warp waits for it
 }
 
 }  // namespace switchyard::detail

@@ -112,20 +112,6 @@ SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const 
   }
 }
 
-/// Waits for one flag, written by rank `peer`.
-template <class A>
-SWITCHYARD_FN bool wait_one(typename A::Warp& w, const CallContext& call, const uint64_t* flag, int peer, uint64_t expected,
-                            Site site) {
-  if (A::template poll_all<Scope::system>(w, &flag, 1, expected, site) < 0) return true;
-  WaitClock<A> clock(call, peer);
-  while (true) {
-    if (!clock.keep_waiting(w, call, site, flag, expected)) return false;
-    if (A::template poll_all<Scope::system>(w, &flag, 1, expected, site) < 0) break;
-  }
-  clock.charge(w, call, peer);
-  return true;
-}
-
 /// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that
 /// all warps of the rank settled before they arrived, and `counter` is 0 again for the next launch, which may have another
 /// number of warps.

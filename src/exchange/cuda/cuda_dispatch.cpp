@@ -158,7 +158,8 @@ CudaDispatchParams CudaNormal::move_params(const Call& call, const HandleData& h
     d.padding = t.padding;
     d.num_padding = h.map.count(rank());
   }
-  d.sends_done = &state()->sends_done;
+  if (expert_major) d.chunk_records = t.header->chunk_records;
+  d.sends_done = state()->sends_done;
   p.state = state();
   p.header = t.header;
   p.place = outputs.place;

@@ -92,6 +92,8 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
   header.any_weights = !h.record_weight.empty() || !h.weights.empty();
   for (int s = 0; s < h.counts.world; ++s)
     header.record_begin[s + 1] = std::min(header.record_begin[s] + h.counts.d(s, h.rank), h.num_records);
+  const std::vector<int32_t> by_chunk = records_by_chunk(h);
+  std::copy(by_chunk.begin(), by_chunk.end(), header.chunk_records);
   upload(t.header, std::vector<TablesHeader>{header}, stream);
   upload(t.counts, counts_rows(h), stream);
   upload(t.ids, h.ids, stream);

@@ -18,7 +18,7 @@ namespace {
 /// Initial value of every flag: the epoch before the first.
 void set_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
   std::vector<uint64_t> lines(static_cast<size_t>(control.flags_bytes()) / 8);
-  for (size_t i = 0; i < lines.size(); i += ControlLayout::kLine / 8) lines[i] = word;
+  std::fill(lines.begin(), lines.end(), word);
   check_cuda(cudaMemcpyAsync(base + control.base, lines.data(), lines.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
   check_cuda(cudaStreamSynchronize(stream), "flags");
 }

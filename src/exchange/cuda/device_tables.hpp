@@ -17,7 +17,7 @@ namespace switchyard::detail {
 struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
-  uint64_t sends_done, outputs_done, pulls_done, exits;
+  uint64_t sends_done[kRowChunks], outputs_done, pulls_done, exits;
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
 };
 
@@ -38,6 +38,7 @@ struct TablesHeader {
   int32_t status;       ///< ErrorCode that ended the call on all ranks alike, or ok
   int32_t any_weights;  ///< records carry weights
   int64_t record_begin[kMaxRanks + 1];
+  int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
 };
 
 /// Shape of a handle's tables: all that their sizes depend on.

@@ -302,6 +302,9 @@ __device__ void write_header(const PlanView& v) {
     h.record_begin[s] = PlanView::min64(at, kept);
     if (s < world) at += v.gathered[s * world + rank];
   }
+  for (int c = 0; c < kRowChunks; ++c)
+    for (int d = 0; d < world && row_chunk_end(v.b.tokens, c) == v.b.tokens; ++d)
+      h.chunk_records[c * world + d] = v.gathered[rank * world + d];
   h.tokens = v.b.tokens;
   h.epoch = v.b.call.epoch;
   h.status = static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
@@ -354,6 +357,14 @@ __device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
   }
 }
 
+/// `record`: the first record at rank d of the tokens that follow the chunks in `ends`.
+__device__ void write_chunk_records(const PlanView& v, unsigned ends, int d, int32_t record) {
+  const int world = v.p.map.world;
+  for (int s = 0; s < v.b.call.rank(); ++s) record -= v.gathered[s * world + d];
+  for (int c = 0; c < kRowChunks - 1; ++c)
+    if ((ends >> c & 1u) != 0) v.p.tables.header->chunk_records[c * world + d] = record;
+}
+
 /// Pass 2: the send entries of this warp's tokens, ranks ascending.
 __device__ void write_sends(PlanView& v) {
   const int world = v.p.map.world;
@@ -362,6 +373,9 @@ __device__ void write_sends(PlanView& v) {
   for (int64_t base = v.begin(); base < end; base += kLanes) {
     const int64_t t = base + v.lane;
     const uint64_t mask = t < end ? v.masks[t - v.b.first_token] : 0;
+    unsigned ends = 0;  // chunks that end before this token
+    for (int c = 0; c < kRowChunks - 1; ++c)
+      if (t < end && t == row_chunk_end(v.b.tokens, c)) ends |= 1u << c;
     uint64_t refused = 0;
     int n = 0;
     SendEntry* out = v.p.tables.sends + t * v.p.tables.stride;
@@ -369,8 +383,9 @@ __device__ void write_sends(PlanView& v) {
     for (int d = 0; d < world; ++d) {
       const bool touches = (mask >> d) & 1u;
       const unsigned all = __ballot_sync(kAllLanes, touches);
-      if (all == 0) continue;
       const int32_t record = v.touching[v.warp * world + d] + __popc(all & ((1u << v.lane) - 1u));
+      if (ends != 0) write_chunk_records(v, ends, d, record);
+      if (all == 0) continue;
       __syncwarp();
       if (v.lane == 0) v.touching[v.warp * world + d] += __popc(all);
       __syncwarp();
