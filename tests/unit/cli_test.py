@@ -59,7 +59,7 @@ class Usage(unittest.TestCase):
         self.expect(["bench", "--iterations", "3"], "--iterations: '3' given", "20 to")
         self.expect(["bench", "--sweep", "toknes=3"], "'toknes=3' given", "Did you mean 'tokens'?")
         self.expect(["bench", "--sweep", "tokens"], "'tokens' given", "NAME=N,N,...")
-        self.expect(["demo", "--backend", "cuda"], "'cuda' given", "CPU backend only")
+        self.expect(["demo", "--backend", "cuda", "--staging", "ring"], "--", "cuda")
         self.expect(["demo", "--ranks", "3.5"], "--ranks: '3.5' given")
         self.expect(["verify", "--sms", "4"], "--sms: given with --backend cpu")
         self.expect(["verify", "--backend", "cuda", "--deferred"], "--backend", "cuda")

@@ -9,10 +9,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include "apart.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
-#include "gpu_probe.hpp"
 #include "moe_reference.hpp"
+#include "rank_device.hpp"
 #include "report_html.hpp"
 #include "style.hpp"
 
@@ -20,6 +21,7 @@ namespace switchyard::tool {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
 /// Sizes by number of cores, smallest first.
 struct Size {
@@ -37,11 +39,31 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows;
 }
 
-void say_backend() {
-  const GpuProbe probe = probe_gpus();
-  const std::string gpus =
-      probe.gpus.empty() ? "no GPU is needed" : fmt::format("{} x {} present, not used", probe.gpus.size(), probe.gpus[0].name);
-  fmt::print("  backend   cpu: this build has no GPU backend ({})\n", gpus);
+/// cpu or cuda. auto takes GPUs where this build can use them and there is one.
+std::string choose_backend(const DemoOptions& o, const GpuProbe& probe) {
+  const bool usable = built_with_cuda() && !probe.gpus.empty();
+  if (o.backend == "auto") return usable && o.staging == "direct" ? "cuda" : "cpu";
+  if (o.backend == "cpu") return "cpu";
+  if (!built_with_cuda()) throw UsageError(no_cuda_text());
+  if (!usable)
+    throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
+                                 probe.problem.empty() ? "the driver sees none" : probe.problem));
+  if (o.staging == "ring") throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
+  return "cuda";
+}
+
+void say_backend(const DemoPlan& plan) {
+  const auto gpus = static_cast<int64_t>(plan.probe.gpus.size());
+  if (plan.on_gpus()) {
+    fmt::print("  backend   cuda: {}{}\n", plan.probe.names(),
+               plan.options.ranks > gpus ? fmt::format(", shared by {} ranks (for tests and demos)", plan.options.ranks) : "");
+    fmt::print("            gate and experts run on the host (the library has no GPU experts), on copies of the rows\n");
+    return;
+  }
+  fmt::print("  backend   cpu{}\n",
+             gpus == 0           ? ": no GPU is needed"
+             : built_with_cuda() ? fmt::format(" ({} present, not used)", plan.probe.names())
+                                 : fmt::format(": this build has no GPU backend ({} present, not used)", plan.probe.names()));
 }
 
 void print_setup(const DemoPlan& plan, const bench::Machine& machine, const DemoOptions& asked) {
@@ -59,7 +81,7 @@ void print_setup(const DemoPlan& plan, const bench::Machine& machine, const Demo
   std::fflush(stdout);
 }
 
-void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const bench::CopyLimit& limit) {
+void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const DemoLimit& limit) {
   const auto of_phase = [&](double StepTimes::*phase) {
     std::vector<std::vector<double>> per_rank(static_cast<size_t>(plan.options.ranks));
     for (const auto& step : outcome.steps) {
@@ -72,7 +94,11 @@ void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const bench::
   fmt::print("    dispatch    {:>10}\n    expert MLP  {:>10}   {}\n    combine     {:>10}\n",
              duration(of_phase(&StepTimes::dispatch).p50), duration(of_phase(&StepTimes::expert).p50),
              dim(outcome.expert_implementation), duration(of_phase(&StepTimes::combine).p50));
-  fmt::print("  copy limit of this machine: {:.1f} GB/s. For figures that compare: switchyard bench\n", limit.best().gbs);
+  if (plan.on_gpus())
+    fmt::print("    copies      {:>10}   {}\n", duration(of_phase(&StepTimes::copies).p50),
+               dim("rows to the host's experts and back"));
+  fmt::print("  {}: {:.1f} GB/s. For figures that compare: switchyard bench{}\n", limit.name, limit.gbs,
+             plan.on_gpus() ? " --backend cuda" : "");
 }
 
 void print_check(bool passed, const std::string& text) { fmt::print("  {}  {}\n", passed ? green("PASS") : red("FAIL"), text); }
@@ -104,6 +130,26 @@ void make_folder(const std::string& path) {
   if (!out) throw UsageError(fmt::format("--out: cannot write into '{}': {}", path, std::strerror(errno)));
   out.close();
   fs::remove(probe, error);
+}
+
+DemoLimit measure_limit(const DemoPlan& plan, const bench::Machine& machine, Progress& progress) {
+  if (plan.on_gpus()) {
+    const auto gpus = static_cast<int>(plan.probe.gpus.size());
+    progress.stage("copy from GPU to GPU", 1);
+    const double gbs = run_apart([gpus] { return json(measure_gpu_copy(gpus)); }).get<double>();
+    progress.finish(fmt::format("{:.1f} GB/s", gbs));
+    if (gpus > 1) return {gbs, "copy from GPU to GPU", "256 MiB from GPU 0 to GPU 1, one direction"};
+    return {gbs, "copy within the GPU", "256 MiB within GPU 0, read + written"};
+  }
+  progress.stage("copy limit of this machine", 100);
+  bench::CopyLimitOptions o;
+  o.threads = machine.usable_cores();
+  o.row_bytes = static_cast<size_t>(plan.options.hidden) * 2;
+  o.seconds = 0.5;
+  const bench::CopyLimit limit =
+      bench::measure_copy_limit(machine, o, [&](double f) { progress.update(static_cast<int64_t>(100 * f)); });
+  progress.finish(fmt::format("{:.1f} GB/s", limit.best().gbs));
+  return {limit.best().gbs, "copy limit", fmt::format("{} threads, {}", limit.threads, limit.best().method)};
 }
 
 }  // namespace
@@ -159,12 +205,13 @@ std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutco
 }
 
 int run_demo(const DemoOptions& asked) {
-  if (asked.backend == "cuda")
-    throw UsageError("--backend: 'cuda' given, but this build has the CPU backend only; allowed: auto, cpu");
-  const bench::Machine machine = bench::this_machine();
-  RoutingGeometry geometry{asked.experts, asked.topk, static_cast<int>(asked.ranks), static_cast<uint64_t>(asked.seed)};
-  const auto source = std::make_shared<RoutingSource>("--routing", asked.routing, geometry);
+  const GpuProbe probe = probe_gpus();
   DemoOptions options = asked;
+  options.backend = choose_backend(asked, probe);
+  if (options.ranks == 0) options.ranks = 8;
+  const bench::Machine machine = bench::this_machine();
+  RoutingGeometry geometry{asked.experts, asked.topk, static_cast<int>(options.ranks), static_cast<uint64_t>(asked.seed)};
+  const auto source = std::make_shared<RoutingSource>("--routing", asked.routing, geometry);
   options.topk = source->topk();
   options = fit_to_machine(options, machine, source->experts());
   if (options.hidden % 8 != 0)
@@ -173,19 +220,12 @@ int run_demo(const DemoOptions& asked) {
 
   fmt::print("{}\n  machine   {}, {}, {}\n", bold("switchyard demo"), machine.cpu_model,
              counted(machine.usable_cores(), "core"), machine.os);
-  say_backend();
-  const DemoPlan plan = make_demo_plan(options, source);
+  const DemoPlan plan = make_demo_plan(options, source, probe);
+  say_backend(plan);
   print_setup(plan, machine, asked);
 
   Progress progress;
-  progress.stage("copy limit of this machine", 100);
-  bench::CopyLimitOptions limit_options;
-  limit_options.threads = machine.usable_cores();
-  limit_options.row_bytes = static_cast<size_t>(options.hidden) * 2;
-  limit_options.seconds = 0.5;
-  const bench::CopyLimit limit =
-      bench::measure_copy_limit(machine, limit_options, [&](double f) { progress.update(static_cast<int64_t>(100 * f)); });
-  progress.finish(fmt::format("{:.1f} GB/s", limit.best().gbs));
+  const DemoLimit limit = measure_limit(plan, machine, progress);
   const DemoOutcome outcome = run_demo_ranks(plan, progress);
   const std::vector<double> errors = compare_with_reference(plan, outcome, machine.usable_cores(), progress);
 

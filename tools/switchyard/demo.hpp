@@ -10,6 +10,7 @@
 
 #include "../../bench/measure.hpp"
 #include "exchange_check.hpp"
+#include "gpu_probe.hpp"
 #include "progress.hpp"
 #include "routing_source.hpp"
 #include "switchyard/trace.hpp"
@@ -17,7 +18,7 @@
 namespace switchyard::tool {
 
 struct DemoOptions {
-  std::string backend = "auto";
+  std::string backend = "auto";  ///< run_demo makes it cpu or cuda
   std::string routing = "recorded";
   int64_t ranks = 8;
   int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, as are the next two
@@ -52,13 +53,15 @@ struct DemoPlan {
   Scenario shape;                             ///< without routing
   std::vector<std::vector<Routing>> routing;  ///< [step][rank]; empty if a gate makes it from the rows
   int64_t most_rows = 0;                      ///< of any rank in any step; bounds the pool
+  GpuProbe probe;                             ///< GPUs of this machine, used or not
+  bool on_gpus() const { return options.backend == "cuda"; }
   bool gated() const { return source->is_gate(); }
 };
-DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source);
+DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
-/// Seconds of one step on one rank.
+/// Seconds of one step on one rank. `copies`: rows from and to a GPU, so that the host's experts can work on them.
 struct StepTimes {
-  double gate = 0, dispatch = 0, expert = 0, combine = 0;
+  double gate = 0, dispatch = 0, expert = 0, combine = 0, copies = 0;
 };
 /// What one step did on one rank.
 struct StepResult {
@@ -81,9 +84,15 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress);
 /// Largest relative error of any token against the single-rank reference, by step.
 std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutcome& outcome, int threads, Progress& progress);
 
+/// What the exchange of a demo is compared with: the copy of all cores, or the copy from GPU to GPU.
+struct DemoLimit {
+  double gbs = 0;
+  std::string name, note;
+};
+
 /// Everything that the report shows.
 nlohmann::json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors,
-                           const bench::CopyLimit& limit, const bench::Machine& machine, bool passed);
+                           const DemoLimit& limit, const bench::Machine& machine, bool passed);
 
 /// \returns the exit status
 int run_demo(const DemoOptions& options);

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <mutex>
@@ -10,6 +11,8 @@
 #include <span>
 
 #include "demo.hpp"
+#include "device_copy.hpp"
+#include "rank_device.hpp"
 #include "ranks.hpp"
 #include "style.hpp"
 #include "switchyard/expert.hpp"
@@ -45,6 +48,7 @@ NormalConfig config_of(const DemoPlan& plan) {
   c.expert_alignment = static_cast<int>(o.alignment);
   c.staging = o.staging == "ring" ? Staging::ring : Staging::direct;
   if (c.staging == Staging::ring) return c;
+  if (plan.on_gpus()) return c;  // sizes are the worst case there, as those of the default pool
   // Received rows, expert outputs and the combine's partial sums, with the metadata of each.
   const auto row = static_cast<size_t>(o.hidden) * 2;
   const size_t records = at(o.ranks * o.tokens);
@@ -65,12 +69,19 @@ RowArray gate_weights(const DemoPlan& plan) {
   return w;
 }
 
+/// A rank's rows, ids, weights and results in device memory, with room to spare.
+size_t device_bytes(const DemoPlan& plan) {
+  const DemoOptions& o = plan.options;
+  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + (size_t{1} << 20);
+}
+
 class DemoRank {
  public:
-  DemoRank(const DemoPlan& plan, Group& group, RankLink& link)
+  DemoRank(const DemoPlan& plan, Group& group, RankLink& link, RankDevice* device)
       : plan_(plan),
         group_(group),
         link_(link),
+        device_(device),
         rank_(group.rank()),
         trace_(group.size(), trace_options(plan.options)),
         first_(plan.shape.first_expert(rank_)),
@@ -103,12 +114,13 @@ class DemoRank {
         token_rows(plan_.shape.seed, static_cast<uint64_t>(step), rank_, o.tokens, o.hidden, DType::bf16, ScaleKind::none);
     RowArray out(o.tokens, o.hidden, DType::bf16);
     group_.barrier();
-    group_.set_trace(&trace_);
+    group_.set_trace(device_ ? nullptr : &trace_);  // on a GPU the spans below are all there is
     std::optional<Trace::Span> whole;
     whole.emplace(&trace_, rank_, trace_.event("step"), step);
 
     const Clock::time_point begin = Clock::now();
     const Routing routing = plan_.gated() ? gate(x) : plan_.routing[at(step)][at(rank_)];
+    if (device_) return run_step_on_gpu(step, exchange, mlp, checks, x, routing, seconds_between(begin, Clock::now()), whole);
     const Clock::time_point gated = Clock::now();
     const Dispatched d =
         exchange.dispatch(x.view(), routing.expert_ids(), routing.weights.empty() ? nullptr : routing.weights.data());
@@ -129,7 +141,7 @@ class DemoRank {
     check_exchange(step, exchange, d, routing, checks);
     const auto* bytes = reinterpret_cast<const uint8_t*>(out.row(0));
     const json times = {plan_.gated() ? seconds_between(begin, gated) : 0.0, seconds_between(gated, dispatched),
-                        seconds_between(dispatched, computed), seconds_between(computed, combined)};
+                        seconds_between(dispatched, computed), seconds_between(computed, combined), 0.0};
     return {{"times", times},
             {"rows", d.rows},
             {"remote", remote_bytes},
@@ -138,18 +150,122 @@ class DemoRank {
             {"out", json::binary({bytes, bytes + out.row_bytes() * at(o.tokens)})}};
   }
 
+  /// One timed, traced part of a step on a GPU: to the end of what it enqueued.
+  template <class F>
+  double timed(const char* name, const char* unit, int64_t count, F&& part) {
+    const Clock::time_point begin = Clock::now();
+    {
+      const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
+      part();
+      device_->wait();
+    }
+    return seconds_between(begin, Clock::now());
+  }
+  /// Rows that this rank sends: one per (token, rank).
+  int64_t rows_sent(const Routing& routing) const {
+    int64_t rows = 0;
+    for (int64_t t = 0; t < routing.tokens; ++t) {
+      uint64_t ranks = 0;
+      for (int k = 0; k < routing.topk; ++k) {
+        const int32_t id = routing.ids[at(t * routing.topk + k)];
+        if (plan_.shape.valid(id)) ranks |= uint64_t{1} << plan_.shape.owner(id);
+      }
+      rows += std::popcount(ranks);
+    }
+    return rows;
+  }
+  /// Ranks of one process may share a GPU: none may copy while another's kernel waits for its call.
+  void meet() {
+    device_->wait();
+    group_.barrier();
+  }
+
+  json run_step_on_gpu(int64_t step, NormalExchange& exchange, ExpertMlp& mlp, json& checks, const RowArray& x,
+                       const Routing& routing, double gate_seconds, std::optional<Trace::Span>& whole) {
+    const size_t bytes = at(plan_.options.tokens) * x.row_bytes();
+    StepTimes t;
+    t.gate = gate_seconds;
+    ConstRows rows = x.view();
+    ExpertIds ids = routing.expert_ids();
+    const float* weights = nullptr;
+    void* out = nullptr;
+    t.copies += timed("copy_in", "bytes", static_cast<int64_t>(bytes), [&] {
+      device_->release();
+      rows.data = device_->upload(rows.data, bytes);
+      ids.data = device_->upload(routing.ids.data(), routing.ids.size() * 4);
+      weights = device_->upload(routing.weights.data(), routing.weights.size() * 4);
+      out = device_->allocate(bytes);
+    });
+    DispatchOptions options;
+    options.stream = device_->stream();
+    CombineOptions sum;
+    sum.stream = device_->stream();
+    meet();
+    std::optional<Dispatched> d;
+    const int64_t sent = rows_sent(routing);
+    {
+      const Trace::Span call(&trace_, rank_, trace_.event("dispatch"), step);
+      t.dispatch = timed("send_rows", "rows", sent, [&] { d.emplace(exchange.dispatch(rows, ids, weights, options)); });
+    }
+    const uint64_t remote_bytes = exchange.last_call().remote_bytes;
+    HostDispatched host;
+    t.copies += timed("fetch_rows", "", 0, [&] {
+      host = copy_to_host(*d, weights != nullptr, [&](void* to, const void* from, size_t n) { device_->read(to, from, n); });
+    });
+    const RowBuffer y = exchange.allocate_rows(d->handle, DType::bf16);
+    RowArray made(host.view.rows, plan_.options.hidden, DType::bf16);
+    t.expert = timed("expert_mlp", "rows", host.view.rows, [&] {
+      mlp.forward(static_cast<const uint16_t*>(host.view.x.data), host.view.expert_first_row, host.view.tokens_per_expert,
+                  reinterpret_cast<uint16_t*>(made.row(0)));
+    });
+    const size_t made_bytes = at(made.rows()) * made.row_bytes();
+    t.copies += timed("copy_to_gpu", "bytes", static_cast<int64_t>(made_bytes),
+                      [&] { device_->write(y.rows().data, made.row(0), made_bytes); });
+    meet();
+    {
+      const Trace::Span call(&trace_, rank_, trace_.event("combine"), step);
+      t.combine = timed("pull_reduce", "rows", sent, [&] { exchange.combine(y.rows(), d->handle, out, sum); });
+    }
+    std::vector<uint8_t> result(bytes);
+    t.copies += timed("copy_to_host", "bytes", static_cast<int64_t>(bytes), [&] { device_->read(result.data(), out, bytes); });
+    whole.reset();
+
+    const RowArray identity = combine_as_is(exchange, *d, out, sum);
+    add_checks(step, host.view, identity, routing, checks);
+    return {{"times", {t.gate, t.dispatch, t.expert, t.combine, t.copies}},
+            {"rows", host.view.rows},
+            {"remote", remote_bytes},
+            {"ids", routing.ids},
+            {"weights", routing.weights},
+            {"out", json::binary(std::move(result))}};
+  }
+
   Routing gate(const RowArray& x) {
     const Trace::Span span(&trace_, rank_, trace_.event("gate"), x.rows());
     const std::vector<float> logits = gate_logits(x.view(), gate_weights_.view());
     return plan_.source->gate(logits.data(), x.rows());
   }
 
+  /// The combine of the rows that arrived, on a GPU.
+  RowArray combine_as_is(NormalExchange& exchange, const Dispatched& d, void* out, const CombineOptions& options) {
+    RowArray rows(plan_.options.tokens, plan_.options.hidden, DType::bf16);
+    meet();
+    exchange.combine(d.x, d.handle, out, options);
+    device_->read(rows.row(0), out, at(rows.rows()) * rows.row_bytes());
+    return rows;
+  }
+
   /// Not timed, not traced: the rows that arrived, bit by bit, and what identity experts must give, bit by bit.
   void check_exchange(int64_t step, NormalExchange& exchange, const Dispatched& d, const Routing& routing, json& checks) {
-    Scenario s = plan_.shape;
-    s.routing = plan_.gated() ? gathered(routing) : plan_.routing[at(step)];
     RowArray out(plan_.options.tokens, plan_.options.hidden, DType::bf16);
     exchange.combine(d.x, d.handle, out.row(0));
+    add_checks(step, d, out, routing, checks);
+  }
+
+  /// `d` and `out`, the combine of its own rows, in host memory.
+  void add_checks(int64_t step, const Dispatched& d, const RowArray& out, const Routing& routing, json& checks) {
+    Scenario s = plan_.shape;
+    s.routing = plan_.gated() ? gathered(routing) : plan_.routing[at(step)];
     SentRows sent;
     sent.set = static_cast<uint64_t>(step);
     CombineCase expected;
@@ -182,6 +298,7 @@ class DemoRank {
   const DemoPlan& plan_;
   Group& group_;
   RankLink& link_;
+  RankDevice* device_;  ///< null on the CPU
   int rank_;
   Trace trace_;
   int first_, count_;
@@ -192,7 +309,7 @@ class DemoRank {
 StepResult step_from(const json& j, const DemoPlan& plan) {
   StepResult s;
   s.times = {j.at("times")[0].get<double>(), j.at("times")[1].get<double>(), j.at("times")[2].get<double>(),
-             j.at("times")[3].get<double>()};
+             j.at("times")[3].get<double>(), j.at("times")[4].get<double>()};
   s.routing.num_experts = plan.shape.experts;
   s.routing.topk = plan.shape.topk;
   s.routing.tokens = plan.options.tokens;
@@ -218,9 +335,10 @@ void add_check(std::vector<CheckResult>& all, const json& one, size_t rank) {
 
 }  // namespace
 
-DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source) {
+DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe) {
   DemoPlan plan;
   plan.options = options;
+  plan.probe = probe;
   plan.source = std::move(source);
   Scenario& s = plan.shape;
   s.world = static_cast<int>(options.ranks);
@@ -256,14 +374,21 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
   job.processes = o.processes;
   job.group.num_blocks = static_cast<int>(o.blocks);
   job.group.num_warps = static_cast<int>(o.warps);
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(config_of(plan), plan.shape.world);
+  if (plan.on_gpus()) job.group.backend = Backend::cuda;
+  job.group.heap_bytes = NormalExchange::heap_bytes_for(config_of(plan), plan.shape.world, job.group.backend);
+  const auto gpus = static_cast<int>(plan.probe.gpus.size());
   const int64_t total = o.steps + 1;
   progress.stage("making weights, then the layer", total * o.ranks);
   std::vector<int64_t> done(at(o.ranks));
   std::mutex mutex;
   const Clock::time_point begin = Clock::now();
   const std::vector<json> ranks = run_ranks(
-      job, [&](Group& group, RankLink& link) { return DemoRank(plan, group, link).run(); },
+      job,
+      [&](Group& group, RankLink& link) {
+        RankDevice* device = plan.on_gpus() ? &rank_device(group.rank(), gpus, device_bytes(plan)) : nullptr;
+        group.barrier();  // every rank has its stream and its memory before any waits for another
+        return DemoRank(plan, group, link, device).run();
+      },
       [&](int rank, int64_t n, const std::string&) {
         const std::lock_guard lock(mutex);
         done[at(rank)] = n;

@@ -77,24 +77,57 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
   const double saved =
       1.0 - static_cast<double>(traffic.pairs) / static_cast<double>(std::max<int64_t>(1, traffic.routes_total));
   const double worst = *std::max_element(errors.begin(), errors.end());
-  const double step_seconds = times_of(outcome, &StepTimes::gate).p50 + dispatch.p50 + expert.p50 + combine.p50;
+  const double step_seconds = times_of(outcome, &StepTimes::gate).p50 + dispatch.p50 + expert.p50 + combine.p50 +
+                              times_of(outcome, &StepTimes::copies).p50;
   return {tile("Tokens per second", grouped(static_cast<int64_t>(static_cast<double>(o.ranks * o.tokens) / step_seconds)),
                "whole layer, all ranks"),
           tile("Dispatch", duration(dispatch.p50), "slowest rank, median step"),
-          tile("Expert MLP", duration(expert.p50), fmt::format("{:.0f} GFLOP/s over all ranks", flops / expert.p50 / 1e9)),
+          tile("Expert MLP", duration(expert.p50),
+               fmt::format("{:.0f} GFLOP/s over all ranks{}", flops / expert.p50 / 1e9,
+                           plan.on_gpus() ? ", on the host's CPU" : "")),
           tile("Combine", duration(combine.p50), "slowest rank, median step"),
           tile("Rows saved", fmt::format("{:.0f} %", 100 * saved), "one row per (token, rank) instead of one per route"),
           tile("Largest error", fmt::format("{:.2f} %", 100 * worst),
                fmt::format("allowed {:.2f} %, against one rank without exchange", 100 * kDemoTolerance))};
 }
 
-json throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traffic, const bench::CopyLimit& limit) {
+/// The rank that sends most (dispatch) or whose rows are asked for most (combine), in one direction of its link. One GPU: all
+/// rows of all ranks, read and written.
+json gpu_throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traffic, const DemoLimit& limit) {
+  const DemoOptions& o = plan.options;
+  const bool links = plan.probe.gpus.size() > 1;
+  int64_t sent = 0, received = 0;
+  for (size_t a = 0; a < traffic.rows.size(); ++a) {
+    int64_t out = 0, in = 0;
+    for (size_t b = 0; b < traffic.rows.size(); ++b) {
+      out += a == b ? 0 : traffic.rows[a][b];
+      in += a == b ? 0 : traffic.rows[b][a];
+    }
+    sent = std::max(sent, out);
+    received = std::max(received, in);
+  }
+  const double step_rows = static_cast<double>(links ? sent : 2 * traffic.pairs) / static_cast<double>(o.steps);
+  const double back_rows = static_cast<double>(links ? received : 2 * traffic.pairs) / static_cast<double>(o.steps);
+  const double row = static_cast<double>(o.hidden) * 2;
+  return {
+      {"limit", {{"gbs", limit.gbs}, {"note", limit.note}}},
+      {"items",
+       {{{"name", "dispatch"}, {"gbs", step_rows * row / times_of(outcome, &StepTimes::dispatch).p50 / 1e9}},
+        {{"name", "combine"}, {"gbs", back_rows * row / times_of(outcome, &StepTimes::combine).p50 / 1e9}}}},
+      {"note", fmt::format("{} Times are the host's, from call to end of the work on the GPU, with the exchange of counts: at "
+                           "this size they are latency. Use switchyard bench --backend cuda for figures that compare.",
+                           links ? "Bytes that leave the busiest rank, against a copy from GPU to GPU."
+                                 : "Bytes read and written by all ranks on the one GPU, against a copy within it.")}};
+}
+
+json throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traffic, const DemoLimit& limit) {
+  if (plan.on_gpus()) return gpu_throughput(plan, outcome, traffic, limit);
   const DemoOptions& o = plan.options;
   const double row = static_cast<double>(o.hidden) * 2;
   const bench::ExchangeBytes bytes =
       bench::exchange_bytes(o.ranks * o.tokens, traffic.pairs / o.steps, traffic.remote_pairs / o.steps,
                             traffic.routes_total / o.steps, row, row, row);
-  return {{"limit", {{"gbs", limit.best().gbs}, {"note", fmt::format("{} threads, {}", limit.threads, limit.best().method)}}},
+  return {{"limit", {{"gbs", limit.gbs}, {"note", limit.note}}},
           {"items",
            {{{"name", "dispatch"}, {"gbs", bytes.dispatch_limit / times_of(outcome, &StepTimes::dispatch).p50 / 1e9}},
             {{"name", "combine"}, {"gbs", bytes.combine_limit / times_of(outcome, &StepTimes::combine).p50 / 1e9}}}},
@@ -148,8 +181,8 @@ json phases(const DemoPlan& plan, const Trace& trace) {
 
 }  // namespace
 
-json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors,
-                 const bench::CopyLimit& limit, const bench::Machine& machine, bool passed) {
+json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors, const DemoLimit& limit,
+                 const bench::Machine& machine, bool passed) {
   const DemoOptions& o = plan.options;
   const Traffic traffic = count_traffic(plan, outcome);
   json checks = json::array();
@@ -165,6 +198,8 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
                                            100 * kDemoTolerance)}});
   std::vector<int> first;
   for (int r = 0; r <= plan.shape.world; ++r) first.push_back(plan.shape.first_expert(r));
+  const std::string gpus =
+      plan.on_gpus() ? fmt::format("{}, driver {}; ", plan.probe.names(), plan.probe.driver_version) : std::string();
   const json meta = {
       {"Layer", fmt::format("{} experts, top-{}, hidden {}, intermediate {}, bf16", plan.shape.experts, plan.shape.topk,
                             o.hidden, o.intermediate)},
@@ -174,8 +209,10 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
       {"Exchange",
        fmt::format("normal mode, {} staging, expert-major rows aligned to {}, per-rank combine, {} of symmetric memory a rank",
                    o.staging, o.alignment, binary_size(static_cast<double>(outcome.heap_bytes)))},
-      {"Expert compute", outcome.expert_implementation},
-      {"Machine", fmt::format("{}, {}, last-level cache {}, {} of memory, {}", machine.cpu_model,
+      {"Expert compute",
+       outcome.expert_implementation +
+           (plan.on_gpus() ? ", on the host: the library has no GPU experts; the rows are copied there and back" : "")},
+      {"Machine", fmt::format("{}{}, {}, last-level cache {}, {} of memory, {}", gpus, machine.cpu_model,
                               counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)),
                               binary_size(static_cast<double>(machine.memory_bytes)), machine.os)},
       {"Build", build_description()},
@@ -183,6 +220,7 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
   return {{"passed", passed},
           {"meta", meta},
           {"tiles", tiles(plan, outcome, traffic, errors)},
+          {"limit_name", limit.name},
           {"world", o.ranks},
           {"steps", o.steps},
           {"traffic", {{"rows", traffic.rows}, {"routes", traffic.routes}, {"row_bytes", o.hidden * 2}}},

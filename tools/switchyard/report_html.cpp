@@ -41,7 +41,7 @@ constexpr const char* kBody = R"html(
   <div class="two">
     <section class="card"><h2>Traffic between ranks</h2><div class="switch" id="traffic-switch"></div><div id="traffic"></div>
       <p class="note" id="traffic-note"></p></section>
-    <section class="card"><h2>Throughput against the copy limit</h2><div id="throughput"></div>
+    <section class="card"><h2 id="throughput-title">Throughput against the copy limit</h2><div id="throughput"></div>
       <p class="note" id="throughput-note"></p>
       <h2 class="second">Checks</h2><div id="checks"></div></section>
   </div>

@@ -134,8 +134,8 @@ function drawThroughput() {
   const share = (gbs, digits) => `${(100 * gbs / T.limit.gbs).toFixed(digits)} %`, rate = gbs => `${gbs.toFixed(1)} GB/s`;
   const item = (name, gbs, color, label, note) => ({name, gbs, color, label, tip: `${name}: ${rate(gbs)}\n${note}`});
   const items = T.items.map(({name, gbs}) =>
-    item(name, gbs, 'var(--bar)', `${rate(gbs)}, ${share(gbs, 0)}`, `${share(gbs, 1)} of the copy limit`));
-  items.push(item('copy limit', T.limit.gbs, 'var(--call)', rate(T.limit.gbs), T.limit.note));
+    item(name, gbs, 'var(--bar)', `${rate(gbs)}, ${share(gbs, 0)}`, `${share(gbs, 1)} of: ${D.limit_name}`));
+  items.push(item('limit', T.limit.gbs, 'var(--call)', rate(T.limit.gbs), T.limit.note));
   const left = 84, right = 128, step = 34, max = Math.max(...items.map(i => i.gbs)) || 1, height = step * items.length;
   s.setAttribute('viewBox', `0 0 ${s.W} ${height}`);
   s.setAttribute('height', height);
@@ -146,6 +146,7 @@ function drawThroughput() {
     el(g, 'text', {x: left - 10, y: y + 21, 'text-anchor': 'end', class: 'strong'}, it.name);
     el(g, 'text', {x: left + w + 8, y: y + 21}, it.label);
   });
+  $('throughput-title').textContent = `Throughput against the ${D.limit_name}`;
   $('throughput-note').textContent = T.note;
 }
 

@@ -21,7 +21,8 @@ void declare_demo(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.group("What to run");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
-  add.choice("--backend", o.backend, {"auto", "cpu", "cuda"}, "auto takes the best one of this build");
+  add.choice("--backend", o.backend, {"auto", "cpu", "cuda"},
+             "auto takes GPUs if this build can use them and there is one; the ranks go round the GPUs");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--steps", o.steps, 1, 1000, "Layers run one after the other, each with other tokens");

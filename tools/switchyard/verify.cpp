@@ -126,12 +126,16 @@ int fit_to_gpus(VerifyOptions& o) {
   return static_cast<int>(probe.gpus.size());
 }
 
-}  // namespace
+std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
+  try {
+    return run_verify_case(c, options, arena);
+  } catch (const RankError& e) {
+    return {{"runs to its end", false, e.what(), 0}};
+  }
+}
 
-int run_verify(const VerifyOptions& asked) {
-  VerifyOptions options = asked;
-  const int gpus = fit_to_gpus(options);
-  std::vector<VerifyCase> cases = verify_cases(options);
+/// Throws what is wrong before anything runs. Returns the largest device_bytes.
+size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions& options) {
   if (cases.empty()) throw UsageError("the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only");
   size_t arena = 0;
   for (VerifyCase& c : cases) {
@@ -139,6 +143,16 @@ int run_verify(const VerifyOptions& asked) {
     check_verify_case(c, options);
     if (gpus > 0) arena = std::max(arena, device_bytes(c, options));
   }
+  return arena;
+}
+
+}  // namespace
+
+int run_verify(const VerifyOptions& asked) {
+  VerifyOptions options = asked;
+  const int gpus = fit_to_gpus(options);
+  std::vector<VerifyCase> cases = verify_cases(options);
+  const size_t arena = check_cases(cases, gpus, options);
   std::vector<std::string> order;
   std::map<std::string, Tally> tallies;
   json report = {{"cases", json::array()}};
@@ -149,12 +163,7 @@ int run_verify(const VerifyOptions& asked) {
   for (size_t i = 0; i < cases.size(); ++i) {
     const VerifyCase& c = cases[i];
     const auto case_begin = std::chrono::steady_clock::now();
-    std::vector<CheckResult> checks;
-    try {
-      checks = run_verify_case(c, options, arena);
-    } catch (const RankError& e) {
-      checks = {{"runs to its end", false, e.what(), 0}};
-    }
+    const std::vector<CheckResult> checks = checks_of(c, options, arena);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - case_begin).count();
     json entry = {{"case", describe(c)}, {"seconds", seconds}, {"checks", json::array()}};
     bool passed = true;
