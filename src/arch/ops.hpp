@@ -4,7 +4,7 @@
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
-//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::drain_sources, A::settle
+//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
 //   flags         A::load_acquire, A::store_release, A::publish, A::poll_all, A::fetch_add, A::block_sync
 //   lanes         A::for_lanes, A::lanes_where, A::count, A::count_max, A::now_ns, A::pause
@@ -105,6 +105,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::multicast_copy(w, dsts, n, src, bytes);            // src is read once and written to dsts[0..n)
   A::multicast_to(w, n, AnyDestination{}, src, bytes);  // the same to f(i), i in [0, n), n <= 64; null: nowhere
   A::fill_zero(w, dst, bytes);
+  A::prefetch(w, src);  // a hint that src will be read soon
   A::drain_sources(w);  // sources of all pending copies of this warp have been read
   A::settle(w);         // all pending copies, fills and reductions of this warp are complete
 

@@ -126,7 +126,10 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
 /// Owner side: sums this warp's share of the tokens. Settled on return.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  for (int64_t t = w.index(); t < p.tokens; t += w.total()) reduce_token<A>(w, p, t, moved);
+  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+    if (t + w.total() < p.tokens) A::prefetch(w, p.sends.of(t + w.total()));
+    reduce_token<A>(w, p, t, moved);
+  }
   A::settle(w);
 }
 
@@ -141,7 +144,10 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
     prepare_outputs<A>(w, p, moved);
   }
-  if (arrive_is_last<A>(w, p.outputs_done)) publish_placement<A>(w, call, p.control, p.place, Site::outputs);
+  // Rows that lie in place were ready before the kernel began: one warp says so at once.
+  const bool prepares = p.staged || p.weights_staged;
+  if (prepares ? arrive_is_last<A>(w, p.outputs_done) : w.index() == 0)
+    publish_placement<A>(w, call, p.control, p.place, Site::outputs);
   {
     const WarpSpan<A> span(w, call, Event::wait_outputs, -1);
     if (!wait_placements<A>(w, call, p.control, Site::outputs)) return false;

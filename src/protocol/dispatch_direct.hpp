@@ -110,6 +110,10 @@ SWITCHYARD_FN int64_t send_rows(typename A::Warp& w, const DispatchParams& p, in
   for (; t < end; t += w.total()) {
     const SendEntry* entries = p.sends.of(t);
     const int places = p.sends.places(t);
+    if (t + w.total() < p.tokens) {
+      A::prefetch(w, p.sends.of(t + w.total()));
+      if (p.with_records) A::prefetch(w, p.ids + (t + w.total()) * p.topk);
+    }
     if (p.with_records) {
       send_records<A>(w, p, t, entries, places);
       moved.metadata_bytes +=

@@ -168,6 +168,39 @@ TYPED_TEST_P(ArchConformance, MulticastReachesTheLargestGroup) {
   });
 }
 
+TYPED_TEST_P(ArchConformance, MulticastToSkipsNoPlace) {
+  this->for_each_variant([&] {
+    typename TestFixture::Memory src(4112);
+    src.randomize(this->random_);
+    for (const uint64_t places :
+         {uint64_t{0}, uint64_t{1}, uint64_t{0b1010}, uint64_t{1} << 63, ~uint64_t{0}, this->random_()}) {
+      typename TestFixture::Memory dst(4112 * 64);
+      std::vector<std::byte> before(dst.data(), dst.data() + 4112 * 64);
+      std::vector<void*> dsts;
+      for (size_t i = 0; i < 64; ++i) dsts.push_back(places >> i & 1 ? dst.data() + 4112 * i : nullptr);
+      this->warp_.multicast_to(dsts.data(), 64, src.data(), 4112);
+      this->warp_.settle();
+      for (size_t i = 0; i < 64; ++i) {
+        const std::byte* want = places >> i & 1 ? src.data() : before.data() + 4112 * i;
+        ASSERT_EQ(std::memcmp(dst.data() + 4112 * i, want, 4112), 0) << i << " of " << std::hex << places;
+      }
+      EXPECT_TRUE(dst.guards_intact());
+    }
+  });
+}
+
+TYPED_TEST_P(ArchConformance, LanesWhereGivesABitPerPlace) {
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{32}, size_t{33}, size_t{64}}) {
+    std::vector<bool> which(n);
+    uint64_t want = 0;
+    for (size_t i = 0; i < n; ++i) {
+      which[i] = this->random_() % 2 != 0;
+      want |= static_cast<uint64_t>(which[i]) << i;
+    }
+    EXPECT_EQ(this->warp_.lanes_where(which), want) << n;
+  }
+}
+
 TYPED_TEST_P(ArchConformance, FillZeroClearsExactlyItsRange) {
   this->for_each_variant([&] {
     std::vector<size_t> sizes = large_sizes();
@@ -329,11 +362,12 @@ TYPED_TEST_P(ArchConformance, TheClockNeverRunsBackwards) {
 namespace switchyard::conformance {
 
 REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesLargeRowsAtEveryAlignment,
-                            MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, FillZeroClearsExactlyItsRange,
-                            SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless,
-                            FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
-                            FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
-                            ReduceMatchesTheReference, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
+                            MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, MulticastToSkipsNoPlace,
+                            LanesWhereGivesABitPerPlace, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
+                            ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
+                            PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch,
+                            LanesCoverEachIndexOnce, TheClockNeverRunsBackwards, ReduceMatchesTheReference,
+                            ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
                             ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
                             ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
                             QuantizeSpecialGroups, QuantizeScaleBoundaries);

@@ -43,10 +43,25 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   void multicast_copy(void* const* dsts, int n, const void* src, size_t bytes) {
     Cpu::multicast_copy(warp, dsts, n, src, bytes);
   }
+  void multicast_to(void* const* dsts, int n, const void* src, size_t bytes) {
+    Cpu::multicast_to(
+        warp, n, [&](int i) { return dsts[i]; }, src, bytes);
+  }
   void fill_zero(void* dst, size_t bytes) { Cpu::fill_zero(warp, dst, bytes); }
   void drain_sources() { Cpu::drain_sources(warp); }
   void settle() { Cpu::settle(warp); }
   void reduce_rows(const detail::ReduceSpec& spec) { Cpu::reduce_rows(warp, spec); }
+  void reduce_rows_from(const detail::ReduceSpec& spec, const std::vector<int>& places) {
+    const int last = places.empty() ? 0 : places.back() + 1;
+    std::vector<int> row_at(static_cast<size_t>(last), -1);
+    for (size_t i = 0; i < places.size(); ++i) row_at[static_cast<size_t>(places[i])] = static_cast<int>(i);
+    Cpu::reduce_rows_from(
+        warp, spec, last, spec.weights != nullptr,
+        [&](int i) -> const void* {
+          return row_at[static_cast<size_t>(i)] < 0 ? nullptr : spec.rows[row_at[static_cast<size_t>(i)]];
+        },
+        [&](int i) { return spec.weights[row_at[static_cast<size_t>(i)]]; });
+  }
   void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
     Cpu::quantize_row(warp, q, scales, src, type, hidden, kind);
   }
@@ -62,6 +77,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
     std::vector<int> hits(static_cast<size_t>(n));
     Cpu::for_lanes(warp, n, [&](int i) { ++hits[static_cast<size_t>(i)]; });
     return hits;
+  }
+  uint64_t lanes_where(const std::vector<bool>& which) {
+    return Cpu::lanes_where(warp, static_cast<int>(which.size()), [&](int i) { return which[static_cast<size_t>(i)]; });
   }
   uint64_t now_ns() { return Cpu::now_ns(); }
   std::byte* scratch() { return warp.scratch(); }

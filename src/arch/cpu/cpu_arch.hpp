@@ -131,6 +131,8 @@ struct BasicCpu {
     return mask;
   }
 
+  static void prefetch(Warp&, const void* src) { __builtin_prefetch(src); }
+
   static void count(Warp&, uint64_t* statistic, uint64_t value) { *statistic += value; }
   static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }
 

@@ -175,6 +175,10 @@ struct Cuda {
     ptx::fence_proxy_async();
   }
 
+  __device__ static void prefetch(Warp& w, const void* src) {
+    if (w.lane_ == 0) ptx::prefetch(src);
+  }
+
   // Reductions in the memory: a load would cost its latency.
   __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
     if (w.lane_ == 0) atomicAdd(reinterpret_cast<unsigned long long*>(statistic), static_cast<unsigned long long>(value));
