@@ -15,6 +15,7 @@
 
 #include "build_info.hpp"
 #include "cli.hpp"
+#include "rank_device.hpp"
 #include "style.hpp"
 
 extern char** environ;
@@ -151,10 +152,7 @@ std::vector<Finding> judge_backends(const std::vector<Finding>& found) {
     processes = {"Backends", processes.name, Verdict::no, "not usable", "see the lines marked 'no' above", ""};
   }
   out.push_back(processes);
-  const bool gpus = std::any_of(found.begin(), found.end(), [](const Finding& f) { return f.name == "GPU 0"; });
-  out.push_back({"Backends", "cuda", Verdict::note, "not in this build",
-                 gpus ? "GPUs are present, but this build has the CPU backend only" : "this build has the CPU backend only",
-                 ""});
+  out.push_back(judge_cuda(found, built_with_cuda()));
   return out;
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "gpu_probe.hpp"
+
 namespace switchyard::tool {
 
 enum class Verdict { ok, limited, no, note };
@@ -24,6 +26,10 @@ std::vector<Finding> check_cpu();
 std::vector<Finding> check_memory();
 std::vector<Finding> check_processes();
 std::vector<Finding> check_gpus();
+/// Of any machine. `heap_choice`: value of SWITCHYARD_CUDA_HEAP, or "".
+std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
+/// The backend cuda, from the findings above and whether this build has it.
+Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
 std::vector<Finding> check_libraries();
 std::vector<Finding> check_environment();
 /// The backends, judged from the findings of the others.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doctor's findings about CPU, memory, processes and GPUs.
+// Doctor's findings about CPU, memory and processes.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -16,7 +16,6 @@
 
 #include "../../bench/machine.hpp"
 #include "doctor.hpp"
-#include "gpu_probe.hpp"
 #include "style.hpp"
 
 namespace switchyard::tool {
@@ -158,29 +157,6 @@ Finding dev_shm() {
   return f;
 }
 
-std::string join_pairs(const std::vector<std::vector<bool>>& table, bool wanted) {
-  std::string out;
-  for (size_t a = 0; a < table.size(); ++a) {
-    for (size_t b = 0; b < table.size(); ++b) {
-      if (a != b && table[a][b] == wanted) out += fmt::format("{}{}-{}", out.empty() ? "" : ", ", a, b);
-    }
-  }
-  return out;
-}
-
-Finding pairwise(const char* name, const std::vector<std::vector<bool>>& table, const char* reason, const char* action) {
-  Finding f{"GPU", name, Verdict::ok, "every pair", "", ""};
-  const std::string missing = join_pairs(table, false);
-  if (!missing.empty()) {
-    const std::string present = join_pairs(table, true);
-    f.verdict = present.empty() ? Verdict::no : Verdict::limited;
-    f.value = present.empty() ? "no pair" : "not " + missing;
-    f.reason = reason;
-    f.action = action;
-  }
-  return f;
-}
-
 }  // namespace
 
 std::vector<Finding> check_cpu() {
@@ -268,60 +244,6 @@ std::vector<Finding> check_processes() {
     f.action = "ulimit -u 4096";
   }
   out.push_back(f);
-  return out;
-}
-
-std::vector<Finding> check_gpus() {
-  const GpuProbe probe = probe_gpus();
-  std::vector<Finding> out;
-  if (!probe.driver) {
-    out.push_back({"GPU", "driver", Verdict::note, "none: " + probe.problem, "the CPU backend needs none",
-                   probe.driver_version.empty() ? ""
-                                                : "a kernel module is loaded (" + probe.driver_version +
-                                                      "): give the container access (docker --gpus all)"});
-    return out;
-  }
-  const int major = probe.cuda_version / 1000;
-  Finding driver{"GPU",
-                 "driver",
-                 Verdict::ok,
-                 fmt::format("{}CUDA {}.{}", probe.driver_version.empty() ? "" : probe.driver_version + ", ", major,
-                             probe.cuda_version % 1000 / 10),
-                 "",
-                 ""};
-  if (probe.cuda_version < 13000) {
-    driver.verdict = Verdict::limited;
-    driver.reason = "GPU code of this project needs a driver for CUDA 13.0 (580 or later)";
-    driver.action = "update the NVIDIA driver";
-  }
-  out.push_back(driver);
-  for (size_t g = 0; g < probe.gpus.size(); ++g) {
-    const Gpu& gpu = probe.gpus[g];
-    Finding f{"GPU",
-              fmt::format("GPU {}", g),
-              Verdict::ok,
-              fmt::format("{}, sm_{}{}, {} SMs, {}", gpu.name, gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
-                          binary_size(static_cast<double>(gpu.memory_bytes))),
-              "",
-              ""};
-    if (gpu.compute_major < 9) {
-      f.verdict = Verdict::limited;
-      f.reason = "GPU kernels are written for sm_90 and later";
-    } else if (!gpu.virtual_memory || !gpu.file_descriptors) {
-      f.verdict = Verdict::limited;
-      f.reason = "memory cannot be exported as file descriptors; cudaIpc is the fallback";
-    }
-    out.push_back(f);
-  }
-  if (probe.gpus.empty()) {
-    out.push_back({"GPU", "devices", Verdict::no, "the driver sees none", "CUDA_VISIBLE_DEVICES may hide them",
-                   "unset CUDA_VISIBLE_DEVICES, or docker --gpus all"});
-  } else if (probe.gpus.size() > 1) {
-    out.push_back(pairwise("peer access", probe.peer_access, "ranks on these GPUs cannot write each other's memory",
-                           "check nvidia-smi topo -m, the IOMMU (ACS) and that fabricmanager runs"));
-    out.push_back(
-        pairwise("native peer atomics", probe.native_atomics, "the link has no atomics; none is needed in a default path", ""));
-  }
   return out;
 }
 

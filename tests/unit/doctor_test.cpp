@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What doctor says of GPUs, from made-up machines; and the process apart in which it asks the driver.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "tools/switchyard/apart.hpp"
+#include "tools/switchyard/doctor.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+TEST(Apart, AnswersErrorsAndDeathsComeBack) {
+  EXPECT_EQ(run_apart([] { return json{{"pid", getpid()}}; }).at("pid").get<pid_t>() == getpid(), false);
+  EXPECT_EQ(run_apart([] { return json(std::string(100000, 'x')); }).get<std::string>().size(), 100000u);
+  const auto text_of = [](const std::function<json()>& body) -> std::string {
+    try {
+      run_apart(body);
+      return "";
+    } catch (const std::runtime_error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(text_of([]() -> json { throw std::runtime_error("no driver"); }), "no driver");
+  EXPECT_NE(text_of([]() -> json {
+              raise(SIGKILL);
+              return 0;
+            }).find("signal 9"),
+            std::string::npos);
+  EXPECT_EQ(text_of([]() -> json { _exit(0); }), "the process ended without an answer");
+}
+
+/// `n` Hopper GPUs, all linked by NVLink.
+GpuProbe hoppers(size_t n) {
+  GpuProbe p;
+  p.driver = true;
+  p.cuda_version = 13000;
+  p.driver_version = "580.65.06";
+  p.gpus.assign(n, Gpu{"NVIDIA H200", 9, 0, 132, uint64_t{141} << 30, true, true, true, 4});
+  p.peer_access.assign(n, std::vector<bool>(n, true));
+  p.native_atomics = p.peer_access;
+  p.link_rank.assign(n, std::vector<int>(n, 0));
+  return p;
+}
+
+const Finding& named(const std::vector<Finding>& found, const std::string& name) {
+  for (const Finding& f : found)
+    if (f.name == name) return f;
+  throw std::runtime_error("no finding " + name);
+}
+
+TEST(Doctor, HealthyGpus) {
+  const auto found = gpu_findings(hoppers(4), "");
+  for (const Finding& f : found) EXPECT_TRUE(f.verdict == Verdict::ok || f.verdict == Verdict::note) << f.name;
+  EXPECT_EQ(named(found, "links of GPU 1").value, "NVLink to 0 2 3");
+  EXPECT_NE(named(found, "symmetric heap").value.find("vmm"), std::string::npos);
+  EXPECT_EQ(judge_cuda(found, true).verdict, Verdict::ok);
+  EXPECT_EQ(judge_cuda(found, true).value, "ready on 4 GPUs");
+  EXPECT_EQ(judge_cuda(found, false).verdict, Verdict::note);
+  EXPECT_NE(judge_cuda(found, false).reason.find("4 GPUs present"), std::string::npos);
+}
+
+TEST(Doctor, LinksAreJudgedPairByPair) {
+  GpuProbe p = hoppers(3);
+  p.native_atomics[0][2] = p.native_atomics[2][0] = false;
+  auto found = gpu_findings(p, "");
+  EXPECT_EQ(named(found, "links of GPU 0").value, "NVLink to 1, PCIe to 2");
+  EXPECT_EQ(named(found, "native peer atomics").verdict, Verdict::limited);
+  EXPECT_EQ(judge_cuda(found, true).verdict, Verdict::limited);
+  p.peer_access[0][2] = false;
+  found = gpu_findings(p, "");
+  EXPECT_EQ(named(found, "peer access").value, "not 0>2");
+  EXPECT_EQ(named(found, "links of GPU 0").value, "NVLink to 1, no access to 2");
+  p.peer_access.assign(3, std::vector<bool>(3, false));
+  found = gpu_findings(p, "");
+  EXPECT_EQ(named(found, "peer access").verdict, Verdict::no);
+  EXPECT_EQ(judge_cuda(found, true).value, "ready, with all ranks on one GPU");
+}
+
+TEST(Doctor, HeapFollowsDriverAndChoice) {
+  GpuProbe p = hoppers(2);
+  EXPECT_EQ(named(gpu_findings(p, "ipc"), "symmetric heap").verdict, Verdict::limited);
+  EXPECT_EQ(named(gpu_findings(p, "fast"), "symmetric heap").verdict, Verdict::no);
+  p.gpus[1].file_descriptors = false;
+  EXPECT_EQ(named(gpu_findings(p, ""), "symmetric heap").verdict, Verdict::limited);
+  EXPECT_EQ(named(gpu_findings(p, "vmm"), "symmetric heap").verdict, Verdict::no);
+  p.gpus[0].host_register = false;
+  EXPECT_EQ(named(gpu_findings(p, ""), "registered host memory").verdict, Verdict::no);
+  EXPECT_EQ(judge_cuda(gpu_findings(p, ""), true).value, "not usable as it is");
+}
+
+TEST(Doctor, WithoutGpusItSaysWhyAndWhatToDo) {
+  GpuProbe none;
+  none.problem = "libcuda.so.1 was not found";
+  for (const bool in_build : {true, false}) {
+    const auto found = gpu_findings(none, "");
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].verdict, Verdict::note);
+    EXPECT_NE(found[0].value.find("libcuda.so.1"), std::string::npos);
+    EXPECT_FALSE(found[0].action.empty());
+    const Finding cuda = judge_cuda(found, in_build);
+    EXPECT_EQ(cuda.verdict, Verdict::note);
+    EXPECT_FALSE(cuda.reason.empty());
+  }
+  GpuProbe old = hoppers(1);
+  old.cuda_version = 12040;
+  EXPECT_EQ(named(gpu_findings(old, ""), "driver").verdict, Verdict::limited);
+}
+
+}  // namespace
+}  // namespace switchyard::tool

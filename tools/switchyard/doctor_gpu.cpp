@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Doctor's findings about GPUs, from what the driver says alone.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "doctor.hpp"
+#include "rank_device.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+constexpr int kCudaNeeded = 13000;
+
+Finding driver_finding(const GpuProbe& probe) {
+  Finding f{"GPU",
+            "driver",
+            Verdict::ok,
+            fmt::format("{}CUDA {}.{}", probe.driver_version.empty() ? "" : probe.driver_version + ", ",
+                        probe.cuda_version / 1000, probe.cuda_version % 1000 / 10),
+            "",
+            ""};
+  if (probe.cuda_version < kCudaNeeded) {
+    f.verdict = Verdict::limited;
+    f.reason = "GPU code of this project needs a driver for CUDA 13.0 (580 or later)";
+    f.action = "update the NVIDIA driver";
+  }
+  return f;
+}
+
+Finding gpu_finding(size_t index, const Gpu& gpu) {
+  Finding f{"GPU",
+            fmt::format("GPU {}", index),
+            Verdict::ok,
+            fmt::format("{}, sm_{}{}, {} SMs, {}, PCI bus {:02x}", gpu.name, gpu.compute_major, gpu.compute_minor,
+                        gpu.multiprocessors, binary_size(static_cast<double>(gpu.memory_bytes)), gpu.pci_bus),
+            "",
+            ""};
+  if (gpu.compute_major < 9) {
+    f.verdict = Verdict::limited;
+    f.reason = "GPU kernels are compiled for sm_90 (Hopper)";
+  }
+  return f;
+}
+
+/// Ordered pairs: access may differ by direction.
+template <class Test>
+std::string pairs_where(size_t gpus, Test&& test) {
+  std::string out;
+  for (size_t a = 0; a < gpus; ++a) {
+    for (size_t b = 0; b < gpus; ++b) {
+      if (a != b && test(a, b)) out += fmt::format("{}{}>{}", out.empty() ? "" : ", ", a, b);
+    }
+  }
+  return out;
+}
+
+Finding peer_finding(const GpuProbe& p) {
+  const size_t n = p.gpus.size();
+  const std::string missing = pairs_where(n, [&](size_t a, size_t b) { return !p.peer_access[a][b]; });
+  Finding f{"GPU", "peer access", Verdict::ok, "every pair", "", ""};
+  if (missing.empty()) return f;
+  const bool none = pairs_where(n, [&](size_t a, size_t b) { return p.peer_access[a][b]; }).empty();
+  f.verdict = none ? Verdict::no : Verdict::limited;
+  f.value = none ? "no pair" : "not " + missing;
+  f.reason = "ranks on these GPUs cannot write each other's memory, so a group cannot hold them";
+  f.action = "check nvidia-smi topo -m, the IOMMU (ACS) and that fabricmanager runs; or choose GPUs with CUDA_VISIBLE_DEVICES";
+  return f;
+}
+
+/// One row of the matrix of peers.
+Finding links_of(const GpuProbe& p, size_t gpu) {
+  std::string nvlink, other, none;
+  const auto add = [](std::string& list, size_t i) { list += fmt::format("{}{}", list.empty() ? "" : " ", i); };
+  for (size_t i = 0; i < p.gpus.size(); ++i) {
+    if (i == gpu) continue;
+    add(!p.peer_access[gpu][i] ? none : p.native_atomics[gpu][i] ? nvlink : other, i);
+  }
+  std::string text;
+  for (const auto& [name, list] : {std::pair("NVLink to", &nvlink), {"PCIe to", &other}, {"no access to", &none}}) {
+    if (!list->empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, *list);
+  }
+  return {"GPU", fmt::format("links of GPU {}", gpu), Verdict::note, text, "", ""};
+}
+
+Finding atomics_finding(const GpuProbe& p) {
+  const size_t n = p.gpus.size();
+  const std::string missing =
+      pairs_where(n, [&](size_t a, size_t b) { return p.peer_access[a][b] && !p.native_atomics[a][b]; });
+  std::string ranks;
+  for (size_t a = 0; a < n; ++a)
+    for (size_t b = 0; b < n; ++b)
+      if (a != b && p.link_rank[a][b] > 0)
+        ranks += fmt::format("{}{}>{}: {}", ranks.empty() ? "" : ", ", a, b, p.link_rank[a][b]);
+  Finding f{"GPU",       "native peer atomics",
+            Verdict::ok, "every pair" + (ranks.empty() ? std::string() : "; slower links by the driver's rank: " + ranks),
+            "",          ""};
+  if (missing.empty()) return f;
+  f.verdict = Verdict::limited;
+  f.value = "not " + missing;
+  f.reason = "these pairs have no NVLink (PCIe has no such atomics): everything works, at the speed of PCIe";
+  return f;
+}
+
+/// The kind of heap that a group on these GPUs would have, as heap/cuda decides it.
+Finding heap_finding(const GpuProbe& p, const std::string& choice) {
+  const auto exports = [](const Gpu& g) { return g.virtual_memory && g.file_descriptors; };
+  const bool all = std::all_of(p.gpus.begin(), p.gpus.end(), exports);
+  Finding f{"GPU", "symmetric heap", Verdict::ok, "vmm: driver allocations passed as file descriptors", "", ""};
+  if (!choice.empty() && choice != "auto" && choice != "vmm" && choice != "ipc") {
+    return {f.group,
+            f.name,
+            Verdict::no,
+            "SWITCHYARD_CUDA_HEAP=" + choice,
+            "no such kind of heap: forming a group fails",
+            "set it to auto, vmm or ipc"};
+  }
+  if (all && choice != "ipc") return f;
+  if (choice == "vmm") {
+    return {f.group,
+            f.name,
+            Verdict::no,
+            "SWITCHYARD_CUDA_HEAP=vmm, but a GPU cannot do it",
+            "memory cannot be exported as file descriptors: forming a group fails",
+            "unset SWITCHYARD_CUDA_HEAP"};
+  }
+  f.verdict = Verdict::limited;
+  f.value = "ipc: cudaMalloc and cudaIpc handles";
+  f.reason = std::string(all ? "SWITCHYARD_CUDA_HEAP=ipc asks for it" : "memory cannot be exported as file descriptors") +
+             ": ranks must be processes and leave together, and there is no sleep";
+  f.action = all ? "unset SWITCHYARD_CUDA_HEAP"
+                 : "needs a driver and a GPU with the virtual memory API (not under some MIG or vGPU set-ups)";
+  return f;
+}
+
+Finding host_memory_finding(const GpuProbe& p) {
+  Finding f{"GPU", "registered host memory", Verdict::ok, "kernels can write it", "", ""};
+  for (size_t g = 0; g < p.gpus.size(); ++g) {
+    if (p.gpus[g].host_register) continue;
+    f.verdict = Verdict::no;
+    f.value = fmt::format("not on GPU {}", g);
+    f.reason = "faults and aborts pass between kernels and hosts through it (cudaHostRegister): forming a group fails";
+    f.action = "use the CPU backend there";
+    break;
+  }
+  return f;
+}
+
+}  // namespace
+
+std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice) {
+  if (!probe.driver) {
+    return {{"GPU", "driver", Verdict::note, "none: " + probe.problem, "the CPU backend needs none",
+             probe.driver_version.empty()
+                 ? "to use GPUs: install NVIDIA driver 580 or later"
+                 : "a kernel module is loaded (" + probe.driver_version + "): give the container access (docker --gpus all)"}};
+  }
+  std::vector<Finding> out{driver_finding(probe)};
+  for (size_t g = 0; g < probe.gpus.size(); ++g) out.push_back(gpu_finding(g, probe.gpus[g]));
+  if (probe.gpus.empty()) {
+    out.push_back({"GPU", "devices", Verdict::no, "the driver sees none", "CUDA_VISIBLE_DEVICES may hide them",
+                   "unset CUDA_VISIBLE_DEVICES, or docker --gpus all"});
+    return out;
+  }
+  if (probe.gpus.size() > 1) {
+    out.push_back(peer_finding(probe));
+    for (size_t g = 0; g < probe.gpus.size(); ++g) out.push_back(links_of(probe, g));
+    out.push_back(atomics_finding(probe));
+  }
+  out.push_back(heap_finding(probe, heap_choice));
+  out.push_back(host_memory_finding(probe));
+  return out;
+}
+
+std::vector<Finding> check_gpus() {
+  const char* choice = std::getenv("SWITCHYARD_CUDA_HEAP");
+  return gpu_findings(probe_gpus(), choice != nullptr ? choice : "");
+}
+
+Finding judge_cuda(const std::vector<Finding>& found, bool in_build) {
+  size_t gpus = 0;
+  std::string missing, limited;
+  for (const Finding& f : found) {
+    if (f.group != "GPU") continue;
+    gpus += f.name.rfind("GPU ", 0) == 0 ? 1 : 0;
+    if (f.verdict == Verdict::no) missing += (missing.empty() ? "" : ", ") + f.name;
+    if (f.verdict == Verdict::limited) limited += (limited.empty() ? "" : ", ") + f.name;
+  }
+  Finding f{"Backends", "cuda", Verdict::note, "", "", ""};
+  if (!in_build) {
+    f.value = "not in this build";
+    f.reason = gpus > 0 ? fmt::format("{} present, but this build has the CPU backend only",
+                                      counted(static_cast<int64_t>(gpus), "GPU"))
+                        : "this build has the CPU backend only";
+    f.action = "build with nvcc 13.0: ./dev build --preset cuda";
+  } else if (gpus == 0) {
+    f.value = "not usable here";
+    f.reason = "no GPU can be reached: see GPU above";
+  } else if (!missing.empty()) {
+    f.verdict = Verdict::limited;
+    f.value = missing == "peer access" ? "ready, with all ranks on one GPU" : "not usable as it is";
+    f.reason = "see above: " + missing;
+  } else {
+    f.verdict = limited.empty() ? Verdict::ok : Verdict::limited;
+    f.value = fmt::format("ready on {}", counted(static_cast<int64_t>(gpus), "GPU"));
+    if (!limited.empty()) f.reason = "see above: " + limited;
+    f.action = "switchyard verify --backend cuda";
+  }
+  return f;
+}
+
+}  // namespace switchyard::tool
