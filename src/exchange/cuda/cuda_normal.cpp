@@ -100,8 +100,11 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
                  "state");
       set_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
       check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+      const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
       spare_tables_ = std::make_shared<CudaBlock>();
-      reserve(*spare_tables_, static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes));
+      if (!reserve(*spare_tables_, tables))
+        invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
+                std::to_string(tables));
     });
     agree_on_construction(heap_offset_);
   } catch (...) {
