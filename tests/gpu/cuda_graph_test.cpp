@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls captured in CUDA graphs and replayed with other inputs, other routings and other numbers of tokens; two objects at once;
-// beside kernels that fill the GPU.
+// Calls captured in CUDA graphs and replayed with other inputs, other routings and other numbers of tokens; two objects at
+// once; beside kernels that fill the GPU.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -33,7 +33,7 @@ std::vector<std::shared_ptr<const Case>> make_variants(int world, Layout layout)
 
 /// Inputs of all variants, and the buffers that the captured calls read and write.
 struct Buffers {
-  Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& cases) {
+  Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& variants) : cases(variants) {
     const auto rows = static_cast<size_t>(kMostTokens) * 128, routes = static_cast<size_t>(kMostTokens) * 3 * 4;
     x = me.room(rows), x2 = me.room(rows), ids = me.room(routes), weights = me.room(routes), out = me.room(rows);
     tokens = reinterpret_cast<int32_t*>(me.room(4));
@@ -62,6 +62,7 @@ struct Buffers {
     return switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids), kMostTokens, 3);
   }
 
+  std::vector<std::shared_ptr<const Case>> cases;
   std::byte *x, *x2, *ids, *weights, *out;
   int32_t* tokens;
   std::vector<std::unique_ptr<RankData>> first, second, same_routing;
@@ -106,7 +107,8 @@ Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Cas
       g.first = addresses_of(d);
       handle = d.handle;
       const Outcome counts = outcome_of([&] { (void)d.handle.counts(); });
-      me.f.equal(static_cast<int>(ErrorCode::unsupported), static_cast<int>(counts.code), "counts() in capture, " + counts.text);
+      me.f.equal(static_cast<int>(ErrorCode::unsupported), static_cast<int>(counts.code),
+                 "counts() in capture, " + counts.text);
     }
     o.device_tokens = nullptr;
     if (g.has_second()) {
@@ -140,9 +142,9 @@ Replay replay(Station& me, const Graph& g, const Buffers& b, size_t variant) {
 }
 
 void check_replay(Station& me, const Replay& r, Buffers& b, const std::vector<Handle>& handles) {
-  if (r.first.base) me.check(*b.first[r.variant], r.first, handles[r.variant]);
-  if (r.second.base && r.first.base) me.check(*b.second[r.variant], r.second, handles[r.variant]);
-  if (r.second.base && !r.first.base) me.check(*b.same_routing[r.variant], r.second, handles[0]);
+  if (r.first.base) me.check(*b.cases[r.variant], *b.first[r.variant], r.first, handles[r.variant]);
+  if (r.second.base && r.first.base) me.check(*b.cases[r.variant], *b.second[r.variant], r.second, handles[r.variant]);
+  if (r.second.base && !r.first.base) me.check(*b.cases[0], *b.same_routing[r.variant], r.second, handles[0]);
   if (!r.out) return;
   auto& data = r.second.base ? *b.second[r.variant] : *b.first[r.variant];
   me.check_combined(data, b.in[r.variant], r.out);
@@ -174,50 +176,52 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
   const auto [world, layout] = GetParam();
   const auto cases = make_variants(world, layout);
   const NormalConfig config = roomy_config(*cases[0], 6);
-  for (const Captured kind : kAllCaptured) {
-    on_gpus(world, heap_for(config, world), [&](Station& me) {
-      NormalExchange exchange(me.group, config);
-      Buffers b(me, cases);
-      std::vector<Handle> handles;
-      for (size_t v = 0; v < cases.size(); ++v) {
-        me.meet();
-        handles.push_back(
-            exchange.dispatch(b.in[v].x, b.in[v].ids, b.in[v].weights, me.dispatch_options(*cases[v], me.stream())).handle);
-        me.meet();
-        (void)handles.back().rows();
-      }
-      me.meet();
-      const int room = room_in_pool(exchange, handles[0]);
-      Graph g = capture(me, exchange, b, *cases[0], kind, handles[0]);
-      me.meet();
-      me.f.check(room_in_pool(exchange, handles[0]) < room, "the graph holds no memory");
-      std::vector<Replay> replays;
-      for (int i = 0; i < kReplays; ++i) {
-        replays.push_back(replay(me, g, b, oracle::mix(3, static_cast<uint64_t>(i)) % cases.size()));
-        if (i % 16 == 15) must(cudaStreamSynchronize(me.stream()), "replays");
-        if (i == kReplays / 2) {
-          me.f.set_context("between replays");
-          me.round(exchange, *cases[2], 5);
+  isolated([&] {
+    for (const Captured kind : kAllCaptured) {
+      on_gpus(world, heap_for(config, world), [&](Station& me) {
+        NormalExchange exchange(me.group, config);
+        Buffers b(me, cases);
+        std::vector<Handle> handles;
+        for (size_t v = 0; v < cases.size(); ++v) {
+          me.meet();
+          handles.push_back(
+              exchange.dispatch(b.in[v].x, b.in[v].ids, b.in[v].weights, me.dispatch_options(*cases[v], me.stream())).handle);
+          me.meet();
+          (void)handles.back().rows();
         }
-      }
-      me.meet();
-      for (size_t i = 0; i < replays.size(); ++i) {
-        me.f.set_context("kind " + std::to_string(static_cast<int>(kind)) + " replay " + std::to_string(i) + " variant " +
-                         std::to_string(replays[i].variant));
-        check_replay(me, replays[i], b, handles);
-      }
-      me.group.check();
-      me.meet();
-      destroy(g);
-      int now = 0;  // user objects are released by a thread of the driver
-      for (int i = 0; i < 500 && now != room; ++i) {
-        std::this_thread::sleep_for(10ms);
-        now = room_in_pool(exchange, handles[0]);
-      }
-      me.f.equal(room, now, "room in the pool after the graph is gone");
-      me.meet();
-    });
-  }
+        me.meet();
+        const int room = room_in_pool(exchange, handles[0]);
+        Graph g = capture(me, exchange, b, *cases[0], kind, handles[0]);
+        me.meet();
+        me.f.check(room_in_pool(exchange, handles[0]) < room, "the graph holds no memory");
+        std::vector<Replay> replays;
+        for (int i = 0; i < kReplays; ++i) {
+          replays.push_back(replay(me, g, b, oracle::mix(3, static_cast<uint64_t>(i)) % cases.size()));
+          if (i % 16 == 15) must(cudaStreamSynchronize(me.stream()), "replays");
+          if (i == kReplays / 2) {
+            me.f.set_context("between replays");
+            me.round(exchange, *cases[2], 5);
+          }
+        }
+        me.meet();
+        for (size_t i = 0; i < replays.size(); ++i) {
+          me.f.set_context("kind " + std::to_string(static_cast<int>(kind)) + " replay " + std::to_string(i) + " variant " +
+                           std::to_string(replays[i].variant));
+          check_replay(me, replays[i], b, handles);
+        }
+        me.group.check();
+        me.meet();
+        destroy(g);
+        int now = 0;  // user objects are released by a thread of the driver
+        for (int i = 0; i < 500 && now != room; ++i) {
+          std::this_thread::sleep_for(10ms);
+          now = room_in_pool(exchange, handles[0]);
+        }
+        me.f.equal(room, now, "room in the pool after the graph is gone");
+        me.meet();
+      });
+    }
+  });
 }
 
 /// All four graphs of one object in random order.
@@ -272,7 +276,7 @@ TEST(GraphCapture, ExactSizesAreRefused) {
   const auto c = make_case(gpu_scenario("exact in capture", 2, Layout::rank_major, 9));
   const NormalConfig config = make_config(*c);
   isolated([&] {
-    auto texts = run_stations(2, heap_for(config, 2), 10s, [&](Station& me) {
+    on_gpus(2, heap_for(config, 2), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       RankData data(*c, me.rank(), 0);
       const Inputs in = me.upload(*c, data);
@@ -299,12 +303,10 @@ TEST(GraphCapture, ExactSizesAreRefused) {
       must(cudaGraphDestroy(graph), "cudaGraphDestroy");
       me.gather();
     });
-    const auto after = run_stations(2, heap_for(config, 2), 10s, [&](Station& me) {
+    on_gpus(2, heap_for(config, 2), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       me.round(exchange, *c);
     });
-    texts.insert(texts.end(), after.begin(), after.end());
-    return texts;
   });
 }
 
@@ -318,8 +320,8 @@ struct Beside {
 std::ostream& operator<<(std::ostream& out, const Beside& b) { return out << b.name; }
 class TwoObjects : public testing::TestWithParam<Beside> {};
 
-/// On two streams, enqueued in opposite order on odd ranks, all blocks fitting together; alone and while kernels of another stream
-/// fill the GPU.
+/// On two streams, enqueued in opposite order on odd ranks, all blocks fitting together; alone and while kernels of another
+/// stream fill the GPU.
 TEST_P(TwoObjects, InOppositeOrder) {
   const Beside& beside = GetParam();
   constexpr int kRounds = 20;

@@ -76,22 +76,18 @@ std::vector<GpuMisuse> gpu_misuses() {
       of_dispatch("host_weights", "weights", [](Call& c, DispatchOptions&) { c.in.weights = c.host.data(); }),
       of_dispatch("host_device_tokens", "device_tokens",
                   [](Call& c, DispatchOptions& o) { o.device_tokens = reinterpret_cast<const int32_t*>(c.host.data()); }),
-      of_dispatch("rows_of_another_gpu", "x.data",
-                  [](Call& c, DispatchOptions&) { c.in.x.data = memory_of_another_gpu(c); }, 2),
+      of_dispatch(
+          "rows_of_another_gpu", "x.data", [](Call& c, DispatchOptions&) { c.in.x.data = memory_of_another_gpu(c); }, 2),
       of_dispatch("misaligned_rows", "x.data", [](Call& c, DispatchOptions&) { shift(c.in.x.data, 8); }),
       of_dispatch("misaligned_ids", "ids.data", [](Call& c, DispatchOptions&) { shift(c.in.ids.data, 2); }),
       of_dispatch("too_many_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = 100000; }),
       of_dispatch("negative_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = -1; }),
-      of_dispatch("too_many_tokens", "ids.tokens = 13",
-                  [](Call& c, DispatchOptions&) { c.in.ids.tokens = c.in.x.rows = 13; }),
+      of_dispatch("too_many_tokens", "ids.tokens = 13", [](Call& c, DispatchOptions&) { c.in.ids.tokens = c.in.x.rows = 13; }),
       of_dispatch("wrong_hidden", "x.cols = 72", [](Call& c, DispatchOptions&) { c.in.x.cols = 72; }),
-      of_combine("host_out", "out",
-                 [](Call& c, ConstRows&, void*& out, CombineOptions&) { out = c.host.data(); }),
+      of_combine("host_out", "out", [](Call& c, ConstRows&, void*& out, CombineOptions&) { out = c.host.data(); }),
       of_combine("misaligned_out", "out", [](Call&, ConstRows&, void*& out, CombineOptions&) { shift(out, 4); }),
-      of_combine("host_y", "y.data",
-                 [](Call& c, ConstRows& y, void*&, CombineOptions&) { y.data = c.host.data(); }),
-      of_combine("misaligned_bias", "bias[0]",
-                 [](Call& c, ConstRows&, void*&, CombineOptions& o) { o.bias[0] = c.spare + 2; }),
+      of_combine("host_y", "y.data", [](Call& c, ConstRows& y, void*&, CombineOptions&) { y.data = c.host.data(); }),
+      of_combine("misaligned_bias", "bias[0]", [](Call& c, ConstRows&, void*&, CombineOptions& o) { o.bias[0] = c.spare + 2; }),
       of_combine("combine_sms", "num_sms", [](Call&, ConstRows&, void*&, CombineOptions& o) { o.num_sms = 1 << 20; }),
       {"handle_of_another_shape", "handle",
        [](Call& call) {
@@ -118,16 +114,16 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
   NormalConfig other = config;
   ++other.num_experts;
   isolated([&] {
-    std::vector<std::string> texts;
     int devices = 0;
     must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
     for (const GpuMisuse& m : gpu_misuses()) {
       if (devices < m.gpus) continue;
-      const auto found = run_stations(world, heap_for(other, world, 3), 20s, [&](Station& me) {
+      on_gpus(world, heap_for(other, world, 3), 20s, [&](Station& me) {
         me.f.set_context(m.name);
         NormalExchange exchange(me.group, config), other_shape(me.group, other);
         RankData data(*c, me.rank(), 0);
-        Call call{me, exchange, other_shape, *c, me.upload(*c, data), me.rank() == bad, me.room(4096), std::vector<float>(4096)};
+        Call call{
+            me, exchange, other_shape, *c, me.upload(*c, data), me.rank() == bad, me.room(4096), std::vector<float>(4096)};
         me.meet();
         Outcome o = outcome_of([&] { m.body(call); });
         if (me.rank() == bad) {
@@ -147,15 +143,12 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
         me.f.check(cudaGetLastError() == cudaSuccess, "a CUDA error is pending");
         me.gather();
       });
-      texts.insert(texts.end(), found.begin(), found.end());
     }
-    const auto found = run_stations(world, heap_for(config, world), 10s, [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       me.f.set_context("after all misuses");
       NormalExchange exchange(me.group, config);
       me.round(exchange, *c);
     });
-    texts.insert(texts.end(), found.begin(), found.end());
-    return texts;
   });
 }
 
@@ -219,6 +212,39 @@ TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
       }
       me.round(exchange, *c, attempt);
     }
+  });
+}
+
+/// The same under drop_and_report, where a kernel of its own counts what was kept.
+TEST(GpuPool, ExhaustedWhileDroppingAtCapacity) {
+  Scenario s = gpu_scenario("pool and drops", 2, Layout::rank_major, 40);
+  s.problem.overflow = switchyard::Overflow::drop_and_report;
+  s.capacity_percent = 60;
+  const auto c = make_case(s);
+  const NormalConfig config = roomy_config(*c, 2);
+  on_gpus(2, heap_for(config, 2), [&](Station& me) {
+    NormalExchange exchange(me.group, config);
+    RankData data(*c, me.rank(), 0);
+    const Inputs in = me.upload(*c, data);
+    const DispatchOptions options = me.dispatch_options(*c, me.stream());
+    me.meet();
+    {
+      const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, options);
+      std::vector<switchyard::RowBuffer> fill;
+      if (me.rank() == 1)
+        (void)outcome_of([&] {
+          while (true) fill.push_back(exchange.allocate_rows(d.handle, DType::bf16));
+        });
+      me.meet();
+      Dispatched refused;
+      Outcome o = outcome_of([&] { refused = exchange.dispatch(in.x, in.ids, in.weights, options); });
+      me.meet();
+      if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
+      me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), "code, " + o.text);
+      me.meet();
+    }
+    me.f.check(cudaDeviceSynchronize() == cudaSuccess, "the context failed");
+    me.round(exchange, *c);
   });
 }
 

@@ -14,11 +14,28 @@ namespace {
 
 constexpr Layout kLayouts[] = {Layout::rank_major, Layout::expert_major};
 
-class Objects : public testing::TestWithParam<int> {
- protected:
-  int world() const { return GetParam(); }
+/// One process per test and entry, for all its worlds and both layouts.
+struct Worlds {
+  const char* name;
+  std::vector<int> all;
 };
-std::string world_name(const testing::TestParamInfo<int>& info) { return "W" + std::to_string(info.param); }
+std::ostream& operator<<(std::ostream& out, const Worlds& w) { return out << w.name; }
+class Objects : public testing::TestWithParam<Worlds> {
+ protected:
+  /// Runs body(world, layout) for all.
+  static void each(const std::function<void(int, Layout)>& body) {
+    isolated([&] {
+      for (const int world : GetParam().all)
+        for (const Layout layout : kLayouts) body(world, layout);
+    });
+  }
+  /// Runs body(world) for all.
+  static void each_world(const std::function<void(int)>& body) {
+    isolated([&] {
+      for (const int world : GetParam().all) body(world);
+    });
+  }
+};
 
 /// Cases of one object with other routings, tokens in [0, 20] per rank.
 std::vector<std::shared_ptr<const Case>> random_cases(const std::string& name, int world, Layout layout, int count) {
@@ -47,7 +64,7 @@ void check_all(Station& me, std::vector<std::unique_ptr<Open>>& all, bool combin
   me.meet();
   for (auto& o : all) {
     me.f.set_context(o->what->scenario.name);
-    if (o->shot.base) me.check(o->data, o->shot, o->handle);
+    if (o->shot.base) me.check(*o->what, o->data, o->shot, o->handle);
     if (combined) me.check_combined(o->data, o->in);
   }
   me.meet();
@@ -57,10 +74,10 @@ void check_all(Station& me, std::vector<std::unique_ptr<Open>>& all, bool combin
 
 /// Consecutive calls on different streams; only the library orders them.
 TEST_P(Objects, CallsAlternateBetweenStreams) {
-  for (const Layout layout : kLayouts) {
-    const auto cases = random_cases("alternating streams", world(), layout, 12);
+  each([&](int world, Layout layout) {
+    const auto cases = random_cases("alternating streams", world, layout, 12);
     const NormalConfig config = roomy_config(*cases[0], 6);
-    on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       std::vector<std::unique_ptr<Open>> all, again;
       for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));
@@ -82,15 +99,15 @@ TEST_P(Objects, CallsAlternateBetweenStreams) {
       check_all(me, all);
       check_all(me, again);
     });
-  }
+  });
 }
 
 /// The model's stream writes inputs and runs experts, calls run on a communication stream, events order the two.
 TEST_P(Objects, CommunicationStreamWithUserEvents) {
-  for (const Layout layout : kLayouts) {
-    const auto cases = random_cases("communication stream", world(), layout, 10);
+  each([&](int world, Layout layout) {
+    const auto cases = random_cases("communication stream", world, layout, 10);
     const NormalConfig config = roomy_config(*cases[0], 5);
-    on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       const cudaStream_t model = me.stream(0), comm = me.stream(1);
       cudaEvent_t inputs, rows, outputs;
@@ -123,61 +140,63 @@ TEST_P(Objects, CommunicationStreamWithUserEvents) {
       check_all(me, all);
       for (cudaEvent_t e : {inputs, rows, outputs}) must(cudaEventDestroy(e), "cudaEventDestroy");
     });
-  }
+  });
 }
 
 /// Outputs still read on another stream when they are destroyed: used_by keeps their memory from the calls that follow.
 TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
-  const auto cases = random_cases("freed while read", world(), Layout::rank_major, 8);
-  const NormalConfig config = make_config(*cases[0]);
-  on_gpus(world(), heap_for(config, world()), [&](Station& me) {
-    NormalExchange exchange(me.group, config);
-    auto* const sink = reinterpret_cast<float*>(me.room(4));
-    std::vector<std::unique_ptr<Open>> all;
-    std::vector<std::byte*> kept;
-    std::vector<const void*> places;
-    for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));
-    cudaEvent_t rows;
-    must(cudaEventCreateWithFlags(&rows, cudaEventDisableTiming), "event");
-    me.meet();
-    for (auto& o : all) {
-      Dispatched d = exchange.dispatch(o->in.x, o->in.ids, o->in.weights, me.dispatch_options(*o->what, me.stream(0)));
-      places.push_back(d.x.data);
-      must(cudaEventRecord(rows, me.stream(0)), "cudaEventRecord");
-      must(cudaStreamWaitEvent(me.stream(1), rows, 0), "cudaStreamWaitEvent");
-      launch_busy(1, 32, 3000000, sink, me.stream(1));  // 3 ms: the next calls would long be there
-      kept.push_back(me.keep(d.x.data, static_cast<size_t>(d.x.rows * d.x.cols) * 2, me.stream(1)));
-      d.used_by(me.stream(1));
-    }
-    me.meet();
-    std::sort(places.begin(), places.end());
-    me.f.check(std::adjacent_find(places.begin(), places.end()) != places.end(), "no memory was used twice: proves nothing");
-    for (size_t i = 0; i < all.size(); ++i) {
-      const auto& view = cases[i]->expected.ranks[static_cast<size_t>(me.rank())];
-      std::vector<uint16_t> got(static_cast<size_t>(view.rows) * 64 + 1);
-      me.read(got.data(), kept[i], static_cast<size_t>(view.rows) * 128);
-      for (int64_t row = 0; row < view.rows; ++row) {
-        const oracle::Origin& origin = view.origin[static_cast<size_t>(row)];
-        RankData source(*cases[i], origin.source, 0);
-        const auto* want = static_cast<const std::byte*>(source.x().data) + origin.token * 128;
-        if (me.f.check(std::memcmp(want, got.data() + row * 64, 128) == 0,
-                       "call " + std::to_string(i) + " row " + std::to_string(row) + " was overwritten"))
-          continue;
-        break;
+  each_world([&](int world) {
+    const auto cases = random_cases("freed while read", world, Layout::rank_major, 8);
+    const NormalConfig config = make_config(*cases[0]);
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      std::vector<std::unique_ptr<Open>> all;
+      std::vector<std::byte*> kept;
+      std::vector<const void*> places;
+      for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));
+      cudaEvent_t rows;
+      must(cudaEventCreateWithFlags(&rows, cudaEventDisableTiming), "event");
+      me.meet();
+      for (auto& o : all) {
+        Dispatched d = exchange.dispatch(o->in.x, o->in.ids, o->in.weights, me.dispatch_options(*o->what, me.stream(0)));
+        places.push_back(d.x.data);
+        must(cudaEventRecord(rows, me.stream(0)), "cudaEventRecord");
+        must(cudaStreamWaitEvent(me.stream(1), rows, 0), "cudaStreamWaitEvent");
+        launch_busy(1, 32, 3000000, sink, me.stream(1));  // 3 ms: the next calls would long be there
+        kept.push_back(me.keep(d.x.data, static_cast<size_t>(d.x.rows * d.x.cols) * 2, me.stream(1)));
+        d.used_by(me.stream(1));
       }
-    }
-    must(cudaEventDestroy(rows), "cudaEventDestroy");
-    me.meet();
+      me.meet();
+      std::sort(places.begin(), places.end());
+      me.f.check(std::adjacent_find(places.begin(), places.end()) != places.end(), "no memory was used twice: proves nothing");
+      for (size_t i = 0; i < all.size(); ++i) {
+        const auto& view = cases[i]->expected.ranks[static_cast<size_t>(me.rank())];
+        std::vector<uint16_t> got(static_cast<size_t>(view.rows) * 64 + 1);
+        me.read(got.data(), kept[i], static_cast<size_t>(view.rows) * 128);
+        for (int64_t row = 0; row < view.rows; ++row) {
+          const oracle::Origin& origin = view.origin[static_cast<size_t>(row)];
+          RankData source(*cases[i], origin.source, 0);
+          const auto* want = static_cast<const std::byte*>(source.x().data) + origin.token * 128;
+          if (me.f.check(std::memcmp(want, got.data() + row * 64, 128) == 0,
+                         "call " + std::to_string(i) + " row " + std::to_string(row) + " was overwritten"))
+            continue;
+          break;
+        }
+      }
+      must(cudaEventDestroy(rows), "cudaEventDestroy");
+      me.meet();
+    });
   });
 }
 
 /// All calls with default sizes return while the stream is held by a kernel that only the host ends, after they returned.
 TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
-  for (const Layout layout : kLayouts) {
-    Scenario s = gpu_scenario("host never waits", world(), layout, 15);
+  each([&](int world, Layout layout) {
+    Scenario s = gpu_scenario("host never waits", world, layout, 15);
     const auto c = make_case(s);
     const NormalConfig config = roomy_config(*c, 4);
-    on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       Open first(me, c), second(me, c, 1);
       void* const again = me.upload(nullptr, first.in.out_bytes);
@@ -208,83 +227,86 @@ TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
       me.gate().open();
       me.meet();
       me.f.check(*me.gate().timed_out == 0, "the calls did not return before the kernel gave up");
-      me.check(first.data, first.shot, first.handle);
+      me.check(*c, first.data, first.shot, first.handle);
       me.check_combined(first.data, first.in);
       me.check_combined(first.data, first.in, again);
-      me.check(second.data, second.shot, second.handle);
+      me.check(*c, second.data, second.shot, second.handle);
       me.check_combined(second.data, second.in);
       me.meet();
     });
-  }
+  });
 }
 
 /// exact waits, and then sizes its outputs to the row.
 TEST_P(Objects, ExactSizes) {
-  for (const Layout layout : kLayouts) {
-    auto cases = random_cases("exact", world(), layout, 5);
+  each([&](int world, Layout layout) {
+    auto cases = random_cases("exact", world, layout, 5);
     for (auto& c : cases) {
       Scenario s = c->scenario;
       s.problem.size = SizePolicy::exact;
       c = make_case(s);
     }
     const NormalConfig config = make_config(*cases[0]);
-    on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       for (const auto& c : cases) {
         me.f.set_context(c->scenario.name);
         me.round(exchange, *c);
       }
     });
-  }
+  });
 }
 
 // --- The acceptance cases that speak of host memory
 
 TEST_P(Objects, A06_TokensTravelOncePerRank) {
-  Scenario s = gpu_scenario("A06", world(), Layout::expert_major, 50);
-  s.problem.experts = 8 * world();
-  s.problem.topk = 8;
-  s.routing = Routing::one_rank;
-  const auto c = make_case(s);
-  const NormalConfig config = make_config(*c);
-  on_gpus(world(), heap_for(config, world()), [&](Station& me) {
-    NormalExchange exchange(me.group, config);
-    me.round(exchange, *c);
-    Open o(me, c);
-    me.meet();
-    const Dispatched d = exchange.dispatch(o.in.x, o.in.ids, o.in.weights, me.dispatch_options(*c, me.stream()));
-    me.meet();
-    const auto sent = exchange.last_call();
-    me.f.equal(uint64_t{50}, sent.payload_rows, "payload rows to one rank");
-    me.f.equal(uint64_t{50} * 128, sent.remote_bytes + sent.local_bytes, "payload bytes to one rank");
-    me.f.equal(me.rank() + 1 == world() ? uint64_t{50} * 128 : 0, sent.local_bytes, "local payload bytes");
-    const int64_t rows = c->expected.ranks[static_cast<size_t>(me.rank())].rows;
-    me.f.equal(rows, d.handle.rows(), "rows");
-    me.f.check(me.rank() + 1 != world() || rows >= 8 * 50 * world(), "rows of the one rank");
-    me.meet();
-    exchange.combine(d.x, d.handle, o.in.out, me.combine_options(*c, me.stream()));  // per_rank: one partial sum back per token
-    me.meet();
-    const auto pulled = exchange.last_call();
-    me.f.equal(uint64_t{50}, pulled.payload_rows, "partial sums pulled");
-    me.f.equal(uint64_t{50} * 128, pulled.remote_bytes + pulled.local_bytes, "bytes pulled");
-    me.meet();
+  each_world([&](int world) {
+    Scenario s = gpu_scenario("A06", world, Layout::expert_major, 50);
+    s.problem.experts = 8 * world;
+    s.problem.topk = 8;
+    s.routing = Routing::one_rank;
+    const auto c = make_case(s);
+    const NormalConfig config = make_config(*c);
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      me.round(exchange, *c);
+      Open o(me, c);
+      me.meet();
+      const Dispatched d = exchange.dispatch(o.in.x, o.in.ids, o.in.weights, me.dispatch_options(*c, me.stream()));
+      me.meet();
+      const auto sent = exchange.last_call();
+      me.f.equal(uint64_t{50}, sent.payload_rows, "payload rows to one rank");
+      me.f.equal(uint64_t{50} * 128, sent.remote_bytes + sent.local_bytes, "payload bytes to one rank");
+      me.f.equal(me.rank() + 1 == world ? uint64_t{50} * 128 : 0, sent.local_bytes, "local payload bytes");
+      const int64_t rows = c->expected.ranks[static_cast<size_t>(me.rank())].rows;
+      me.f.equal(rows, d.handle.rows(), "rows");
+      me.f.check(me.rank() + 1 != world || rows >= 8 * 50 * world, "rows of the one rank");
+      me.meet();
+      exchange.combine(d.x, d.handle, o.in.out,
+                       me.combine_options(*c, me.stream()));  // per_rank: one partial sum back per token
+      me.meet();
+      const auto pulled = exchange.last_call();
+      me.f.equal(uint64_t{50}, pulled.payload_rows, "partial sums pulled");
+      me.f.equal(uint64_t{50} * 128, pulled.remote_bytes + pulled.local_bytes, "bytes pulled");
+      me.meet();
+    });
   });
 }
 
 /// Found by kernels, reported to every rank's host, once, and forgotten.
 TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
-  for (const Layout layout : kLayouts) {
+  each([&](int world, Layout layout) {
     for (const bool by_counts : {false, true}) {
-      Scenario s = gpu_scenario("A08 overflow", world(), layout, 16);
+      Scenario s = gpu_scenario("A08 overflow", world, layout, 16);
       s.problem.alignment = 1;
       s.problem.size = SizePolicy::exact;
       s.capacity_percent = 100;
       const auto c = make_case(s);
-      const int overflowing = world() / 2;
+      const int overflowing = world / 2;
       const int64_t needed = c->problem.capacity[static_cast<size_t>(overflowing)];
-      ASSERT_GT(needed, 0);
+      if (needed == 0) throw std::runtime_error("nothing overflows");
       const NormalConfig config = roomy_config(*c, 2);
-      on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+      on_gpus(world, heap_for(config, world), [&](Station& me) {
         NormalExchange exchange(me.group, config);
         Open o(me, c);
         for (int attempt = 0; attempt < 3; ++attempt) {
@@ -307,16 +329,16 @@ TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
         }
       });
     }
-  }
+  });
 }
 
 /// Random T, two handles alive, dispatch - dispatch - combine - combine, oldest first; the epoch wraps.
 TEST_P(Objects, A12_ManyCallsOnOneObject) {
-  for (const Layout layout : kLayouts) {
-    const auto cases = random_cases("A12", world(), layout, 24);
+  each([&](int world, Layout layout) {
+    const auto cases = random_cases("A12", world, layout, 24);
     NormalConfig config = roomy_config(*cases[0], 2);
     config.first_epoch = (uint64_t{1} << 40) - 5;
-    on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       std::vector<std::unique_ptr<Open>> all;
       for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));
@@ -333,19 +355,19 @@ TEST_P(Objects, A12_ManyCallsOnOneObject) {
         me.meet();
         for (size_t n = i; n < i + 2; ++n) {
           me.f.set_context(cases[n]->scenario.name);
-          me.check(all[n]->data, all[n]->shot, open[n - i].handle);
+          me.check(*cases[n], all[n]->data, all[n]->shot, open[n - i].handle);
           me.check_combined(all[n]->data, all[n]->in);
         }
         me.meet();
       }
     });
-  }
+  });
 }
 
 /// A stale handle describes the routing that made it, whatever was dispatched since; handles in any order, from bytes too.
 TEST_P(Objects, A13_B11_HandlesAreReusable) {
-  for (const Layout layout : kLayouts) {
-    Scenario s = gpu_scenario("handles", world(), layout, 15);
+  each([&](int world, Layout layout) {
+    Scenario s = gpu_scenario("handles", world, layout, 15);
     const auto first = make_case(s);
     s.seed = 2;
     s.drop_percent = 20;
@@ -353,7 +375,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
     s.problem.max_tokens = 15;
     const auto second = make_case(s);
     const NormalConfig config = roomy_config(*first, 6);
-    on_gpus(world(), heap_for(config, world()), [&](Station& me) {
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       Open a(me, first), b(me, second), a2(me, first, 7), a3(me, first, 8);
       const auto wanted = [&](const Open& o) { return me.dispatch_options(*o.what, me.stream()); };
@@ -372,8 +394,8 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
       const Dispatched db = exchange.dispatch(b.in.x, b.in.ids, b.in.weights, wanted(b));
       a.shot = me.shoot(da, me.stream()), b.shot = me.shoot(db, me.stream());
       me.meet();
-      me.check(a.data, a.shot, da.handle);
-      me.check(b.data, b.shot, db.handle);
+      me.check(*first, a.data, a.shot, da.handle);
+      me.check(*second, b.data, b.shot, db.handle);
       const auto bytes = da.handle.serialize();
       const Handle from_bytes = Handle::deserialize(bytes);
       me.meet();
@@ -385,7 +407,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
       const Dispatched d2 = exchange.dispatch(a2.in.x, da.handle, wanted(a));
       a2.shot = me.shoot(d2, me.stream());
       me.meet();
-      me.check(a2.data, a2.shot, da.handle);
+      me.check(*first, a2.data, a2.shot, da.handle);
       me.meet();
       me.f.set_context("handles: cached from bytes");
       const Dispatched d3 = exchange.dispatch(a3.in.x, from_bytes, wanted(a));
@@ -405,38 +427,41 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
       combine(a3, d3, from_bytes, "cached from bytes");
       combine(b, db, db.handle, "second again");
     });
-  }
+  });
 }
 
 /// identity experts on small integers give exactly (ranks reached) * x: no oracle.
 TEST_P(Objects, B02_ClosedForm) {
-  Scenario s = gpu_scenario("B02", world(), Layout::rank_major, 23);
-  s.x_pattern = Pattern::small_integers;
-  s.drop_percent = 15;
-  s.weights = false;
-  const auto c = make_case(s);
-  const NormalConfig config = make_config(*c);
-  on_gpus(world(), heap_for(config, world()), [&](Station& me) {
-    NormalExchange exchange(me.group, config);
-    Open o(me, c);
-    me.meet();
-    const Dispatched d = exchange.dispatch(o.in.x, o.in.ids, nullptr, me.dispatch_options(*c, me.stream()));
-    exchange.combine(d.x, d.handle, o.in.out, me.combine_options(*c, me.stream()));
-    me.meet();
-    me.read(o.data.out(), o.in.out, o.in.out_bytes);
-    const auto& view = c->expected.ranks[static_cast<size_t>(me.rank())];
-    for (int64_t t = 0; t < 23; ++t) {
-      const auto ranks = static_cast<float>(view.sends[static_cast<size_t>(t)].size());
-      for (int64_t column = 0; column < s.hidden; ++column) {
-        const float x = oracle::load(DType::bf16, o.data.x().data, t * s.hidden + column);
-        if (!me.f.equal(ranks * x, oracle::load(DType::bf16, o.data.out(), t * s.hidden + column), "out")) break;
+  each_world([&](int world) {
+    Scenario s = gpu_scenario("B02", world, Layout::rank_major, 23);
+    s.x_pattern = Pattern::small_integers;
+    s.drop_percent = 15;
+    s.weights = false;
+    const auto c = make_case(s);
+    const NormalConfig config = make_config(*c);
+    on_gpus(world, heap_for(config, world), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      Open o(me, c);
+      me.meet();
+      const Dispatched d = exchange.dispatch(o.in.x, o.in.ids, nullptr, me.dispatch_options(*c, me.stream()));
+      exchange.combine(d.x, d.handle, o.in.out, me.combine_options(*c, me.stream()));
+      me.meet();
+      me.read(o.data.out(), o.in.out, o.in.out_bytes);
+      const auto& view = c->expected.ranks[static_cast<size_t>(me.rank())];
+      for (int64_t t = 0; t < 23; ++t) {
+        const auto ranks = static_cast<float>(view.sends[static_cast<size_t>(t)].size());
+        for (int64_t column = 0; column < s.hidden; ++column) {
+          const float x = oracle::load(DType::bf16, o.data.x().data, t * s.hidden + column);
+          if (!me.f.equal(ranks * x, oracle::load(DType::bf16, o.data.out(), t * s.hidden + column), "out")) break;
+        }
       }
-    }
-    me.meet();
+      me.meet();
+    });
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, Objects, testing::Values(1, 2, 4), world_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, Objects, testing::Values(Worlds{"W1_W2", {1, 2}}, Worlds{"W4", {4}}),
+                         [](const auto& worlds) { return std::string(worlds.param.name); });
 
 /// Rows whose byte and element offsets do not fit 32 bits, by padding that nobody touches.
 TEST(BigOffsets, A09_OffsetsBeyond32Bits) {
@@ -472,7 +497,8 @@ TEST(BigOffsets, A09_OffsetsBeyond32Bits) {
     std::vector<std::byte> got(row);
     for (const auto& [i, at] : kept) {
       me.read(got.data(), at, row);
-      const auto* want = static_cast<const std::byte*>(o.data.x().data) + view.origin[static_cast<size_t>(i)].token * int64_t{7168} * 2;
+      const auto* want =
+          static_cast<const std::byte*>(o.data.x().data) + view.origin[static_cast<size_t>(i)].token * int64_t{7168} * 2;
       me.f.check(std::memcmp(want, got.data(), row) == 0, "row " + std::to_string(i));
     }
     me.check_combined(o.data, o.in);

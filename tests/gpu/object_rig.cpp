@@ -184,7 +184,7 @@ std::byte* Station::keep(const void* device, size_t bytes, cudaStream_t stream) 
   return to;
 }
 
-void Station::check(const RankData& data, const Shot& shot, const Handle& handle) {
+void Station::check(const Case& c, const RankData& data, const Shot& shot, const Handle& handle) {
   Dispatched d = shot.d;
   const int64_t rows = handle.rows();
   f.check(d.rows == rows || d.rows == -1, "rows is " + std::to_string(d.rows) + ", handle.rows() " + std::to_string(rows));
@@ -204,7 +204,7 @@ void Station::check(const RankData& data, const Shot& shot, const Handle& handle
     array = {reinterpret_cast<T*>(bytes + at), array.size()};
     at += aligned(size);
   });
-  if (!data.weights()) d.topk_weights = d.row_weights = {};
+  if (c.problem.weights.empty()) d.topk_weights = d.row_weights = {};
   const size_t routes = idx(data.ids().tokens * data.ids().topk);  // a captured call has room for more
   if (d.dropped.size() > routes) d.dropped = d.dropped.first(routes);
   const auto nothing = [](const auto& array) { return std::all_of(array.begin(), array.end(), [](auto n) { return n == 0; }); };
@@ -220,7 +220,8 @@ void Station::check_combined(RankData& data, const Inputs& in, const void* out) 
 
 DispatchOptions Station::dispatch_options(const Case& c, cudaStream_t stream) const {
   DispatchOptions o = make_dispatch_options(c, rank());
-  if (o.size == SizePolicy::worst_case) o.size = SizePolicy::automatic;  // the default, which means just that
+  if (kBackend == switchyard::Backend::cuda && o.size == SizePolicy::worst_case)
+    o.size = SizePolicy::automatic;  // the default, which means just that
   o.stream = stream;
   return o;
 }
@@ -242,7 +243,7 @@ void Station::round(NormalExchange& exchange, const Case& c, int repetition) {
   const Shot shot = shoot(d, stream());
   exchange.combine(d.x, d.handle, in.out, combine_options(c, stream()));
   meet();
-  check(data, shot, d.handle);
+  check(c, data, shot, d.handle);
   check_combined(data, in);
   meet();
 }
@@ -282,24 +283,21 @@ size_t heap_for(const NormalConfig& config, int world, int objects) {
   return idx(objects) * NormalExchange::heap_bytes_for(config, world, kBackend);
 }
 
-std::vector<std::string> run_stations(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body) {
-  Fleet fleet;
-  fleet.world = world;
-  fleet.options.heap_bytes = heap;
-  fleet.options.backend = kBackend;
-  fleet.options.timeout = timeout;
-  Meeting meeting(world);
-  return run_threads(fleet, [&](Group& group, Failures& failures) {
-    Station station(group, failures, meeting);
-    body(station);
-  });
-}
+namespace {
 
-void isolated(const std::function<std::vector<std::string>()>& body) {
+/// Inside isolated(): what went wrong so far.
+std::vector<std::string>* g_found = nullptr;
+
+}  // namespace
+
+void isolated(const std::function<void()>& body) {
   const auto ends = switchyard::test::run_ranks(
       1,
       [&](switchyard::test::ChildRank& me) {
-        for (std::string text : body()) {
+        std::vector<std::string> found;
+        g_found = &found;
+        body();
+        for (std::string& text : found) {
           std::replace(text.begin(), text.end(), '\n', ' ');
           me.say(text);
         }
@@ -310,8 +308,19 @@ void isolated(const std::function<std::vector<std::string>()>& body) {
   EXPECT_EQ(joined(ends[0].said), "");
 }
 
-void on_gpus(int world, size_t heap, const StationBody& body, std::chrono::milliseconds timeout) {
-  isolated([&] { return run_stations(world, heap, timeout, body); });
+void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body) {
+  if (!g_found) return isolated([&] { on_gpus(world, heap, timeout, body); });
+  Fleet fleet;
+  fleet.world = world;
+  fleet.options.heap_bytes = heap;
+  fleet.options.backend = kBackend;
+  fleet.options.timeout = timeout;
+  Meeting meeting(world);
+  const auto texts = run_threads(fleet, [&](Group& group, Failures& failures) {
+    Station station(group, failures, meeting);
+    body(station);
+  });
+  g_found->insert(g_found->end(), texts.begin(), texts.end());
 }
 
 }  // namespace harness

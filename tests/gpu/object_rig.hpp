@@ -2,9 +2,9 @@
 // Tests of exchange objects on GPUs: what happens around the calls (streams, graphs, faults), with the harness' scenarios and
 // oracle as the judge of every element.
 //
-// Every test body runs in a forked process, so that a fault that spoils a CUDA context, or a hang, fails that test only. Its ranks
-// are threads. Nothing is copied from or to the heap by the host or a copy engine: kernels copy to ordinary device memory, in stream
-// order, and that is read when all ranks are idle.
+// Every test body runs in a forked process, so that a fault that spoils a CUDA context, or a hang, fails that test only. Its
+// ranks are threads. Nothing is copied from or to the heap by the host or a copy engine: kernels copy to ordinary device
+// memory, in stream order, and that is read when all ranks are idle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -110,7 +110,7 @@ class Station {
   Shot shoot(const Dispatched& d, cudaStream_t stream);
   std::byte* keep(const void* device, size_t bytes, cudaStream_t stream);
   /// Compare with the oracle. `handle` is of a dispatch with this routing. After meet(), and meet() again before the next call.
-  void check(const RankData& data, const Shot& shot, const Handle& handle);
+  void check(const Case& c, const RankData& data, const Shot& shot, const Handle& handle);
   void check_combined(RankData& data, const Inputs& in, const void* out);
   void check_combined(RankData& data, const Inputs& in) { check_combined(data, in, in.out); }
 
@@ -137,11 +137,10 @@ NormalConfig roomy_config(const Case& c, int times);
 size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
 using StationBody = std::function<void(Station&)>;
-/// Runs `body` as all ranks of one group; for use inside isolated().
-std::vector<std::string> run_stations(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
-/// Runs `body` in a process of its own and expects that it returns no text.
-void isolated(const std::function<std::vector<std::string>()>& body);
-/// Both.
-void on_gpus(int world, size_t heap, const StationBody& body, std::chrono::milliseconds timeout = 10s);
+/// Runs `body` in a process of its own and expects that none of its on_gpus() found anything.
+void isolated(const std::function<void()>& body);
+/// Runs `body` as all ranks of one group; inside isolated(), or else in a process of its own.
+void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
+inline void on_gpus(int world, size_t heap, const StationBody& body) { on_gpus(world, heap, 10s, body); }
 
 }  // namespace harness
