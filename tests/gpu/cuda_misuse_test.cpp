@@ -15,6 +15,7 @@ struct Call {
   Inputs in;
   bool bad;
   std::byte* spare;           ///< device memory
+  std::byte* foreign;         ///< of another GPU, or null
   std::vector<float> host{};  ///< host memory
 
   DispatchOptions dispatch_options() const { return me.dispatch_options(c, me.stream()); }
@@ -57,14 +58,15 @@ void shift(T*& pointer, int bytes) {
   pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(bytes));
 }
 
-/// Memory of the GPU after this rank's; freed when the process ends.
-void* memory_of_another_gpu(const Call& call) {
+/// Memory of the GPU after this rank's, or null if there is only one; freed when the process ends. While nobody waits.
+std::byte* memory_of_another_gpu(const Station& me) {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-  void* memory = nullptr;
-  must(cudaSetDevice((call.me.device() + 1) % devices), "cudaSetDevice");
-  must(cudaMalloc(&memory, 4096), "cudaMalloc");
-  must(cudaSetDevice(call.me.device()), "cudaSetDevice");
+  std::byte* memory = nullptr;
+  if (devices < 2) return memory;
+  must(cudaSetDevice((me.device() + 1) % devices), "cudaSetDevice");
+  must(cudaMalloc(reinterpret_cast<void**>(&memory), 4096), "cudaMalloc");
+  must(cudaSetDevice(me.device()), "cudaSetDevice");
   return memory;
 }
 
@@ -77,7 +79,7 @@ std::vector<GpuMisuse> gpu_misuses() {
       of_dispatch("host_device_tokens", "device_tokens",
                   [](Call& c, DispatchOptions& o) { o.device_tokens = reinterpret_cast<const int32_t*>(c.host.data()); }),
       of_dispatch(
-          "rows_of_another_gpu", "x.data", [](Call& c, DispatchOptions&) { c.in.x.data = memory_of_another_gpu(c); }, 2),
+          "rows_of_another_gpu", "x.data", [](Call& c, DispatchOptions&) { c.in.x.data = c.foreign; }, 2),
       of_dispatch("misaligned_rows", "x.data", [](Call& c, DispatchOptions&) { shift(c.in.x.data, 8); }),
       of_dispatch("misaligned_ids", "ids.data", [](Call& c, DispatchOptions&) { shift(c.in.ids.data, 2); }),
       of_dispatch("too_many_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = 100000; }),
@@ -122,8 +124,15 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
         me.f.set_context(m.name);
         NormalExchange exchange(me.group, config), other_shape(me.group, other);
         RankData data(*c, me.rank(), 0);
-        Call call{
-            me, exchange, other_shape, *c, me.upload(*c, data), me.rank() == bad, me.room(4096), std::vector<float>(4096)};
+        Call call{me,
+                  exchange,
+                  other_shape,
+                  *c,
+                  me.upload(*c, data),
+                  me.rank() == bad,
+                  me.room(4096),
+                  memory_of_another_gpu(me),
+                  std::vector<float>(4096)};
         me.meet();
         Outcome o = outcome_of([&] { m.body(call); });
         if (me.rank() == bad) {
