@@ -252,7 +252,7 @@ class NormalExchange {
                float* out_weights = nullptr);
 
   const NormalConfig& config() const noexcept;
-  CallStatistics last_call() const noexcept;  ///< local
+  CallStatistics last_call() const;  ///< local; CUDA: waits for the call
 
  private:
   std::unique_ptr<detail::NormalImpl> impl_;

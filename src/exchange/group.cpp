@@ -106,7 +106,6 @@ void Group::Impl::check_alive(const char* context) {
     raise_fault(operation_name(fault.operation), fault.epoch);
   }
   if (const uint64_t word = abort_word()) throw_abort(word, context);
-  if (device) device->raise_soft_fault(context);
 }
 
 CallContext Group::Impl::begin_call() {
@@ -227,7 +226,10 @@ void Group::barrier() {
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) { impl_->all_gather(mine, bytes, all, "all_gather"); }
 
-void Group::check() const { impl_->check_alive("check"); }
+void Group::check() const {
+  impl_->check_alive("check");
+  if (impl_->device) impl_->device->raise_soft_fault("check");
+}
 void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }
 
 void Group::set_trace(Trace* trace) {

@@ -135,7 +135,7 @@ void RowBuffer::used_by(void* stream) {
   if (block_) block_->used_by(stream);
 }
 const NormalConfig& NormalExchange::config() const noexcept { return impl_->config; }
-CallStatistics NormalExchange::last_call() const noexcept { return impl_->last_call(); }
+CallStatistics NormalExchange::last_call() const { return impl_->last_call(); }
 
 int64_t Handle::tokens() const { return host_data(data()).tokens; }
 int64_t Handle::rows() const { return host_data(data()).rows; }

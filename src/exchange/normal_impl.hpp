@@ -88,6 +88,9 @@ class NormalImpl {
     } catch (const Error& error) {
       group_.post_abort(static_cast<int>(error.code()), 255);
       throw;
+    } catch (...) {
+      group_.post_abort(static_cast<int>(ErrorCode::system), 255);
+      throw;
     }
   }
 

@@ -80,9 +80,10 @@ class DeviceHandle {
   virtual const HandleData& host() const = 0;
 };
 
-/// Everything both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled here, and
-/// `rows` is -1 until it is known; host_data() has the rest. A record describes one (token, rank) pair at the receiver: number `record` = prefix over
-/// sources of D plus rank_index, so records are ordered by (source rank, token); rank-major rows are records.
+/// Everything both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled here,
+/// and `rows` is -1 until it is known; host_data() has the rest. A record describes one (token, rank) pair at the receiver:
+/// number `record` = prefix over sources of D plus rank_index, so records are ordered by (source rank, token); rank-major rows
+/// are records.
 struct HandleData {
   std::shared_ptr<DeviceHandle> device;
   // Shape.

@@ -358,6 +358,7 @@ TYPED_TEST_P(ArchConformance, TheClockNeverRunsBackwards) {
 }  // namespace switchyard::conformance
 
 #include "conformance/arithmetic_conformance.hpp"
+#include "conformance/places_conformance.hpp"
 
 namespace switchyard::conformance {
 

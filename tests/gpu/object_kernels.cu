@@ -16,7 +16,8 @@ __device__ uint64_t now_ns() {
 __global__ void copies_kernel(const CopyList list) {
   const int i = static_cast<int>(blockIdx.y);
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t w = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; w < list.words[i]; w += step) list.to[i][w] = list.from[i][w];
+  for (uint64_t w = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; w < list.words[i]; w += step)
+    list.to[i][w] = list.from[i][w];
 }
 
 __global__ void gate_kernel(const volatile uint32_t* opened, uint32_t* timed_out, uint64_t limit_ns) {

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   if (w.index() == 0) end_call(given.state, p.c.call.epoch);
 }
 
-constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of registers: docs/design/0010-combine-on-gpus.md
+constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md
 
 }  // namespace
 

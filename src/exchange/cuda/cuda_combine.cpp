@@ -22,6 +22,13 @@ void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, co
     check_pointer("out_weights", out_weights, 4);
   });
   Call call(*this, o.stream, o.num_sms, Operation::combine);
+  std::exception_ptr error;
+  checked([&] { enqueue_combine(call, y, handle, out, o, out_weights, error); });
+  if (error) std::rethrow_exception(error);
+}
+
+void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o,
+                                 float* out_weights, std::exception_ptr& error) {
   const std::shared_ptr<const HandleData> data = device_data(handle, call);
   const HandleData& h = *data;
   const CudaHandle& device = tables_of(h);
@@ -63,12 +70,19 @@ void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, co
   p.header = t.header;
   p.soft = gpu_.device_soft_fault();
 
-  // Temporary blocks go back to the pool at once: later calls of this object come after this one.
-  c.reduce_here = expert_major && o.order == CombineOrder::per_rank;
+  const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
+  launch_combine(p, call.blocks, call.stream);
+  end(call, kSumWarps);
+}
+
+std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& call, const HandleData& h, CombineOrder order,
+                                                                  CudaCombineParams& p, std::exception_ptr& error) {
+  CombineParams& c = p.c;
+  const bool expert_major = h.layout == Layout::expert_major;
+  c.reduce_here = expert_major && order == CombineOrder::per_rank;
   const bool in_place = !c.reduce_here && call.context.heap.contains(c.y);
   const int64_t staged_rows = c.reduce_here ? h.records_allocated : in_place ? 0 : h.rows_allocated;
   std::shared_ptr<CudaBlock> rows, weights;
-  std::exception_ptr error;
   try {
     if (staged_rows > 0) {
       rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), &call);
@@ -90,9 +104,7 @@ void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, co
     c.reduce_here = false;
     p.soft = nullptr;
   }
-  launch_combine(p, call.blocks, call.stream);
-  end(call, kSumWarps);
-  if (error) std::rethrow_exception(error);
+  return {rows, weights};
 }
 
 }  // namespace switchyard::detail

@@ -46,7 +46,7 @@ std::shared_ptr<HandleData> CudaNormal::new_handle(int64_t tokens, const Call& c
     device->tables_block = spare_tables_;
   }
   device->tables = carve_tables(device->tables_block->data, shape);
-  device->gpu = &gpu_;
+  device->gpu = gpu_.token();
   device->group = &group_;
   device->stream = call.stream;
   device->captured = call.capturing();
@@ -84,7 +84,7 @@ PlanParams CudaNormal::plan_params(const Call& call, const CudaHandle& handle, c
 void CudaNormal::read_counts(const Call& call, HandleData& h) {
   check_cuda(cudaStreamSynchronize(call.stream), "wait for the counts");
   group_.check_alive("dispatch");
-  TablesHeader header;
+  TablesHeader header{};
   check_cuda(cudaMemcpyAsync(&header, tables_of(h).tables.header, sizeof header, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
              "copy of the counts");
   check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "copy of the counts");
@@ -200,18 +200,35 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   const uint64_t sig = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
                                                        static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
                                                        static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+  std::shared_ptr<HandleData> h;
+  Outputs outputs;
+  checked([&] { enqueue_dispatch(call, x, ids, weights, o, format, sig, h, outputs); });
+  if (outputs.error) std::rethrow_exception(outputs.error);
+  auto& device = static_cast<CudaHandle&>(*h->device);
+  device.with_weights = weights != nullptr || ids.tokens == 0;
+  device.shape = *h;
+  device.shape.device.reset();
+  return deliver(h, outputs, format);
+}
+
+void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertIds& ids, const float* weights,
+                                  const DispatchOptions& o, const RowFormat& format, uint64_t sig,
+                                  std::shared_ptr<HandleData>& h, Outputs& outputs) {
+  const bool exact = o.size == SizePolicy::exact;
   std::exception_ptr error;
-  const std::shared_ptr<HandleData> h = new_handle(ids.tokens, call, error);
+  h = new_handle(ids.tokens, call, error);
   auto& device = static_cast<CudaHandle&>(*h->device);
   PlanParams plan = plan_params(call, device, ids, weights, o, sig);
-  Outputs outputs;
-  if (!exact) {
+  const auto offer = [&] {
     choose_sizes(*h, o);
     outputs = offer_blocks(call, format, *h, true, sig);
     if (error && !outputs.error) {
       outputs.error = error;
       outputs.place.status = static_cast<uint64_t>(ErrorCode::pool_exhausted);
     }
+  };
+  if (!exact) {
+    offer();
     plan.offers_place = true;
     plan.place = outputs.place;
   }
@@ -220,9 +237,7 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   launch_plan(plan, std::clamp(wanted, 1, gpu_.max_blocks()), call.stream);
   if (exact) {
     read_counts(call, *h);
-    choose_sizes(*h, o);
-    outputs = offer_blocks(call, format, *h, true, sig);
-    if (error && !outputs.error) outputs.error = error, outputs.place.status = static_cast<uint64_t>(ErrorCode::pool_exhausted);
+    offer();
   }
   device.received_block = outputs.received;
   device.received = outputs.carved;
@@ -230,12 +245,9 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   p.d.weights = weights;
   p.offers_place = exact;
   launch_dispatch(p, !exact, call.blocks, gpu_.limits(), call.stream);
-  if (!plan.static_drops && config.layout == Layout::rank_major) launch_count_kept(plan, outputs.carved, call.stream);
+  if (!plan.static_drops && config.layout == Layout::rank_major && !outputs.error)
+    launch_count_kept(plan, outputs.carved, call.stream);
   end(call, kMoveWarps);
-  if (outputs.error) std::rethrow_exception(outputs.error);
-  device.shape = *h;
-  device.shape.device.reset();
-  return deliver(h, outputs, format);
 }
 
 Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
@@ -253,12 +265,16 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
   const uint64_t sig =
       signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
                                              static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)});
-  const std::shared_ptr<const HandleData> h = device_data(handle, call);
-  const Outputs outputs = offer_blocks(call, format, *h, false, sig);
-  CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
-  p.offers_place = true;
-  launch_dispatch(p, false, call.blocks, gpu_.limits(), call.stream);
-  end(call, kMoveWarps);
+  std::shared_ptr<const HandleData> h;
+  Outputs outputs;
+  checked([&] {
+    h = device_data(handle, call);
+    outputs = offer_blocks(call, format, *h, false, sig);
+    CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
+    p.offers_place = true;
+    launch_dispatch(p, false, call.blocks, gpu_.limits(), call.stream);
+    end(call, kMoveWarps);
+  });
   if (outputs.error) std::rethrow_exception(outputs.error);
   Dispatched out = deliver(h, outputs, format);
   out.handle = handle;
@@ -278,17 +294,18 @@ Dispatched CudaNormal::deliver(const std::shared_ptr<const HandleData>& h, const
   out.x = Rows{outputs.rows->data, layout.rows, config.hidden, format.type, scales, format.scales};
   if (h->layout == Layout::rank_major) {
     out.topk_ids = {reinterpret_cast<const int32_t*>(r.records + r.layout.route_at()), rows * topk};
-    out.topk_weights = {reinterpret_cast<const float*>(r.records + r.layout.weight_at()), rows * topk};
+    if (handle.with_weights) out.topk_weights = {reinterpret_cast<const float*>(r.records + r.layout.weight_at()), rows * topk};
     out.source_token = {reinterpret_cast<const int32_t*>(r.records + r.layout.token_at()), rows};
   } else {
     out.row_source = {r.row_source, rows};
-    out.row_weights = {r.row_weight, rows};
+    if (handle.with_weights) out.row_weights = {r.row_weight, rows};
     out.expert_first_row = {handle.tables.first_row, here};
   }
   out.tokens_per_expert = {handle.tables.kept, here};
   out.aligned_per_expert = {handle.tables.aligned, here};
   out.dropped = {handle.tables.dropped, static_cast<size_t>(h->tokens) * topk};
   out.dropped_per_source = {handle.tables.dropped_here, here * static_cast<size_t>(world())};
+  outputs.rows->companions = {handle.tables_block, handle.received_block};
   out.block = outputs.rows;
   out.handle = Handle(h);
   return out;

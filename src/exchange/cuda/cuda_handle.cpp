@@ -89,6 +89,7 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
   header.tokens = h.tokens;
   header.rows = h.rows;
   header.num_records = h.num_records;
+  header.moved = 1;
   header.any_weights = !h.record_weight.empty() || !h.weights.empty();
   for (int s = 0; s < h.counts.world; ++s)
     header.record_begin[s + 1] = std::min(header.record_begin[s] + h.counts.d(s, h.rank), h.num_records);
@@ -116,7 +117,13 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
 
 std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, const Call& call) {
   const HandleData& given = handle.data();
-  if (given.device && tables_of(given).gpu->device() == gpu_.device()) return {std::shared_ptr<void>(), &given};
+  if (given.device) {
+    const std::shared_ptr<CudaRank*> maker = tables_of(given).gpu.lock();
+    if (maker && *maker == &gpu_) {
+      if (call.capturing()) give_to_graph(handle, call.graph);  // replays read its tables
+      return {std::shared_ptr<void>(), &given};
+    }
+  }
   const HandleData& h = host_data(given);
   if (call.capturing())
     throw Error(ErrorCode::unsupported, "a handle from the host (deserialized) cannot be used while its stream is captured");
@@ -130,9 +137,10 @@ std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, 
   device->received_block =
       allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes), &call);
   device->received = carve_received(device->received_block->data, records, h.rows_allocated, expert_major);
-  device->gpu = &gpu_;
+  device->gpu = gpu_.token();
   device->group = &group_;
   device->stream = call.stream;
+  device->with_weights = !h.record_weight.empty();
   device->shape = h;
   upload_handle(h, device->tables, device->received, call.stream);
   copy->device = std::move(device);
@@ -141,8 +149,11 @@ std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, 
 
 const HandleData& CudaHandle::host() const {
   const std::lock_guard lock(mutex_);
-  if (host_) return *host_;
-  const DeviceGuard guard(gpu->device());
+  if (host_ && !captured) return *host_;
+  const std::shared_ptr<CudaRank*> alive = gpu.lock();
+  if (!alive) throw Error(ErrorCode::invalid_argument, "handle: the group that made it is gone, and its tables with it");
+  CudaRank& rank = **alive;
+  const DeviceGuard guard(rank.device());
   if (stream) {
     cudaStreamCaptureStatus status{};
     check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
@@ -153,8 +164,15 @@ const HandleData& CudaHandle::host() const {
   check_cuda(captured ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream), "wait for a dispatch");
   group->check_alive("dispatch");
 
-  const cudaStream_t copies = gpu->copy_stream();
+  const cudaStream_t copies = rank.copy_stream();
   const TablesHeader header = download(tables.header, 1, copies)[0];
+  if (header.moved != 1) {
+    rank.raise_soft_fault("counts");
+    throw Error(
+        header.status ? static_cast<ErrorCode>(header.status) : ErrorCode::pool_exhausted,
+        "counts: the dispatch that made this handle moved nothing, because a rank had no room for its rows; the group can "
+        "be used");
+  }
   auto h = std::make_unique<HandleData>(shape);
   const int64_t row_bytes = ControlLayout{0, h->counts.world, h->counts.experts}.counts_row_bytes();
   read_counts_rows(download(tables.counts, row_bytes * h->counts.world, copies), row_bytes, h->counts);

@@ -26,49 +26,64 @@ void set_flags(std::byte* base, const ControlLayout& control, uint64_t word, cud
 }  // namespace
 
 CudaPool::~CudaPool() {
-  for (const auto* events : {&pending_, &free_})
-    for (cudaEvent_t event : *events) cudaEventDestroy(event);
+  if (event_) cudaEventDestroy(event_);
 }
 
-void CudaPool::order_after_users(cudaStream_t stream) {
+void CudaPool::take_back(cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
-  for (cudaEvent_t event : pending_) {
-    check_cuda(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
-    free_.push_back(event);
+  const auto captured = [](cudaStream_t user) {  // an event would make this call part of the capture
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(user, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
+  };
+  const auto later = std::partition(freed_.begin(), freed_.end(), [&](const Freed& block) {
+    return std::none_of(block.users.begin(), block.users.end(), captured);
+  });
+  for (auto it = freed_.begin(); it != later; ++it) {
+    const Freed& block = *it;
+    for (cudaStream_t user : block.users) {
+      if (!event_) check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+      check_cuda(cudaEventRecord(event_, user), "cudaEventRecord");
+      check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+    }
+    memory.release(block.offset);
   }
-  pending_.clear();
+  freed_.erase(freed_.begin(), later);
 }
 
-void CudaPool::add_user_event(cudaStream_t stream) noexcept {
+void CudaPool::take_back_now() {
   const std::lock_guard lock(mutex_);
-  cudaEvent_t event = nullptr;
-  if (!free_.empty()) {
-    event = free_.back();
-    free_.pop_back();
-  } else if (cudaEventCreateWithFlags(&event, cudaEventDisableTiming) != cudaSuccess) {
-    cudaStreamSynchronize(stream);
-    return;
+  if (freed_.empty()) return;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another stream of this thread may be captured
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");
+  cudaError_t status = cudaSuccess;
+  for (const Freed& block : freed_) {
+    for (cudaStream_t user : block.users)
+      if (status == cudaSuccess) status = cudaStreamSynchronize(user);
+    memory.release(block.offset);
   }
-  if (cudaEventRecord(event, stream) != cudaSuccess) cudaStreamSynchronize(stream);
-  pending_.push_back(event);
+  freed_.clear();
+  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");
+  check_cuda(status, "wait for the users of a freed block");
+}
+
+void CudaPool::free_later(size_t offset, std::vector<cudaStream_t> users) noexcept {
+  const std::lock_guard lock(mutex_);
+  freed_.push_back({offset, std::move(users)});
 }
 
 CudaBlock::~CudaBlock() {
   if (!pool) return;
-  if (!users.empty()) {
-    try {
-      const DeviceGuard guard(pool->device);
-      for (cudaStream_t stream : users) pool->add_user_event(stream);
-    } catch (const Error&) {
-      // Without a context there is no work to wait for.
-    }
-  }
-  pool->memory.release(offset);
+  if (users.empty())
+    pool->memory.release(offset);
+  else
+    pool->free_later(offset, std::move(users));
 }
 
 void CudaBlock::used_by(void* stream) {
   auto* s = static_cast<cudaStream_t>(stream);
   if (std::find(users.begin(), users.end(), s) == users.end()) users.push_back(s);
+  for (const std::weak_ptr<CudaBlock>& companion : companions)
+    if (const auto block = companion.lock()) block->used_by(stream);
 }
 
 CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c), gpu_(gpu) {
@@ -88,7 +103,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
     heap_offset_ = group_.heap->allocate(need.total(), 4096);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
     const size_t pool_at = heap_offset_ + need.control_bytes;
-    pool_ = std::make_shared<CudaPool>(pool_at, pool_at + need.pool_bytes, gpu_.device());
+    pool_ = std::make_shared<CudaPool>(pool_at, pool_at + need.pool_bytes);
   });
   try {
     checked([&] {
@@ -142,10 +157,14 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
     check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
     if (status != cudaStreamCaptureStatusActive) graph = nullptr;
   }
-  if (capturing()) return;  // what came before is ordered before the launch of the graph by its user
+  if (capturing()) {  // what came before is ordered before the launch of the graph by its user
+    object.gpu_.note_capture();
+    object.pool_->take_back_now();
+    return;
+  }
   if (object.called_ && object.last_stream_ != stream)
     check_cuda(cudaStreamWaitEvent(stream, object.done_, 0), "cudaStreamWaitEvent");
-  object.pool_->order_after_users(stream);
+  object.pool_->take_back(stream);
 }
 
 void CudaNormal::end(const Call& call, int warps) {
@@ -203,13 +222,12 @@ std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, const Call* call) 
   return block;
 }
 
-void CudaNormal::give_to_graph(const std::shared_ptr<CudaBlock>& block, cudaGraph_t graph) {
-  auto owner = std::make_unique<std::shared_ptr<CudaBlock>>(block);
-  const cudaHostFn_t release = [](void* p) { delete static_cast<std::shared_ptr<CudaBlock>*>(p); };
-  cudaUserObject_t object = nullptr;
-  check_cuda(cudaUserObjectCreate(&object, owner.get(), release, 1, cudaUserObjectNoDestructorSync), "cudaUserObjectCreate");
-  (void)owner.release();
-  check_cuda(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove), "cudaGraphRetainUserObject");
+void retain_in_graph(cudaGraph_t graph, void* object, void (*release)(void*)) {
+  cudaUserObject_t held = nullptr;
+  const cudaError_t status = cudaUserObjectCreate(&held, object, release, 1, cudaUserObjectNoDestructorSync);
+  if (status != cudaSuccess) release(object);
+  check_cuda(status, "cudaUserObjectCreate");
+  check_cuda(cudaGraphRetainUserObject(graph, held, 1, cudaGraphUserObjectMove), "cudaGraphRetainUserObject");
 }
 
 RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type) {
@@ -217,6 +235,8 @@ RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type) {
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
   const int64_t rows = handle.data().rows_allocated;
+  const DeviceGuard guard(gpu_.device());
+  pool_->take_back_now();
   auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type), nullptr);
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
   return RowBuffer(std::move(block), view);

@@ -16,25 +16,34 @@
 
 namespace switchyard::detail {
 
-/// An object's part of the heap for outputs, and events of streams that must end before blocks are used again.
+/// An object's part of the heap for outputs, and freed blocks that other streams may still use.
 struct CudaPool {
-  CudaPool(size_t begin, size_t end, int gpu) : memory(begin, end), device(gpu) {}
+  CudaPool(size_t begin, size_t end) : memory(begin, end) {}
   ~CudaPool();
-  /// Makes `stream` wait for all events so far.
-  void order_after_users(cudaStream_t stream);
-  void add_user_event(cudaStream_t stream) noexcept;
+  /// Takes the blocks of free_later back; `stream` waits for the work so far on the streams that used them. Not while it is
+  /// captured.
+  void take_back(cudaStream_t stream);
+  /// The same, but this thread waits.
+  void take_back_now();
+  /// Any thread, also in a callback of the driver: calls no CUDA function.
+  void free_later(size_t offset, std::vector<cudaStream_t> users) noexcept;
 
   OffsetAllocator memory;
-  const int device;
 
  private:
+  struct Freed {
+    size_t offset;
+    std::vector<cudaStream_t> users;
+  };
   std::mutex mutex_;
-  std::vector<cudaEvent_t> pending_, free_;
+  std::vector<Freed> freed_;
+  cudaEvent_t event_ = nullptr;
 };
 
 struct CudaBlock final : OutputBlock {
   std::shared_ptr<CudaPool> pool;  ///< null: empty block
   std::vector<cudaStream_t> users;
+  std::vector<std::weak_ptr<CudaBlock>> companions;  ///< what is delivered with these rows, and used with them
   ~CudaBlock() override;
   void used_by(void* stream) override;
 };
@@ -48,8 +57,9 @@ class CudaHandle final : public DeviceHandle {
   Tables tables;
   Received received;
   std::shared_ptr<CudaBlock> tables_block, received_block;
-  CudaRank* gpu = nullptr;
+  std::weak_ptr<CudaRank*> gpu;
   Group::Impl* group = nullptr;
+  bool with_weights = false;
   cudaStream_t stream = nullptr;  ///< of the dispatch
   bool captured = false;
 
@@ -60,6 +70,9 @@ class CudaHandle final : public DeviceHandle {
 
 /// Copies the tables of `h`, which are in host memory, to `tables` and `received`. Returns when `stream` has done it.
 void upload_handle(const HandleData& h, const Tables& tables, const Received& received, cudaStream_t stream);
+
+/// Keeps `object` until the graph is destroyed; `release` frees it and calls no CUDA function.
+void retain_in_graph(cudaGraph_t graph, void* object, void (*release)(void*));
 
 class CudaNormal final : public NormalImpl {
  public:
@@ -97,12 +110,27 @@ class CudaNormal final : public NormalImpl {
   bool reserve(CudaBlock& block, size_t bytes) const;
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> allocate(size_t bytes, const Call* call);
-  static void give_to_graph(const std::shared_ptr<CudaBlock>& block, cudaGraph_t graph);
+  /// `owner` (a block, a handle) lives as long as the graph.
+  template <class Owner>
+  static void give_to_graph(const Owner& owner, cudaGraph_t graph);
   void check_pointer(const char* name, const void* p, size_t alignment) const;
   void check_sms(const char* name, int num_sms) const;
   ObjectState* state() const { return state_.as<ObjectState>(); }
 
+  // cuda_combine.cpp
+  /// `error`: this rank cannot take part, and all ranks' calls move nothing.
+  void enqueue_combine(Call& call, const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
+                       float* out_weights, std::exception_ptr& error);
+
+  /// Says where this rank's outputs are, and takes temporary blocks for what must be staged; they go back to the pool when the
+  /// call has been enqueued, because later calls of this object come after it.
+  std::vector<std::shared_ptr<CudaBlock>> stage_outputs(const Call& call, const HandleData& h, CombineOrder order,
+                                                        CudaCombineParams& p, std::exception_ptr& error);
+
   // cuda_dispatch.cpp
+  void enqueue_dispatch(Call& call, const ConstRows& x, const ExpertIds& ids, const float* weights,
+                        const DispatchOptions& options, const RowFormat& format, uint64_t sig, std::shared_ptr<HandleData>& h,
+                        Outputs& outputs);
   std::shared_ptr<HandleData> new_handle(int64_t tokens, const Call& call, std::exception_ptr& error);
   PlanParams plan_params(const Call& call, const CudaHandle& handle, const ExpertIds& ids, const float* weights,
                          const DispatchOptions& options, uint64_t sig) const;
@@ -129,5 +157,10 @@ class CudaNormal final : public NormalImpl {
   bool called_ = false;
   int last_warps_ = 0;
 };
+
+template <class Owner>
+void CudaNormal::give_to_graph(const Owner& owner, cudaGraph_t graph) {
+  retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });
+}
 
 }  // namespace switchyard::detail

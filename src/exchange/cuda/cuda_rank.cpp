@@ -105,8 +105,10 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
 
 CudaRank::~CudaRank() {
   try {
+    self_.reset();
     const DeviceGuard guard(device());
     cudaStreamSynchronize(copies_);
+    if (captured_) cudaDeviceSynchronize();  // replays use what is freed now; their waits have deadlines
     give_stream(device(), copies_);
     cudaHostUnregister(control_);
     counters_ = DeviceMemory();

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -62,6 +63,10 @@ class CudaRank final : public DeviceRank {
   int max_blocks() const { return limits_.multiprocessors / ranks_here_; }
   SoftFault* device_soft_fault() const { return soft_device_; }
   std::vector<MoveCounter> move_counters() const;
+  /// Expires with this object.
+  std::weak_ptr<CudaRank*> token() const { return self_; }
+  /// A call was captured: graphs may still run when the group goes.
+  void note_capture() { captured_ = true; }
   /// For copies of the host's own: never behind a kernel.
   cudaStream_t copy_stream() const { return copies_; }
 
@@ -81,6 +86,8 @@ class CudaRank final : public DeviceRank {
   WaitCounter* waits_ = nullptr;
   MoveCounter* moved_ = nullptr;
   cudaStream_t copies_ = nullptr;
+  std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
+  std::atomic<bool> captured_ = false;
 };
 
 }  // namespace switchyard::detail

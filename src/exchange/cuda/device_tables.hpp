@@ -37,6 +37,8 @@ struct TablesHeader {
   uint64_t epoch;       ///< of the dispatch that made the tables
   int32_t status;       ///< ErrorCode that ended the call on all ranks alike, or ok
   int32_t any_weights;  ///< records carry weights
+  int32_t moved;        ///< 1 once the rows and records of the dispatch that made the tables have come
+  int32_t unused;
   int64_t record_begin[kMaxRanks + 1];
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
 };

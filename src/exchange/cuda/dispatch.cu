@@ -58,7 +58,10 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     fill_rest(w, p, header.rows, header.num_records);
     const bool ok = dispatch_direct<Cuda>(w, p.d);
     Cuda::settle(w);
-    if (ok && w.index() == 0) end_call(given.state, call.epoch);
+    if (ok && w.index() == 0) {
+      if (p.received.records != nullptr && threadIdx.x == 0) given.header->moved = 1;
+      end_call(given.state, call.epoch);
+    }
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
     end_call(given.state, call.epoch);
   }

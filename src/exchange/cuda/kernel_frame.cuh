@@ -22,7 +22,7 @@ __device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch
 __device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
-/// False if the group has failed: the block returns at once, so N queued calls cost one deadline.
+/// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
 __device__ inline bool begin_block(const CallContext& given, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -31,6 +31,16 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
   }
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) call.epoch = epoch;
+  if (abort != 0 && given.operation != Operation::none && ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) == 0) {
+    FaultRecord fault;
+    fault.operation = given.operation;
+    fault.aborted = true;
+    fault.seen_abort = abort;
+    fault.epoch = epoch;
+    fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
+    *given.fault = fault;
+    ptx::store_release<Scope::system>(&given.fault->ready, 1);
+  }
   __syncthreads();
   return !failed;
 }

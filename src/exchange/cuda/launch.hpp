@@ -46,7 +46,7 @@ struct PlanParams {
 struct CudaDispatchParams {
   DispatchParams d;  ///< all but the epoch and what the tables' header holds
   ObjectState* state = nullptr;
-  const TablesHeader* header = nullptr;
+  TablesHeader* header = nullptr;
   bool offers_place = false;  ///< this kernel publishes `place`
   Placement place{};
   uint64_t signature = 0;

@@ -10,74 +10,13 @@
 // then lanes.
 #include <algorithm>
 
-#include "arch/cuda/cuda_arch.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
-#include "exchange/cuda/launch.hpp"
+#include "exchange/cuda/plan_view.cuh"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
 
 namespace {
-
-constexpr int kPlanWarps = 8;
-constexpr int kPlanThreads = kPlanWarps * kLanes;
-
-SWITCHYARD_FN int64_t tokens_per_warp(int64_t tokens, int64_t blocks) {
-  return (tokens + blocks * kPlanWarps - 1) / (blocks * kPlanWarps);
-}
-
-/// Shared memory of a block. Arrays follow in the order of PlanView.
-struct PlanBlock {
-  CallContext call;
-  int64_t tokens;
-  int64_t first_token, tokens_per_warp;  ///< of the block; of each warp
-  int64_t capacity[kMaxRanks];
-  int64_t needed[kMaxRanks];  ///< rows that each rank needs
-  int last_block;
-  int failed;
-  int overflow;  ///< first rank without room, or -1
-};
-
-struct PlanView {
-  const PlanParams& p;
-  PlanBlock& b;
-  unsigned long long* masks;  ///< [tokens of the block] ranks of each token, as bits
-  int32_t* hist;              ///< expert-major: [warps, E]; rank-major: [E]
-  int32_t* start;             ///< expert-major: [E]
-  int32_t* touching;          ///< [warps, W]
-  int32_t* gathered;  ///< first the counts that this rank sends, [W + E]; then D: [W, W] tokens of source s that touch rank d
-  int lane, warp;
-
-  __device__ int64_t begin() const { return min64(b.first_token + warp * b.tokens_per_warp, b.tokens); }
-  __device__ int64_t end() const {
-    const int64_t block_end = min64(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
-    return min64(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
-  }
-  __device__ static int64_t min64(int64_t a, int64_t c) { return a < c ? a : c; }
-  __device__ int32_t id(int64_t f) const {
-    const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
-    return raw >= 0 && raw < p.map.experts ? static_cast<int32_t>(raw) : -1;
-  }
-  __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
-  __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }
-  __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }
-  __device__ bool expert_major() const { return p.layout == Layout::expert_major; }
-  __device__ int columns() const { return p.map.world + p.map.experts; }
-};
-
-/// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is
-/// only asked for routes that exist; without one a lane has an id of its own below -1.
-template <class Id, class F>
-__device__ void for_routes(const PlanView& v, Id&& id_of, F&& f) {
-  const int64_t end = v.end() * v.p.topk;
-#pragma unroll 1  // small code: a kernel's first pass through it runs at the speed of instruction fetch
-  for (int64_t base = v.begin() * v.p.topk; base < end; base += kLanes) {
-    const int64_t r = base + v.lane;
-    const int32_t id = r < end ? id_of(r) : -2 - v.lane;
-    f(r, id, __match_any_sync(kAllLanes, id));
-    __syncwarp();
-  }
-}
 
 /// Pass 1 over this warp's routes: clean ids and weights to the tables, counts per expert, ranks per token, tokens per rank.
 __device__ void count_routes(PlanView& v) {
@@ -305,6 +244,7 @@ __device__ void write_header(const PlanView& v) {
   for (int c = 0; c < kRowChunks; ++c)
     for (int d = 0; d < world && row_chunk_end(v.b.tokens, c) == v.b.tokens; ++d)
       h.chunk_records[c * world + d] = v.gathered[rank * world + d];
+  h.moved = 0;
   h.tokens = v.b.tokens;
   h.epoch = v.b.call.epoch;
   h.status = static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
@@ -488,6 +428,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
 /// One block. Rank-major with drops.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
+  if (h.moved == 0) return;
   const int here = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
   auto* counts = reinterpret_cast<unsigned long long*>(p.tables.dropped_here);
   for (int i = threadIdx.x; i < world * here; i += blockDim.x) counts[i] = 0;
