@@ -61,6 +61,7 @@ class Usage(unittest.TestCase):
         self.expect(["bench", "--sweep", "tokens"], "'tokens' given", "NAME=N,N,...")
         self.expect(["demo", "--backend", "cuda", "--staging", "ring"], "--", "cuda")
         self.expect(["demo", "--ranks", "3.5"], "--ranks: '3.5' given")
+        self.expect(["bench", "--html", "/nonexistent/bench.html"], "--html: cannot write '/nonexistent/bench.html'")
         self.expect(["verify", "--sms", "4"], "--sms: given with --backend cpu")
         self.expect(["verify", "--backend", "cuda", "--deferred"], "--backend", "cuda")
         self.expect(["verify", "--backend", "gpu"], "--backend: 'gpu' given", "cpu, cuda")

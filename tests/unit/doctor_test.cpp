@@ -107,6 +107,9 @@ TEST(Doctor, WithoutGpusItSaysWhyAndWhatToDo) {
     EXPECT_EQ(cuda.verdict, Verdict::note);
     EXPECT_FALSE(cuda.reason.empty());
   }
+  GpuProbe other = hoppers(1);
+  other.gpus[0].compute_major = 8;
+  EXPECT_EQ(named(gpu_findings(other, ""), "GPU 0").verdict, Verdict::limited);
   GpuProbe old = hoppers(1);
   old.cuda_version = 12040;
   EXPECT_EQ(named(gpu_findings(old, ""), "driver").verdict, Verdict::limited);

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "bench_cuda.hpp"
+#include "bench_html.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "progress.hpp"
@@ -153,10 +154,12 @@ void print_failures(const std::vector<BenchRun>& runs) {
 }
 
 /// A result that cannot be written is better known before minutes of measuring.
-void check_writable(const std::string& path) {
-  if (path.empty()) return;
-  const std::ofstream out(path, std::ios::app);
-  if (!out) throw UsageError(fmt::format("--json: cannot write '{}': {}", path, std::strerror(errno)));
+void check_writable(const BenchOptions& o) {
+  for (const auto& [flag, path] : {std::pair("--json", &o.json_path), {"--html", &o.html_path}}) {
+    if (path->empty()) continue;
+    const std::ofstream out(*path, std::ios::app);
+    if (!out) throw UsageError(fmt::format("{}: cannot write '{}': {}", flag, *path, std::strerror(errno)));
+  }
 }
 
 bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title) {
@@ -172,6 +175,16 @@ bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, cons
 }
 
 }  // namespace
+
+void write_results(const BenchOptions& options, const json& document) {
+  if (!options.json_path.empty()) bench::write_json(options.json_path, document);
+  if (!options.html_path.empty()) write_bench_html(options.html_path, document);
+}
+
+void print_written(const BenchOptions& options) {
+  for (const std::string& path : {options.json_path, options.html_path})
+    if (!path.empty()) fmt::print("  written to {}\n", path);
+}
 
 BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& machine) {
   BenchOptions o = options;
@@ -200,13 +213,13 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 
 int run_bench(const BenchOptions& options) {
   if (options.backend == "cuda") {
-    check_writable(options.json_path);
+    check_writable(options);
     return run_bench_cuda(options, points_of(options));
   }
   const bench::Machine machine = bench::this_machine();
   std::vector<BenchOptions> points;
   for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));
-  check_writable(options.json_path);
+  check_writable(options);
   fmt::print("{}\n  {}, {}, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
              counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)), machine.os,
              points.front().commit, bench::utc_now());
@@ -231,19 +244,19 @@ int run_bench(const BenchOptions& options) {
   if (after.best().gbs > limit.best().gbs) limit = after;  // other load may have slowed one of them
 
   const bool passed = std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); });
-  if (!options.json_path.empty()) {
+  if (!options.json_path.empty() || !options.html_path.empty()) {
     json document = {{"schema", "switchyard.bench/1"}, {"what", "switchyard bench"},
                      {"commit", first.commit},         {"version", version()},
                      {"date", bench::utc_now()},       {"machine", to_json(machine)},
                      {"copy_limit", to_json(limit)},   {"copy_limit_runs", {to_json(before), to_json(after)}},
                      {"runs", json::array()}};
     for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
-    bench::write_json(options.json_path, document);
+    write_results(options, document);
   }
   print_runs(runs, limit.best().gbs);
   print_legend(limit, machine, runs);
   print_failures(runs);
-  if (!options.json_path.empty()) fmt::print("  written to {}\n", options.json_path);
+  print_written(options);
   return passed ? kExitOk : kExitCheckFailed;
 }
 

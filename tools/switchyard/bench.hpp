@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct BenchOptions {
   int64_t seed = 1;
   std::vector<std::string> sweep;  ///< "tokens=128,512"
   std::string json_path;
+  std::string html_path;
   std::string commit;  ///< overrides the built-in one
   double limit_seconds = 1.5;
 };
@@ -68,6 +70,9 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 /// \throws RankError, Error, UsageError. `on_progress` gets the share done.
 BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& machine,
                           const std::function<void(double)>& on_progress);
+/// --json and --html of `document`.
+void write_results(const BenchOptions& options, const nlohmann::json& document);
+void print_written(const BenchOptions& options);
 /// \returns the exit status
 int run_bench(const BenchOptions& options);
 

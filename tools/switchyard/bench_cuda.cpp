@@ -14,7 +14,9 @@
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "device_copy.hpp"
+#include "gpu_probe.hpp"
 #include "progress.hpp"
+#include "rank_device.hpp"
 #include "ranks.hpp"
 #include "style.hpp"
 
@@ -305,6 +307,8 @@ CudaRun measure(const BenchOptions& options) {
   const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return RankBench(setup, group).run(); });
   CudaRun run;
   run.options = options;
+  run.options.experts = setup.scenario.experts;
+  run.options.topk = setup.scenario.topk;
   run.mean_ranks = setup.mean_ranks;
   run.heap_bytes = job.group.heap_bytes;
   run.remote_bytes = static_cast<double>(setup.remote_pairs) * static_cast<double>(setup.sent_row_bytes());
@@ -394,10 +398,10 @@ void print_runs(const std::vector<CudaRun>& runs) {
 }  // namespace
 
 int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points) {
-  const bench::GpuDescription gpus = bench::describe_gpus();
-  if (gpus.visible == 0) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
+  const GpuProbe gpus = probe_gpus();  // not here: ranks may be forked
+  if (gpus.gpus.empty()) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
   for (BenchOptions& o : points) {
-    if (o.ranks == 0) o.ranks = gpus.visible;
+    if (o.ranks == 0) o.ranks = static_cast<int64_t>(gpus.gpus.size());
     if (o.sms == 0) o.sms = kDefaultSms;
     if (o.staging == "ring") throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
     if (o.order == "per_route" && o.layout == "rank_major")
@@ -406,10 +410,10 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
     if (o.commit.empty()) o.commit = source_commit();
   }
   const BenchOptions& first = points.front();
-  fmt::print("{}\n  {} x {}, {} SMs each, driver {}.{}, CUDA {}.{}\n  commit {}, {}\n\n",
-             bold("switchyard bench --backend cuda"), gpus.visible, gpus.names.front(), gpus.multiprocessors,
-             gpus.driver / 1000, gpus.driver % 1000 / 10, gpus.runtime / 1000, gpus.runtime % 1000 / 10, first.commit,
-             bench::utc_now());
+  const int driver = gpus.cuda_version, runtime = cuda_runtime_version(), sms = gpus.gpus.front().multiprocessors;
+  fmt::print("{}\n  {}, {} SMs each, driver {} (CUDA {}.{}), built with CUDA {}.{}\n  commit {}, {}\n\n",
+             bold("switchyard bench --backend cuda"), gpus.names(), sms, gpus.driver_version, driver / 1000, driver % 1000 / 10,
+             runtime / 1000, runtime % 1000 / 10, first.commit, bench::utc_now());
   Progress progress;
   std::vector<CudaRun> runs;
   for (const BenchOptions& point : points) {
@@ -419,7 +423,9 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
     progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} us{}", runs.back().dispatch.p50 * 1e6,
                                 runs.back().combine.p50 * 1e6, runs.back().passed() ? "" : ", RESULTS DIFFER"));
   }
-  if (!options.json_path.empty()) {
+  if (!options.json_path.empty() || !options.html_path.empty()) {
+    std::vector<std::string> names;
+    for (const Gpu& g : gpus.gpus) names.push_back(g.name);
     json document = {
         {"schema", "switchyard.bench/1"},
         {"what", "switchyard bench --backend cuda"},
@@ -428,13 +434,13 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
         {"date", bench::utc_now()},
         {"machine", to_json(bench::this_machine())},
         {"gpus",
-         {{"names", gpus.names}, {"sms", gpus.multiprocessors}, {"driver_cuda", gpus.driver}, {"runtime_cuda", gpus.runtime}}},
+         {{"names", names}, {"sms", sms}, {"driver", gpus.driver_version}, {"driver_cuda", driver}, {"runtime_cuda", runtime}}},
         {"runs", json::array()}};
     for (const CudaRun& run : runs) document["runs"].push_back(describe(run));
-    bench::write_json(options.json_path, document);
+    write_results(options, document);
   }
   print_runs(runs);
-  if (!options.json_path.empty()) fmt::print("  written to {}\n", options.json_path);
+  print_written(options);
   return std::all_of(runs.begin(), runs.end(), [](const CudaRun& r) { return r.passed(); }) ? kExitOk : kExitCheckFailed;
 }
 

@@ -39,10 +39,20 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows;
 }
 
+/// A group of all GPUs can be expected to work: driver, architecture of the kernels, access of every pair.
+bool fits(const GpuProbe& probe) {
+  const auto hopper = [](const Gpu& g) { return g.compute_major == 9; };
+  bool ok =
+      probe.cuda_version / 1000 >= cuda_runtime_version() / 1000 && std::all_of(probe.gpus.begin(), probe.gpus.end(), hopper);
+  for (size_t a = 0; a < probe.gpus.size(); ++a)
+    for (size_t b = 0; b < probe.gpus.size(); ++b) ok = ok && (a == b || probe.peer_access[a][b]);
+  return ok;
+}
+
 /// cpu or cuda. auto takes GPUs where this build can use them and there is one.
 std::string choose_backend(const DemoOptions& o, const GpuProbe& probe) {
   const bool usable = built_with_cuda() && !probe.gpus.empty();
-  if (o.backend == "auto") return usable && o.staging == "direct" ? "cuda" : "cpu";
+  if (o.backend == "auto") return usable && fits(probe) && o.staging == "direct" ? "cuda" : "cpu";
   if (o.backend == "cpu") return "cpu";
   if (!built_with_cuda()) throw UsageError(no_cuda_text());
   if (!usable)

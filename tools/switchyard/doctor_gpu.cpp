@@ -38,9 +38,9 @@ Finding gpu_finding(size_t index, const Gpu& gpu) {
                         gpu.multiprocessors, binary_size(static_cast<double>(gpu.memory_bytes)), gpu.pci_bus),
             "",
             ""};
-  if (gpu.compute_major < 9) {
+  if (gpu.compute_major != 9) {
     f.verdict = Verdict::limited;
-    f.reason = "GPU kernels are compiled for sm_90 (Hopper)";
+    f.reason = "kernels are compiled for sm_90a (Hopper), unless CMAKE_CUDA_ARCHITECTURES says otherwise";
   }
   return f;
 }

@@ -133,6 +133,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
       ->group("How");
   add.group("Output");
   add.text("--json", o.json_path, "FILE", "Write everything that was measured, and on what, as JSON");
+  add.text("--html", o.html_path, "FILE", "Write a page with plots over what was swept, and a table");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
       "\nTimes are from entry to exit on the slowest rank. The copy limit is measured in the same run: all cores copy memory "
@@ -142,7 +143,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
       "\nExamples:\n"
       "  switchyard bench\n"
       "  switchyard bench --sweep tokens=128,512,2048,8192 --json results.json\n"
-      "  switchyard bench --ranks 8 --layout expert_major --quantize f32 --routing recorded\n");
+      "  switchyard bench --ranks 8 --layout expert_major --quantize f32 --routing recorded\n"
+      "  switchyard bench --backend cuda --tokens 4096 --sweep sms=4,8,16,24,48 --html sms.html\n");
 }
 
 void declare_doctor(CLI::App& app, VerbOptions& all) {

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page of `bench --html`, from made-up results.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tools/switchyard/bench_html.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+json times(double p50) { return {{"p50_us", p50}, {"p99_us", 1.1 * p50}}; }
+
+json run(const char* backend, int tokens, int sms, double us) {
+  return {{"config",
+           {{"backend", backend},
+            {"ranks", 4},
+            {"ranks_are", "threads"},
+            {"sms", sms},
+            {"tokens_per_rank", tokens},
+            {"hidden", 7168},
+            {"experts", 256},
+            {"topk", 8},
+            {"layout", "rank_major"},
+            {"dtype", "bf16"},
+            {"order", "per_rank"},
+            {"routing", "uniform"}}},
+          {"dispatch", times(us)},
+          {"combine", times(1.1 * us)},
+          {"plan_us", 12.5},
+          {"share_of_limit", {{"dispatch", 0.9}, {"combine", 0.8}}},
+          {"verified", true}};
+}
+
+json document(bool gpu) {
+  json d = {{"commit", "abc1234"}, {"date", "2026-01-01"}, {"machine", {{"cpu", "Any <CPU> & more"}, {"usable_cores", 2}}}};
+  if (gpu) {
+    d["gpus"] = {{"names", {"GPU A", "GPU A"}}};
+  } else {
+    d["copy_limit"] = {{"gb_per_s", 50.0}};
+  }
+  return d;
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+TEST(BenchHtml, OnePointPerMeasurementAndNothingIsFetched) {
+  json d = document(false);
+  for (const int tokens : {128, 512, 2048}) d["runs"].push_back(run("cpu", tokens, 0, tokens));
+  const std::string page = bench_html(d);
+  EXPECT_EQ(count(page, "<circle"), 3u * 2 * 2);  // two operations in two plots
+  EXPECT_EQ(count(page, "<section"), 2u);
+  EXPECT_EQ(count(page, "PASS"), 3u);
+  EXPECT_NE(page.find("tokens per rank"), std::string::npos);
+  EXPECT_NE(page.find("50.0 GB/s"), std::string::npos);
+  EXPECT_NE(page.find("Any &lt;CPU> &amp; more"), std::string::npos);
+  for (const char* wrong : {"http", "<script", "src=", "url(", "nan", "inf,"})
+    EXPECT_EQ(page.find(wrong), std::string::npos) << wrong;
+}
+
+TEST(BenchHtml, SweepsOfTwoQuantitiesGiveAPlotPairEach) {
+  json d = document(true);
+  for (const int tokens : {512, 4096})
+    for (const int sms : {4, 8, 24}) {
+      json r = run("cuda", tokens, sms, 1e4 / sms);
+      r["push_limit"] = times(8e3 / sms);
+      r["pull_limit"] = times(7e3 / sms);
+      r["cached_dispatch"] = times(9e3 / sms);
+      r["share_of_limit"]["cached_dispatch"] = 0.95;
+      d["runs"].push_back(r);
+    }
+  d["runs"][0]["verified"] = false;
+  d["runs"][1]["verified"] = nullptr;
+  const std::string page = bench_html(d);
+  EXPECT_EQ(count(page, "<section"), 3u);
+  EXPECT_EQ(count(page, "<circle"), 2u * 3 * (5 + 3));
+  EXPECT_LT(page.find("512 tokens per rank"), page.find("4096 tokens per rank"));  // in the order of measuring
+  EXPECT_NE(page.find("2 x GPU A"), std::string::npos);
+  EXPECT_EQ(count(page, "FAIL"), 1u);
+  EXPECT_EQ(count(page, "PASS"), 4u);
+}
+
+TEST(BenchHtml, OneRunIsEnough) {
+  json d = document(true);
+  d["runs"].push_back(run("cuda", 4096, 24, 500));
+  const std::string page = bench_html(d);
+  EXPECT_EQ(count(page, "<circle"), 2u * 2);
+  EXPECT_EQ(page.find("nan"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace switchyard::tool

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_html.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "report_html.hpp"
+#include "style.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+/// Quantities that can be swept: key of the config, name in the page.
+constexpr std::pair<const char*, const char*> kAxes[] = {
+    {"tokens_per_rank", "tokens per rank"}, {"sms", "SMs"},       {"ranks", "ranks"},   {"hidden", "hidden"},
+    {"topk", "experts per token"},          {"blocks", "blocks"}, {"warps", "workers"},
+};
+
+/// A line of a plot: where its values lie in a run, and how it looks.
+struct Line {
+  std::string name;
+  std::vector<const char*> path;
+  const char* color;
+  bool dashed = false;
+};
+
+const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"},
+                                  {"combine", {"combine", "p50_us"}, "--compute"},
+                                  {"cached dispatch", {"cached_dispatch", "p50_us"}, "--plan"},
+                                  {"push limit", {"push_limit", "p50_us"}, "--move", true},
+                                  {"pull limit", {"pull_limit", "p50_us"}, "--compute", true}};
+const std::vector<Line> kShares = {{"dispatch", {"share_of_limit", "dispatch"}, "--move"},
+                                   {"combine", {"share_of_limit", "combine"}, "--compute"},
+                                   {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
+
+struct Point {
+  double x, y;
+};
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+int64_t value_of(const json& run, const char* key) { return run.at("config").value(key, int64_t{0}); }
+
+std::vector<Point> points_of(const std::vector<const json*>& runs, const char* axis, const Line& line, double scale) {
+  std::vector<Point> out;
+  for (const json* run : runs) {
+    const json* at = run;
+    for (const char* key : line.path) at = at && at->contains(key) ? &at->at(key) : nullptr;
+    if (at && at->is_number()) out.push_back({static_cast<double>(value_of(*run, axis)), at->get<double>() * scale});
+  }
+  std::sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+  return out;
+}
+
+/// Linear or logarithmic position of values in [from, to] pixels.
+struct Scale {
+  double low, high, from, to;
+  bool logarithmic;
+  double operator()(double v) const {
+    const double f = logarithmic ? std::log(v / low) / std::log(high / low) : (v - low) / (high - low);
+    return from + (to - from) * (high > low ? f : 0.5);
+  }
+};
+
+/// 1, 2 or 5 times a power of ten, not below v.
+double nice(double v) {
+  const double power = std::pow(10, std::floor(std::log10(v)));
+  for (const double m : {1.0, 2.0, 5.0}) {
+    if (m * power >= v * 0.999999) return m * power;
+  }
+  return 10 * power;
+}
+
+std::vector<double> ticks_of(const Scale& s) {
+  std::vector<double> out;
+  if (!s.logarithmic) {
+    const double step = nice(std::max(s.high - s.low, 1e-9) / 6);
+    for (double v = std::ceil(s.low / step) * step; v <= s.high * 1.000001; v += step) out.push_back(v);
+    return out;
+  }
+  for (double power = std::pow(10, std::floor(std::log10(s.low))); power <= s.high; power *= 10) {
+    for (const double m : {1.0, 2.0, 5.0}) {
+      if (m * power >= s.low * 0.999 && m * power <= s.high * 1.001) out.push_back(m * power);
+    }
+  }
+  return out;
+}
+
+std::string number(double v) {
+  if (v >= 1000) return grouped(static_cast<int64_t>(std::llround(v)));
+  return v == std::round(v) ? fmt::format("{:.0f}", v) : fmt::format("{:.3g}", v);
+}
+
+constexpr double kWidth = 560, kHeight = 330, kLeft = 62, kRight = 14, kTop = 14, kBottom = 44;
+
+struct Series {
+  const Line* line;
+  std::vector<Point> points;
+};
+
+std::string axes(const Scale& x, const Scale& y, const std::set<double>& values, const std::string& x_name,
+                 const std::string& unit) {
+  std::string out;
+  for (const double v : ticks_of(y)) {
+    out +=
+        fmt::format("<line class=\"axis\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>", kLeft, kWidth - kRight, y(v));
+    out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}{}</text>", kLeft - 8, y(v) + 4, number(v), unit);
+  }
+  double last = -1e9;
+  for (const double v : values) {  // the values that were measured, where there is room
+    if (x(v) - last < 44) continue;
+    last = x(v);
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(v), kHeight - kBottom + 18, number(v));
+  }
+  return out + fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" class=\"strong\">{}</text>",
+                           (kLeft + kWidth - kRight) / 2, kHeight - 6, x_name);
+}
+
+std::string plot(const std::vector<Series>& all, const std::string& x_name, const std::string& unit, bool share) {
+  std::set<double> xs;
+  double low = 1e300, high = 0;
+  for (const Series& s : all) {
+    for (const Point& p : s.points) {
+      xs.insert(p.x);
+      low = std::min(low, p.y);
+      high = std::max(high, p.y);
+    }
+  }
+  if (xs.empty()) return "<p class=\"note\">Nothing was measured.</p>";
+  const bool log_x = *xs.begin() > 0 && *xs.rbegin() / *xs.begin() >= 8, log_y = !share && low > 0 && high / low >= 8;
+  const Scale x{*xs.begin(), *xs.rbegin(), kLeft + 18, kWidth - kRight - 18, log_x};
+  const Scale y{log_y ? low * 0.8 : 0, log_y ? high * 1.25 : std::max(high * 1.08, share ? 105.0 : 1e-9), kHeight - kBottom,
+                kTop, log_y};
+  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight) + axes(x, y, xs, x_name, unit);
+  for (const Series& s : all) {
+    std::string path;
+    for (const Point& p : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x(p.x), y(p.y));
+    out += fmt::format("<path d=\"{}\" style=\"fill:none;stroke:var({});stroke-width:2{}\"/>", path, s.line->color,
+                       s.line->dashed ? ";stroke-dasharray:5 4" : "");
+    for (const Point& p : s.points) {
+      out += fmt::format(
+          "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" style=\"fill:var({})\"><title>{}: {}{} at {} {}</title></circle>",
+          x(p.x), y(p.y), s.line->dashed ? 2.5 : 4, s.line->color, s.line->name, number(p.y), unit, number(p.x), x_name);
+    }
+  }
+  return out + "</svg>";
+}
+
+std::string legend(const std::vector<Series>& all) {
+  std::string out = "<div class=\"keys\">";
+  for (const Series& s : all) {
+    out += fmt::format(
+        "<span><svg viewBox=\"0 0 26 8\"><line x1=\"0\" x2=\"26\" y1=\"4\" y2=\"4\" "
+        "style=\"stroke:var({});stroke-width:2.5{}\"/></svg>{}</span>",
+        s.line->color, s.line->dashed ? ";stroke-dasharray:5 4" : "", s.line->name);
+  }
+  return out + "</div>";
+}
+
+std::vector<Series> series_of(const std::vector<const json*>& runs, const char* axis, const std::vector<Line>& lines,
+                              double scale) {
+  std::vector<Series> out;
+  for (const Line& line : lines) {
+    Series s{&line, points_of(runs, axis, line, scale)};
+    if (!s.points.empty()) out.push_back(std::move(s));
+  }
+  return out;
+}
+
+std::string table_of(const json& runs, const std::vector<size_t>& varied) {
+  std::string out = "<div class=\"scroll\"><table><tr>";
+  for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].second);
+  out +=
+      "<th>dispatch</th><th>p99</th><th>of limit</th><th>combine</th><th>p99</th><th>of "
+      "limit</th><th>plan</th><th>checked</th></tr>";
+  for (const json& run : runs) {
+    out += "<tr>";
+    for (const size_t a : varied) out += fmt::format("<td>{}</td>", number(static_cast<double>(value_of(run, kAxes[a].first))));
+    for (const char* op : {"dispatch", "combine"}) {
+      const json& share = run.at("share_of_limit");
+      out += fmt::format("<td>{}</td><td>{}</td><td>{}</td>", duration(run.at(op).at("p50_us").get<double>() * 1e-6),
+                         duration(run.at(op).at("p99_us").get<double>() * 1e-6),
+                         share.contains(op) ? fmt::format("{:.0f} %", 100 * share.at(op).get<double>()) : "-");
+    }
+    const json& verified = run.at("verified");
+    out += fmt::format("<td>{}</td><td>{}</td></tr>", duration(run.at("plan_us").get<double>() * 1e-6),
+                       verified.is_null()     ? "no"
+                       : verified.get<bool>() ? "<b class=\"good\">PASS</b>"
+                                              : "<b class=\"bad\">FAIL</b>");
+  }
+  return out + "</table></div>";
+}
+
+std::string machine_of(const json& d) {
+  std::string out;
+  if (d.contains("gpus")) {
+    const json& names = d.at("gpus").at("names");
+    out = fmt::format("{} x {}, ", names.size(), names.empty() ? "GPU" : names[0].get<std::string>());
+  }
+  const json& m = d.at("machine");
+  return out + m.value("cpu", std::string("CPU")) + fmt::format(", {}", counted(m.value("usable_cores", int64_t{0}), "core"));
+}
+
+std::string limits_text(const json& d) {
+  if (d.contains("gpus"))
+    return "Medians of the slowest rank from CUDA event to CUDA event with a cold L2, the plan included in dispatch. The "
+           "limits are bare kernels that move the "
+           "same rows between the same places on as many SMs in the same run; the shares are limit / time.";
+  return fmt::format(
+      "Medians of the slowest rank from entry to exit. The limit is the copy of all cores in the same run, {:.1f} GB/s read + "
+      "written; the shares are the bytes of a call at that speed / time.",
+      d.at("copy_limit").value("gb_per_s", 0.0));
+}
+
+constexpr const char* kStyle = R"css(
+.keys { display: flex; gap: 16px; flex-wrap: wrap; font-size: 13px; color: var(--muted); margin: 6px 0 0; }
+.keys svg { display: inline-block; width: 26px; height: 8px; margin-right: 6px; }
+.two h3 { font-size: 14px; margin: 0 0 6px; } h2 small { color: var(--muted); font-weight: 400; }
+)css";
+
+}  // namespace
+
+std::string bench_html(const json& document) {
+  const json& runs = document.at("runs");
+  std::vector<size_t> varied;
+  size_t axis = 0, most = 0;
+  for (size_t a = 0; a < std::size(kAxes); ++a) {
+    std::set<int64_t> values;
+    for (const json& run : runs) values.insert(value_of(run, kAxes[a].first));
+    if (values.size() > 1 || a == 0) varied.push_back(a);
+    if (values.size() > most) axis = a, most = values.size();
+  }
+  std::vector<std::pair<std::string, std::vector<const json*>>> groups;  // by the values of the other swept quantities
+  for (const json& run : runs) {
+    std::string key;
+    for (const size_t a : varied) {
+      if (a == axis || most < 2) continue;
+      key += fmt::format("{}{} {}", key.empty() ? "" : ", ", value_of(run, kAxes[a].first), kAxes[a].second);
+    }
+    auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
+    if (known == groups.end()) known = groups.insert(known, {key, {}});
+    known->second.push_back(&run);
+  }
+  const json& first = runs.at(0).at("config");
+  const std::string what = fmt::format(
+      "{} ranks ({}), {} rows {}, hidden {}, top-{} of {}, {} routing, {} combine", first.value("ranks", int64_t{0}),
+      first.value("ranks_are", std::string()), first.value("layout", std::string()), first.value("dtype", std::string()),
+      first.value("hidden", int64_t{0}), first.value("topk", int64_t{0}), first.value("experts", int64_t{0}),
+      first.value("routing", std::string()), first.value("order", std::string()));
+  std::string page =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+      "content=\"width=device-width, initial-scale=1\">\n<title>Switchyard bench</title>\n<style>";
+  page += kReportStyle;
+  page += kStyle;
+  page += fmt::format(
+      "</style>\n</head>\n<body>\n<header><div class=\"head\"><h1>Switchyard bench</h1></div>\n<p class=\"lead\">{}<br>{}; "
+      "commit "
+      "{}, {}</p></header>\n<main>\n",
+      escaped(what), escaped(machine_of(document)), escaped(document.value("commit", std::string())),
+      escaped(document.value("date", std::string())));
+  for (const auto& [key, group] : groups) {
+    const std::vector<Series> times = series_of(group, kAxes[axis].first, kTimes, 1);
+    const std::vector<Series> shares = series_of(group, kAxes[axis].first, kShares, 100);
+    page += fmt::format(
+        "<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div><div><h3>Share of the "
+        "limit</h3>{}{}</div></div></section>\n",
+        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, kAxes[axis].second, "", false), legend(times),
+        plot(shares, kAxes[axis].second, " %", true), legend(shares));
+  }
+  page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied) + "<p class=\"note\">" +
+          limits_text(document) + "</p></section>\n</main>\n</body>\n</html>\n";
+  return page;
+}
+
+void write_bench_html(const std::string& path, const json& document) {
+  std::ofstream out(path, std::ios::binary);
+  out << bench_html(document);
+  out.close();
+  if (!out) throw Error(ErrorCode::io, fmt::format("cannot write {}: {}", path, std::strerror(errno)));
+}
+
+}  // namespace switchyard::tool

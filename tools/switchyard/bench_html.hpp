@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The page of `switchyard bench --html`: plots and a table from what --json writes, on the CPU and on GPUs.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace switchyard::tool {
+
+/// One self-contained page: drawn here, no script, nothing fetched from anywhere. Time and share of the limit over the quantity
+/// that was swept (the one with most values), one pair of plots for each combination of the others. `document` has the schema
+/// switchyard.bench/1.
+std::string bench_html(const nlohmann::json& document);
+/// \throws switchyard::Error(io) naming the path
+void write_bench_html(const std::string& path, const nlohmann::json& document);
+
+}  // namespace switchyard::tool
