@@ -61,7 +61,8 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
   add.texts("--routings", o.routings, "SOURCE,...", true,
             "Routing sources, comma-separated or given several times, see below [uniform,zipf,drops]");
   add.group("Shapes (lists)");
-  add.integers("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks [1,2,4; CUDA: that of the GPUs, on which more ranks go round]");
+  add.integers("--ranks", o.ranks, 1, kMaxRanks,
+               "Number of ranks [1,2,4; CUDA: that of the GPUs, on which more ranks go round]");
   add.integers("--tokens", o.tokens, 0, 1 << 20, "Tokens of the fullest rank; others get 3/4, none, 1/2, ... of it");
   add.integers("--hidden", o.hidden, 1, 1 << 17, "Row length; rows must be multiples of 16 bytes");
   add.integers("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");

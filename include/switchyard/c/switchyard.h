@@ -275,8 +275,8 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
 
 /// What a dispatch delivered. Pointers are valid until sy_dispatched_destroy; those to routing (all but `x` and `x_scales`)
 /// also as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA:
-/// device pointers; `topk_weights`, `row_weights`, `dropped` and `dropped_per_source` are never NULL for want of weights or
-/// drops (then they hold zeros or nothing of use).
+/// device pointers; `dropped` and `dropped_per_source` are never NULL for want of drops, and the weights are NULL only if this
+/// rank has tokens and gave none.
 typedef struct sy_dispatched_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]; direct staging: in symmetric memory, so that combine reads it in place
