@@ -55,7 +55,7 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
   p.out_weights = out_weights;
   p.outputs_done = &outputs_done_.value;
   p.pulls_done = &pulls_done_.value;
-  stats.plan_us = 0;
+  stats_.plan_us = 0;
   if (config.staging == Staging::direct)
     combine_direct(call, sig, p);
   else

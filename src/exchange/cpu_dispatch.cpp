@@ -143,7 +143,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
     else
       h->weights.clear();
   }
-  stats.plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+  stats_.plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   Dispatched out = move_rows(call, sig, x, format, options, h, h);
   end_call(start);
   return out;
@@ -162,7 +162,7 @@ Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const
   const uint64_t sig =
       signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
                                              static_cast<int64_t>(format.scales), static_cast<int64_t>(options.padding)});
-  stats.plan_us = 0;
+  stats_.plan_us = 0;
   Dispatched out = move_rows(call, sig, x, format, options, nullptr,
                              std::shared_ptr<const HandleData>(std::shared_ptr<void>(), &handle.data()));
   out.handle = handle;

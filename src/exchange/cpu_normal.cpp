@@ -72,17 +72,17 @@ void CpuNormal::throw_mismatch(const char* operation) {
 }
 
 void CpuNormal::end_call(uint64_t start_ns) {
-  const double plan_us = stats.plan_us;
-  stats = CallStatistics{};
-  stats.plan_us = plan_us;
+  const double plan_us = stats_.plan_us;
+  stats_ = CallStatistics{};
+  stats_.plan_us = plan_us;
   for (const MoveCounter& m : group_.moved) {
-    stats.remote_bytes += m.remote_bytes;
-    stats.local_bytes += m.local_bytes;
-    stats.copied_bytes += m.copied_bytes;
-    stats.payload_rows += m.rows;
-    stats.metadata_bytes += m.metadata_bytes;
+    stats_.remote_bytes += m.remote_bytes;
+    stats_.local_bytes += m.local_bytes;
+    stats_.copied_bytes += m.copied_bytes;
+    stats_.payload_rows += m.rows;
+    stats_.metadata_bytes += m.metadata_bytes;
   }
-  stats.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
+  stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
 }
 
 void CpuNormal::check_placements(const CallContext& call, uint64_t sig, const char* operation, const std::exception_ptr& own) {

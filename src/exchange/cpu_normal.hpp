@@ -31,7 +31,7 @@ class CpuNormal final : public NormalImpl {
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) override;
   RowBuffer allocate_rows(const Handle& handle, DType type) override;
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights) override;
-  CallStatistics last_call() override { return stats; }
+  CallStatistics last_call() override { return stats_; }
 
  private:
   int send_chunk() const { return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings_.slots)); }
@@ -86,7 +86,7 @@ class CpuNormal final : public NormalImpl {
   void combine_direct(const CallContext& call, uint64_t sig, struct CombineParams& params);
   void combine_ring(const CallContext& call, uint64_t sig, struct CombineParams& params, const HandleData& h);
 
-  CallStatistics stats;
+  CallStatistics stats_;
   uint64_t epoch_ = 0;  // of the last call
   ControlLayout control_;
   uint64_t heap_offset_ = 0;  // of this object's block in the heap

@@ -105,7 +105,7 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
 /// Returns the next token of this warp.
 template <class A>
 SWITCHYARD_FN int64_t send_rows(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t end, MoveCounter& moved) {
-  const auto metadata = static_cast<uint64_t>(4 + p.topk * (p.weights ? 8 : 4));
+  const uint64_t metadata = 4 + static_cast<uint64_t>(p.topk) * (p.weights ? 8 : 4);
   const auto payload = static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
   for (; t < end; t += w.total()) {
     const SendEntry* entries = p.sends.of(t);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op list on CUDA, sm_90: a warp is 32 lanes.
+// The op list on CUDA: a warp is 32 lanes. Written for sm_90; from sm_80 on rows move by the lanes alone.
 //
 // Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size pays for it; otherwise
 // by loads and stores of the lanes. A bulk copy is split: its load is issued at once, its stores by the warp's next op that
@@ -212,7 +212,7 @@ struct Cuda {
     unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
     if (mine != nullptr && !__isGlobal(mine)) low_bits |= kNotGlobal;
     low_bits = __reduce_or_sync(kAllLanes, low_bits) | (static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u);
-    const bool bulk = low_bits == 0 && bytes % 16 == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
+    const bool bulk = ptx::kHasBulkCopies && low_bits == 0 && bytes % 16 == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
     if (bulk && __isGlobal(src)) {
       multicast_bulk(w, mine, lanes, static_cast<const std::byte*>(src), bytes);
     } else if (bulk && __isShared(src)) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The PTX that arch/cuda needs and CUDA C++ does not offer, one function per instruction. sm_90. Addresses of flags and rows
-// are global memory; `uint32_t` addresses are shared memory.
+// The PTX that arch/cuda needs and CUDA C++ does not offer, one function per instruction. Addresses of flags and rows are
+// global memory; `uint32_t` addresses are shared memory. Bulk copies and what belongs to them exist from sm_90 on; before,
+// their functions do nothing and are not reached (kHasBulkCopies).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "arch/ops.hpp"
+#include "base/number_formats.hpp"
 
 namespace switchyard::detail::ptx {
 
@@ -78,12 +80,14 @@ __device__ __forceinline__ void fence_acq_rel() {
   }
 }
 
-/// Orders earlier ordinary accesses of this thread before its later bulk copies, in both directions.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Bulk copies. Sizes and addresses are multiples of 16.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+inline constexpr bool kHasBulkCopies = true;
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+/// Orders earlier ordinary accesses of this thread before its later bulk copies, in both directions.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
@@ -121,6 +125,20 @@ __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.comm
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 /// All bulk stores of this thread are complete and visible to it; a release by it covers them.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#else
+inline constexpr bool kHasBulkCopies = false;
+
+__device__ __forceinline__ void fence_proxy_async() {}
+__device__ __forceinline__ void mbarrier_init(uint32_t, uint32_t) {}
+__device__ __forceinline__ void fence_mbarrier_init() {}
+__device__ __forceinline__ void mbarrier_expect(uint32_t, uint32_t) {}
+__device__ __forceinline__ bool mbarrier_try_wait(uint32_t, uint32_t) { return true; }
+__device__ __forceinline__ void bulk_load(uint32_t, const void*, uint32_t, uint32_t) {}
+__device__ __forceinline__ void bulk_store(void*, uint32_t, uint32_t) {}
+__device__ __forceinline__ void bulk_commit() {}
+__device__ __forceinline__ void bulk_wait_read() {}
+__device__ __forceinline__ void bulk_wait() {}
+#endif
 
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(p)));
@@ -134,9 +152,13 @@ __device__ __forceinline__ uint64_t global_timer() {
 
 /// Nearest even, saturating; NaN gives 0x7F.
 __device__ __forceinline__ uint8_t e4m3_from_f32(float x) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
   return static_cast<uint8_t>(pair & 0xffu);
+#else
+  return detail::e4m3_from_f32(x);
+#endif
 }
 
 }  // namespace switchyard::detail::ptx

@@ -77,6 +77,9 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   check_cuda(cudaDeviceGetAttribute(&limits_.multiprocessors, cudaDevAttrMultiProcessorCount, device()), "device attribute");
   check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device()), "device attribute");
   limits_.shared_bytes = static_cast<uint32_t>(shared);
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()), "device attribute");
+  limits_.dependent_launches = major >= 9;
   copies_ = take_stream(device());
   check_cuda(cudaHostRegister(control_, kControlBytes, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister");
   void* mapped = nullptr;

@@ -104,7 +104,7 @@ void launch_dispatch(const CudaDispatchParams& p, bool after_plan, int blocks, c
   config.dynamicSmemBytes = shape.shared_bytes();
   config.stream = stream;
   config.attrs = &dependent;
-  config.numAttrs = after_plan ? 1 : 0;
+  config.numAttrs = after_plan && limits.dependent_launches ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, dispatch_kernel, p, shape), "dispatch kernel");
 }
 

@@ -17,9 +17,17 @@ __device__ void copy_to_shared(const T& given, T& shared) {
 }
 
 /// The next kernel of the stream, if it was launched as dependent, may start its blocks; it waits before it reads anything.
-__device__ inline void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 /// Waits until the kernel before has ended and its stores are visible. Nothing to wait for unless launched as its dependent.
-__device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
 /// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.

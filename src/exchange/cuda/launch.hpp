@@ -70,6 +70,7 @@ struct CudaCombineParams {
 struct DeviceLimits {
   int multiprocessors = 0;
   uint32_t shared_bytes = 0;
+  bool dependent_launches = false;  ///< from sm_90 on
 };
 
 /// Once per device and process, before any rank waits for another: loads the kernels and lets them have all shared memory.

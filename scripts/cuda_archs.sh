@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Compiles the kernels for architectures that no preset builds: sm_80 (no bulk copies) and sm_100. Needs nvcc, no GPU.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+for arch in 80 100a; do
+  for kernel in plan dispatch combine; do
+    "$nvcc" -std=c++20 -O1 --expt-relaxed-constexpr "-gencode=arch=compute_$arch,code=sm_$arch" -I src -I include \
+      -c "src/exchange/cuda/$kernel.cu" -o "$out/$kernel.o"
+    echo "sm_$arch $kernel.cu compiles"
+  done
+done
