@@ -137,6 +137,7 @@ Machine this_machine() {
   m.os = lookup("/etc/os-release", "PRETTY_NAME", '=');
   utsname name{};
   if (uname(&name) == 0) m.kernel = name.release;
+  m.kernel = m.kernel.substr(0, m.kernel.find('-'));  // the version, not whose build it is
   m.logical_cpus = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   cpu_set_t mask;
   CPU_ZERO(&mask);

@@ -11,7 +11,7 @@ namespace switchyard::bench {
 
 struct Machine {
   std::string cpu_model;
-  std::string kernel;  ///< uname release
+  std::string kernel;  ///< version, of uname
   std::string os;      ///< PRETTY_NAME of /etc/os-release
   bool virtual_machine = false;
   int logical_cpus = 0;  ///< online in the system
