@@ -142,20 +142,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-GpuDescription describe_gpus() {
-  GpuDescription d;
-  if (cudaGetDeviceCount(&d.visible) != cudaSuccess) d.visible = 0;
-  for (int i = 0; i < d.visible; ++i) {
-    cudaDeviceProp properties;
-    check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
-    d.names.emplace_back(properties.name);
-    d.multiprocessors = properties.multiProcessorCount;
-  }
-  cudaDriverGetVersion(&d.driver);
-  cudaRuntimeGetVersion(&d.runtime);
-  return d;
-}
-
 struct GpuRank::Impl {
   Group* group;
   int device = 0;

@@ -19,15 +19,6 @@ struct RowMoves {
   std::vector<int32_t> row;  ///< row at that rank
 };
 
-/// What a GPU and its software are.
-struct GpuDescription {
-  int visible = 0;
-  std::vector<std::string> names;
-  int multiprocessors = 0;
-  int driver = 0, runtime = 0;  ///< as CUDA counts: 13000 is 13.0
-};
-GpuDescription describe_gpus();
-
 /// Best of several block shapes, to be chosen by the caller's measuring.
 inline constexpr int kFloorShapes = 3;
 

@@ -29,30 +29,18 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
   CombineParams p;
   p.call = call;
   p.control = control_;
-  p.layout = h.layout;
-  p.order = o.order;
-  p.type = y.dtype;
-  p.hidden = config.hidden;
-  p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
-  p.topk = h.topk;
-  p.map = h.map;
-  p.y = static_cast<const std::byte*>(y.data);
+  fill_sum(p, y, h, out, o, out_weights);
   p.rows = h.rows;
   p.num_records = h.num_records;
   p.record_route = h.record_route.data();
   if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank)
     p.record_weight = static_cast<const float*>(data_or_null(h.record_weight));
-  if (!expert_major) p.weights_in = o.weights;
   p.tokens = h.tokens;
   p.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
   p.ids = h.ids.data();
   p.route_row = h.route_row.data();
   if (expert_major && o.apply_weights && o.order == CombineOrder::per_route)
     p.weights = o.weights ? o.weights : static_cast<const float*>(data_or_null(h.weights));
-  p.bias[0] = static_cast<const std::byte*>(o.bias[0]);
-  p.bias[1] = static_cast<const std::byte*>(o.bias[1]);
-  p.out = static_cast<std::byte*>(out);
-  p.out_weights = out_weights;
   p.outputs_done = &outputs_done_.value;
   p.pulls_done = &pulls_done_.value;
   stats_.plan_us = 0;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "exchange/normal_impl.hpp"
+#include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
@@ -151,6 +152,37 @@ uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> valu
   uint64_t h = mix_hash(config_hash(config), static_cast<uint64_t>(op));
   for (const int64_t v : values) h = mix_hash(h, static_cast<uint64_t>(v));
   return h;
+}
+
+void NormalImpl::fill_move(DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const {
+  p.x = static_cast<const std::byte*>(x.data);
+  p.scales = static_cast<const std::byte*>(x.scales);
+  p.hidden = config.hidden;
+  p.src_row_bytes = format.src_row_bytes;
+  p.src_type = format.src_type;
+  p.quantize = format.quantize ? format.scales : ScaleKind::none;
+  p.row_bytes = format.row_bytes;
+  p.scale_bytes = format.scale_bytes;
+  p.layout = h.layout;
+  p.map = h.map;
+  p.topk = h.topk;
+}
+
+void NormalImpl::fill_sum(CombineParams& p, const ConstRows& y, const HandleData& h, void* out, const CombineOptions& o,
+                          float* out_weights) const {
+  p.layout = h.layout;
+  p.order = o.order;
+  p.type = y.dtype;
+  p.hidden = config.hidden;
+  p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  p.topk = h.topk;
+  p.map = h.map;
+  p.y = static_cast<const std::byte*>(y.data);
+  if (h.layout == Layout::rank_major) p.weights_in = o.weights;
+  p.bias[0] = static_cast<const std::byte*>(o.bias[0]);
+  p.bias[1] = static_cast<const std::byte*>(o.bias[1]);
+  p.out = static_cast<std::byte*>(out);
+  p.out_weights = out_weights;
 }
 
 void NormalImpl::agree_on_construction(uint64_t heap_offset) {

@@ -76,6 +76,11 @@ class NormalImpl {
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
 
+  /// What a call's parameters are on every backend, whatever memory the tables lie in.
+  void fill_move(struct DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const;
+  void fill_sum(struct CombineParams& p, const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
+                float* out_weights) const;
+
   /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and
   /// configurations.
   void agree_on_construction(uint64_t heap_offset);

@@ -39,18 +39,10 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   CombineParams& c = p.c;
   c.call = call.context;
   c.control = control_;
-  c.layout = h.layout;
-  c.order = o.order;
-  c.type = y.dtype;
-  c.hidden = config.hidden;
-  c.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
-  c.topk = h.topk;
-  c.map = h.map;
-  c.y = static_cast<const std::byte*>(y.data);
   c.record_route = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.route_at());
   if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank)
     c.record_weight = reinterpret_cast<const float*>(device.received.records + device.received.layout.weight_at());
-  if (!expert_major) c.weights_in = o.weights;
+  fill_sum(c, y, h, out, o, out_weights);
   c.sends = SendTable{t.sends, nullptr, t.stride};
   c.ids = t.ids;
   c.route_row = t.route_row;
@@ -58,10 +50,6 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
     c.weights = o.weights ? o.weights : t.weights;
     if (!o.weights) p.handle_weights = t.weights;
   }
-  c.bias[0] = static_cast<const std::byte*>(o.bias[0]);
-  c.bias[1] = static_cast<const std::byte*>(o.bias[1]);
-  c.out = static_cast<std::byte*>(out);
-  c.out_weights = out_weights;
   c.outputs_done = &state()->outputs_done;
   c.pulls_done = &state()->pulls_done;
   c.place.signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
