@@ -32,6 +32,7 @@ enum class Site : uint8_t {
   rows,         ///< all rows of a source have landed                 (source -> here, per source)
   outputs,      ///< a peer's expert outputs are ready to be pulled   (peer -> here, per peer)
   pulled,       ///< a peer has finished reading my expert outputs    (peer -> here, per peer)
+  returned,     ///< my tokens' rows are back from a peer's experts (peer -> here, per peer)
   ring_tail,    ///< rows appended to a ring                          (producer -> consumer, per ring)
   ring_head,    ///< rows consumed from a ring                        (consumer -> producer, per ring)
   local_sends,  ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
@@ -47,6 +48,7 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
     case Site::rows: return "rows";
     case Site::outputs: return "outputs";
     case Site::pulled: return "pulled";
+    case Site::returned: return "returned";
     case Site::ring_tail: return "ring_tail";
     case Site::ring_head: return "ring_head";
     case Site::local_sends: return "local_sends";

@@ -43,7 +43,7 @@ CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c)
     std::byte* mine = group_.heap->view().base[rank()];
     set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
     if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
-    agree_on_construction(heap_offset_);
+    group_.agree_on_construction("NormalExchange", heap_offset_, config_hash(config));
   } catch (...) {
     group_.heap->release(heap_offset_);
     throw;
@@ -75,13 +75,7 @@ void CpuNormal::end_call(uint64_t start_ns) {
   const double plan_us = stats_.plan_us;
   stats_ = CallStatistics{};
   stats_.plan_us = plan_us;
-  for (const MoveCounter& m : group_.moved) {
-    stats_.remote_bytes += m.remote_bytes;
-    stats_.local_bytes += m.local_bytes;
-    stats_.copied_bytes += m.copied_bytes;
-    stats_.payload_rows += m.rows;
-    stats_.metadata_bytes += m.metadata_bytes;
-  }
+  group_.add_moved(stats_);
   stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
 }
 

@@ -50,18 +50,11 @@ class CpuNormal final : public NormalImpl {
   /// Runs body.operator()<Arch>(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
   void launch(F&& body) {
-    group_.pool.run([&](CpuWarp& w) { on_arch(w, body); });
+    group_.launch(body);
   }
   template <class F>
   void on_one_warp(F&& body) {
-    on_arch(solo_, body);
-  }
-  template <class F>
-  void on_arch(CpuWarp& w, F& body) {
-    if (group_.options.deferred_copies)
-      body.template operator()<CpuDeferred>(w);
-    else
-      body.template operator()<Cpu>(w);
+    group_.on_arch(solo_, body);
   }
 
   // cpu_dispatch.cpp

@@ -15,6 +15,12 @@ SWITCHYARD_FN inline int bits(uint64_t mask) {
   return n;
 }
 
+/// Number of the n-th set bit, from 0; there must be one.
+SWITCHYARD_FN inline int nth_bit(uint64_t mask, int n) {
+  for (; n > 0; --n) mask &= mask - 1;
+  return bits((mask & (~mask + 1)) - 1);
+}
+
 /// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
@@ -96,18 +102,20 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// Waits until flags[i], written by rank i for all i in [0, n), have reached `expected`. On success everything that the writers
-/// released is visible to this warp. On failure the fault is recorded; the caller returns without touching shared data.
+/// Waits until flags[i] for all i in [0, n) have reached `expected`; flags[i] is written by rank i, or by the i-th rank whose
+/// bit is set in `writers`. On success everything that the writers released is visible to this warp. On failure the fault is
+/// recorded; the caller returns without touching shared data.
 template <class A>
 SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
-                            uint64_t expected, Site site) {
+                            uint64_t expected, Site site, uint64_t writers = ~uint64_t{0}) {
   int missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
   if (missing < 0) return true;
-  WaitClock<A> clock(call, missing);
+  WaitClock<A> clock(call, nth_bit(writers, missing));
   while (true) {
     if (!clock.keep_waiting(w, call, site, flags[missing], expected)) return false;
     missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
-    if (missing != clock.awaited()) clock.charge(w, call, missing);
+    const int awaited = missing < 0 ? -1 : nth_bit(writers, missing);
+    if (awaited != clock.awaited()) clock.charge(w, call, awaited);
     if (missing < 0) return true;
   }
 }

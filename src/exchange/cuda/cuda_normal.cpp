@@ -121,7 +121,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
         invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
                 std::to_string(tables));
     });
-    agree_on_construction(heap_offset_);
+    group_.agree_on_construction("NormalExchange", heap_offset_, config_hash(config));
   } catch (...) {
     group_.heap->release(heap_offset_);
     if (done_) cudaEventDestroy(done_);
