@@ -96,20 +96,34 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// Waits until flags[i], written by rank i for all i in [0, n), have reached `expected`. On success everything that the writers
-/// released is visible to this warp. On failure the fault is recorded; the caller returns without touching shared data.
-template <class A>
-SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
-                            uint64_t expected, Site site) {
+/// Waits until flags[i], written by rank writer(i), have reached `expected`, for all i in [0, n). On success everything that
+/// the writers released is visible to this warp. On failure the fault is recorded; the caller returns without touching shared
+/// data.
+template <class A, class Writer>
+SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
+                            uint64_t expected, Site site, Writer&& writer) {
   int missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
   if (missing < 0) return true;
-  WaitClock<A> clock(call, missing);
+  WaitClock<A> clock(call, writer(missing));
   while (true) {
     if (!clock.keep_waiting(w, call, site, flags[missing], expected)) return false;
     missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
-    if (missing != clock.awaited()) clock.charge(w, call, missing);
-    if (missing < 0) return true;
+    if (missing < 0) {
+      clock.charge(w, call, clock.awaited());
+      return true;
+    }
+    if (writer(missing) != clock.awaited()) clock.charge(w, call, writer(missing));
   }
+}
+
+struct WriterIsIndex {
+  SWITCHYARD_FN int operator()(int i) const { return i; }
+};
+/// One flag per rank, in rank order.
+template <class A>
+SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
+                            uint64_t expected, Site site) {
+  return wait_for<A>(w, call, flags, n, expected, site, WriterIsIndex{});
 }
 
 /// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that

@@ -201,6 +201,18 @@ TYPED_TEST_P(ArchConformance, LanesWhereGivesABitPerPlace) {
   }
 }
 
+TYPED_TEST_P(ArchConformance, CountWhereCountsTrueAnswers) {
+  for (const int n : {0, 1, 31, 32, 33, 64, 65, 1000, 4097}) {
+    std::vector<bool> which(static_cast<size_t>(n));
+    int64_t want = 0;
+    for (size_t i = 0; i < which.size(); ++i) {
+      which[i] = this->random_() % 3 == 0;
+      want += which[i] ? 1 : 0;
+    }
+    EXPECT_EQ(this->warp_.count_where(which), want) << n;
+  }
+}
+
 TYPED_TEST_P(ArchConformance, FillZeroClearsExactlyItsRange) {
   this->for_each_variant([&] {
     std::vector<size_t> sizes = large_sizes();
@@ -364,13 +376,13 @@ namespace switchyard::conformance {
 
 REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesLargeRowsAtEveryAlignment,
                             MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, MulticastToSkipsNoPlace,
-                            LanesWhereGivesABitPerPlace, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
-                            ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
-                            PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch,
-                            LanesCoverEachIndexOnce, TheClockNeverRunsBackwards, ReduceMatchesTheReference,
-                            ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
-                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
-                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            LanesWhereGivesABitPerPlace, CountWhereCountsTrueAnswers, FillZeroClearsExactlyItsRange,
+                            SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless,
+                            FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
+                            FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
+                            ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven,
+                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
+                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
                             QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

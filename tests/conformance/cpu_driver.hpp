@@ -62,8 +62,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         [&](int i) { return spec.weights[row_at[static_cast<size_t>(i)]]; });
   }
-  void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
-    Cpu::quantize_row(warp, q, scales, src, type, hidden, kind);
+  void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
+                    int group = kScaleGroup) {
+    Cpu::quantize_row(warp, q, scales, src, type, hidden, kind, group);
   }
 
   uint64_t load_acquire(const uint64_t* flag) { return Cpu::template load_acquire<kScope>(flag, kSite); }
@@ -80,6 +81,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   }
   uint64_t lanes_where(const std::vector<bool>& which) {
     return Cpu::lanes_where(warp, static_cast<int>(which.size()), [&](int i) { return which[static_cast<size_t>(i)]; });
+  }
+  int64_t count_where(const std::vector<bool>& which) {
+    return Cpu::count_where(warp, static_cast<int64_t>(which.size()), [&](int64_t i) { return which[static_cast<size_t>(i)]; });
   }
   uint64_t now_ns() { return Cpu::now_ns(); }
   std::byte* scratch() { return warp.scratch(); }

@@ -62,6 +62,13 @@ struct Cuda {
     return mask;
   }
 
+  template <class F>
+  __device__ static int64_t count_where(Warp& w, int64_t n, F&& f) {
+    int mine = 0;
+    for (int64_t i = w.lane_; i < n; i += kLanes) mine += static_cast<int>(f(i));
+    return __reduce_add_sync(kAllLanes, mine);
+  }
+
   __device__ static void fill_zero(Warp& w, void* dst, size_t bytes) {
     fill_zero_lanes(w.lane_, static_cast<std::byte*>(dst), bytes);
     w.lane_writes_ = true;
@@ -118,8 +125,8 @@ struct Cuda {
   }
 
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
-                                      ScaleKind kind) {
-    quantize_row_lanes(w.lane_, q, scales, src, type, hidden, kind);
+                                      ScaleKind kind, int group = kScaleGroup) {
+    quantize_row_lanes(w.lane_, q, scales, src, type, hidden, kind, group);
     ptx::fence_proxy_async();  // complete on return: also for a bulk copy out of q
     __syncwarp();
   }

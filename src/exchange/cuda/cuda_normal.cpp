@@ -13,10 +13,8 @@ namespace switchyard::detail {
 
 namespace {
 
-[[noreturn]] void invalid(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
-
 /// Initial value of every flag: the epoch before the first.
-void set_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
+void set_device_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
   std::vector<uint64_t> lines(static_cast<size_t>(control.flags_bytes()) / 8);
   std::fill(lines.begin(), lines.end(), word);
   check_cuda(cudaMemcpyAsync(base + control.base, lines.data(), lines.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
@@ -113,7 +111,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       initial.epoch = (config.first_epoch - 1) & kEpochMask;
       check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
                  "state");
-      set_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
+      set_device_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
       check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
       const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
       spare_tables_ = std::make_shared<CudaBlock>();
