@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ledger combine on the CPU: memory, the frame of a call. The algorithm is protocol/ledger_combine.hpp.
-#include <algorithm>
-#include <cstring>
-
 #include "exchange/ledger_impl.hpp"
 #include "protocol/ledger_combine.hpp"
 
@@ -14,7 +11,7 @@ class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
     group_.check_alive("LedgerCombine");
-    group_.checked([&] {
+    checked([&] {
       check_config(config, world());
       layout_ = ledger_layout(config, world());
       layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096);
@@ -22,9 +19,8 @@ class CpuLedger final : public LedgerImpl {
     sends_done_.resize(static_cast<size_t>(world()), 0);
     try {
       epoch_ = (config.first_epoch - 1) & kEpochMask;
-      const uint64_t word = flag_word(epoch_);  // the epoch before the first
-      for (int r = 0; r < world(); ++r) std::memcpy(group_.heap->view().local(layout_.flag(r)), &word, sizeof word);
-      group_.agree_on_construction("LedgerCombine", layout_.base, hash());
+      set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine, flag_word(epoch_));
+      agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
     } catch (...) {
       group_.heap->release(layout_.base);
       throw;
@@ -42,7 +38,7 @@ class CpuLedger final : public LedgerImpl {
                const LedgerCombineOptions&) override {
     const uint64_t start = Cpu::now_ns();
     group_.check_alive("ledger combine");
-    group_.checked([&] { check_call(y, ledger, out); });
+    checked([&] { check_call(y, ledger, out); });
     const LedgerData& data = ledger.data();
     LedgerParams p;
     p.call = group_.begin_call();
@@ -57,10 +53,10 @@ class CpuLedger final : public LedgerImpl {
     p.row_of = data.row_of.data();
     p.senders_of = data.work.senders_of.data();
     returned_ = data.returned;
-    group_.launch([&]<class A>(CpuWarp& w) { ledger_combine<A>(w, p); });
+    group_.pool.run(
+        [&](CpuWarp& w) { group_.options.deferred_copies ? ledger_combine<CpuDeferred>(w, p) : ledger_combine<Cpu>(w, p); });
     group_.raise_fault("ledger combine", (epoch_ - config.first_epoch + 1) & kEpochMask);
-    stats_ = CallStatistics{};
-    group_.add_moved(stats_);
+    stats_ = sum_moved(group_);
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
 

@@ -3,21 +3,11 @@
 #include "exchange/cpu_normal.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
-
-namespace {
-
-/// Initial value of every flag: the epoch before the first.
-void set_flags(std::byte* base, int64_t bytes, int64_t stride, uint64_t word) {
-  for (int64_t at = 0; at < bytes; at += stride) std::memcpy(base + at, &word, sizeof word);
-}
-
-}  // namespace
 
 CpuBlock::~CpuBlock() {
   if (pool) pool->release(offset);
@@ -43,7 +33,7 @@ CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c)
     std::byte* mine = group_.heap->view().base[rank()];
     set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
     if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
-    group_.agree_on_construction("NormalExchange", heap_offset_, config_hash(config));
+    agree_on_construction(heap_offset_);
   } catch (...) {
     group_.heap->release(heap_offset_);
     throw;
@@ -73,9 +63,8 @@ void CpuNormal::throw_mismatch(const char* operation) {
 
 void CpuNormal::end_call(uint64_t start_ns) {
   const double plan_us = stats_.plan_us;
-  stats_ = CallStatistics{};
+  stats_ = sum_moved(group_);
   stats_.plan_us = plan_us;
-  group_.add_moved(stats_);
   stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
 }
 

@@ -50,11 +50,18 @@ class CpuNormal final : public NormalImpl {
   /// Runs body.operator()<Arch>(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
   void launch(F&& body) {
-    group_.launch(body);
+    group_.pool.run([&](CpuWarp& w) { on_arch(w, body); });
   }
   template <class F>
   void on_one_warp(F&& body) {
-    group_.on_arch(solo_, body);
+    on_arch(solo_, body);
+  }
+  template <class F>
+  void on_arch(CpuWarp& w, F& body) {
+    if (group_.options.deferred_copies)
+      body.template operator()<CpuDeferred>(w);
+    else
+      body.template operator()<Cpu>(w);
   }
 
   // cpu_dispatch.cpp

@@ -129,11 +129,10 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
   if (fault.mismatch) {
     post_abort(static_cast<int>(ErrorCode::mismatch), 255);
-    throw Error(ErrorCode::mismatch,
-                std::string(operation) + " (call " + std::to_string(call) + "): rank " + std::to_string(fault.awaited_rank) +
-                    " and rank " + std::to_string(bootstrap->rank()) +
-                    " made different calls: mode, row type, sizes, options or ledgers differ; the group cannot be "
-                    "used any more");
+    throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call) + "): rank " +
+                                         std::to_string(fault.awaited_rank) + " and rank " + std::to_string(bootstrap->rank()) +
+                                         " made different calls: mode, row type, sizes, options or ledgers differ; the group cannot be "
+                                         "used any more");
   }
   // A GPU may have heard of the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
@@ -169,34 +168,6 @@ void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const ch
     fault.waited_ns = Cpu::now_ns() - start;
     raise_fault(operation, 0);
   }
-}
-
-void Group::Impl::agree_on_construction(const char* object, uint64_t heap_offset, uint64_t config_hash) {
-  const uint64_t claim[2] = {heap_offset, config_hash};
-  std::vector<uint64_t> all(2 * static_cast<size_t>(bootstrap->world()));
-  all_gather(claim, sizeof claim, all.data(), object);
-  for (size_t r = 0; r < all.size() / 2; ++r) {
-    if (all[2 * r] == claim[0] && all[2 * r + 1] == claim[1]) continue;
-    throw Error(ErrorCode::mismatch, std::string(object) + ": rank " + std::to_string(r) + " and rank " +
-                                         std::to_string(bootstrap->rank()) +
-                                         (all[2 * r + 1] == claim[1] ? " hold other objects in their heaps"
-                                                                     : " were given different values in their configurations"));
-  }
-}
-
-void Group::Impl::add_moved(CallStatistics& to) const {
-  for (const MoveCounter& m : moved) {
-    to.remote_bytes += m.remote_bytes;
-    to.local_bytes += m.local_bytes;
-    to.copied_bytes += m.copied_bytes;
-    to.payload_rows += m.rows;
-    to.metadata_bytes += m.metadata_bytes;
-  }
-}
-
-uint64_t detail::mix_hash(uint64_t hash, uint64_t value) {
-  hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
-  return hash * 0xff51afd7ed558ccdu;
 }
 
 std::vector<Group> Group::in_process(int world, const GroupOptions& options) {

@@ -16,14 +16,6 @@
 
 namespace switchyard {
 
-namespace detail {
-
-inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 1;
-/// One step of a hash over the values that ranks must agree on.
-uint64_t mix_hash(uint64_t hash, uint64_t value);
-
-}  // namespace detail
-
 struct Group::Impl {
   Impl(std::unique_ptr<detail::Bootstrap> bootstrap, std::unique_ptr<detail::SymmetricHeap> heap, const GroupOptions& options);
   Impl(std::unique_ptr<detail::Bootstrap> bootstrap, detail::DeviceParts parts, const GroupOptions& options);
@@ -40,37 +32,6 @@ struct Group::Impl {
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
-  /// Collective, at the construction of an `object`: no rank may write a flag before all have set theirs. Compares heap offsets
-  /// and what identifies the configurations.
-  void agree_on_construction(const char* object, uint64_t heap_offset, uint64_t config_hash);
-  /// Adds what this rank's workers moved in the last call.
-  void add_moved(CallStatistics& to) const;
-
-  /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
-  template <class F>
-  void checked(F&& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      post_abort(static_cast<int>(error.code()), 255);
-      throw;
-    } catch (...) {
-      post_abort(static_cast<int>(ErrorCode::system), 255);
-      throw;
-    }
-  }
-  /// Runs body.operator()<Arch>(warp) on all workers.
-  template <class F>
-  void launch(F&& body) {
-    pool.run([&](detail::CpuWarp& w) { on_arch(w, body); });
-  }
-  template <class F>
-  void on_arch(detail::CpuWarp& w, F& body) {
-    if (options.deferred_copies)
-      body.template operator()<detail::CpuDeferred>(w);
-    else
-      body.template operator()<detail::Cpu>(w);
-  }
 
   std::unique_ptr<detail::Bootstrap> bootstrap;
   std::unique_ptr<detail::SymmetricHeap> heap;     ///< rows and flags; device memory if the group has a device

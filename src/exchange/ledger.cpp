@@ -31,7 +31,7 @@ LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
   return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))};
 }
 
-LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : config(c), group_(group.impl()), id_(next_id()) {}
+LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}
 
 uint64_t LedgerImpl::hash() const {
   uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine));
@@ -44,7 +44,7 @@ uint64_t LedgerImpl::hash() const {
 PreparedLedger LedgerImpl::prepare_checked(const LedgerTables& tables) {
   group_.check_alive("ledger combine");
   std::shared_ptr<const LedgerData> data;
-  group_.checked([&] { data = prepare(tables); });
+  checked([&] { data = prepare(tables); });
   return PreparedLedger(std::move(data));
 }
 

@@ -3,7 +3,6 @@
 #include <limits>
 #include <string>
 
-#include "exchange/checks.hpp"
 #include "exchange/ledger_impl.hpp"
 
 namespace switchyard {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/exchange_base.hpp"
 #include "layout/ledger_layout.hpp"
 #include "plan/ledger_work.hpp"
 #include "switchyard/ledger.hpp"
@@ -32,7 +32,7 @@ struct LedgerData {
   virtual ~LedgerData() = default;
 };
 
-class LedgerImpl {
+class LedgerImpl : protected ExchangeBase {
  public:
   virtual ~LedgerImpl() = default;
   LedgerImpl(const LedgerImpl&) = delete;
@@ -50,8 +50,6 @@ class LedgerImpl {
 
  protected:
   LedgerImpl(Group& group, const LedgerConfig& c);
-  int rank() const { return group_.bootstrap->rank(); }
-  int world() const { return group_.bootstrap->world(); }
   int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.row_type)); }
 
   /// Checks the tables and fills everything of `data`.
@@ -62,7 +60,6 @@ class LedgerImpl {
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
   uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
 
-  Group::Impl& group_;
   LedgerLayout layout_;
   const uint64_t id_;
 };

@@ -2,24 +2,11 @@
 // Host-checkable contracts of normal mode. Every text names the argument, what was given and what is allowed.
 #include <string>
 
-#include "exchange/checks.hpp"
 #include "exchange/normal_impl.hpp"
 #include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
-
-namespace {
-
-int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
-  const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
-  if (bytes % 16 != 0)
-    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
-            std::to_string(bytes) + " bytes: must be a multiple of 16");
-  return bytes;
-}
-
-}  // namespace
 
 void check_config(const NormalConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <memory>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/exchange_base.hpp"
 #include "layout/ring_layout.hpp"
 #include "plan/plan.hpp"
 #include "switchyard/normal.hpp"
@@ -42,7 +42,7 @@ struct OutputBlock {
   virtual void used_by(void*) {}
 };
 
-class NormalImpl {
+class NormalImpl : protected ExchangeBase {
  public:
   virtual ~NormalImpl() = default;
   NormalImpl(const NormalImpl&) = delete;
@@ -59,9 +59,7 @@ class NormalImpl {
   const NormalConfig config;
 
  protected:
-  NormalImpl(Group& group, const NormalConfig& c) : config(c), group_(group.impl()) {}
-  int rank() const { return group_.bootstrap->rank(); }
-  int world() const { return group_.bootstrap->world(); }
+  NormalImpl(Group& group, const NormalConfig& c) : ExchangeBase(group), config(c) {}
 
   // normal_checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
@@ -78,13 +76,10 @@ class NormalImpl {
   void fill_sum(struct CombineParams& p, const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
                 float* out_weights) const;
 
-  /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
-  template <class F>
-  void checked(F&& check) {
-    group_.checked(check);
+  void agree_on_construction(uint64_t heap_offset) {
+    ExchangeBase::agree_on_construction(heap_offset, config_hash(config), "NormalExchange", "NormalConfig");
   }
 
-  Group::Impl& group_;
   RingLayout rings_;
 };
 

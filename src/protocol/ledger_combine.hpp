@@ -2,10 +2,9 @@
 // Ledger combine: the ranks that hold experts return rows to the owners of their tokens, where the ledger says; every owner
 // sums its tokens as their rows arrive.
 //
-// | flag        | written by                                                | read by            | order           | scope  |
-// reuse     | | returned    | of an expert's rank, the last warp with rows for an owner | all warps of owner | release/acquire
-// | system | epoch     | | local_sends | every warp with rows for an owner                         | the last of them   |
-// acq-rel         | device | reset to 0 |
+// | flag        | written by                      | read by        | order           | scope  | reuse              |
+// | ledger_rows | last warp with rows for owner   | owner's warps  | release/acquire | system | epoch, never reset |
+// | local_sends | each warp with rows for owner   | the last one   | acquire-release | device | reset to 0         |
 //
 // Every rank sets its flag at every owner in every call, also without rows, and a call ends only when all its flags have come.
 //
@@ -57,22 +56,20 @@ struct LedgerParams {
 template <class A>
 SWITCHYARD_FN void announce_returned(typename A::Warp& w, const LedgerParams& p, uint64_t owners) {
   const CallContext& call = p.call;
-  uint64_t* theirs[kMaxRanks];
-  int n = 0;
-  for (int r = 0; r < call.world(); ++r)
-    if (owners >> r & 1) theirs[n++] = call.heap.at(r, p.layout.flag(call.rank()));
-  if (n == 0) return;
+  if (owners == 0) return;
   A::for_lanes(w, call.world(), [&](int r) {
     if (owners >> r & 1) *call.heap.at(r, p.layout.signature(call.epoch, call.rank())) = p.signature;
   });
   A::settle(w);
-  A::template publish<Scope::system>(w, theirs, n, call.word(), Site::returned);
+  A::template publish_to<Scope::system>(
+      w, call.world(), [&](int r) { return owners >> r & 1 ? call.heap.at(r, p.layout.flag(call.rank())) : nullptr; },
+      call.word(), Site::ledger_rows);
 }
 
 /// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each
 /// rank begins with another owner.
 template <class A>
-SWITCHYARD_FN void return_rows(typename A::Warp& w, const LedgerParams& p, MoveCounter& moved) {
+SWITCHYARD_FN void return_segments(typename A::Warp& w, const LedgerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
   int owner = -1;
   uint64_t done = 0;  // chunks for `owner` since it was turned to
@@ -103,14 +100,13 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LedgerParams& p, MoveC
 
 /// Waits until the ranks in `senders` (bits) have returned this rank's rows.
 template <class A>
-SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LedgerParams& p, uint64_t senders) {
+SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const LedgerParams& p, uint64_t senders) {
   if (senders == 0) return true;
-  const WarpSpan<A> span(w, p.call, Event::wait_returned, -1);
-  const uint64_t* mine[kMaxRanks];
-  int n = 0;
-  for (int r = 0; r < p.call.world(); ++r)
-    if (senders >> r & 1) mine[n++] = p.call.heap.local(p.layout.flag(r));
-  return wait_all<A>(w, p.call, mine, n, p.call.word(), Site::returned, senders);
+  const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, -1);
+  const auto writer = [&](int i) { return nth_bit(senders, i); };
+  return wait_for<A>(
+      w, p.call, bits(senders), [&](int i) { return p.call.heap.local(p.layout.flag(writer(i))); }, p.call.word(),
+      Site::ledger_rows, writer);
 }
 
 /// Sums this warp's share of the tokens, each as soon as its own senders have returned its rows. Settled on return.
@@ -120,7 +116,7 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const LedgerParams& p) {
   uint64_t here = 0;  // senders whose rows this warp may read
   for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
     const uint64_t senders = p.senders_of[t];
-    if (!wait_returned<A>(w, p, senders & ~here)) return false;
+    if (!wait_ledger_rows<A>(w, p, senders & ~here)) return false;
     here |= senders;
     const int32_t* row_of = p.row_of + t * p.topk;
     A::reduce_rows_from(
@@ -140,7 +136,7 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const LedgerParams& p) 
       w, call.world(), [&](int r) { return *call.heap.local(p.layout.signature(call.epoch, r)) != p.signature; });
   if (other == 0) return true;
   FaultRecord fault;
-  fault.site = Site::returned;
+  fault.site = Site::ledger_rows;
   fault.mismatch = true;
   fault.awaited_rank = nth_bit(other, 0);
   record_fault<A>(w, call, fault);
@@ -154,8 +150,8 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const LedgerParams& p) {
   MoveCounter moved;
   if (w.index() == 0) announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return p.chunks_of[r] == 0; }));
   {
-    WarpSpan<A> span(w, call, Event::return_rows);
-    return_rows<A>(w, p, moved);
+    WarpSpan<A> span(w, call, Event::return_segments);
+    return_segments<A>(w, p, moved);
     span.set_arg(static_cast<int64_t>(moved.rows));
   }
   {
@@ -165,7 +161,7 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const LedgerParams& p) {
   call.moved[w.index()] = moved;
   if (w.index() != 0) return true;
   const uint64_t all = ~uint64_t{0} >> (64 - call.world());
-  return wait_returned<A>(w, p, all) && check_signatures<A>(w, p);
+  return wait_ledger_rows<A>(w, p, all) && check_signatures<A>(w, p);
 }
 
 }  // namespace switchyard::detail

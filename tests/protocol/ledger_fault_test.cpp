@@ -329,7 +329,7 @@ TEST(Ledger, SilentRankIsReportedInFull) {
     const Outcome& o = all[0];
     EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
     EXPECT_STREQ(o.report.operation, "ledger combine");
-    EXPECT_STREQ(o.report.site, "returned");
+    EXPECT_STREQ(o.report.site, "ledger_rows");
     EXPECT_EQ(o.report.call, static_cast<uint64_t>(calls_before) + 1);
     EXPECT_EQ(o.report.waiting_rank, 0);
     EXPECT_EQ(o.report.awaited_rank, 1);

@@ -70,8 +70,8 @@ constexpr Use kUses[] = {
     {Site::outputs, Phase::combine_ordinary, Staging::direct},
     {Site::outputs, Phase::combine_in_place, Staging::ring},
     {Site::pulled, Phase::combine_in_place, Staging::direct},
-    {Site::returned, Phase::ledger, Staging::direct},
-    {Site::local_sends, Phase::ledger, Staging::direct},  // before returned: copies of the rows
+    {Site::ledger_rows, Phase::ledger, Staging::direct},
+    {Site::local_sends, Phase::ledger, Staging::direct},  // before ledger_rows: copies of the rows
     {Site::ring_tail, Phase::dispatch, Staging::ring},
     {Site::ring_tail, Phase::cached, Staging::ring},
     {Site::ring_tail, Phase::combine_in_place, Staging::ring},
@@ -91,7 +91,7 @@ const char* redundant_because(Site site) {
     case Site::rows:
     case Site::outputs:
     case Site::pulled:
-    case Site::returned:
+    case Site::ledger_rows:
     case Site::ring_tail:
     case Site::ring_head:
     case Site::local_sends:
