@@ -6,8 +6,8 @@
 //
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
-//   flags         A::load_acquire, A::store_release, A::publish, A::poll_all, A::fetch_add, A::block_sync
-//   lanes         A::for_lanes, A::lanes_where, A::count_where, A::count, A::count_max, A::now_ns, A::pause
+//   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
+//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::count_where, A::count, A::count_max, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -90,6 +90,9 @@ struct AnyLanePredicate {
 struct AnyWeight {
   SWITCHYARD_FN float operator()(int) const { return 0.0f; }
 };
+struct AnyFlag {
+  SWITCHYARD_FN uint64_t* operator()(int) const { return nullptr; }
+};
 struct AnyDestination {
   SWITCHYARD_FN void* operator()(int) const { return nullptr; }
 };
@@ -129,6 +132,9 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::template publish<Scope::system>(w, flags, n, value, Site::counts);  // release of value to n flags
   // Index of the first flag that has not reached `value` (flag_reached), or -1: then all of them are acquired.
   { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
+  // The same over flags f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side. publish_to skips null.
+  A::template publish_to<Scope::system>(w, n, AnyFlag{}, value, Site::counts);
+  { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   A::block_sync(w);
 

@@ -13,6 +13,12 @@
 
 namespace switchyard::detail {
 
+/// Number of a warp in its rank such that neighbours are on different multiprocessors.
+template <class Warp>
+SWITCHYARD_FN int64_t spread_index(const Warp& w) {
+  return int64_t{w.warp()} * w.num_blocks() + w.block();
+}
+
 /// Kind of a call in its header word: 0 dispatch; 1 + order, and the row type, for combine. Seven bits.
 SWITCHYARD_FN inline uint64_t low_latency_kind(bool combine, int order, int type) {
   return combine ? static_cast<uint64_t>(1 + order + 4 * type) : 0;
@@ -23,20 +29,19 @@ inline constexpr int kHeaderTokenBits = 16;
 template <class A>
 SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, int64_t tokens,
                               uint64_t kind) {
-  uint64_t* theirs[kMaxRanks];
-  for (int r = 0; r < call.world(); ++r) theirs[r] = call.heap.at(r, layout.header(call.epoch, call.rank()));
   const uint64_t value = (kind << kHeaderTokenBits) | static_cast<uint64_t>(tokens);
-  A::template publish<Scope::system>(w, theirs, call.world(), flag_word(call.epoch, value), Site::call_header);
+  A::template publish_to<Scope::system>(
+      w, call.world(), [&](int r) { return call.heap.at(r, layout.header(call.epoch, call.rank())); },
+      flag_word(call.epoch, value), Site::call_header);
 }
 
 /// Every warp: waits until all ranks have entered the same call.
 template <class A>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, uint64_t kind) {
-  const uint64_t* mine[kMaxRanks];
-  for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(layout.header(call.epoch, r));
-  if (!wait_all<A>(w, call, mine, call.world(), call.word(), Site::call_header)) return false;
+  const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
+  if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; })) return false;
   for (int r = 0; r < call.world(); ++r) {
-    if (flag_value(*mine[r]) >> kHeaderTokenBits == kind) continue;
+    if (flag_value(*header(r)) >> kHeaderTokenBits == kind) continue;
     FaultRecord fault;
     fault.site = Site::call_header;
     fault.mismatch = true;

@@ -60,7 +60,7 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParam
   const int experts = l.map.count(p.call.rank());
   int64_t most = 0;
   for (int e = 0; e < experts; ++e) most = p.rows_of_expert[e] > most ? p.rows_of_expert[e] : most;
-  for (int64_t i = w.index(); i < most * experts * l.pieces; i += w.total()) {
+  for (int64_t i = spread_index(w); i < most * experts * l.pieces; i += w.total()) {
     const int piece = static_cast<int>(i % l.pieces);
     const int64_t r = i / l.pieces / experts, e = i / l.pieces % experts;
     if (r >= p.rows_of_expert[e]) continue;
@@ -83,7 +83,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
   const int world = p.call.world();
   int64_t most = 0;
   for (int s = 0; s < world; ++s) most = p.source_tokens[s] > most ? p.source_tokens[s] : most;
-  for (int64_t i = w.index(); i < most * world * l.pieces; i += w.total()) {
+  for (int64_t i = spread_index(w); i < most * world * l.pieces; i += w.total()) {
     const int piece = static_cast<int>(i % l.pieces);
     const int64_t t = i / l.pieces / world;
     const int owner = static_cast<int>((i / l.pieces + p.call.rank()) % world);
@@ -118,19 +118,19 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const LowLatencyCombi
   p.call.moved[w.index()] = moved;
 }
 
-/// Waits until everything for a piece of token t has come back. `slots`: which.
+/// Waits until a piece of token t has come back to all slots whose bit is set.
 template <class A>
 SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombineParams& p, int64_t t, int piece, uint64_t slots) {
-  const uint64_t* flags[64];
-  int writers[64];
-  int n = 0;
-  for (int s = 0; slots >> s != 0; ++s) {
-    if ((slots >> s & 1) == 0) continue;
-    writers[n] = p.order == CombineOrder::per_rank ? s : p.layout.map.owner(p.own_ids[t * p.layout.topk + s]);
-    flags[n++] = p.call.heap.local(p.layout.returned(p.call.epoch, t, s, piece));
-    if (s == 63) break;
-  }
-  return wait_for<A>(w, p.call, flags, n, p.call.word(), Site::returned, [&](int i) { return writers[i]; });
+  const LowLatencyLayout& l = p.layout;
+  const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
+  return wait_for<A>(
+      w, p.call, n,
+      [&](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
+        return p.call.heap.local(slots >> s & 1 ? l.returned(p.call.epoch, t, s, piece)
+                                                : l.header(p.call.epoch, p.call.rank()));
+      },
+      p.call.word(), Site::returned,
+      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(p.own_ids[t * l.topk + s]); });
 }
 
 /// One piece of one token.
@@ -178,7 +178,7 @@ SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const LowLatencyCombineP
   if (!wait_entered<A>(w, p.call, l, p.kind())) return false;
   const WarpSpan<A> span(w, p.call, Event::sum_returned);
   const int64_t items = *p.own_tokens * l.pieces;
-  for (int64_t i = w.index(); i < items; i += w.total())
+  for (int64_t i = spread_index(w); i < items; i += w.total())
     if (!sum_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces))) return false;
   A::settle(w);
   return true;

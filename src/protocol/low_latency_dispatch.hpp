@@ -158,19 +158,17 @@ SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParam
     if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, piece, places, moved);
     A::settle(w);
   }
-  for (const uint64_t arrives : {uint64_t{1}, uint64_t{0}}) {
-    uint64_t* flags[kMaxRanks];
-    int n = 0;
-    for (int r = 0; r < p.call.world(); ++r)
-      if ((places >> r & 1) == arrives) flags[n++] = p.call.heap.at(r, l.piece(p.call.epoch, p.call.rank(), unit, piece));
-    A::template publish<Scope::system>(w, flags, n, flag_word(p.call.epoch, arrives), Site::piece);
-  }
+  const auto flag = [&](int r) { return p.call.heap.at(r, l.piece(p.call.epoch, p.call.rank(), unit, piece)); };
+  for (const uint64_t arrives : {uint64_t{1}, uint64_t{0}})
+    A::template publish_to<Scope::system>(
+        w, p.call.world(), [&](int r) { return (places >> r & 1) == arrives ? flag(r) : nullptr; },
+        flag_word(p.call.epoch, arrives), Site::piece);
 }
 
 /// What combine will need of this rank's own routes.
 template <class A>
 SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const LowLatencyDispatchParams& p) {
-  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+  for (int64_t t = spread_index(w); t < p.tokens; t += w.total()) {
     A::for_lanes(w, p.layout.topk, [&](int k) {
       const int64_t f = t * p.layout.topk + k;
       p.own_ids[f] = p.ids(f);
@@ -190,12 +188,12 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatc
   {
     const WarpSpan<A> span(w, p.call, Event::send_rows);
     const int64_t items = p.tokens * l.units_per_token() * l.pieces;
-    for (int64_t i = w.index(); i < items; i += w.total())
+    for (int64_t i = spread_index(w); i < items; i += w.total())
       send_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces), moved);
   }
   const WarpSpan<A> span(w, p.call, Event::send_counts, l.map.experts);
   const int64_t routes = p.tokens * l.topk;
-  for (int64_t e = w.total() - 1 - w.index(); e < l.map.experts; e += w.total()) {
+  for (int64_t e = w.total() - 1 - spread_index(w); e < l.map.experts; e += w.total()) {
     const int64_t n =
         A::count_where(w, routes, [&](int64_t f) { return p.ids(f) == e && p.ids.is_first(f / l.topk * l.topk, f); });
     const int owner = l.map.owner(static_cast<int>(e));
@@ -216,39 +214,26 @@ SWITCHYARD_FN inline int64_t first_of_source(const LowLatencyDispatchParams& p, 
   return first;
 }
 
-/// Waits for the counts of all sources before `source` (for W: of all) for the local experts whose bit is set in `experts_of`,
-/// given by `expert(j)`.
+/// Waits for the counts of all sources before `source` (W: of all) for n local experts expert(j), j in [0, n); -1: none.
 template <class A, class Expert>
-SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, uint64_t places,
+SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int n,
                                       Expert&& expert) {
-  constexpr int kBatch = 64;
-  const uint64_t* flags[kBatch];
-  int writers[kBatch];
-  int n = 0;
-  const auto wait = [&] {
-    const int given = n;
-    n = 0;
-    return wait_for<A>(w, p.call, flags, given, p.call.word(), Site::expert_count, [&](int i) { return writers[i]; });
-  };
-  for (int j = 0; places >> j != 0; ++j) {
-    if ((places >> j & 1) == 0) continue;
-    const int e = expert(j);
-    for (int s = 0; s < source; ++s) {
-      writers[n] = s;
-      flags[n++] = p.call.heap.local(p.layout.expert_count(p.call.epoch, e, s));
-      if (n == kBatch && !wait()) return false;
-    }
-  }
-  return wait();
+  const LowLatencyLayout& l = p.layout;
+  return wait_for<A>(
+      w, p.call, n * source,
+      [&](int i) -> const uint64_t* {
+        const int e = expert(i / source);
+        return p.call.heap.local(e >= 0 ? l.expert_count(p.call.epoch, e, i % source) : l.header(p.call.epoch, i % source));
+      },
+      p.call.word(), Site::expert_count, [&](int i) { return i % source; });
 }
 
 /// Waits for all pieces of a message. On success `here` says whether it is for this rank.
 template <class A>
 SWITCHYARD_FN bool wait_message(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int64_t unit, bool& here) {
-  const uint64_t* flags[kMaxPieces];
-  for (int i = 0; i < p.layout.pieces; ++i) flags[i] = p.call.heap.local(p.layout.piece(p.call.epoch, source, unit, i));
-  const bool ok = wait_for<A>(w, p.call, flags, p.layout.pieces, p.call.word(), Site::piece, [&](int) { return source; });
-  here = ok && flag_value(*flags[0]) != 0;
+  const auto flag = [&](int i) { return p.call.heap.local(p.layout.piece(p.call.epoch, source, unit, i)); };
+  const bool ok = wait_for<A>(w, p.call, p.layout.pieces, flag, p.call.word(), Site::piece, [&](int) { return source; });
+  here = ok && flag_value(*flag(0)) != 0;
   return ok;
 }
 
@@ -270,7 +255,8 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
   const int first = l.map.first(p.call.rank()), last = first + l.map.count(p.call.rank());
   const uint64_t mine =
       A::lanes_where(w, l.entries, [&](int64_t j) { return entries[j].expert >= first && entries[j].expert < last; });
-  if (!wait_counts_before<A>(w, p, source, mine, [&](int j) { return entries[j].expert - first; })) return false;
+  if (!wait_counts_before<A>(w, p, source, l.entries, [&](int j) { return mine >> j & 1 ? entries[j].expert - first : -1; }))
+    return false;
   const auto row_of = [&](int j) {
     const int e = entries[j].expert - first;
     return e * l.rows_per_expert() + first_of_source(p, e, source) + entries[j].place();
@@ -315,7 +301,7 @@ template <class A>
 SWITCHYARD_FN bool report_counts(typename A::Warp& w, const LowLatencyDispatchParams& p) {
   const LowLatencyLayout& l = p.layout;
   const int world = p.call.world();
-  for (int e = w.total() - 1 - w.index(); e < l.map.count(p.call.rank()); e += w.total()) {
+  for (int e = static_cast<int>(w.total() - 1 - spread_index(w)); e < l.map.count(p.call.rank()); e += w.total()) {
     if (!wait_counts_before<A>(w, p, world, 1, [&](int) { return e; })) return false;
     A::for_lanes(w, world, [&](int s) {
       const int64_t first = first_of_source(p, e, s), next = first_of_source(p, e, s + 1);
@@ -341,7 +327,7 @@ SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const LowLatencyDisp
   {
     const WarpSpan<A> span(w, p.call, Event::place_rows);
     const int64_t items = most * l.units_per_token() * world * l.pieces;
-    for (int64_t i = w.index(); i < items; i += w.total()) {
+    for (int64_t i = spread_index(w); i < items; i += w.total()) {
       const int64_t message = i / l.pieces, unit = message / world;
       const int source = static_cast<int>((message + p.call.rank()) % world);
       if (unit >= tokens_of(p.call, l, source) * l.units_per_token()) continue;

@@ -73,6 +73,14 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   int poll_all(const uint64_t* const* flags, int n, uint64_t value) {
     return Cpu::template poll_all<kScope>(warp, flags, n, value, kSite);
   }
+  void publish_to(uint64_t* const* flags, int n, uint64_t value) {
+    Cpu::template publish_to<kScope>(
+        warp, n, [&](int i) { return flags[i]; }, value, kSite);
+  }
+  int poll_from(const uint64_t* const* flags, int n, uint64_t value) {
+    return Cpu::template poll_from<kScope>(
+        warp, n, [&](int i) { return flags[i]; }, value, kSite);
+  }
   uint64_t fetch_add(uint64_t* flag, uint64_t value) { return Cpu::template fetch_add<kScope>(warp, flag, value, kSite); }
   std::vector<int> count_lanes(int n) {
     std::vector<int> hits(static_cast<size_t>(n));

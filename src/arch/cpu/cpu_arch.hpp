@@ -107,6 +107,20 @@ struct BasicCpu {
     return -1;
   }
 
+  template <Scope, class F>
+  static void publish_to(Warp&, int n, F&& f, uint64_t value, Site site) {
+    for (int i = 0; i < n; ++i)
+      if (uint64_t* flag = f(i)) store_flag(flag, value, release_order(site));
+  }
+
+  template <Scope, class F>
+  static int poll_from(Warp&, int n, F&& f, uint64_t value, Site site) {
+    for (int i = 0; i < n; ++i) {
+      if (!flag_reached(load_flag(f(i), acquire_order(site)), value)) return i;
+    }
+    return -1;
+  }
+
   template <Scope>
   static uint64_t fetch_add(Warp&, uint64_t* flag, uint64_t value, Site site) {
     return add_to_flag(flag, value, acq_rel_order(site));

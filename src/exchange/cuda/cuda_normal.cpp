@@ -173,30 +173,6 @@ void CudaNormal::end(const Call& call, int warps) {
   called_ = true;
 }
 
-void CudaNormal::check_sms(const char* name, int num_sms) const {
-  if (num_sms < 0 || num_sms > gpu_.max_blocks())
-    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " +
-            std::to_string(gpu_.max_blocks()) + "] (multiprocessors of the GPU / ranks on it)");
-}
-
-void CudaNormal::check_pointer(const char* name, const void* p, size_t alignment) const {
-  if (!p) return;
-  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
-    invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
-  if (group_.heap->view().contains(p)) return;
-  cudaPointerAttributes a{};
-  if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
-    (void)cudaGetLastError();
-    a.type = cudaMemoryTypeUnregistered;
-  }
-  if (a.type == cudaMemoryTypeManaged) return;
-  if (a.type != cudaMemoryTypeDevice)
-    invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(gpu_.device()));
-  if (a.device != gpu_.device())
-    invalid(std::string(name) + " lies on GPU " + std::to_string(a.device) + ", this rank's GPU is " +
-            std::to_string(gpu_.device()));
-}
-
 bool CudaNormal::reserve(CudaBlock& block, size_t bytes) const {
   if (bytes == 0) return true;
   const auto offset = pool_->memory.allocate(bytes, 128);
