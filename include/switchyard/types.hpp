@@ -11,7 +11,7 @@ namespace switchyard {
 /// Largest group. Largest number of experts that one token may choose.
 inline constexpr int kMaxRanks = 64;
 inline constexpr int kMaxTopk = 32;
-/// Number of channels (columns) that share one quantisation scale.
+/// Number of channels (columns) that share one quantisation scale, unless a mode lets its user choose.
 inline constexpr int kScaleGroup = 128;
 
 /// Where a group's ranks compute and hold their rows.
@@ -75,12 +75,12 @@ constexpr size_t dtype_bytes(DType type) {
 }
 
 /// Number of scales of a row of `hidden` channels; the last group may be short.
-constexpr int64_t num_scales(int64_t hidden) { return (hidden + kScaleGroup - 1) / kScaleGroup; }
+constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return (hidden + group - 1) / group; }
 
 /// Bytes of one scale row: the scales, padded to a multiple of 16. Zero for ScaleKind::none.
-constexpr size_t scale_row_bytes(int64_t hidden, ScaleKind kind) {
+constexpr size_t scale_row_bytes(int64_t hidden, ScaleKind kind, int group = kScaleGroup) {
   if (kind == ScaleKind::none) return 0;
-  const size_t raw = static_cast<size_t>(num_scales(hidden)) * (kind == ScaleKind::f32 ? 4 : 1);
+  const size_t raw = static_cast<size_t>(num_scales(hidden, group)) * (kind == ScaleKind::f32 ? 4 : 1);
   return (raw + 15) / 16 * 16;
 }
 

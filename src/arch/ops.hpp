@@ -6,8 +6,8 @@
 //
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
-//   flags         A::load_acquire, A::store_release, A::publish, A::poll_all, A::fetch_add, A::block_sync
-//   lanes         A::for_lanes, A::lanes_where, A::count, A::count_max, A::now_ns, A::pause
+//   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
+//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::count_where, A::count, A::count_max, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -27,16 +27,20 @@ namespace switchyard::detail {
 /// mutation suite each side's memory order is looked up at run time by site (arch/cpu/order_table.hpp).
 enum class Site : uint8_t {
   none = 0,
-  counts,       ///< a rank's counts row has arrived here            (peer -> here, per peer)
-  placement,    ///< where a peer wants its rows                      (peer -> here, per peer)
-  rows,         ///< all rows of a source have landed                 (source -> here, per source)
-  outputs,      ///< a peer's expert outputs are ready to be pulled   (peer -> here, per peer)
-  pulled,       ///< a peer has finished reading my expert outputs    (peer -> here, per peer)
-  ring_tail,    ///< rows appended to a ring                          (producer -> consumer, per ring)
-  ring_head,    ///< rows consumed from a ring                        (consumer -> producer, per ring)
-  local_sends,  ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
-  local_ready,  ///< a phase of this rank is complete                 (last warp -> warps of the rank)
-  barrier,      ///< group barrier                                    (peer -> here, per peer)
+  counts,        ///< a rank's counts row has arrived here            (peer -> here, per peer)
+  placement,     ///< where a peer wants its rows                      (peer -> here, per peer)
+  rows,          ///< all rows of a source have landed                 (source -> here, per source)
+  outputs,       ///< a peer's expert outputs are ready to be pulled   (peer -> here, per peer)
+  pulled,        ///< a peer has finished reading my expert outputs    (peer -> here, per peer)
+  ring_tail,     ///< rows appended to a ring                          (producer -> consumer, per ring)
+  ring_head,     ///< rows consumed from a ring                        (consumer -> producer, per ring)
+  call_header,   ///< a peer has entered a low-latency call           (peer -> here, per peer)
+  expert_count,  ///< a peer's rows for an expert, in the value       (peer -> here, per expert and peer)
+  piece,         ///< a piece of a low-latency message has landed     (source -> here, per message and piece)
+  returned,      ///< a piece of a row or sum has come back           (peer -> here, per slot and piece)
+  local_sends,   ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
+  local_ready,   ///< a phase of this rank is complete                 (last warp -> warps of the rank)
+  barrier,       ///< group barrier                                    (peer -> here, per peer)
   count_of_sites,
 };
 SWITCHYARD_FN constexpr const char* site_name(Site site) {
@@ -49,6 +53,10 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
     case Site::pulled: return "pulled";
     case Site::ring_tail: return "ring_tail";
     case Site::ring_head: return "ring_head";
+    case Site::call_header: return "call_header";
+    case Site::expert_count: return "expert_count";
+    case Site::piece: return "piece";
+    case Site::returned: return "returned";
     case Site::local_sends: return "local_sends";
     case Site::local_ready: return "local_ready";
     case Site::barrier: return "barrier";
@@ -77,10 +85,13 @@ struct AnyLaneFn {
   SWITCHYARD_FN void operator()(int) const {}
 };
 struct AnyLanePredicate {
-  SWITCHYARD_FN bool operator()(int) const { return false; }
+  SWITCHYARD_FN bool operator()(int64_t) const { return false; }
 };
 struct AnyWeight {
   SWITCHYARD_FN float operator()(int) const { return 0.0f; }
+};
+struct AnyFlag {
+  SWITCHYARD_FN uint64_t* operator()(int) const { return nullptr; }
 };
 struct AnyDestination {
   SWITCHYARD_FN void* operator()(int) const { return nullptr; }
@@ -113,17 +124,22 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // The same over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if asked for; of `reduce` rows,
   // weights and n are not used. On a GPU the lanes look up the rows side by side.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
-  A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32);  // complete on return, for this warp
+  // Complete on return, for this warp. The last argument is the channels of a scale, 32, 64 or 128 (and may be left out: 128).
+  A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
   A::template store_release<Scope::system>(w, flag, value, Site::counts);
   A::template publish<Scope::system>(w, flags, n, value, Site::counts);  // release of value to n flags
   // Index of the first flag that has not reached `value` (flag_reached), or -1: then all of them are acquired.
   { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
+  // The same over flags f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side. publish_to skips null.
+  A::template publish_to<Scope::system>(w, n, AnyFlag{}, value, Site::counts);
+  { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   A::block_sync(w);
 
-  { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;  // bit i: f(i), for i in [0, n), n <= 64
+  { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
+  { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // how often f(i), for i in [0, n)
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
   A::count(w, flag, value);         // *flag += value, for a statistic that only this warp writes; ordered with nothing
   A::count_max(w, flag, value);     // likewise the maximum

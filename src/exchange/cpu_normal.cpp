@@ -3,21 +3,11 @@
 #include "exchange/cpu_normal.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
-
-namespace {
-
-/// Initial value of every flag: the epoch before the first.
-void set_flags(std::byte* base, int64_t bytes, int64_t stride, uint64_t word) {
-  for (int64_t at = 0; at < bytes; at += stride) std::memcpy(base + at, &word, sizeof word);
-}
-
-}  // namespace
 
 CpuBlock::~CpuBlock() {
   if (pool) pool->release(offset);
@@ -74,15 +64,8 @@ void CpuNormal::throw_mismatch(const char* operation) {
 
 void CpuNormal::end_call(uint64_t start_ns) {
   const double plan_us = stats_.plan_us;
-  stats_ = CallStatistics{};
+  stats_ = sum_moved(group_);
   stats_.plan_us = plan_us;
-  for (const MoveCounter& m : group_.moved) {
-    stats_.remote_bytes += m.remote_bytes;
-    stats_.local_bytes += m.local_bytes;
-    stats_.copied_bytes += m.copied_bytes;
-    stats_.payload_rows += m.rows;
-    stats_.metadata_bytes += m.metadata_bytes;
-  }
   stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
 }
 

@@ -50,11 +50,6 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   return r;
 }
 
-uint64_t mix_hash(uint64_t hash, uint64_t value) {
-  hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
-  return hash * 0xff51afd7ed558ccdu;
-}
-
 uint64_t config_hash(const NormalConfig& c) {
   uint64_t h = 1;
   for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.layout),

@@ -8,36 +8,6 @@
 
 namespace switchyard::detail {
 
-namespace {
-
-[[noreturn]] void invalid(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
-
-void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high)
-    invalid(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
-            std::to_string(high) + "]");
-}
-
-const char* name_of(DType type) {
-  switch (type) {
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::f32: return "f32";
-    case DType::fp8_e4m3: return "fp8_e4m3";
-  }
-  return "unknown";
-}
-
-int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
-  const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
-  if (bytes % 16 != 0)
-    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
-            std::to_string(bytes) + " bytes: must be a multiple of 16");
-  return bytes;
-}
-
-}  // namespace
-
 void check_config(const NormalConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
   check_range("NormalConfig::hidden", c.hidden, 1, int64_t{1} << 24);
@@ -183,18 +153,6 @@ void NormalImpl::fill_sum(CombineParams& p, const ConstRows& y, const HandleData
   p.bias[1] = static_cast<const std::byte*>(o.bias[1]);
   p.out = static_cast<std::byte*>(out);
   p.out_weights = out_weights;
-}
-
-void NormalImpl::agree_on_construction(uint64_t heap_offset) {
-  const uint64_t claim[2] = {heap_offset, config_hash(config)};
-  std::vector<uint64_t> all(2 * static_cast<size_t>(world()));
-  group_.all_gather(claim, sizeof claim, all.data(), "NormalExchange");
-  for (size_t r = 0; r < static_cast<size_t>(world()); ++r) {
-    if (all[2 * r] == claim[0] && all[2 * r + 1] == claim[1]) continue;
-    throw Error(ErrorCode::mismatch, "NormalExchange: rank " + std::to_string(r) + " and rank " + std::to_string(rank()) +
-                                         (all[2 * r + 1] == claim[1] ? " hold other objects in their heaps"
-                                                                     : " were given different NormalConfig values"));
-  }
 }
 
 }  // namespace switchyard::detail

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <memory>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/exchange_base.hpp"
 #include "layout/ring_layout.hpp"
 #include "plan/plan.hpp"
 #include "switchyard/normal.hpp"
@@ -28,9 +28,6 @@ int64_t worst_case_rows(const NormalConfig& config, int world);
 RingLayout ring_layout(const NormalConfig& config, int world);
 /// Of everything in `config` that all ranks must agree on.
 uint64_t config_hash(const NormalConfig& config);
-uint64_t mix_hash(uint64_t hash, uint64_t value);
-
-inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 1;
 
 /// Memory of rows that a user holds. Given back by the destructor, on any thread. Keeps the bookkeeping alive, not the heap:
 /// rows of a pool must not be touched after their group is gone.
@@ -45,7 +42,7 @@ struct OutputBlock {
   virtual void used_by(void*) {}
 };
 
-class NormalImpl {
+class NormalImpl : protected ExchangeBase {
  public:
   virtual ~NormalImpl() = default;
   NormalImpl(const NormalImpl&) = delete;
@@ -62,9 +59,7 @@ class NormalImpl {
   const NormalConfig config;
 
  protected:
-  NormalImpl(Group& group, const NormalConfig& c) : config(c), group_(group.impl()) {}
-  int rank() const { return group_.bootstrap->rank(); }
-  int world() const { return group_.bootstrap->world(); }
+  NormalImpl(Group& group, const NormalConfig& c) : ExchangeBase(group), config(c) {}
 
   // normal_checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
@@ -81,25 +76,10 @@ class NormalImpl {
   void fill_sum(struct CombineParams& p, const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
                 float* out_weights) const;
 
-  /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and
-  /// configurations.
-  void agree_on_construction(uint64_t heap_offset);
-
-  /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
-  template <class F>
-  void checked(F&& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      group_.post_abort(static_cast<int>(error.code()), 255);
-      throw;
-    } catch (...) {
-      group_.post_abort(static_cast<int>(ErrorCode::system), 255);
-      throw;
-    }
+  void agree_on_construction(uint64_t heap_offset) {
+    ExchangeBase::agree_on_construction(heap_offset, config_hash(config), "NormalExchange", "NormalConfig");
   }
 
-  Group::Impl& group_;
   RingLayout rings_;
 };
 

@@ -96,20 +96,32 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// Waits until flags[i], written by rank i for all i in [0, n), have reached `expected`. On success everything that the writers
-/// released is visible to this warp. On failure the fault is recorded; the caller returns without touching shared data.
+/// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
+/// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller returns without
+/// touching shared data.
+template <class A, class Flag, class Writer>
+SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
+                            Writer&& writer) {
+  int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
+  if (missing < 0) return true;
+  WaitClock<A> clock(call, writer(missing));
+  while (true) {
+    if (!clock.keep_waiting(w, call, site, flag(missing), expected)) return false;
+    missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
+    if (missing < 0) {
+      clock.charge(w, call, clock.awaited());
+      return true;
+    }
+    if (writer(missing) != clock.awaited()) clock.charge(w, call, writer(missing));
+  }
+}
+
+/// Waits for flags[i], written by rank i, for all i in [0, n).
 template <class A>
 SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
                             uint64_t expected, Site site) {
-  int missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
-  if (missing < 0) return true;
-  WaitClock<A> clock(call, missing);
-  while (true) {
-    if (!clock.keep_waiting(w, call, site, flags[missing], expected)) return false;
-    missing = A::template poll_all<Scope::system>(w, flags, n, expected, site);
-    if (missing != clock.awaited()) clock.charge(w, call, missing);
-    if (missing < 0) return true;
-  }
+  return wait_for<A>(
+      w, call, n, [&](int i) { return flags[i]; }, expected, site, [](int i) { return i; });
 }
 
 /// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that

@@ -201,6 +201,18 @@ TYPED_TEST_P(ArchConformance, LanesWhereGivesABitPerPlace) {
   }
 }
 
+TYPED_TEST_P(ArchConformance, CountWhereCountsTrueAnswers) {
+  for (const int n : {0, 1, 31, 32, 33, 64, 65, 1000, 4097}) {
+    std::vector<bool> which(static_cast<size_t>(n));
+    int64_t want = 0;
+    for (size_t i = 0; i < which.size(); ++i) {
+      which[i] = this->random_() % 3 == 0;
+      want += which[i] ? 1 : 0;
+    }
+    EXPECT_EQ(this->warp_.count_where(which), want) << n;
+  }
+}
+
 TYPED_TEST_P(ArchConformance, FillZeroClearsExactlyItsRange) {
   this->for_each_variant([&] {
     std::vector<size_t> sizes = large_sizes();
@@ -294,6 +306,13 @@ TYPED_TEST_P(ArchConformance, PublishReachesExactlyItsFlags) {
       EXPECT_EQ(words[2 * i], i < n ? detail::flag_word(3, 9) : 0u) << i << " of " << n;
       EXPECT_EQ(words[2 * i + 1], 0u) << i << " of " << n;
     }
+    for (size_t i = 0; i < flags.size(); i += 3) flags[i] = nullptr;
+    this->warp_.publish_to(flags.data(), n, detail::flag_word(4, 8));
+    for (int i = 0; i < kMaxRanks; ++i) {
+      const uint64_t want = i >= n ? 0 : i % 3 == 0 ? detail::flag_word(3, 9) : detail::flag_word(4, 8);
+      EXPECT_EQ(words[2 * i], want) << i << " of " << n;
+      EXPECT_EQ(words[2 * i + 1], 0u) << i << " of " << n;
+    }
   }
 }
 
@@ -303,23 +322,28 @@ TYPED_TEST_P(ArchConformance, PollAllNamesTheFirstFlagThatLags) {
   std::vector<const uint64_t*> flags;
   for (int i = 0; i < kMaxRanks; ++i) flags.push_back(&words[i]);
   const uint64_t expected = detail::flag_word(5);
+  const auto poll = [&](int n) {
+    const int first = this->warp_.poll_all(flags.data(), n, expected);
+    EXPECT_EQ(this->warp_.poll_from(flags.data(), n, expected), first);
+    return first;
+  };
   for (const int n : {1, 2, 3, 31, 32, 33, kMaxRanks}) {
     for (int i = 0; i < kMaxRanks; ++i) words[i] = i < n ? detail::flag_word(5, static_cast<uint64_t>(i)) : 0;
-    EXPECT_EQ(this->warp_.poll_all(flags.data(), n, expected), -1) << n;
+    EXPECT_EQ(poll(n), -1) << n;
     for (int late = 0; late < n; ++late) {
       const uint64_t kept = words[late];
       words[late] = detail::flag_word(4, 99);
-      EXPECT_EQ(this->warp_.poll_all(flags.data(), n, expected), late) << n;
+      EXPECT_EQ(poll(n), late) << n;
       const uint64_t last_kept = words[n - 1];
       words[n - 1] = 0;
-      EXPECT_EQ(this->warp_.poll_all(flags.data(), n, expected), late) << "the lowest index wins; n = " << n;
+      EXPECT_EQ(poll(n), late) << "the lowest index wins; n = " << n;
       words[n - 1] = last_kept;
       words[late] = kept;
     }
     words[n / 2] = detail::flag_word(6, 0);  // a later epoch has passed this one
-    EXPECT_EQ(this->warp_.poll_all(flags.data(), n, expected), -1) << n;
+    EXPECT_EQ(poll(n), -1) << n;
   }
-  EXPECT_EQ(this->warp_.poll_all(flags.data(), 0, expected), -1);
+  EXPECT_EQ(poll(0), -1);
 }
 
 TYPED_TEST_P(ArchConformance, FlagsSurviveTheWrapOfTheEpoch) {
@@ -364,13 +388,13 @@ namespace switchyard::conformance {
 
 REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesLargeRowsAtEveryAlignment,
                             MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, MulticastToSkipsNoPlace,
-                            LanesWhereGivesABitPerPlace, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
-                            ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
-                            PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch,
-                            LanesCoverEachIndexOnce, TheClockNeverRunsBackwards, ReduceMatchesTheReference,
-                            ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
-                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
-                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            LanesWhereGivesABitPerPlace, CountWhereCountsTrueAnswers, FillZeroClearsExactlyItsRange,
+                            SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless,
+                            FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
+                            FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
+                            ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven,
+                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
+                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
                             QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

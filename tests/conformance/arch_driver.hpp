@@ -41,15 +41,18 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.settle();
   d.reduce_rows(spec);
   d.reduce_rows_from(spec, std::vector<int>());  // rows and weights at the places given, ascending; nothing elsewhere
-  d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32);
+  d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { d.load_acquire(flag) } -> std::same_as<uint64_t>;
   d.store_release(flag, value);
   d.publish(flags, n, value);
   { d.poll_all(polled, n, value) } -> std::same_as<int>;
+  d.publish_to(flags, n, value);  // flags that are null are skipped
+  { d.poll_from(polled, n, value) } -> std::same_as<int>;
   { d.fetch_add(flag, value) } -> std::same_as<uint64_t>;
   { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // how often for_lanes(n) called its function with each of 0..n-1
   { d.lanes_where(std::vector<bool>()) } -> std::same_as<uint64_t>;
+  { d.count_where(std::vector<bool>()) } -> std::same_as<int64_t>;
   { d.now_ns() } -> std::same_as<uint64_t>;
   { d.scratch() } -> std::same_as<std::byte*>;
 };

@@ -350,8 +350,8 @@ TYPED_TEST_P(ArchConformance, ReduceArgumentsAreCopied) {
 /// Quantises `values` (rounded to `type` first) under every variant and both scale kinds and compares codes, scales and
 /// padding.
 template <class A, class ForEachVariant>
-void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType type, size_t misalignment,
-                    ForEachVariant each) {
+void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType type, size_t misalignment, ForEachVariant each,
+                    int size = kScaleGroup) {
   const auto hidden = static_cast<int64_t>(values.size());
   Guarded<A> src(values.size() * dtype_bytes(type), element_offset<A>(misalignment, dtype_bytes(type)));
   std::vector<float> rounded(values.size());
@@ -360,11 +360,11 @@ void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType
     rounded[static_cast<size_t>(i)] = reference_load(src.data(), type, i);
   }
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
-    std::vector<std::byte> want_scales(scale_row_bytes(hidden, kind));
+    std::vector<std::byte> want_scales(scale_row_bytes(hidden, kind, size));
     std::vector<uint8_t> want_codes;
-    for (int64_t first = 0, group = 0; first < hidden; first += 128, ++group) {
+    for (int64_t first = 0, group = 0; first < hidden; first += size, ++group) {
       const ReferenceGroup one =
-          reference_quantize(&rounded[static_cast<size_t>(first)], std::min<int64_t>(128, hidden - first), kind);
+          reference_quantize(&rounded[static_cast<size_t>(first)], std::min<int64_t>(size, hidden - first), kind);
       if (kind == ScaleKind::f32) {
         std::memcpy(want_scales.data() + group * 4, &one.scale, 4);
       } else {
@@ -377,12 +377,12 @@ void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType
     each([&] {
       q.refill();
       scales.refill();
-      warp.quantize_row(reinterpret_cast<uint8_t*>(q.data()), scales.data(), src.data(), type, hidden, kind);
+      warp.quantize_row(reinterpret_cast<uint8_t*>(q.data()), scales.data(), src.data(), type, hidden, kind, size);
       const auto* got = reinterpret_cast<const uint8_t*>(q.data());
       for (int64_t i = 0; i < hidden; ++i) {
         ASSERT_EQ(int{got[i]}, int{want_codes[static_cast<size_t>(i)]})
             << type_name(type) << " element " << i << " of " << hidden << " = " << rounded[static_cast<size_t>(i)]
-            << ", scale kind " << static_cast<int>(kind);
+            << ", scale kind " << static_cast<int>(kind) << ", groups of " << size;
       }
       ASSERT_TRUE(scales.holds(want_scales.data())) << type_name(type) << ", scale kind " << static_cast<int>(kind);
       ASSERT_TRUE(q.guards_intact());
@@ -405,7 +405,8 @@ TYPED_TEST_P(ArchConformance, QuantizeMatchesTheReference) {
           const int spread = static_cast<int>(this->random_() % 12);
           value = static_cast<float>(std::ldexp(mantissa, exponent - spread));
         }
-        check_quantize<TypeParam>(this->warp_, values, type, misalignment++ % 19, each);
+        for (const int size : {32, 64, 128})
+          check_quantize<TypeParam>(this->warp_, values, type, misalignment++ % 19, each, size);
         if (this->HasFatalFailure()) return;
       }
     }

@@ -62,8 +62,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         [&](int i) { return spec.weights[row_at[static_cast<size_t>(i)]]; });
   }
-  void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
-    Cpu::quantize_row(warp, q, scales, src, type, hidden, kind);
+  void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
+                    int group = kScaleGroup) {
+    Cpu::quantize_row(warp, q, scales, src, type, hidden, kind, group);
   }
 
   uint64_t load_acquire(const uint64_t* flag) { return Cpu::template load_acquire<kScope>(flag, kSite); }
@@ -71,6 +72,14 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   void publish(uint64_t* const* flags, int n, uint64_t value) { Cpu::template publish<kScope>(warp, flags, n, value, kSite); }
   int poll_all(const uint64_t* const* flags, int n, uint64_t value) {
     return Cpu::template poll_all<kScope>(warp, flags, n, value, kSite);
+  }
+  void publish_to(uint64_t* const* flags, int n, uint64_t value) {
+    Cpu::template publish_to<kScope>(
+        warp, n, [&](int i) { return flags[i]; }, value, kSite);
+  }
+  int poll_from(const uint64_t* const* flags, int n, uint64_t value) {
+    return Cpu::template poll_from<kScope>(
+        warp, n, [&](int i) { return flags[i]; }, value, kSite);
   }
   uint64_t fetch_add(uint64_t* flag, uint64_t value) { return Cpu::template fetch_add<kScope>(warp, flag, value, kSite); }
   std::vector<int> count_lanes(int n) {
@@ -80,6 +89,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   }
   uint64_t lanes_where(const std::vector<bool>& which) {
     return Cpu::lanes_where(warp, static_cast<int>(which.size()), [&](int i) { return which[static_cast<size_t>(i)]; });
+  }
+  int64_t count_where(const std::vector<bool>& which) {
+    return Cpu::count_where(warp, static_cast<int64_t>(which.size()), [&](int64_t i) { return which[static_cast<size_t>(i)]; });
   }
   uint64_t now_ns() { return Cpu::now_ns(); }
   std::byte* scratch() { return warp.scratch(); }

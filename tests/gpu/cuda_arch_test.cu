@@ -237,14 +237,14 @@ void reduce(DType type, int64_t hidden, int n, bool weighted, int num_bias, int6
 
 /// Rows are quantised into scratch and leave from there for three places: quantised dispatch.
 __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::byte* src, int64_t src_pitch, int rows,
-                                DType type, int64_t hidden, ScaleKind kind, CudaShape shape) {
+                                DType type, int64_t hidden, ScaleKind kind, int group, CudaShape shape) {
   CudaWarp w(shared_memory, shape);
-  const size_t scale_bytes = scale_row_bytes(hidden, kind);
+  const size_t scale_bytes = scale_row_bytes(hidden, kind, group);
   const int64_t q_bytes = (hidden + 15) / 16 * 16;
   for (int r = w.index(); r < rows; r += w.total()) {
     Cuda::drain_sources(w);
     std::byte* const scales = w.scratch() + q_bytes;
-    Cuda::quantize_row(w, reinterpret_cast<uint8_t*>(w.scratch()), scales, src + r * src_pitch, type, hidden, kind);
+    Cuda::quantize_row(w, reinterpret_cast<uint8_t*>(w.scratch()), scales, src + r * src_pitch, type, hidden, kind, group);
     void *q_to[3], *s_to[3];
     for (int i = 0; i < 3; ++i) q_to[i] = out + (r * 3 + i) * out_pitch, s_to[i] = out + (r * 3 + i) * out_pitch + q_bytes;
     Cuda::multicast_copy(w, q_to, 3, w.scratch(), static_cast<size_t>(hidden));
@@ -254,23 +254,24 @@ __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::by
 }
 
 /// One row by the contract, with the vendor's host conversion to e4m3.
-void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, DType type, int64_t hidden, ScaleKind kind) {
-  for (int64_t begin = 0; begin < hidden; begin += 128) {
+void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, DType type, int64_t hidden, ScaleKind kind,
+                        int group) {
+  for (int64_t begin = 0; begin < hidden; begin += group) {
     float amax = 0;
-    for (int64_t c = begin; c < std::min(hidden, begin + 128); ++c) {
+    for (int64_t c = begin; c < std::min(hidden, begin + group); ++c) {
       const float m = std::fabs(to_float(src + static_cast<size_t>(c) * dtype_bytes(type), type));
       if (std::isfinite(m)) amax = std::max(amax, m);
     }
     float scale = amax / 448.0f;
     const bool zero = scale == 0;
     if (kind == ScaleKind::f32) {
-      std::memcpy(scales + begin / 128 * 4, &scale, 4);
+      std::memcpy(scales + begin / group * 4, &scale, 4);
     } else {
       const int exponent = zero ? -127 : std::max(-127, static_cast<int>(std::ceil(std::log2(static_cast<double>(scale)))));
       scale = static_cast<float>(std::ldexp(1.0, exponent));
-      scales[begin / 128] = static_cast<std::byte>(exponent + 127);
+      scales[begin / group] = static_cast<std::byte>(exponent + 127);
     }
-    for (int64_t c = begin; c < std::min(hidden, begin + 128); ++c) {
+    for (int64_t c = begin; c < std::min(hidden, begin + group); ++c) {
       const float x = to_float(src + static_cast<size_t>(c) * dtype_bytes(type), type);
       const volatile float ratio = x / scale;
       q[c] = std::isnan(x) ? std::byte{0x7F}
@@ -280,7 +281,7 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
   }
 }
 
-void quantize(DType type, int64_t hidden, ScaleKind kind) {
+void quantize(DType type, int64_t hidden, ScaleKind kind, int group) {
   constexpr int kRows = 37;
   const auto src_pitch = hidden * static_cast<int64_t>(dtype_bytes(type));
   auto src = random_rows(type, hidden * kRows, 31);
@@ -293,19 +294,20 @@ void quantize(DType type, int64_t hidden, ScaleKind kind) {
     set(2, c == hidden / 2 ? INFINITY : 0.0f);
     set(3, std::ldexp(static_cast<float>(c % 7 - 3), type == DType::f16 ? -24 : -140));
   }
-  const auto scale_bytes = static_cast<int64_t>(scale_row_bytes(hidden, kind));
+  const auto scale_bytes = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));
   const int64_t q_bytes = (hidden + 15) / 16 * 16, pitch = q_bytes + scale_bytes;
   std::vector<std::byte> want(static_cast<size_t>(kRows * 3 * pitch), std::byte{0xEE});
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < 3; ++i) {
       std::byte* at = &want[static_cast<size_t>((r * 3 + i) * pitch)];
       std::memset(at + q_bytes, 0, static_cast<size_t>(scale_bytes));
-      quantize_reference(at, at + q_bytes, &src[static_cast<size_t>(r * src_pitch)], type, hidden, kind);
+      quantize_reference(at, at + q_bytes, &src[static_cast<size_t>(r * src_pitch)], type, hidden, kind, group);
     }
   }
   const Device<std::byte> in(src), out(std::vector<std::byte>(want.size(), std::byte{0xEE}));
   const CudaShape shape{2, 1, 2048, static_cast<uint32_t>(pitch)};
-  quantize_kernel<<<2, 64, shape.shared_bytes()>>>(out.data, pitch, in.data, src_pitch, kRows, type, hidden, kind, shape);
+  quantize_kernel<<<2, 64, shape.shared_bytes()>>>(out.data, pitch, in.data, src_pitch, kRows, type, hidden, kind, group,
+                                                   shape);
   CHECK_CUDA(cudaDeviceSynchronize());
   check(out.host() == want, "quantize_row: type " + std::to_string(static_cast<int>(type)) + " hidden " +
                                 std::to_string(hidden) + " kind " + std::to_string(static_cast<int>(kind)));
@@ -382,7 +384,8 @@ int main() {
             for (const int64_t offset : {0, 4}) reduce(type, hidden, n, weighted, num_bias, offset);
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
     for (const int64_t hidden : {8, 100, 128, 144, 1040, 7168})
-      for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) quantize(type, hidden, kind);
+      for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})
+        for (const int group : {32, 64, 128}) quantize(type, hidden, kind, group);
   relay(256, "by lanes");
   relay(8192, "in bulk");
   std::printf("%d passed, %d failed\n", passed, failed);

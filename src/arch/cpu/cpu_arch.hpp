@@ -79,8 +79,9 @@ struct BasicCpu {
     reduce_rows(w, spec);
   }
 
-  static void quantize_row(Warp&, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
-    detail::quantize_row(q, scales, src, type, hidden, kind);
+  static void quantize_row(Warp&, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
+                           int group = kScaleGroup) {
+    detail::quantize_row(q, scales, src, type, hidden, kind, group);
   }
 
   template <Scope>
@@ -102,6 +103,20 @@ struct BasicCpu {
   static int poll_all(Warp&, const uint64_t* const* flags, int n, uint64_t value, Site site) {
     for (int i = 0; i < n; ++i) {
       if (!flag_reached(load_flag(flags[i], acquire_order(site)), value)) return i;
+    }
+    return -1;
+  }
+
+  template <Scope, class F>
+  static void publish_to(Warp&, int n, F&& f, uint64_t value, Site site) {
+    for (int i = 0; i < n; ++i)
+      if (uint64_t* flag = f(i)) store_flag(flag, value, release_order(site));
+  }
+
+  template <Scope, class F>
+  static int poll_from(Warp&, int n, F&& f, uint64_t value, Site site) {
+    for (int i = 0; i < n; ++i) {
+      if (!flag_reached(load_flag(f(i), acquire_order(site)), value)) return i;
     }
     return -1;
   }
@@ -129,6 +144,13 @@ struct BasicCpu {
     uint64_t mask = 0;
     for (int i = 0; i < n; ++i) mask |= static_cast<uint64_t>(f(i)) << i;
     return mask;
+  }
+
+  template <class F>
+  static int64_t count_where(Warp&, int64_t n, F&& f) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found += static_cast<int64_t>(f(i));
+    return found;
   }
 
   static void prefetch(Warp&, const void* src) { __builtin_prefetch(src); }

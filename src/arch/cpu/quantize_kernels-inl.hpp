@@ -10,7 +10,7 @@ HWY_BEFORE_NAMESPACE();
 namespace switchyard::detail {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kGroup = static_cast<size_t>(kScaleGroup);
+constexpr size_t kMaxGroup = static_cast<size_t>(kScaleGroup);
 
 /// e4m3 codes in the low byte of each lane.
 HWY_INLINE VI round_e4m3(VF value) {
@@ -32,12 +32,12 @@ HWY_INLINE VI round_e4m3(VF value) {
 
 /// Widens a whole group into `values` and returns the largest finite magnitude.
 template <class Row>
-HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values) {
+HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, size_t size) {
   const DF df;
   const DI di;
   const size_t lanes = hn::Lanes(df);
   VI largest = hn::Zero(di);
-  for (size_t i = 0; i < kGroup; i += lanes) {
+  for (size_t i = 0; i < size; i += lanes) {
     const VF value = Row::load(source + i * Row::kBytes);
     hn::Store(value, df, values + i);
     const VI magnitude = hn::And(hn::BitCast(di, value), hn::Set(di, 0x7FFFFFFF));
@@ -47,20 +47,21 @@ HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values) 
 }
 
 /// Codes of a whole group: 0 where it is not NaN if amax / 448 is zero, else of the quotients by `divisor`.
-HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, float amax_quotient, float divisor, uint8_t* HWY_RESTRICT q) {
+HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, float amax_quotient, float divisor,
+                               uint8_t* HWY_RESTRICT q) {
   const DF df;
   const DI di;
   const D8Quarter d8;
   const size_t lanes = hn::Lanes(df);
   if (amax_quotient == 0) {
-    for (size_t i = 0; i < kGroup; i += lanes) {
+    for (size_t i = 0; i < size; i += lanes) {
       const auto is_nan = hn::RebindMask(di, hn::IsNaN(hn::Load(df, values + i)));
       hn::StoreU(hn::DemoteTo(d8, hn::IfThenElseZero(is_nan, hn::Set(di, kE4m3Nan))), d8, q + i);
     }
     return;
   }
   const VF divisors = hn::Set(df, divisor);
-  for (size_t i = 0; i < kGroup; i += 2 * lanes) {
+  for (size_t i = 0; i < size; i += 2 * lanes) {
     const VI low = round_e4m3(hn::Div(hn::Load(df, values + i), divisors));
     const VI high = round_e4m3(hn::Div(hn::Load(df, values + i + lanes), divisors));
     hn::StoreU(hn::DemoteTo(d8, low), d8, q + i);
@@ -80,39 +81,39 @@ HWY_INLINE float store_scale(float amax_quotient, uint8_t* scales, size_t group,
 
 /// Some groups at a time: the largest magnitude of one is a long chain of dependent instructions, which others hide.
 template <class Row>
-void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidden, ScaleKind kind) {
+void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidden, ScaleKind kind, size_t size) {
   constexpr size_t kBatch = 4;
-  alignas(kBufferAlignment) float values[kBatch][kGroup];
+  alignas(kBufferAlignment) float values[kBatch][kMaxGroup];
   const void* const row = src;
   const ReadAhead read_ahead(&row, 1, hidden * Row::kBytes);
-  const size_t whole_groups = hidden / kGroup;
+  const size_t whole_groups = hidden / size;
   for (size_t group = 0; group < whole_groups; group += kBatch) {
     const size_t count = std::min(kBatch, whole_groups - group);
     float quotients[kBatch];
-    read_ahead.advance(group * kGroup * Row::kBytes, count * kGroup * Row::kBytes);
+    read_ahead.advance(group * size * Row::kBytes, count * size * Row::kBytes);
     for (size_t i = 0; i < count; ++i) {
-      quotients[i] = widen_group<Row>(src + (group + i) * kGroup * Row::kBytes, values[i]) / kE4m3Max;
+      quotients[i] = widen_group<Row>(src + (group + i) * size * Row::kBytes, values[i], size) / kE4m3Max;
     }
     for (size_t i = 0; i < count; ++i) {
       const float divisor = store_scale(quotients[i], scales, group + i, kind);
-      quantize_group(values[i], quotients[i], divisor, q + (group + i) * kGroup);
+      quantize_group(values[i], size, quotients[i], divisor, q + (group + i) * size);
     }
   }
-  const size_t rest = hidden - whole_groups * kGroup;
+  const size_t rest = hidden - whole_groups * size;
   if (rest == 0) return;
-  alignas(kBufferAlignment) uint8_t padded[kGroup * Row::kBytes] = {};
-  alignas(kBufferAlignment) uint8_t codes[kGroup];
-  std::memcpy(padded, src + whole_groups * kGroup * Row::kBytes, rest * Row::kBytes);
-  const float quotient = widen_group<Row>(padded, values[0]) / kE4m3Max;
-  quantize_group(values[0], quotient, store_scale(quotient, scales, whole_groups, kind), codes);
-  std::memcpy(q + whole_groups * kGroup, codes, rest);
+  alignas(kBufferAlignment) uint8_t padded[kMaxGroup * Row::kBytes] = {};
+  alignas(kBufferAlignment) uint8_t codes[kMaxGroup];
+  std::memcpy(padded, src + whole_groups * size * Row::kBytes, rest * Row::kBytes);
+  const float quotient = widen_group<Row>(padded, values[0], size) / kE4m3Max;
+  quantize_group(values[0], size, quotient, store_scale(quotient, scales, whole_groups, kind), codes);
+  std::memcpy(q + whole_groups * size, codes, rest);
 }
 
-void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind) {
+void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind, size_t size) {
   switch (type) {
-    case DType::bf16: return quantize_typed<Bf16>(q, scales, src, hidden, kind);
-    case DType::f16: return quantize_typed<F16>(q, scales, src, hidden, kind);
-    case DType::f32: return quantize_typed<F32>(q, scales, src, hidden, kind);
+    case DType::bf16: return quantize_typed<Bf16>(q, scales, src, hidden, kind, size);
+    case DType::f16: return quantize_typed<F16>(q, scales, src, hidden, kind, size);
+    case DType::f32: return quantize_typed<F32>(q, scales, src, hidden, kind, size);
     case DType::fp8_e4m3: return;  // outside the op's contract
   }
 }

@@ -190,17 +190,18 @@ bool reduce_rows(const ReduceSpec& spec) {
   return stream;
 }
 
-void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind) {
-  const size_t scale_bytes = scale_row_bytes(hidden, kind);
+void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind, int group) {
+  const size_t scale_bytes = scale_row_bytes(hidden, kind, group);
   announce_read(src, static_cast<size_t>(hidden) * dtype_bytes(type));
   announce_write(q, static_cast<size_t>(hidden));
   announce_write(scales, scale_bytes);
   const Announced announced;
   auto* scale_row = static_cast<uint8_t*>(scales);
-  const size_t used = static_cast<size_t>(num_scales(hidden)) * (kind == ScaleKind::f32 ? 4 : 1);
+  const size_t used = static_cast<size_t>(num_scales(hidden, group)) * (kind == ScaleKind::f32 ? 4 : 1);
   if (used < scale_bytes) std::memset(scale_row + used, 0, scale_bytes - used);
   const StandardFloatMode mode;
-  HWY_DYNAMIC_DISPATCH(quantize_any)(q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind);
+  HWY_DYNAMIC_DISPATCH(quantize_any)
+  (q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind, static_cast<size_t>(group));
 }
 
 void flush_streams() { hwy::FlushStream(); }

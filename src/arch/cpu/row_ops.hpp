@@ -18,7 +18,8 @@ namespace switchyard::detail {
 [[nodiscard]] bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes);
 [[nodiscard]] bool zero_row(void* dst, size_t bytes);
 [[nodiscard]] bool reduce_rows(const ReduceSpec& spec);
-void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind);
+void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
+                  int group = kScaleGroup);
 
 /// Orders all earlier non-temporal stores of this thread before its later stores.
 void flush_streams();

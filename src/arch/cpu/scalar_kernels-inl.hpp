@@ -32,10 +32,9 @@ void reduce_any(const ReduceSpec& spec, bool) {
   }
 }
 
-void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind) {
-  constexpr size_t kGroup = static_cast<size_t>(kScaleGroup);
-  for (size_t first = 0, group = 0; first < hidden; first += kGroup, ++group) {
-    const size_t end = std::min(hidden, first + kGroup);
+void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind, size_t size) {
+  for (size_t first = 0, group = 0; first < hidden; first += size, ++group) {
+    const size_t end = std::min(hidden, first + size);
     uint32_t amax = 0;  // bits of a finite magnitude: ordered like the numbers
     for (size_t c = first; c < end; ++c) {
       const uint32_t magnitude = bits_of(load_element(src, type, static_cast<int64_t>(c))) & 0x7FFFFFFFu;

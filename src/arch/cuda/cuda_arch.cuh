@@ -62,6 +62,13 @@ struct Cuda {
     return mask;
   }
 
+  template <class F>
+  __device__ static int64_t count_where(Warp& w, int64_t n, F&& f) {
+    int mine = 0;
+    for (int64_t i = w.lane_; i < n; i += kLanes) mine += static_cast<int>(f(i));
+    return __reduce_add_sync(kAllLanes, mine);
+  }
+
   __device__ static void fill_zero(Warp& w, void* dst, size_t bytes) {
     fill_zero_lanes(w.lane_, static_cast<std::byte*>(dst), bytes);
     w.lane_writes_ = true;
@@ -118,8 +125,8 @@ struct Cuda {
   }
 
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
-                                      ScaleKind kind) {
-    quantize_row_lanes(w.lane_, q, scales, src, type, hidden, kind);
+                                      ScaleKind kind, int group = kScaleGroup) {
+    quantize_row_lanes(w.lane_, q, scales, src, type, hidden, kind, group);
     ptx::fence_proxy_async();  // complete on return: also for a bulk copy out of q
     __syncwarp();
   }
@@ -140,17 +147,30 @@ struct Cuda {
   }
 
   template <Scope S>
-  __device__ static void publish(Warp& w, uint64_t* const* flags, int n, uint64_t value, Site) {
+  __device__ static void publish(Warp& w, uint64_t* const* flags, int n, uint64_t value, Site site) {
+    publish_to<S>(
+        w, n, [&](int i) { return flags[i]; }, value, site);
+  }
+
+  template <Scope S, class F>
+  __device__ static void publish_to(Warp& w, int n, F&& f, uint64_t value, Site) {
     __syncwarp();
     ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
-    for (int i = w.lane_; i < n; i += kLanes) ptx::store_relaxed<S>(flags[i], value);
+    for (int i = w.lane_; i < n; i += kLanes)
+      if (uint64_t* const flag = f(i)) ptx::store_relaxed<S>(flag, value);
   }
 
   template <Scope S>
-  __device__ static int poll_all(Warp& w, const uint64_t* const* polled, int n, uint64_t value, Site) {
+  __device__ static int poll_all(Warp& w, const uint64_t* const* polled, int n, uint64_t value, Site site) {
+    return poll_from<S>(
+        w, n, [&](int i) { return polled[i]; }, value, site);
+  }
+
+  template <Scope S, class F>
+  __device__ static int poll_from(Warp& w, int n, F&& f, uint64_t value, Site) {
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
-      const bool missing = i < n && !flag_reached(ptx::load_relaxed<S>(polled[i]), value);
+      const bool missing = i < n && !flag_reached(ptx::load_relaxed<S>(f(i)), value);
       const unsigned all_missing = __ballot_sync(kAllLanes, missing);
       if (all_missing != 0) return base + __ffs(static_cast<int>(all_missing)) - 1;
     }

@@ -323,15 +323,15 @@ __device__ void load_eight(const void* row, int64_t c, int64_t hidden, bool vect
   for (int i = 0; i < 8; ++i) x[i] = c + i < hidden ? E::widen_one(at[i]) : 0.0f;
 }
 
-/// Two scale groups at a time, one per half warp; a lane holds 8 channels.
+/// 256 channels at a time, 8 in a lane; `group` / 8 lanes share a scale.
 template <DType T>
-__device__ void quantize_typed(int lane, uint8_t* q, void* scales, const void* src, int64_t hidden, ScaleKind kind) {
+__device__ void quantize_typed(int lane, uint8_t* q, void* scales, const void* src, int64_t hidden, ScaleKind kind, int size) {
   const bool src_vectors = (reinterpret_cast<uintptr_t>(src) & 15u) == 0,
              q_vectors = (reinterpret_cast<uintptr_t>(q) & 7u) == 0;
-  const int64_t groups = num_scales(hidden);
-  for (int64_t base = 0; base < groups; base += 2) {
-    const int64_t group = base + lane / 16;
-    const int64_t c = group * kScaleGroup + lane % 16 * 8;
+  const int lanes = size / 8;
+  for (int64_t base = 0; base < hidden; base += 32 * 8) {
+    const int64_t c = base + lane * 8;
+    const int64_t group = c / size;
     float x[8];
     load_eight<T>(src, c, hidden, src_vectors, x);
     float amax = 0.0f;
@@ -341,10 +341,13 @@ __device__ void quantize_typed(int lane, uint8_t* q, void* scales, const void* s
       if (magnitude <= 3.402823466e+38f) amax = fmaxf(amax, magnitude);
     }
 #pragma unroll
-    for (int step = 1; step < 16; step *= 2) amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, step));
+    for (int step = 1; step < 16; step *= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, amax, step);
+      if (step < lanes) amax = fmaxf(amax, other);
+    }
     float scale = __fdiv_rn(amax, kE4m3Max);
     const bool zero = scale == 0.0f;
-    const bool writes_scale = lane % 16 == 0 && group < groups;
+    const bool writes_scale = lane % lanes == 0 && c < hidden;
     if (kind == ScaleKind::ue8m0) {
       const uint8_t exponent = ue8m0_from_scale(scale);
       scale = f32_from_ue8m0(exponent);
@@ -370,15 +373,15 @@ __device__ void quantize_typed(int lane, uint8_t* q, void* scales, const void* s
 }
 
 __device__ __noinline__ inline void quantize_row_lanes(int lane, uint8_t* q, void* scales, const void* src, DType type,
-                                                       int64_t hidden, ScaleKind kind) {
+                                                       int64_t hidden, ScaleKind kind, int group) {
   switch (type) {
-    case DType::bf16: quantize_typed<DType::bf16>(lane, q, scales, src, hidden, kind); break;
-    case DType::f16: quantize_typed<DType::f16>(lane, q, scales, src, hidden, kind); break;
-    case DType::f32: quantize_typed<DType::f32>(lane, q, scales, src, hidden, kind); break;
+    case DType::bf16: quantize_typed<DType::bf16>(lane, q, scales, src, hidden, kind, group); break;
+    case DType::f16: quantize_typed<DType::f16>(lane, q, scales, src, hidden, kind, group); break;
+    case DType::f32: quantize_typed<DType::f32>(lane, q, scales, src, hidden, kind, group); break;
     case DType::fp8_e4m3: return;  // already quantised; callers check
   }
-  const int64_t used = num_scales(hidden) * (kind == ScaleKind::f32 ? 4 : 1);
-  const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind));
+  const int64_t used = num_scales(hidden, group) * (kind == ScaleKind::f32 ? 4 : 1);
+  const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));
   for (int64_t i = used + lane; i < total; i += 32) static_cast<uint8_t*>(scales)[i] = 0;
 }
 

@@ -173,12 +173,12 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   checked([&] {
     check_ids(ids);
     format = check_rows(x, o, ids.tokens);
-    check_sms("DispatchOptions", o.num_sms);
-    check_pointer("x.data", x.data, 16);
-    check_pointer("x.scales", x.scales, 16);
-    check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
-    check_pointer("weights", weights, 4);
-    check_pointer("DispatchOptions::device_tokens", o.device_tokens, 4);
+    gpu_.check_sms("DispatchOptions", o.num_sms);
+    gpu_.check_pointer("x.data", x.data, 16);
+    gpu_.check_pointer("x.scales", x.scales, 16);
+    gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+    gpu_.check_pointer("weights", weights, 4);
+    gpu_.check_pointer("DispatchOptions::device_tokens", o.device_tokens, 4);
   });
   Call call(*this, o.stream, o.num_sms, Operation::dispatch);
   const bool exact = o.size == SizePolicy::exact;
@@ -247,9 +247,9 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
   checked([&] {
     check_handle(handle);
     format = check_rows(x, o, handle.data().tokens);
-    check_sms("DispatchOptions", o.num_sms);
-    check_pointer("x.data", x.data, 16);
-    check_pointer("x.scales", x.scales, 16);
+    gpu_.check_sms("DispatchOptions", o.num_sms);
+    gpu_.check_pointer("x.data", x.data, 16);
+    gpu_.check_pointer("x.scales", x.scales, 16);
   });
   Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
   const uint64_t sig =

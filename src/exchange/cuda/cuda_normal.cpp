@@ -13,10 +13,8 @@ namespace switchyard::detail {
 
 namespace {
 
-[[noreturn]] void invalid(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
-
 /// Initial value of every flag: the epoch before the first.
-void set_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
+void set_device_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
   std::vector<uint64_t> lines(static_cast<size_t>(control.flags_bytes()) / 8);
   std::fill(lines.begin(), lines.end(), word);
   check_cuda(cudaMemcpyAsync(base + control.base, lines.data(), lines.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
@@ -114,7 +112,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       initial.epoch = (config.first_epoch - 1) & kEpochMask;
       check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
                  "state");
-      set_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
+      set_device_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
       check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
       const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
       spare_tables_ = std::make_shared<CudaBlock>();
@@ -175,30 +173,6 @@ void CudaNormal::end(const Call& call, int warps) {
   check_cuda(cudaEventRecord(done_, call.stream), "cudaEventRecord");
   last_stream_ = call.stream;
   called_ = true;
-}
-
-void CudaNormal::check_sms(const char* name, int num_sms) const {
-  if (num_sms < 0 || num_sms > gpu_.max_blocks())
-    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " +
-            std::to_string(gpu_.max_blocks()) + "] (multiprocessors of the GPU / ranks on it)");
-}
-
-void CudaNormal::check_pointer(const char* name, const void* p, size_t alignment) const {
-  if (!p) return;
-  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
-    invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
-  if (group_.heap->view().contains(p)) return;
-  cudaPointerAttributes a{};
-  if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
-    (void)cudaGetLastError();
-    a.type = cudaMemoryTypeUnregistered;
-  }
-  if (a.type == cudaMemoryTypeManaged) return;
-  if (a.type != cudaMemoryTypeDevice)
-    invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(gpu_.device()));
-  if (a.device != gpu_.device())
-    invalid(std::string(name) + " lies on GPU " + std::to_string(a.device) + ", this rank's GPU is " +
-            std::to_string(gpu_.device()));
 }
 
 bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const {

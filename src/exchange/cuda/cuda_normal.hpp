@@ -115,8 +115,6 @@ class CudaNormal final : public NormalImpl {
   /// `owner` (a block, a handle) lives as long as the graph.
   template <class Owner>
   static void give_to_graph(const Owner& owner, cudaGraph_t graph);
-  void check_pointer(const char* name, const void* p, size_t alignment) const;
-  void check_sms(const char* name, int num_sms) const;
   ObjectState* state() const { return state_.as<ObjectState>(); }
 
   // cuda_combine.cpp

@@ -9,6 +9,8 @@
 #include <string>
 
 #include "exchange/cuda/cuda_normal.hpp"
+#include "exchange/cuda/low_latency_launch.hpp"
+#include "exchange/exchange_base.hpp"
 #include "heap/cuda/device_guard.hpp"
 #include "switchyard/status.hpp"
 
@@ -100,12 +102,14 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   prepare_plan_kernel(limits_);
   prepare_dispatch_kernel(limits_);
   prepare_combine_kernel();
+  prepare_low_latency_kernels(limits_);
   CallContext ended = context(1, Operation::none);
   ended.abort_word = counters_.as<uint64_t>(kFailedAt);
   DeviceMemory state(sizeof(ObjectState), copies_);
   warm_up_plan_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
   check_cuda(cudaStreamSynchronize(copies_), "first launch of the kernels");
 }
 
@@ -214,6 +218,30 @@ const uint64_t* CudaRank::upload_distances(int slot, const std::vector<uint64_t>
 
 std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConfig& config) {
   return std::make_unique<CudaNormal>(group, *this, config);
+}
+
+void CudaRank::check_sms(const char* name, int num_sms) const {
+  if (num_sms < 0 || num_sms > max_blocks())
+    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks()) +
+            "] (multiprocessors of the GPU / ranks on it)");
+}
+
+void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) const {
+  if (!p) return;
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
+    invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
+  if (heap_.view().contains(p)) return;
+  cudaPointerAttributes a{};
+  if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
+    (void)cudaGetLastError();
+    a.type = cudaMemoryTypeUnregistered;
+  }
+  if (a.type == cudaMemoryTypeManaged) return;
+  if (a.type != cudaMemoryTypeDevice)
+    invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(device()));
+  if (a.device != device())
+    invalid(std::string(name) + " lies on GPU " + std::to_string(a.device) + ", this rank's GPU is " +
+            std::to_string(device()));
 }
 
 namespace {

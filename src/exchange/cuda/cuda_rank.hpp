@@ -56,6 +56,7 @@ class CudaRank final : public DeviceRank {
                                 std::shared_ptr<void>& mapping) override;
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
   std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) override;
+  std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) override;
 
   /// Everything but the epoch of a call.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
@@ -64,6 +65,10 @@ class CudaRank final : public DeviceRank {
   const DeviceLimits& limits() const { return limits_; }
   /// Most blocks of a kernel whose blocks wait for each other.
   int max_blocks() const { return limits_.multiprocessors / ranks_here_; }
+  /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
+  /// `num_sms` is 0 or a grid whose blocks can all run at once.
+  void check_pointer(const char* name, const void* p, size_t alignment) const;
+  void check_sms(const char* name, int num_sms) const;
   SoftFault* device_soft_fault() const { return soft_device_; }
   std::vector<MoveCounter> move_counters() const;
   /// Expires with this object.

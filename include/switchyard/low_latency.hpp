@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Low-latency mode: exchanges of fixed shape for decoding, at most a few hundred tokens per rank.
+///
+/// Notation as in normal.hpp: W ranks, T tokens on this rank (T <= max_tokens, may differ by rank, may be 0), H hidden, K topk,
+/// E experts. R = W * max_tokens rows are kept for each local expert, whatever the routing, so that no count is needed to place
+/// a row, nothing can overflow and every call can be captured in a graph.
+///
+/// dispatch and combine are collective: all ranks make the same calls on an object in the same order; a rank that makes another
+/// call ends all of them with Error(mismatch) or PeerTimeout. Each is one launch. Each can be split: dispatch_send and
+/// combine_send return at once with nothing held, and receive() enqueues the rest; between the two the caller may compute, and
+/// no other call on the object may be made.
+///
+/// CPU: calls are synchronous on the calling thread, a send half does not wait for peers. CUDA: pointers are device memory of
+/// the rank's GPU, rows are aligned to 16 bytes; calls enqueue on `stream` and return; nothing waits for the GPU except
+/// last_call() and destruction; every call can be captured in a graph and replayed. Calls on one object are ordered, also on
+/// different streams (launches of a graph are ordered by their stream only). The blocks of a call wait for each other's peers,
+/// so they must all be resident: two objects whose calls run at the same time must together fit the GPU (num_sms), or be
+/// enqueued in the same order on all ranks.
+///
+/// Errors: as in normal.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "switchyard/normal.hpp"
+
+namespace switchyard {
+
+/// Order of the scales in memory.
+enum class ScaleOrder : uint8_t {
+  row_major = 0,  ///< a scale row of scale_row_bytes(H, kind, group) per row
+  /// Per expert: groups, then rows. float32 [G, R]; UE8M0 with four groups in an int32: [ceil(G / 4), R], missing groups 0.
+  column_major = 1,
+};
+
+/// How often a row crosses the link.
+enum class Sending : uint8_t {
+  per_rank = 0,   ///< once per (token, rank), placed for each of its experts on arrival
+  per_route = 1,  ///< once per (token, expert)
+};
+
+/// Fixed properties of a low-latency object; equal on all ranks.
+struct LowLatencyConfig {
+  int64_t hidden = 0;                 ///< H; rows must be a multiple of 16 bytes for every row type used
+  int num_experts = 0;                ///< E >= 1; need not divide by W
+  int topk = 0;                       ///< K in [1, kMaxTopk]
+  int64_t max_tokens = 0;             ///< largest T on any rank, in [1, 65535]
+  DType row_type = DType::bf16;       ///< of `x` unless it comes quantised, and the widest that is combined: bf16, f16, f32
+  ScaleKind scales = ScaleKind::f32;  ///< rows travel as fp8 e4m3 with these scales; none: as they are
+  int scale_group = kScaleGroup;      ///< channels of a scale: 32, 64 or 128
+  ScaleOrder scale_order = ScaleOrder::row_major;
+  Sending sending = Sending::per_rank;
+  int pieces = 0;            ///< parts of a row that travel on their own, in [1, 16]; 0: one per kPieceColumns channels
+  uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
+};
+
+/// Channels of a piece unless LowLatencyConfig::pieces says otherwise.
+inline constexpr int kPieceColumns = 896;
+
+/// Options of one dispatch.
+struct LowLatencyDispatchOptions {
+  const float* weights = nullptr;  ///< float32 [T, K]: go with the rows, for CombineOrder::per_rank
+  // CUDA only.
+  void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
+  int num_sms = 0;         ///< in [1, those of the GPU / ranks on it]; 0: all
+  /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
+  const int32_t* device_tokens = nullptr;
+};
+
+/// Options of one combine.
+struct LowLatencyCombineOptions {
+  /// per_route: one row back per (token, expert), multiplied and summed by the token's owner. per_rank: summed where the
+  /// experts are, one row back per (token, rank): fewer bytes, one more rounding (docs/concepts/low_latency.md bounds it).
+  CombineOrder order = CombineOrder::per_route;
+  /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed as they are).
+  const float* weights = nullptr;
+  void* stream = nullptr;  ///< CUDA: as in LowLatencyDispatchOptions
+  int num_sms = 0;         ///< CUDA: likewise
+};
+
+namespace detail {
+class LowLatencyImpl;
+struct LowLatencyBlock;
+}  // namespace detail
+
+/// What dispatches deliver, and what combine needs of one. Memory of fixed shape, made once by make_output(), overwritten by
+/// each dispatch into it, private to the rank. Movable; must not outlive its group, nor be destroyed while a call uses it.
+struct LowLatencyOutput {
+  Rows x;                             ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
+  int64_t rows_per_expert = 0;        ///< R
+  int32_t* rows_of_expert = nullptr;  ///< [experts here]; a "masked" grouped GEMM takes it as it is
+  int64_t* source_range = nullptr;    ///< [experts here, W] rows of a source: first << 32 | count; sources ascending
+  /// [experts here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond
+  /// rows_of_expert unspecified, like the rows themselves.
+  int64_t* row_source = nullptr;
+  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
+};
+
+/// Enqueues the receiving half of the call that returned it. Local; use once.
+using ReceiveHook = std::function<void()>;
+
+class LowLatencyExchange {
+ public:
+  /// Collective. \throws Error(invalid_argument) naming the field; Error(heap_exhausted) if the group's heap is too small.
+  LowLatencyExchange(Group& group, const LowLatencyConfig& config);
+  LowLatencyExchange(LowLatencyExchange&&) noexcept;
+  LowLatencyExchange& operator=(LowLatencyExchange&&) noexcept;
+  ~LowLatencyExchange();
+
+  /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local, needs no group.
+  /// docs/concepts/low_latency.md gives the formula.
+  static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
+  /// Heap size for a group whose only object has this config: header and alignment slack included.
+  static size_t heap_bytes_for(const LowLatencyConfig& config, int world);
+
+  /// Local. Allocates; not to be called on the hot path.
+  LowLatencyOutput make_output();
+
+  /// Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the config's
+  /// kind and group. The same expert twice in a token is one row, read twice by combine.
+  void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                const LowLatencyDispatchOptions& options = {});
+  ReceiveHook dispatch_send(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                            const LowLatencyDispatchOptions& options = {});
+
+  /// Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
+  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy, any memory of the rank). A token without a route
+  /// yields +0.
+  void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
+  ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
+                           const LowLatencyCombineOptions& options = {});
+
+  const LowLatencyConfig& config() const noexcept;
+  CallStatistics last_call() const;  ///< local; CUDA: waits for the call
+
+ private:
+  std::unique_ptr<detail::LowLatencyImpl> impl_;
+};
+
+}  // namespace switchyard

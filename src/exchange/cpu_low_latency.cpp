@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency_*.hpp.
+#include "exchange/low_latency_impl.hpp"
+#include "exchange/recycler.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+struct CpuLowLatencyBlock final : LowLatencyBlock {
+  PrivateBuffer memory;
+};
+
+class CpuLowLatency final : public LowLatencyImpl {
+ public:
+  CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
+    checked([&] { heap_offset_ = group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096); });
+    layout_ = low_latency_layout(config, world(), heap_offset_);
+    group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
+    try {
+      epoch_ = (config.first_epoch - 1) & kEpochMask;
+      set_flags(group_.heap->view().base[rank()] + heap_offset_, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
+      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig");
+    } catch (...) {
+      group_.heap->release(heap_offset_);
+      throw;
+    }
+  }
+  ~CpuLowLatency() override { group_.heap->release(heap_offset_); }
+
+  CallStatistics last_call() override { return stats_; }
+
+ private:
+  std::shared_ptr<LowLatencyBlock> allocate_output() override {
+    auto block = std::make_shared<CpuLowLatencyBlock>();
+    block->memory = PrivateBuffer::make(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
+    block->tables = carve_output(block->memory.data.get(), layout_, scales_, rank());
+    return block;
+  }
+
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions&, Halves halves) override {
+    begin(p.call, Operation::dispatch, halves);
+    const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
+    launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
+      if (sends) low_latency_send<A>(w, p);
+      if (receives) low_latency_receive<A>(w, p);
+    });
+    end("dispatch");
+  }
+
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions&, Halves halves) override {
+    begin(p.call, Operation::combine, halves);
+    const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, *p.own_tokens);
+    launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
+      if (sends) low_latency_return<A>(w, p);
+      if (receives) low_latency_sum<A>(w, p);
+    });
+    end("combine");
+  }
+
+  void begin(CallContext& call, Operation operation, Halves halves) {
+    start_ns_ = Cpu::now_ns();
+    const std::vector<MoveCounter> sent = halves == Halves::receive ? group_.moved : std::vector<MoveCounter>();
+    call = group_.begin_call();
+    if (halves == Halves::receive)
+      group_.moved = sent;
+    else
+      epoch_ = (epoch_ + 1) & kEpochMask;
+    call.epoch = epoch_;
+    call.operation = operation;
+  }
+
+  template <class F>
+  void launch(Halves halves, F&& body) {
+    group_.pool.run([&](CpuWarp& w) {
+      if (group_.options.deferred_copies)
+        body.template operator()<CpuDeferred>(w, halves != Halves::receive, halves != Halves::send);
+      else
+        body.template operator()<Cpu>(w, halves != Halves::receive, halves != Halves::send);
+    });
+  }
+
+  void end(const char* operation) {
+    group_.raise_fault(operation, (epoch_ - config.first_epoch + 1) & kEpochMask);
+    stats_ = sum_moved(group_);
+    stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
+  }
+
+  uint64_t epoch_ = 0;  // of the last call
+  uint64_t start_ns_ = 0;
+  size_t heap_offset_ = 0;
+  CallStatistics stats_;
+};
+
+}  // namespace
+
+std::unique_ptr<LowLatencyImpl> make_cpu_low_latency(Group& group, const LowLatencyConfig& config) {
+  return std::make_unique<CpuLowLatency>(group, config);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
+#include <vector>
+
+#include "exchange/cuda/cuda_rank.hpp"
+#include "exchange/cuda/low_latency_launch.hpp"
+#include "exchange/low_latency_impl.hpp"
+#include "heap/cuda/device_guard.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+struct CudaLowLatencyBlock final : LowLatencyBlock {
+  int device = 0;
+  DeviceMemory memory;
+  ~CudaLowLatencyBlock() override {
+    const DeviceGuard guard(device);
+    memory = DeviceMemory();
+  }
+};
+
+class CudaLowLatency final : public LowLatencyImpl {
+ public:
+  CudaLowLatency(Group& group, CudaRank& gpu, const LowLatencyConfig& c) : LowLatencyImpl(group, c), gpu_(gpu) {
+    const DeviceGuard guard(gpu_.device());
+    checked([&] {
+      const int64_t most = low_latency_scratch_limit(gpu_.limits());
+      if (scratch_bytes() > most)
+        invalid("LowLatencyConfig::pieces = " + std::to_string(config.pieces) + ": a piece of " +
+                std::to_string(layout_.piece_columns) + " channels needs " + std::to_string(scratch_bytes()) +
+                " bytes of shared memory in each warp, this GPU has " + std::to_string(most) + "; use more pieces");
+      heap_offset_ = group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096);
+    });
+    layout_ = low_latency_layout(config, world(), heap_offset_);
+    try {
+      checked([&] { initialize(); });
+      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig");
+    } catch (...) {
+      group_.heap->release(heap_offset_);
+      if (done_) cudaEventDestroy(done_);
+      throw;
+    }
+  }
+
+  ~CudaLowLatency() override {
+    try {
+      const DeviceGuard guard(gpu_.device());
+      if (called_) cudaEventSynchronize(done_);
+      cudaEventDestroy(done_);
+      state_ = DeviceMemory();
+    } catch (const Error&) {
+      // Without a context nothing is left to free.
+    }
+    group_.heap->release(heap_offset_);
+  }
+
+  CallStatistics last_call() override {
+    const DeviceGuard guard(gpu_.device());
+    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+    CallStatistics sum;
+    const std::vector<MoveCounter> moved = gpu_.move_counters();
+    for (size_t i = 0; i < moved.size() && i < static_cast<size_t>(last_warps_); ++i) {
+      sum.remote_bytes += moved[i].remote_bytes;
+      sum.local_bytes += moved[i].local_bytes;
+      sum.payload_rows += moved[i].rows;
+    }
+    return sum;
+  }
+
+ private:
+  void initialize() {
+    state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
+    const LowLatencyState initial{(config.first_epoch - 1) & kEpochMask, 0};
+    const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
+    std::byte* flags = group_.heap->view().base[rank()] + heap_offset_;
+    check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
+               "state");
+    check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, gpu_.copy_stream()), "flags");
+    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "flags");
+    check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+  }
+
+  std::shared_ptr<LowLatencyBlock> allocate_output() override {
+    const DeviceGuard guard(gpu_.device());
+    auto block = std::make_shared<CudaLowLatencyBlock>();
+    block->device = gpu_.device();
+    const LowLatencyTables sizes = carve_output(nullptr, layout_, scales_, rank());
+    block->memory = DeviceMemory(static_cast<size_t>(sizes.bytes), gpu_.copy_stream());
+    block->tables = carve_output(block->memory.as<std::byte>(), layout_, scales_, rank());
+    return block;
+  }
+
+  void check_pointer(const char* name, const void* p, size_t alignment) const override {
+    gpu_.check_pointer(name, p, alignment);
+  }
+  void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
+
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+    enqueue(o.stream, o.num_sms, Operation::dispatch, p.call, [&](int blocks, cudaStream_t stream) {
+      launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens}, launched(halves),
+                         scratch_bytes(), blocks, gpu_.limits(), stream);
+    });
+  }
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
+    enqueue(o.stream, o.num_sms, Operation::combine, p.call, [&](int blocks, cudaStream_t stream) {
+      launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), scratch_bytes(), blocks,
+                         gpu_.limits(), stream);
+    });
+  }
+  static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
+
+  /// Orders the launch after this object's last one, unless it is captured: then its user does.
+  template <class Launch>
+  void enqueue(void* given, int num_sms, Operation operation, CallContext& context, Launch&& launch) {
+    const DeviceGuard guard(gpu_.device());
+    auto* stream = static_cast<cudaStream_t>(given);
+    const int blocks = num_sms > 0 ? num_sms : gpu_.max_blocks();
+    context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (stream) check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+    const bool captured = status == cudaStreamCaptureStatusActive;
+    checked([&] {
+      if (captured)
+        gpu_.note_capture();
+      else if (called_ && last_stream_ != stream)
+        check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
+      launch(blocks, stream);
+      last_warps_ = blocks * kLowLatencyWarps;
+      if (captured) return;
+      check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
+      last_stream_ = stream;
+      called_ = true;
+    });
+  }
+
+  CudaRank& gpu_;
+  size_t heap_offset_ = 0;
+  DeviceMemory state_;
+  cudaEvent_t done_ = nullptr;  // after the last call that was not captured
+  cudaStream_t last_stream_ = nullptr;
+  bool called_ = false;
+  int last_warps_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<LowLatencyImpl> CudaRank::make_low_latency(Group& group, const LowLatencyConfig& config) {
+  return std::make_unique<CudaLowLatency>(group, *this, config);
+}
+
+}  // namespace switchyard::detail

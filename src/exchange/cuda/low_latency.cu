@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode as kernels: protocol/low_latency_*.hpp over blocks of one multiprocessor each.
+//
+// Progress: all warps of a rank send before they wait, and wait for remote sends only. All blocks of a launch that receives
+// must be able to run at the same time, because a block that has not begun has not sent: the launcher keeps the grid to one
+// block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "exchange/cuda/kernel_frame.cuh"
+#include "exchange/cuda/low_latency_launch.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr uint32_t kStageBytes = 2048;
+
+/// All threads of a block, first thing: waits for the kernel before, and completes `call` with the epoch. The last block to
+/// read the epoch of a call that ends with this launch advances it. False if the group has failed.
+__device__ bool begin_low_latency(const CallContext& given, LowLatencyState* state, bool ends_call, CallContext& call) {
+  uint64_t abort = 0, epoch = 0;
+  if (threadIdx.x == 0) {
+    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
+    epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
+    call.epoch = epoch;
+    if (ends_call && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
+      state->readers = 0;
+      state->epoch = epoch;
+    }
+    if (abort != 0 && given.operation != Operation::none && ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) == 0) {
+      FaultRecord fault;
+      fault.operation = given.operation;
+      fault.aborted = true;
+      fault.seen_abort = abort;
+      fault.epoch = epoch;
+      fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
+      *given.fault = fault;
+      ptx::store_release<Scope::system>(&given.fault->ready, 1);
+    }
+  }
+  return !__syncthreads_or(abort != 0);
+}
+
+__global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
+    low_latency_dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch given, const __grid_constant__ CudaShape shape,
+                                const LaunchedHalves halves) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(LowLatencyDispatchParams)];
+  auto& p = *reinterpret_cast<LowLatencyDispatchParams*>(params);
+  launch_dependents();
+  copy_to_shared(given.d, p);
+  __syncthreads();
+  wait_for_previous();
+  if (!begin_low_latency(given.d.call, given.state, halves.receive, p.call)) return;
+  if (given.device_tokens != nullptr && threadIdx.x == 0) {
+    const int64_t tokens = *given.device_tokens;
+    p.tokens = tokens < 0 ? 0 : tokens < given.d.tokens ? tokens : given.d.tokens;
+  }
+  __syncthreads();
+  CudaWarp w(dynamic_shared, shape);
+  if (halves.send) low_latency_send<Cuda>(w, p);
+  if (halves.receive) (void)low_latency_receive<Cuda>(w, p);
+  Cuda::settle(w);
+}
+
+__global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
+    low_latency_combine_kernel(const __grid_constant__ CudaLowLatencyCombine given, const __grid_constant__ CudaShape shape,
+                               const LaunchedHalves halves) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(LowLatencyCombineParams)];
+  auto& p = *reinterpret_cast<LowLatencyCombineParams*>(params);
+  launch_dependents();
+  copy_to_shared(given.c, p);
+  __syncthreads();
+  wait_for_previous();
+  if (!begin_low_latency(given.c.call, given.state, halves.receive, p.call)) return;
+  CudaWarp w(dynamic_shared, shape);
+  if (halves.send) low_latency_return<Cuda>(w, p);
+  if (halves.receive) (void)low_latency_sum<Cuda>(w, p);
+  Cuda::settle(w);
+}
+
+CudaShape shape_of(int64_t scratch_bytes) {
+  return {kLowLatencyWarps, 1, kStageBytes, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
+}
+
+/// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
+template <class Kernel, class Params>
+void launch(const char* name, Kernel kernel, const Params& params, const CudaShape& shape, LaunchedHalves halves, int blocks,
+            const DeviceLimits& limits, cudaStream_t stream) {
+  cudaLaunchAttribute dependent{};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kLowLatencyWarps * kLanes);
+  config.dynamicSmemBytes = shape.shared_bytes();
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = limits.dependent_launches ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, params, shape, halves), name);
+}
+
+}  // namespace
+
+int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
+  const auto room = static_cast<int64_t>(limits.shared_bytes) - 2048 - shape_of(0).shared_bytes();  // 2048: parameters
+  return room / kLowLatencyWarps / 16 * 16;
+}
+
+void prepare_low_latency_kernels(const DeviceLimits& limits) {
+  static_assert(sizeof(LowLatencyDispatchParams) <= 2048 && sizeof(LowLatencyCombineParams) <= 2048);
+  const int most = static_cast<int>(shape_of(low_latency_scratch_limit(limits)).shared_bytes());
+  allow_shared(low_latency_dispatch_kernel, most);
+  allow_shared(low_latency_combine_kernel, most);
+}
+
+void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
+                                 cudaStream_t stream) {
+  CudaLowLatencyDispatch d;
+  d.d.call = call;
+  d.state = state;
+  launch_low_latency(d, {true, false}, 0, limits.multiprocessors, limits, stream);
+  CudaLowLatencyCombine c;
+  c.c.call = call;
+  c.state = state;
+  launch_low_latency(c, {true, false}, 0, limits.multiprocessors, limits, stream);
+}
+
+void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+                        const DeviceLimits& limits, cudaStream_t stream) {
+  launch("low-latency dispatch kernel", low_latency_dispatch_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
+         stream);
+}
+void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+                        const DeviceLimits& limits, cudaStream_t stream) {
+  launch("low-latency combine kernel", low_latency_combine_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
+         stream);
+}
+
+}  // namespace switchyard::detail

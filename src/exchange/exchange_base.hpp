@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the exchange objects of all modes and backends share: argument checks, telling the peers of a failure, agreement at
+// construction.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "exchange/group_impl.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 1;
+
+/// Throw Error(invalid_argument) with a text that names the argument, what was given and what is allowed.
+[[noreturn]] void invalid(const std::string& text);
+void check_range(const char* name, int64_t value, int64_t low, int64_t high);
+/// Bytes of a row; they must be a multiple of 16.
+int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
+const char* name_of(DType type);
+
+uint64_t mix_hash(uint64_t hash, uint64_t value);
+
+class ExchangeBase {
+ protected:
+  explicit ExchangeBase(Group& group) : group_(group.impl()) {}
+  int rank() const { return group_.bootstrap->rank(); }
+  int world() const { return group_.bootstrap->world(); }
+
+  /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and
+  /// configurations; `object` and `config` name them in errors.
+  void agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config);
+
+  /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
+  template <class F>
+  void checked(F&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      group_.post_abort(static_cast<int>(error.code()), 255);
+      throw;
+    } catch (...) {
+      group_.post_abort(static_cast<int>(ErrorCode::system), 255);
+      throw;
+    }
+  }
+
+  Group::Impl& group_;
+};
+
+/// CPU: sums of the counters that the warps of a call left in the group.
+CallStatistics sum_moved(const Group::Impl& group);
+/// Sets every `stride` bytes of [base, base + bytes) to `word`: the initial value of flags.
+void set_flags(std::byte* base, int64_t bytes, int64_t stride, uint64_t word);
+
+}  // namespace switchyard::detail

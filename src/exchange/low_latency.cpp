@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode: the public facade, what follows from a configuration alone, and what all backends check and fill in.
+#include "switchyard/low_latency.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "exchange/device_rank.hpp"
+#include "exchange/low_latency_impl.hpp"
+
+namespace switchyard {
+
+using namespace detail;
+
+namespace detail {
+
+namespace {
+
+constexpr int64_t kColumnUnit = 128;  // pieces begin at whole scale groups and at 16 bytes
+
+DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
+
+int64_t element_bytes_of_scale(ScaleKind kind) { return kind == ScaleKind::ue8m0 ? 1 : 4; }
+
+}  // namespace
+
+void check_config(const LowLatencyConfig& c, int world) {
+  check_range("world", world, 1, kMaxRanks);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, int64_t{1} << 20);
+  check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
+  check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
+  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, 65535);
+  check_range("LowLatencyConfig::row_type", static_cast<int64_t>(c.row_type), 0, 2);
+  check_range("LowLatencyConfig::scales", static_cast<int64_t>(c.scales), 0, 2);
+  check_range("LowLatencyConfig::scale_order", static_cast<int64_t>(c.scale_order), 0, 1);
+  check_range("LowLatencyConfig::sending", static_cast<int64_t>(c.sending), 0, 1);
+  check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
+  if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
+    invalid("LowLatencyConfig::scale_group = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
+  checked_row_bytes("LowLatencyConfig", c.hidden, c.row_type);
+  checked_row_bytes("LowLatencyConfig (rows as they are sent)", c.hidden, sent_type(c));
+  const int64_t rows = c.max_tokens * world * ExpertMap{c.num_experts, world}.max_count();
+  check_range("experts per rank * world * max_tokens (rows of an output)", rows, 1, int64_t{1} << 30);
+}
+
+LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64_t base) {
+  LowLatencyLayout l;
+  l.base = base;
+  l.map = ExpertMap{c.num_experts, world};
+  l.topk = c.topk;
+  l.entries = c.sending == Sending::per_rank ? c.topk : 1;
+  l.max_tokens = c.max_tokens;
+  l.hidden = c.hidden;
+  l.payload_bytes = c.hidden * static_cast<int64_t>(dtype_bytes(sent_type(c)));
+  if (c.scales != ScaleKind::none) l.scale_bytes = num_scales(c.hidden, c.scale_group) * element_bytes_of_scale(c.scales);
+  l.return_bytes = c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type));
+  const int64_t wanted =
+      c.pieces > 0 ? c.pieces : std::min<int64_t>(kMaxPieces, (c.hidden + kPieceColumns - 1) / kPieceColumns);
+  l.piece_columns = round_up((c.hidden + wanted - 1) / wanted, kColumnUnit);
+  l.pieces = static_cast<int>((c.hidden + l.piece_columns - 1) / l.piece_columns);
+  return l;
+}
+
+ScalePlace scale_place(const LowLatencyConfig& c, int world) {
+  ScalePlace s;
+  s.column_major = c.scale_order == ScaleOrder::column_major;
+  s.rows_per_expert = c.max_tokens * world;
+  if (c.scales == ScaleKind::none) return s;
+  s.element_bytes = static_cast<int>(element_bytes_of_scale(c.scales));
+  s.groups = num_scales(c.hidden, c.scale_group);
+  s.row_bytes = static_cast<int64_t>(scale_row_bytes(c.hidden, c.scales, c.scale_group));
+  return s;
+}
+
+uint64_t config_hash(const LowLatencyConfig& c) {
+  uint64_t h = 2;
+  for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.row_type),
+                          static_cast<int64_t>(c.scales), int64_t{c.scale_group}, static_cast<int64_t>(c.scale_order),
+                          static_cast<int64_t>(c.sending), int64_t{c.pieces}, static_cast<int64_t>(c.first_epoch)})
+    h = mix_hash(h, static_cast<uint64_t>(v));
+  return h;
+}
+
+LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const ScalePlace& scales, int rank) {
+  LowLatencyTables t;
+  const int64_t experts = l.map.count(rank), rows = experts * l.rows_per_expert();
+  const auto take = [&](int64_t bytes) {
+    std::byte* at = base ? base + t.bytes : nullptr;
+    t.bytes += round_up(std::max<int64_t>(bytes, 1), 256);
+    return at;
+  };
+  t.rows = take(rows * l.payload_bytes);
+  t.scales = take(experts * scales.bytes_per_expert());
+  t.rows_of_expert = reinterpret_cast<int32_t*>(take(experts * 4));
+  t.source_range = reinterpret_cast<int64_t*>(take(experts * l.world() * 8));
+  t.row_source = reinterpret_cast<int64_t*>(take(rows * 8));
+  t.routes = reinterpret_cast<LowLatencyRoute*>(
+      take(l.world() * l.max_tokens * l.topk * static_cast<int64_t>(sizeof(LowLatencyRoute))));
+  t.source_tokens = reinterpret_cast<int64_t*>(take(int64_t{l.world()} * 8));
+  t.own_ids = reinterpret_cast<int32_t*>(take(l.max_tokens * l.topk * 4));
+  t.own_weights = reinterpret_cast<float*>(take(l.max_tokens * l.topk * 4));
+  t.own_tokens = reinterpret_cast<int64_t*>(take(8));
+  return t;
+}
+
+LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {
+  group_.check_usable("LowLatencyExchange");
+  checked([&] { check_config(config, world()); });
+  layout_ = low_latency_layout(config, world(), 0);
+  scales_ = scale_place(config, world());
+}
+
+int64_t LowLatencyImpl::scratch_bytes() const {
+  const auto widest = static_cast<int64_t>(dtype_bytes(config.row_type));
+  return round_up(layout_.piece_columns * widest, 128) + round_up(layout_.piece_columns / config.scale_group * 4 + 16, 128);
+}
+
+LowLatencyOutput LowLatencyImpl::make_output() {
+  auto block = allocate_output();
+  block->config_hash = hash();
+  block->rank = rank();
+  block->world = world();
+  const LowLatencyTables& t = block->tables;
+  LowLatencyOutput o;
+  o.rows_per_expert = layout_.rows_per_expert();
+  const bool scaled = config.scales != ScaleKind::none;
+  o.x = Rows{t.rows,
+             layout_.map.count(rank()) * o.rows_per_expert,
+             config.hidden,
+             sent_type(config),
+             scaled ? t.scales : nullptr,
+             config.scales};
+  o.rows_of_expert = t.rows_of_expert;
+  o.source_range = t.source_range;
+  o.row_source = t.row_source;
+  o.block = std::move(block);
+  return o;
+}
+
+void LowLatencyImpl::check_idle(const char* operation) const {
+  if (pending_ == Pending::none) return;
+  invalid(std::string(operation) + ": the " + (pending_ == Pending::dispatch ? "dispatch" : "combine") +
+          " sent before has not been received; call its hook first");
+}
+
+void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
+  if (!o.block) invalid("output is empty: make it with make_output()");
+  if (o.block->config_hash != hash() || o.block->rank != rank() || o.block->world != world())
+    invalid("output was made by rank " + std::to_string(o.block->rank) + " of " + std::to_string(o.block->world) +
+            " with its own LowLatencyConfig; this is rank " + std::to_string(rank()) + " of " + std::to_string(world()) +
+            (o.block->config_hash == hash() ? "" : ", with another one"));
+}
+
+void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                                    const LowLatencyDispatchOptions& o) const {
+  check_idle("dispatch");
+  check_output(output);
+  if (ids.topk != config.topk)
+    invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
+  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
+  if (!ids.data && ids.tokens > 0) invalid("ids.data is null");
+  if (x.rows != ids.tokens)
+    invalid("x.rows = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
+  if (x.cols != config.hidden)
+    invalid("x.cols = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+  if (!x.data && x.rows > 0) invalid("x.data is null");
+  const bool fp8 = x.dtype == DType::fp8_e4m3 && config.scales != ScaleKind::none;
+  if (x.dtype != config.row_type && !fp8)
+    invalid(std::string("x.dtype = ") + name_of(x.dtype) + ": must be LowLatencyConfig::row_type, " + name_of(config.row_type) +
+            (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+  if (fp8 && x.scale_kind != config.scales)
+    invalid("x.scale_kind = " + std::to_string(static_cast<int>(x.scale_kind)) + ": must be LowLatencyConfig::scales, " +
+            std::to_string(static_cast<int>(config.scales)));
+  if (fp8 && !x.scales && x.rows > 0) invalid("x.scales is null: fp8 rows need scales");
+  if (!fp8 && x.scale_kind != ScaleKind::none)
+    invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
+  check_sms("LowLatencyDispatchOptions", o.num_sms);
+  check_pointer("x.data", x.data, 16);
+  check_pointer("x.scales", x.scales, 16);
+  check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+  check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4);
+  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4);
+}
+
+void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
+                                   const LowLatencyCombineOptions& o) const {
+  check_idle("combine");
+  check_output(output);
+  if (output.block->tokens < 0) invalid("output: no dispatch has filled it");
+  if (y.dtype == DType::fp8_e4m3)
+    throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
+  check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
+  if (dtype_bytes(y.dtype) > dtype_bytes(config.row_type))
+    invalid(std::string("y.dtype = ") + name_of(y.dtype) + ": wider than LowLatencyConfig::row_type, " +
+            name_of(config.row_type) + ", which sizes the memory");
+  if (y.rows != output.x.rows)
+    invalid("y.rows = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
+  if (y.cols != config.hidden)
+    invalid("y.cols = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+  checked_row_bytes("y", config.hidden, y.dtype);
+  if (!y.data && y.rows > 0) invalid("y.data is null");
+  if (!out && output.block->tokens > 0) invalid("out is null");
+  check_range("LowLatencyCombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
+  if (o.weights && o.order == CombineOrder::per_rank)
+    throw Error(ErrorCode::unsupported,
+                "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
+                "pass them to dispatch or use per_route");
+  check_sms("LowLatencyCombineOptions", o.num_sms);
+  check_pointer("y.data", y.data, 16);
+  check_pointer("out", out, 16);
+  check_pointer("LowLatencyCombineOptions::weights", o.weights, 4);
+}
+
+void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                              const LowLatencyDispatchOptions& o, bool split) {
+  group_.check_usable("dispatch");
+  checked([&] { check_dispatch(x, ids, output, o); });
+  const LowLatencyTables& t = output.block->tables;
+  LowLatencyDispatchParams p;
+  p.layout = layout_;
+  p.x = static_cast<const std::byte*>(x.data);
+  p.scales = static_cast<const std::byte*>(x.scales);
+  p.tokens = ids.tokens;
+  p.src_row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(x.dtype));
+  p.src_scale_bytes = scales_.row_bytes;
+  p.src_type = x.dtype;
+  p.quantize = x.dtype == DType::fp8_e4m3 ? ScaleKind::none : config.scales;
+  p.scale_group = config.scale_group;
+  p.scale_element_bytes = scales_.element_bytes;
+  p.ids = IdReader{ids.data, ids.is_int64, config.num_experts};
+  p.weights = o.weights;
+  p.own_ids = t.own_ids;
+  p.own_weights = t.own_weights;
+  p.own_tokens = t.own_tokens;
+  p.rows = t.rows;
+  p.out_scales = t.scales;
+  p.scale_place = scales_;
+  p.rows_of_expert = t.rows_of_expert;
+  p.source_range = t.source_range;
+  p.row_source = t.row_source;
+  p.routes = t.routes;
+  p.source_tokens = t.source_tokens;
+  output.block->tokens = ids.tokens;
+  run(p, o, split ? Halves::send : Halves::both);
+  if (!split) return;
+  pending_ = Pending::dispatch;
+  pending_dispatch_ = p;
+  dispatch_options_ = o;
+}
+
+void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& o,
+                             bool split) {
+  group_.check_usable("combine");
+  checked([&] { check_combine(y, output, out, o); });
+  const LowLatencyTables& t = output.block->tables;
+  LowLatencyCombineParams p;
+  p.layout = layout_;
+  p.order = o.order;
+  p.type = y.dtype;
+  p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  p.y = static_cast<const std::byte*>(y.data);
+  p.rows_of_expert = t.rows_of_expert;
+  p.row_source = t.row_source;
+  p.routes = t.routes;
+  p.source_tokens = t.source_tokens;
+  p.own_tokens = t.own_tokens;
+  p.own_ids = t.own_ids;
+  p.weights = o.weights ? o.weights : t.own_weights;
+  p.out = static_cast<std::byte*>(out);
+  run(p, o, split ? Halves::send : Halves::both);
+  if (!split) return;
+  pending_ = Pending::combine;
+  pending_combine_ = p;
+  combine_options_ = o;
+}
+
+ReceiveHook LowLatencyImpl::receive_hook() {
+  return [this, call = ++split_calls_] { receive(call); };
+}
+
+void LowLatencyImpl::receive(uint64_t call) {
+  group_.check_usable("receive");
+  checked([&] {
+    if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
+  });
+  const Pending what = std::exchange(pending_, Pending::none);
+  if (what == Pending::dispatch)
+    run(pending_dispatch_, dispatch_options_, Halves::receive);
+  else
+    run(pending_combine_, combine_options_, Halves::receive);
+}
+
+}  // namespace detail
+
+LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
+    : impl_(group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config)) {}
+LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
+LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&&) noexcept = default;
+LowLatencyExchange::~LowLatencyExchange() = default;
+
+MemoryRequirement LowLatencyExchange::memory_required(const LowLatencyConfig& config, int world) {
+  check_config(config, world);
+  const LowLatencyLayout layout = low_latency_layout(config, world, 0);
+  MemoryRequirement need;
+  need.control_bytes = static_cast<size_t>(layout.flags_bytes());
+  need.pool_bytes = static_cast<size_t>(layout.staging_bytes());
+  return need;
+}
+
+size_t LowLatencyExchange::heap_bytes_for(const LowLatencyConfig& config, int world) {
+  return memory_required(config, world).total() + kHeapHeaderBytes + 4096;
+}
+
+LowLatencyOutput LowLatencyExchange::make_output() { return impl_->make_output(); }
+
+void LowLatencyExchange::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                                  const LowLatencyDispatchOptions& options) {
+  impl_->dispatch(x, ids, output, options, false);
+}
+ReceiveHook LowLatencyExchange::dispatch_send(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                                              const LowLatencyDispatchOptions& options) {
+  impl_->dispatch(x, ids, output, options, true);
+  return impl_->receive_hook();
+}
+
+void LowLatencyExchange::combine(const ConstRows& y, const LowLatencyOutput& output, void* out,
+                                 const LowLatencyCombineOptions& options) {
+  impl_->combine(y, output, out, options, false);
+}
+ReceiveHook LowLatencyExchange::combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
+                                             const LowLatencyCombineOptions& options) {
+  impl_->combine(y, output, out, options, true);
+  return impl_->receive_hook();
+}
+
+const LowLatencyConfig& LowLatencyExchange::config() const noexcept { return impl_->config; }
+CallStatistics LowLatencyExchange::last_call() const { return impl_->last_call(); }
+
+}  // namespace switchyard

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backends of low-latency mode share: the virtual interface behind LowLatencyExchange, its checks, and what its
+// parameters and outputs are.
+#pragma once
+
+#include <memory>
+
+#include "exchange/exchange_base.hpp"
+#include "layout/low_latency.hpp"
+#include "protocol/low_latency_combine.hpp"
+#include "protocol/low_latency_dispatch.hpp"
+#include "switchyard/low_latency.hpp"
+
+namespace switchyard::detail {
+
+/// Throws invalid_argument naming the field.
+void check_config(const LowLatencyConfig& config, int world);
+LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
+ScalePlace scale_place(const LowLatencyConfig& config, int world);
+uint64_t config_hash(const LowLatencyConfig& config);
+
+/// Parts of an output's memory.
+struct LowLatencyTables {
+  std::byte* rows = nullptr;
+  std::byte* scales = nullptr;
+  int32_t* rows_of_expert = nullptr;
+  int64_t* source_range = nullptr;
+  int64_t* row_source = nullptr;
+  LowLatencyRoute* routes = nullptr;
+  int64_t* source_tokens = nullptr;
+  int32_t* own_ids = nullptr;
+  float* own_weights = nullptr;
+  int64_t* own_tokens = nullptr;
+  int64_t bytes = 0;
+};
+/// Carves `base`, or only counts the bytes if it is null.
+LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank);
+
+/// Memory of an output; a backend derives what frees it.
+struct LowLatencyBlock {
+  LowLatencyBlock() = default;
+  LowLatencyBlock(const LowLatencyBlock&) = delete;
+  LowLatencyBlock& operator=(const LowLatencyBlock&) = delete;
+  virtual ~LowLatencyBlock() = default;
+  LowLatencyTables tables;
+  uint64_t config_hash = 0;
+  int rank = 0, world = 0;
+  int64_t tokens = -1;  ///< of the last dispatch, on CUDA their bound; -1: none yet
+};
+
+class LowLatencyImpl : protected ExchangeBase {
+ public:
+  virtual ~LowLatencyImpl() = default;
+  LowLatencyImpl(const LowLatencyImpl&) = delete;
+  LowLatencyImpl& operator=(const LowLatencyImpl&) = delete;
+
+  LowLatencyOutput make_output();
+  /// `split`: only the sending half; a receive() must follow.
+  void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
+                bool split);
+  void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
+               bool split);
+  /// The hook of the last split call.
+  ReceiveHook receive_hook();
+  virtual CallStatistics last_call() = 0;
+
+  const LowLatencyConfig config;
+
+ protected:
+  LowLatencyImpl(Group& group, const LowLatencyConfig& c);
+
+  enum class Halves { both, send, receive };
+  /// Everything but the call context has been filled in and checked.
+  virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, Halves halves) = 0;
+  virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, Halves halves) = 0;
+  virtual std::shared_ptr<LowLatencyBlock> allocate_output() = 0;
+  /// Backends that know about memory check addresses here. `alignment` in bytes.
+  virtual void check_pointer(const char*, const void*, size_t) const {}
+  virtual void check_sms(const char*, int) const {}
+  /// Bytes of scratch that a warp needs.
+  int64_t scratch_bytes() const;
+  uint64_t hash() const { return config_hash(config); }
+
+  LowLatencyLayout layout_;
+  ScalePlace scales_;
+
+ private:
+  void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                      const LowLatencyDispatchOptions& options) const;
+  void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
+                     const LowLatencyCombineOptions& options) const;
+  void check_output(const LowLatencyOutput& output) const;
+  void check_idle(const char* operation) const;
+  void receive(uint64_t call);
+
+  // A split call that has not been received.
+  enum class Pending { none, dispatch, combine };
+  Pending pending_ = Pending::none;
+  uint64_t split_calls_ = 0;
+  LowLatencyDispatchParams pending_dispatch_;
+  LowLatencyCombineParams pending_combine_;
+  LowLatencyDispatchOptions dispatch_options_;
+  LowLatencyCombineOptions combine_options_;
+};
+
+std::unique_ptr<LowLatencyImpl> make_cpu_low_latency(Group& group, const LowLatencyConfig& config);
+
+}  // namespace switchyard::detail

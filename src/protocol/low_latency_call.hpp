@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// What dispatch and combine of low-latency mode share: entering a call, and the loops over pieces.
+//
+// | flag         | written by | read by      | order           | scope  | reuse                                    |
+// | call_header  | each rank  | all ranks    | release/acquire | system | epoch; two sets by parity of the call    |
+//
+// Every rank tells all peers that it has entered call n before it waits for anything in it, and leaves n only after all peers
+// have told it the same. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the other set.
+#pragma once
+
+#include "layout/low_latency.hpp"
+#include "protocol/wait.hpp"
+
+namespace switchyard::detail {
+
+/// Number of a warp in its rank such that neighbours are on different multiprocessors.
+template <class Warp>
+SWITCHYARD_FN int64_t spread_index(const Warp& w) {
+  return int64_t{w.warp()} * w.num_blocks() + w.block();
+}
+
+/// Kind of a call in its header word: 0 dispatch; 1 + order, and the row type, for combine. Seven bits.
+SWITCHYARD_FN inline uint64_t low_latency_kind(bool combine, int order, int type) {
+  return combine ? static_cast<uint64_t>(1 + order + 4 * type) : 0;
+}
+inline constexpr int kHeaderTokenBits = 16;
+
+/// One warp of the rank: tells all ranks that this one has entered the call.
+template <class A>
+SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, int64_t tokens,
+                              uint64_t kind) {
+  const uint64_t value = (kind << kHeaderTokenBits) | static_cast<uint64_t>(tokens);
+  A::template publish_to<Scope::system>(
+      w, call.world(), [&](int r) { return call.heap.at(r, layout.header(call.epoch, call.rank())); },
+      flag_word(call.epoch, value), Site::call_header);
+}
+
+/// Every warp: waits until all ranks have entered the same call.
+template <class A>
+SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, uint64_t kind) {
+  const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
+  if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; })) return false;
+  for (int r = 0; r < call.world(); ++r) {
+    if (flag_value(*header(r)) >> kHeaderTokenBits == kind) continue;
+    FaultRecord fault;
+    fault.site = Site::call_header;
+    fault.mismatch = true;
+    fault.awaited_rank = r;
+    record_fault<A>(w, call, fault);
+    return false;
+  }
+  return true;
+}
+
+/// T of rank r in a dispatch, after wait_entered.
+SWITCHYARD_FN inline int64_t tokens_of(const CallContext& call, const LowLatencyLayout& layout, int r) {
+  const uint64_t word = *call.heap.local(layout.header(call.epoch, r));
+  return static_cast<int64_t>(flag_value(word) & ((uint64_t{1} << kHeaderTokenBits) - 1));
+}
+
+/// The user's ids, of either width; -1 for what is no expert.
+struct IdReader {
+  const void* ids = nullptr;
+  bool is_int64 = false;
+  int32_t experts = 0;
+
+  SWITCHYARD_FN int32_t operator()(int64_t f) const {
+    const int64_t id = is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
+    return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1;
+  }
+  /// True if route f, of a token whose first route is `begin`, is the first with its expert, and has one.
+  SWITCHYARD_FN bool is_first(int64_t begin, int64_t f) const {
+    const int32_t id = (*this)(f);
+    bool first = id >= 0;
+    for (int64_t g = begin; g < f; ++g) first = first && (*this)(g) != id;
+    return first;
+  }
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency combine: rows, or sums of a rank's rows, are pushed to a slot of their token at its owner, which sums them as
+// they arrive.
+//
+// | flag     | written by                | read by       | order           | scope  | reuse                                 |
+// | returned | a warp of an expert's rank | owner's warps | release/acquire | system | epoch; two sets by parity of the call |
+//
+// Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read in the call in which it was written
+// only. Progress: all warps send before they wait, and what they wait for are remote sends.
+#pragma once
+
+#include "protocol/low_latency_call.hpp"
+
+namespace switchyard::detail {
+
+/// Trivially copyable. Pointers are to this rank's private memory.
+struct LowLatencyCombineParams {
+  CallContext call;
+  LowLatencyLayout layout;
+  CombineOrder order = CombineOrder::per_route;
+  DType type = DType::bf16;
+  int64_t row_bytes = 0;  ///< of y and out
+
+  // What goes back.
+  const std::byte* y = nullptr;
+  const int32_t* rows_of_expert = nullptr;
+  const int64_t* row_source = nullptr;
+  const LowLatencyRoute* routes = nullptr;
+  const int64_t* source_tokens = nullptr;  ///< [W]
+
+  // What comes back.
+  const int64_t* own_tokens = nullptr;  ///< [1]
+  const int32_t* own_ids = nullptr;
+  const float* weights = nullptr;  ///< per_route: [T * K]
+
+  std::byte* out = nullptr;
+
+  SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(true, static_cast<int>(order), static_cast<int>(type)); }
+};
+
+/// Tells the owner of token t that a piece lies in its slot. Settles.
+template <class A>
+SWITCHYARD_FN void release_returned(typename A::Warp& w, const LowLatencyCombineParams& p, int owner, int64_t t, int slot,
+                                    int piece) {
+  A::settle(w);
+  A::template store_release<Scope::system>(w, p.call.heap.at(owner, p.layout.returned(p.call.epoch, t, slot, piece)),
+                                           p.call.word(), Site::returned);
+}
+
+SWITCHYARD_FN inline void add_moved(const LowLatencyCombineParams& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
+  (owner == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
+  if (piece == 0) ++moved.rows;
+}
+
+/// per_route: every row that dispatch delivered goes back as it is.
+template <class A>
+SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParams& p, MoveCounter& moved) {
+  const LowLatencyLayout& l = p.layout;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  const int experts = l.map.count(p.call.rank());
+  int64_t most = 0;
+  for (int e = 0; e < experts; ++e) most = p.rows_of_expert[e] > most ? p.rows_of_expert[e] : most;
+  for (int64_t i = spread_index(w); i < most * experts * l.pieces; i += w.total()) {
+    const int piece = static_cast<int>(i % l.pieces);
+    const int64_t r = i / l.pieces / experts, e = i / l.pieces % experts;
+    if (r >= p.rows_of_expert[e]) continue;
+    const int64_t row = e * l.rows_per_expert() + r, from = p.row_source[row];
+    const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
+    const auto t = static_cast<int64_t>(from & 0xffffffff);
+    const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    A::copy(w, p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at, p.y + row * p.row_bytes + at,
+            static_cast<size_t>(bytes));
+    add_moved(p, owner, piece, bytes, moved);
+    release_returned<A>(w, p, owner, t, k, piece);
+  }
+}
+
+/// per_rank: the rows of a token here are summed, and one goes back.
+template <class A>
+SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParams& p, MoveCounter& moved) {
+  const LowLatencyLayout& l = p.layout;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  const int world = p.call.world();
+  int64_t most = 0;
+  for (int s = 0; s < world; ++s) most = p.source_tokens[s] > most ? p.source_tokens[s] : most;
+  for (int64_t i = spread_index(w); i < most * world * l.pieces; i += w.total()) {
+    const int piece = static_cast<int>(i % l.pieces);
+    const int64_t t = i / l.pieces / world;
+    const int owner = static_cast<int>((i / l.pieces + p.call.rank()) % world);
+    if (t >= p.source_tokens[owner]) continue;
+    const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
+    if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
+    const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    A::drain_sources(w);  // the sum before may still be on its way
+    const ReduceSpec sum{w.scratch(), nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece)};
+    A::reduce_rows_from(
+        w, sum, l.topk, true,
+        [&](int k) -> const void* { return routes[k].row >= 0 ? p.y + routes[k].row * p.row_bytes + at : nullptr; },
+        [&](int k) { return routes[k].weight; });
+    A::settle(w);
+    A::copy(w, p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at, w.scratch(),
+            static_cast<size_t>(bytes));
+    add_moved(p, owner, piece, bytes, moved);
+    release_returned<A>(w, p, owner, t, p.call.rank(), piece);
+  }
+}
+
+/// Sending half; waits for nobody.
+template <class A>
+SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const LowLatencyCombineParams& p) {
+  if (w.index() == 0) enter_call<A>(w, p.call, p.layout, 0, p.kind());
+  const WarpSpan<A> span(w, p.call, Event::return_rows);
+  MoveCounter moved;
+  if (p.order == CombineOrder::per_route)
+    return_rows<A>(w, p, moved);
+  else
+    return_sums<A>(w, p, moved);
+  p.call.moved[w.index()] = moved;
+}
+
+/// Waits until a piece of token t has come back to all slots whose bit is set.
+template <class A>
+SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombineParams& p, int64_t t, int piece, uint64_t slots) {
+  const LowLatencyLayout& l = p.layout;
+  const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
+  return wait_for<A>(
+      w, p.call, n,
+      [&](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
+        return p.call.heap.local(slots >> s & 1 ? l.returned(p.call.epoch, t, s, piece)
+                                                : l.header(p.call.epoch, p.call.rank()));
+      },
+      p.call.word(), Site::returned,
+      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(p.own_ids[t * l.topk + s]); });
+}
+
+/// One piece of one token.
+template <class A>
+SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams& p, int64_t t, int piece) {
+  const LowLatencyLayout& l = p.layout;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  const int32_t* ids = p.own_ids + t * l.topk;
+  const bool per_rank = p.order == CombineOrder::per_rank;
+  /// The first of the token's choices that is the same expert.
+  const auto first = [&](int k) {
+    int j = 0;
+    while (ids[j] != ids[k]) ++j;
+    return j;
+  };
+  const uint64_t slots =
+      per_rank ? A::lanes_where(w, p.call.world(),
+                                [&](int64_t r) {
+                                  bool any = false;
+                                  for (int k = 0; k < l.topk; ++k) any = any || (ids[k] >= 0 && l.map.owner(ids[k]) == r);
+                                  return any;
+                                })
+               : A::lanes_where(w, l.topk, [&](int64_t k) { return ids[k] >= 0 && first(static_cast<int>(k)) == k; });
+  if (!wait_returned<A>(w, p, t, piece, slots)) return false;
+  const int64_t at = l.column(piece) * element;
+  const ReduceSpec sum{p.out + t * p.row_bytes + at,         nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
+                       l.column(piece + 1) - l.column(piece)};
+  const auto slot = [&](int64_t s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
+  if (per_rank) {
+    A::reduce_rows_from(
+        w, sum, p.call.world(), false, [&](int r) -> const void* { return slots >> r & 1 ? slot(r) : nullptr; },
+        [](int) { return 1.0f; });
+  } else {
+    A::reduce_rows_from(
+        w, sum, l.topk, true, [&](int k) -> const void* { return ids[k] >= 0 ? slot(first(k)) : nullptr; },
+        [&](int k) { return p.weights[t * l.topk + k]; });
+  }
+  return true;
+}
+
+/// Receiving half. False: the fault is recorded.
+template <class A>
+SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const LowLatencyCombineParams& p) {
+  const LowLatencyLayout& l = p.layout;
+  if (!wait_entered<A>(w, p.call, l, p.kind())) return false;
+  const WarpSpan<A> span(w, p.call, Event::sum_returned);
+  const int64_t items = *p.own_tokens * l.pieces;
+  for (int64_t i = spread_index(w); i < items; i += w.total())
+    if (!sum_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces))) return false;
+  A::settle(w);
+  return true;
+}
+
+}  // namespace switchyard::detail
