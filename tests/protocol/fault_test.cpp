@@ -18,7 +18,6 @@ namespace {
 using namespace std::chrono_literals;
 using switchyard::Error;
 using switchyard::Group;
-using switchyard::GroupOptions;
 using switchyard::Layout;
 using switchyard::NormalConfig;
 using switchyard::NormalExchange;

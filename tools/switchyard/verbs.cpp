@@ -6,6 +6,7 @@
 namespace switchyard::tool {
 namespace {
 
+const std::vector<std::string> kModes = {"normal", "low_latency"};
 const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
 const std::vector<std::string> kDtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
 const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
@@ -52,7 +53,7 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.group("What to check (lists: every combination is run)");
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: every rank has a GPU, or shares one with other ranks");
-  add.choices("--modes", o.modes, {"normal"}, "Modes of the exchange");
+  add.choices("--modes", o.modes, kModes, "Modes of the exchange; low_latency has no layouts and no staging");
   add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtypes", o.dtypes, kDtypes, "Row types; fp8 rows come with float32 or UE8M0 scales");
   add.choices("--quantize", o.quantize, kQuantize, "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales");
