@@ -59,6 +59,7 @@ struct CallContext {
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
   Tracer* tracer = nullptr;          ///< null when tracing is off
+  uint64_t registered = 0;           ///< bit s: this rank reaches all ranks' memory in registration slot s
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }

@@ -122,9 +122,9 @@ void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hi
   }
 }
 
-void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out) {
-  const int64_t groups = switchyard::num_scales(hidden);
-  std::memset(out, 0, switchyard::scale_row_bytes(hidden, kind));
+void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group) {
+  const int64_t groups = switchyard::num_scales(hidden, group);
+  std::memset(out, 0, switchyard::scale_row_bytes(hidden, kind, group));
   for (int64_t g = 0; g < groups; ++g) {
     const uint64_t bits = mix(seed ^ 0x5CA1E, key.a * 1000003 + key.b, key.c, static_cast<uint64_t>(g));
     if (kind == ScaleKind::ue8m0) static_cast<uint8_t*>(out)[g] = static_cast<uint8_t>(bits);
@@ -132,10 +132,10 @@ void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void
   }
 }
 
-void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales) {
-  std::memset(scales, 0, switchyard::scale_row_bytes(hidden, kind));
-  for (int64_t begin = 0; begin < hidden; begin += switchyard::kScaleGroup) {
-    const int64_t end = std::min(hidden, begin + switchyard::kScaleGroup), group = begin / switchyard::kScaleGroup;
+void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales, int group_size) {
+  std::memset(scales, 0, switchyard::scale_row_bytes(hidden, kind, group_size));
+  for (int64_t begin = 0; begin < hidden; begin += group_size) {
+    const int64_t end = std::min(hidden, begin + group_size), group = begin / group_size;
     float amax = 0;
     for (int64_t c = begin; c < end; ++c) {
       const float x = load(type, row, c);

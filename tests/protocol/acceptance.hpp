@@ -34,7 +34,7 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
 /// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
 /// builds take two of the six kinds of workers per world, so that all six and all worlds still occur. CUDA: 1, 2 or 3
 /// multiprocessors.
-inline std::vector<Where> everywhere() {
+inline std::vector<Where> everywhere(bool all_workers = kRanks == Ranks::threads && !kSanitizer) {
   std::vector<Where> all;
   if (kBackend == switchyard::Backend::cuda) {
     for (const int world : {1, 2, 3, 4, 5, 8}) all.push_back({world, {2, world % 3 + 1, false}});
@@ -44,7 +44,7 @@ inline std::vector<Where> everywhere() {
   for (const int world : {1, 2, 3, 4, 5, 8}) {
     for (int kind = 0; kind < 6; ++kind) {
       const bool chosen = kind == n % 6 || kind == (n + 3) % 6;
-      if (chosen || (kRanks == Ranks::threads && !kSanitizer)) all.push_back({world, {2, kind % 3 + 1, kind >= 3}});
+      if (chosen || all_workers) all.push_back({world, {2, kind % 3 + 1, kind >= 3}});
     }
     ++n;
   }

@@ -2,8 +2,10 @@
 // Small calls for fault tests, and errors as data.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "protocol/fleet.hpp"
@@ -32,6 +34,28 @@ inline Outcome outcome_of(const std::function<void()>& call) {
     o = {e.code(), -1, switchyard::ErrorCode::ok, {}, e.what()};
   }
   return o;
+}
+
+inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
+
+inline switchyard::GroupOptions options_with(std::chrono::milliseconds timeout, size_t heap = size_t{8} << 20) {
+  switchyard::GroupOptions o;
+  o.heap_bytes = heap;
+  o.timeout = timeout;
+  o.num_warps = 2;
+  return o;
+}
+
+/// Runs `body` per rank and returns how each ended. Every rank's objects are destroyed before it returns: a destructor that
+/// hangs after a fault hangs the test.
+inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& options,
+                                     const std::function<void(switchyard::Group&)>& body) {
+  auto groups = switchyard::Group::in_process(world, options);
+  std::vector<Outcome> all(groups.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < groups.size(); ++r) threads.emplace_back([&, r] { all[r] = outcome_of([&] { body(groups[r]); }); });
+  for (auto& t : threads) t.join();
+  return all;
 }
 
 /// An exchange object with valid arguments for every call; a test spoils one of them.

@@ -18,32 +18,10 @@ namespace {
 using namespace std::chrono_literals;
 using switchyard::Error;
 using switchyard::Group;
-using switchyard::GroupOptions;
 using switchyard::Layout;
 using switchyard::NormalConfig;
 using switchyard::NormalExchange;
 using switchyard::Staging;
-
-std::string code_name(ErrorCode code) { return switchyard::to_string(code); }
-
-GroupOptions options_with(std::chrono::milliseconds timeout, size_t heap = size_t{8} << 20) {
-  GroupOptions o;
-  o.heap_bytes = heap;
-  o.timeout = timeout;
-  o.num_warps = 2;
-  return o;
-}
-
-/// Runs `body` per rank and returns how each ended. Every rank's objects are destroyed before it returns: a destructor that
-/// hangs after a fault hangs the test.
-std::vector<Outcome> outcomes(int world, const GroupOptions& options, const std::function<void(Group&)>& body) {
-  auto groups = Group::in_process(world, options);
-  std::vector<Outcome> all(groups.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < groups.size(); ++r) threads.emplace_back([&, r] { all[r] = outcome_of([&] { body(groups[r]); }); });
-  for (auto& t : threads) t.join();
-  return all;
-}
 
 // --- A rank that never comes
 // ---------------------------------------------------------------------------------------------------------

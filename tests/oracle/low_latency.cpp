@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "oracle/low_latency.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+namespace oracle {
+
+namespace {
+
+int64_t id_of(const Problem& p, int source, int64_t token, int k) {
+  return p.ids[static_cast<size_t>(source)][static_cast<size_t>(token * p.topk + k)];
+}
+
+/// The first k of the token that is `expert`, or -1.
+int first_choice(const Problem& p, int source, int64_t token, int64_t expert) {
+  for (int k = 0; k < p.topk; ++k)
+    if (id_of(p, source, token, k) == expert) return k;
+  return -1;
+}
+
+/// Distinct experts of a token.
+std::set<int64_t> experts_of(const Problem& p, int source, int64_t token) {
+  std::set<int64_t> experts;
+  for (int k = 0; k < p.topk; ++k) {
+    const int64_t id = id_of(p, source, token, k);
+    if (id >= 0 && id < p.experts) experts.insert(id);
+  }
+  return experts;
+}
+
+std::set<int> ranks_of(const Problem& p, int source, int64_t token) {
+  std::set<int> ranks;
+  for (const int64_t expert : experts_of(p, source, token)) ranks.insert(p.owner(expert));
+  return ranks;
+}
+
+}  // namespace
+
+int64_t Arrival::packed() const { return int64_t{source} * (int64_t{1} << 48) + int64_t{k} * (int64_t{1} << 32) + token; }
+
+LowLatencyView low_latency_view(const Problem& p, int rank) {
+  LowLatencyView view;
+  view.rows_per_expert = p.world * p.max_tokens;
+  for (int64_t expert = p.first_expert(rank); expert < p.first_expert(rank + 1); ++expert) {
+    std::vector<Arrival> rows;
+    for (int source = 0; source < p.world; ++source) {
+      const auto first = static_cast<int64_t>(rows.size());
+      for (int64_t token = 0; token < p.tokens(source); ++token) {
+        const int k = first_choice(p, source, token, expert);
+        if (k >= 0) rows.push_back({source, token, k});
+      }
+      view.source_range.push_back(first * (int64_t{1} << 32) + (static_cast<int64_t>(rows.size()) - first));
+    }
+    view.rows_of_expert.push_back(static_cast<int32_t>(rows.size()));
+    view.arrivals.push_back(std::move(rows));
+  }
+  return view;
+}
+
+Traffic dispatch_traffic(const Problem& p, int rank, switchyard::Sending sending) {
+  Traffic t;
+  for (int64_t token = 0; token < p.tokens(rank); ++token) {
+    if (sending == switchyard::Sending::per_rank) {
+      for (const int to : ranks_of(p, rank, token)) ++(to == rank ? t.local : t.remote);
+    } else {
+      for (const int64_t expert : experts_of(p, rank, token)) ++(p.owner(expert) == rank ? t.local : t.remote);
+    }
+  }
+  return t;
+}
+
+Traffic combine_traffic(const Problem& p, int rank, CombineOrder order) {
+  Traffic t;
+  for (int source = 0; source < p.world; ++source) {
+    for (int64_t token = 0; token < p.tokens(source); ++token) {
+      uint64_t rows = 0;
+      for (const int64_t expert : experts_of(p, source, token)) rows += p.owner(expert) == rank ? 1u : 0u;
+      if (order == CombineOrder::per_rank) rows = std::min<uint64_t>(rows, 1);
+      (source == rank ? t.local : t.remote) += rows;
+    }
+  }
+  return t;
+}
+
+int64_t ScaleShape::groups() const { return (hidden + row_scales - 1) / row_scales; }
+
+int64_t ScaleShape::places() const {
+  const int64_t bytes = kind == ScaleKind::f32 ? 4 : 1;
+  if (order == switchyard::ScaleOrder::column_major) return kind == ScaleKind::f32 ? groups() : (groups() + 3) / 4 * 4;
+  return (groups() * bytes + 15) / 16 * 16 / bytes;
+}
+
+int64_t ScaleShape::offset(int64_t expert, int64_t row, int64_t group) const {
+  const int64_t bytes = kind == ScaleKind::f32 ? 4 : 1;
+  if (order == switchyard::ScaleOrder::row_major) return ((expert * rows_per_expert + row) * places() + group) * bytes;
+  if (kind == ScaleKind::f32) return ((expert * places() + group) * rows_per_expert + row) * 4;
+  return ((expert * (places() / 4) + group / 4) * rows_per_expert + row) * 4 + group % 4;  // byte 0 is the lowest of the int32
+}
+
+ErrorBound error_bound(DType type, int world, const std::vector<double>& terms, const std::vector<int>& ranks) {
+  double unit = 0x1p-24, smallest = 0x1p-149;
+  if (type == DType::bf16) unit = 0x1p-8, smallest = 0x1p-133;
+  if (type == DType::f16) unit = 0x1p-11, smallest = 0x1p-24;
+  ErrorBound b;
+  double all = 0;  // sum of |w_k * x_k|
+  std::map<int, double> partial;
+  for (size_t k = 0; k < terms.size(); ++k) {
+    b.exact += terms[k];
+    all += std::fabs(terms[k]);
+    partial[ranks[k]] += terms[k];
+  }
+  double partials = 0;
+  for (const auto& [rank, sum] : partial) partials += std::fabs(sum);
+  const auto count = static_cast<double>(terms.size()) + world;
+  const double f32 = count * 0x1p-23 * all, tiny = (count + 1) * smallest;
+  b.per_route = unit * std::fabs(b.exact) + f32 + tiny;
+  b.per_rank = unit * std::fabs(b.exact) + (1 + unit) * (unit * partials + f32) + tiny;
+  return b;
+}
+
+}  // namespace oracle

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's run of a low-latency script, in host memory or through device memory.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "exchange/group_impl.hpp"
+#include "protocol/device_memory.hpp"
+#include "protocol/harness_rows.hpp"
+#include "protocol/low_latency_harness.hpp"
+
+namespace harness {
+
+using switchyard::LowLatencyExchange;
+using switchyard::LowLatencyOutput;
+using Kind = LowLatencyStep::Kind;
+
+namespace {
+
+/// What a dispatch delivered, in host memory.
+struct Delivered {
+  std::vector<std::byte> rows, scales;
+  std::vector<int32_t> rows_of_expert;
+  std::vector<int64_t> source_range, row_source;
+};
+
+class Rank {
+ public:
+  Rank(switchyard::Group& group, LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& f, const Interlude& interlude)
+      : group_(group), exchange_(exchange), c_(c), f_(f), interlude_(interlude) {
+#if defined(SWITCHYARD_TEST_CUDA)
+    memory_ = &device_memory(group.rank(), group.options().device);
+#endif
+    for (int i = 0; i < c.script.outputs; ++i) outputs_.push_back(exchange.make_output());
+  }
+
+  void run() {
+    for (int repetition = 0; repetition < c_.script.repeats; ++repetition) {
+      for (size_t i = 0; i < c_.steps.size(); ++i) {
+        const bool dispatch = c_.script.steps[i].kind == Kind::dispatch;
+        f_.set_context(c_.script.name + ", step " + std::to_string(i) + (dispatch ? " (dispatch)" : " (combine)"));
+        meet();
+        delay(i);
+        dispatch ? run_dispatch(i) : run_combine(i);
+      }
+    }
+  }
+
+ private:
+  // --- Memory
+  const void* give(const void* host, size_t bytes) { return memory_ ? memory_->upload(host, bytes) : host; }
+  template <class T>
+  std::vector<T> fetch(const T* from, int64_t count) {
+    std::vector<T> to(idx(count));
+    if (count == 0) return to;
+    if (memory_) {
+      memory_->read(to.data(), from, idx(count) * sizeof(T));
+    } else {
+      std::memcpy(to.data(), from, idx(count) * sizeof(T));
+    }
+    return to;
+  }
+  /// Ranks of one process on GPUs: nobody copies while another rank's kernel waits for this one.
+  void meet() {
+    if (!memory_ || !group_.impl().bootstrap->same_process()) return;
+    memory_->read(nullptr, nullptr, 0);
+    group_.barrier();
+  }
+
+  void delay(size_t step) {
+    const LowLatencyScript& s = c_.script;
+    int64_t us = group_.rank() == s.slow_rank ? s.slow_us : 0;
+    const uint64_t bits = oracle::mix(s.seed ^ kDelay, static_cast<uint64_t>(group_.rank()), step, calls_++);
+    if (s.max_delay_us > 0 && bits % 3 != 0) us += static_cast<int64_t>(bits / 3 % static_cast<uint64_t>(s.max_delay_us));
+    if (us > 0) std::this_thread::sleep_for(std::chrono::microseconds(us));
+  }
+
+  /// Runs the call in one piece, or in two with the interlude between them. `sent`: all that was given may be overwritten.
+  template <class Whole, class Send, class Sent>
+  void call(const LowLatencyStep& step, Whole&& whole, Send&& send, Sent&& sent) {
+    if (!step.split) {
+      whole();
+      sent();
+      return;
+    }
+    const switchyard::ReceiveHook receive = send();
+    sent();
+    if (interlude_) interlude_();
+    receive();
+  }
+
+  // --- Dispatch
+  void run_dispatch(size_t i) {
+    const LowLatencyStep& step = c_.script.steps[i];
+    const LowLatencyExpectation& e = c_.steps[i];
+    const size_t rank = idx(group_.rank());
+    const int64_t tokens = e.problem.tokens(group_.rank());
+    std::vector<std::byte> rows = e.x[rank], scales = e.x_scales[rank];
+    std::vector<int64_t> ids = e.problem.ids[rank];
+    std::vector<int32_t> ids32(ids.begin(), ids.end());
+    std::vector<float> weights = e.problem.weights[rank];
+    switchyard::ConstRows x{give(rows.data(), rows.size()), tokens, c_.script.config.hidden, c_.script.config.row_type};
+    if (step.quantised) {
+      x.dtype = DType::fp8_e4m3;
+      x.scales = give(scales.data(), scales.size());
+      x.scale_kind = c_.script.config.scales;
+    }
+    const size_t id_bytes = ids.size() * (step.int64_ids ? 8 : 4);
+    const switchyard::ExpertIds given{give(step.int64_ids ? static_cast<void*>(ids.data()) : ids32.data(), id_bytes), tokens,
+                                      e.problem.topk, step.int64_ids};
+    switchyard::LowLatencyDispatchOptions options;
+    if (step.weights) options.weights = static_cast<const float*>(give(weights.data(), weights.size() * 4));
+    if (memory_) {
+      options.stream = memory_->stream();
+      options.num_sms = c_.script.num_sms;
+    }
+    LowLatencyOutput& output = outputs_[idx(step.output)];
+    call(
+        step, [&] { exchange_.dispatch(x, given, output, options); },
+        [&] { return exchange_.dispatch_send(x, given, output, options); },
+        [&] {
+          std::fill(rows.begin(), rows.end(), std::byte{0xEE});
+          std::fill(scales.begin(), scales.end(), std::byte{0xEE});
+          std::fill(ids.begin(), ids.end(), 0);
+          std::fill(ids32.begin(), ids32.end(), 0);
+          std::fill(weights.begin(), weights.end(), -77.0f);
+          if (memory_) memory_->release();
+        });
+    check_delivered(e, deliver(e, output));
+    check_bytes(e.traffic[rank], static_cast<uint64_t>(c_.row_bytes(c_.sent_type())) + scale_bytes());
+  }
+
+  /// Bytes of a row's scales as they travel.
+  uint64_t scale_bytes() const {
+    const LowLatencyConfig& config = c_.script.config;
+    const auto groups = static_cast<uint64_t>((config.hidden + config.scale_group - 1) / config.scale_group);
+    return config.scales == ScaleKind::none ? 0 : groups * (config.scales == ScaleKind::f32 ? 4 : 1);
+  }
+
+  Delivered deliver(const LowLatencyExpectation& e, const LowLatencyOutput& o) {
+    const oracle::LowLatencyView& view = e.views[idx(group_.rank())];
+    const auto experts = static_cast<int64_t>(view.arrivals.size());
+    f_.equal(view.rows_per_expert, o.rows_per_expert, "rows_per_expert");
+    f_.equal(experts * view.rows_per_expert, o.x.rows, "x.rows");
+    f_.equal(c_.script.config.hidden, o.x.cols, "x.cols");
+    f_.check(o.x.dtype == c_.sent_type() && o.x.scale_kind == c_.script.config.scales, "x.dtype or x.scale_kind");
+    Delivered d;
+    d.rows_of_expert = fetch(o.rows_of_expert, experts);
+    d.source_range = fetch(o.source_range, experts * c_.script.world);
+    d.row_source = fetch(o.row_source, o.x.rows);
+    d.rows = fetch(static_cast<const std::byte*>(o.x.data), o.x.rows * c_.row_bytes(o.x.dtype));
+    if (c_.script.config.scales != ScaleKind::none) {
+      const int64_t bytes = c_.scale_shape().offset(experts, 0, 0);
+      d.scales = fetch(static_cast<const std::byte*>(o.x.scales), bytes);
+    }
+    return d;
+  }
+
+  void check_delivered(const LowLatencyExpectation& e, const Delivered& d) {
+    const oracle::LowLatencyView& view = e.views[idx(group_.rank())];
+    if (!f_.equal_range(view.rows_of_expert, d.rows_of_expert, "rows_of_expert")) return;
+    f_.equal_range(view.source_range, d.source_range, "source_range");
+    const int64_t bytes = c_.row_bytes(c_.sent_type());
+    for (size_t expert = 0; expert < view.arrivals.size(); ++expert) {
+      for (size_t r = 0; r < view.arrivals[expert].size(); ++r) {
+        const oracle::Arrival& from = view.arrivals[expert][r];
+        const auto row = static_cast<int64_t>(expert) * view.rows_per_expert + static_cast<int64_t>(r);
+        const std::string name = "expert " + std::to_string(expert) + " row " + std::to_string(r);
+        if (!f_.equal(from.packed(), d.row_source[idx(row)], name + " row_source")) return;
+        const std::byte* sent = e.sent[idx(from.source)].data() + from.token * bytes;
+        if (std::memcmp(sent, d.rows.data() + row * bytes, idx(bytes)) != 0) return f_.add(name + ": rows differ");
+        if (!check_scales(e, d, from, static_cast<int64_t>(expert), static_cast<int64_t>(r)))
+          return f_.add(name + ": scales differ");
+      }
+    }
+  }
+
+  /// Also that places beyond the last group are zero.
+  bool check_scales(const LowLatencyExpectation& e, const Delivered& d, const oracle::Arrival& from, int64_t expert,
+                    int64_t row) const {
+    const LowLatencyConfig& config = c_.script.config;
+    if (config.scales == ScaleKind::none) return true;
+    const size_t size = config.scales == ScaleKind::f32 ? 4 : 1;
+    const oracle::ScaleShape shape = c_.scale_shape();
+    const size_t given = switchyard::scale_row_bytes(config.hidden, config.scales, config.scale_group);
+    const std::byte* sent = e.sent_scales[idx(from.source)].data() + idx(from.token) * given;
+    const std::byte zero[4] = {};
+    for (int64_t g = 0; g < shape.places(); ++g) {
+      const std::byte* expected = g < shape.groups() ? sent + idx(g) * size : zero;
+      if (std::memcmp(expected, d.scales.data() + shape.offset(expert, row, g), size) != 0) return false;
+    }
+    return true;
+  }
+
+  void check_bytes(const oracle::Traffic& t, uint64_t row) {
+    const switchyard::CallStatistics stats = exchange_.last_call();
+    f_.equal(t.remote * row, stats.remote_bytes, "remote_bytes");
+    f_.equal(t.local * row, stats.local_bytes, "local_bytes");
+    f_.equal(t.local + t.remote, stats.payload_rows, "payload_rows");
+  }
+
+  // --- Combine
+  /// Every row that combine may read, and NaN in all others.
+  std::vector<std::byte> expert_outputs(size_t i) const {
+    const oracle::LowLatencyView& view = c_.steps[c_.steps[i].dispatch].views[idx(group_.rank())];
+    const int64_t bytes = c_.row_bytes(c_.script.steps[i].y_type);
+    std::vector<std::byte> y(idx(static_cast<int64_t>(view.arrivals.size()) * view.rows_per_expert * bytes), std::byte{0xFF});
+    for (size_t expert = 0; expert < view.arrivals.size(); ++expert) {
+      std::byte* to = y.data() + static_cast<int64_t>(expert) * view.rows_per_expert * bytes;
+      for (const oracle::Arrival& from : view.arrivals[expert]) {
+        const auto row = c_.output_row(i, group_.rank(), from);
+        std::memcpy(to, row.data(), row.size());
+        to += bytes;
+      }
+    }
+    return y;
+  }
+
+  void run_combine(size_t i) {
+    const LowLatencyStep& step = c_.script.steps[i];
+    const LowLatencyExpectation& e = c_.steps[i];
+    const size_t rank = idx(group_.rank());
+    const LowLatencyOutput& output = outputs_[idx(step.output)];
+    std::vector<std::byte> host_y, out(e.out[rank].size(), std::byte{0xA5});
+    if (!step.identity) host_y = expert_outputs(i);
+    const void* y = step.identity ? output.x.data : give(host_y.data(), host_y.size());
+    void* to = memory_ ? memory_->upload(out.data(), out.size()) : out.data();
+    switchyard::LowLatencyCombineOptions options;
+    options.order = step.order;
+    if (!e.replaced_weights.empty())
+      options.weights = static_cast<const float*>(give(e.replaced_weights[rank].data(), e.replaced_weights[rank].size() * 4));
+    if (memory_) {
+      options.stream = memory_->stream();
+      options.num_sms = c_.script.num_sms;
+    }
+    const switchyard::ConstRows rows{y, output.x.rows, c_.script.config.hidden, step.y_type};
+    meet();
+    call(
+        step, [&] { exchange_.combine(rows, output, to, options); },
+        [&] { return exchange_.combine_send(rows, output, to, options); },
+        [&] {
+          if (memory_ && !host_y.empty()) memory_->fill(const_cast<void*>(y), 0xEE, host_y.size());
+          if (!memory_) std::fill(host_y.begin(), host_y.end(), std::byte{0xEE});
+        });
+    if (memory_ && !out.empty()) memory_->read(out.data(), to, out.size());
+    if (memory_) memory_->release();
+    check_combined(step, e.out[rank], out);
+    check_bytes(e.traffic[rank], static_cast<uint64_t>(c_.row_bytes(step.y_type)));
+  }
+
+  void check_combined(const LowLatencyStep& step, const std::vector<std::byte>& expected, const std::vector<std::byte>& out) {
+    const int64_t hidden = c_.script.config.hidden;
+    const auto elements = static_cast<int64_t>(expected.size() / switchyard::dtype_bytes(step.y_type));
+    for (int64_t n = 0; n < elements; ++n) {
+      if (oracle::same_element(step.y_type, expected.data(), out.data(), n)) continue;
+      std::ostringstream text;
+      text << "combined token " << n / hidden << " column " << n % hidden << ": expected "
+           << oracle::load(step.y_type, expected.data(), n) << ", got " << oracle::load(step.y_type, out.data(), n);
+      return f_.add(text.str());
+    }
+  }
+
+  switchyard::Group& group_;
+  LowLatencyExchange& exchange_;
+  const LowLatencyCase& c_;
+  Failures& f_;
+  const Interlude& interlude_;
+  DeviceMemory* memory_ = nullptr;  ///< null: host memory
+  std::vector<LowLatencyOutput> outputs_;
+  uint64_t calls_ = 0;
+};
+
+}  // namespace
+
+void run_on(switchyard::Group& group, LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,
+            const Interlude& interlude) {
+  Rank(group, exchange, c, failures, interlude).run();
+}
+
+std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<LowLatencyScript>& scripts) {
+  Fleet fleet;
+  fleet.world = scripts.front().world;
+  fleet.options.num_blocks = workers.blocks;
+  fleet.options.num_warps = workers.warps;
+  fleet.options.deferred_copies = workers.deferred;
+  fleet.options.backend = kBackend;
+  if (kBackend == switchyard::Backend::cuda) fleet.options.timeout = std::chrono::seconds(10);
+  fleet.options.heap_bytes = 0;
+  std::vector<std::shared_ptr<const LowLatencyCase>> cases;
+  for (const LowLatencyScript& s : scripts) {
+    cases.push_back(make_low_latency_case(s));
+    fleet.options.heap_bytes = std::max(fleet.options.heap_bytes, LowLatencyExchange::heap_bytes_for(s.config, s.world));
+  }
+  return joined(run_ranks(ranks, fleet, [&](switchyard::Group& group, Failures& failures) {
+    for (const auto& c : cases) {
+      failures.set_context(c->script.name + ", construction");
+      const size_t before = group.heap_used();
+      {
+        LowLatencyExchange exchange(group, c->script.config);
+        run_on(group, exchange, *c, failures);
+      }
+      failures.equal(before, group.heap_used(), "heap_used after destruction");
+    }
+  }));
+}
+
+}  // namespace harness
