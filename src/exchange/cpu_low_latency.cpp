@@ -14,7 +14,10 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
-    checked([&] { heap_offset_ = group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096); });
+    checked([&] {
+      heap_offset_ =
+          group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096, static_cast<size_t>(layout_.flags_bytes()));
+    });
     layout_ = low_latency_layout(config, world(), heap_offset_);
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {
