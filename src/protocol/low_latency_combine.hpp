@@ -58,13 +58,11 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParam
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int experts = l.map.count(p.call.rank());
-  int64_t most = 0;
-  for (int e = 0; e < experts; ++e) most = p.rows_of_expert[e] > most ? p.rows_of_expert[e] : most;
-  for (int64_t i = spread_index(w); i < most * experts * l.pieces; i += w.total()) {
-    const int piece = static_cast<int>(i % l.pieces);
-    const int64_t r = i / l.pieces / experts, e = i / l.pieces % experts;
-    if (r >= p.rows_of_expert[e]) continue;
-    const int64_t row = e * l.rows_per_expert() + r, from = p.row_source[row];
+  for (int64_t i = spread_index(w);; i += w.total()) {
+    const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
+    if (found.segment == experts) return;
+    const int piece = static_cast<int>(found.offset % l.pieces);
+    const int64_t row = found.segment * l.rows_per_expert() + found.offset / l.pieces, from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
     const auto t = static_cast<int64_t>(from & 0xffffffff);
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
@@ -81,13 +79,11 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int world = p.call.world();
-  int64_t most = 0;
-  for (int s = 0; s < world; ++s) most = p.source_tokens[s] > most ? p.source_tokens[s] : most;
-  for (int64_t i = spread_index(w); i < most * world * l.pieces; i += w.total()) {
-    const int piece = static_cast<int>(i % l.pieces);
-    const int64_t t = i / l.pieces / world;
-    const int owner = static_cast<int>((i / l.pieces + p.call.rank()) % world);
-    if (t >= p.source_tokens[owner]) continue;
+  for (int64_t i = spread_index(w);; i += w.total()) {
+    const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
+    if (found.segment == world) return;
+    const int owner = found.segment, piece = static_cast<int>(found.offset % l.pieces);
+    const int64_t t = found.offset / l.pieces;
     const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;

@@ -319,19 +319,14 @@ SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const LowLatencyDisp
   const LowLatencyLayout& l = p.layout;
   const int world = p.call.world();
   if (!wait_entered<A>(w, p.call, l, low_latency_kind(false, 0, 0))) return false;
-  int64_t most = 0;
-  for (int s = 0; s < world; ++s) {
-    const int64_t tokens = tokens_of(p.call, l, s);
-    most = tokens > most ? tokens : most;
-  }
+  const auto units_of = [&](int s) { return tokens_of(p.call, l, s) * l.units_per_token(); };
+  int64_t units = 0;
+  for (int s = 0; s < world; ++s) units += units_of(s);
   {
     const WarpSpan<A> span(w, p.call, Event::place_rows);
-    const int64_t items = most * l.units_per_token() * world * l.pieces;
-    for (int64_t i = spread_index(w); i < items; i += w.total()) {
-      const int64_t message = i / l.pieces, unit = message / world;
-      const int source = static_cast<int>((message + p.call.rank()) % world);
-      if (unit >= tokens_of(p.call, l, source) * l.units_per_token()) continue;
-      if (!place_piece<A>(w, p, source, unit, static_cast<int>(i % l.pieces))) return false;
+    for (int64_t i = spread_index(w); i < units * l.pieces; i += w.total()) {
+      const Located message = A::locate(w, i % units, world, units_of);
+      if (!place_piece<A>(w, p, message.segment, message.offset, static_cast<int>(i / units))) return false;
     }
   }
   if (!report_counts<A>(w, p)) return false;
