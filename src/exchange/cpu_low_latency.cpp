@@ -61,6 +61,14 @@ class CpuLowLatency final : public LowLatencyImpl {
     end("combine");
   }
 
+  void run(FlatParams& p, const AllToAllOptions&) override {
+    begin(p.d.call, Operation::all_to_all, Halves::both);
+    p.c.call = p.d.call;
+    const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
+    launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p); });
+    end("moe_all_to_all");
+  }
+
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
     const std::vector<MoveCounter> sent = halves == Halves::receive ? group_.moved : std::vector<MoveCounter>();

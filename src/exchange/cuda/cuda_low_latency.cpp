@@ -109,6 +109,13 @@ class CudaLowLatency final : public LowLatencyImpl {
                          launch_limits(), stream);
     });
   }
+  void run(FlatParams& p, const AllToAllOptions& o) override {
+    enqueue(o.stream, o.num_sms, Operation::all_to_all, p.d.call, [&](int blocks, cudaStream_t stream) {
+      p.c.call = p.d.call;
+      launch_low_latency(CudaFlat{p, state_.as<LowLatencyState>(), o.device_tokens}, {}, scratch_bytes(), blocks,
+                         launch_limits(), stream);
+    });
+  }
   static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
 
   /// A dependent launch takes its place on the GPU while the kernel before still waits for peers. Ranks that share the GPU
