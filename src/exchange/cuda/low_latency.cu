@@ -4,6 +4,7 @@
 // Progress: all warps of a rank send before they wait, and wait for remote sends only. All blocks of a launch that receives
 // must be able to run at the same time, because a block that has not begun has not sent: the launcher keeps the grid to one
 // block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/low_latency_launch.hpp"
 
@@ -46,6 +47,7 @@ __device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
+template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch given, const __grid_constant__ CudaShape shape,
                                 const LaunchedHalves halves) {
@@ -60,11 +62,13 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   if (threadIdx.x == 0) p.tokens = tokens_now(given.d.tokens, given.device_tokens);
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
-  if (halves.send) low_latency_send<Cuda>(w, p);
-  if (halves.receive) (void)low_latency_receive<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.call.device_trace);
+  if (halves.send) low_latency_send<A>(w, p);
+  if (halves.receive) (void)low_latency_receive<A>(w, p);
   Cuda::settle(w);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_combine_kernel(const __grid_constant__ CudaLowLatencyCombine given, const __grid_constant__ CudaShape shape,
                                const LaunchedHalves halves) {
@@ -77,11 +81,13 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   wait_for_previous();
   if (!begin_low_latency(given.c.call, given.state, halves.receive, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  if (halves.send) low_latency_return<Cuda>(w, p);
-  if (halves.receive) (void)low_latency_sum<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.call.device_trace);
+  if (halves.send) low_latency_return<A>(w, p);
+  if (halves.receive) (void)low_latency_sum<A>(w, p);
   Cuda::settle(w);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     flat_kernel(const __grid_constant__ CudaFlat given, const __grid_constant__ CudaShape shape, const LaunchedHalves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -98,7 +104,8 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   }
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
-  (void)flat_exchange<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.d.call.device_trace);
+  (void)flat_exchange<A>(w, p);
   Cuda::settle(w);
 }
 
@@ -133,9 +140,12 @@ int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
 void prepare_low_latency_kernels(const DeviceLimits& limits) {
   static_assert(sizeof(FlatParams) <= 3072 && sizeof(CudaFlat) <= 4096);
   const int most = static_cast<int>(shape_of(low_latency_scratch_limit(limits)).shared_bytes());
-  allow_shared(low_latency_dispatch_kernel, most);
-  allow_shared(low_latency_combine_kernel, most);
-  allow_shared(flat_kernel, most);
+  allow_shared(low_latency_dispatch_kernel<Cuda>, most);
+  allow_shared(low_latency_dispatch_kernel<CudaTraced>, most);
+  allow_shared(low_latency_combine_kernel<Cuda>, most);
+  allow_shared(low_latency_combine_kernel<CudaTraced>, most);
+  allow_shared(flat_kernel<Cuda>, most);
+  allow_shared(flat_kernel<CudaTraced>, most);
 }
 
 void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
@@ -156,18 +166,22 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
 
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  launch("low-latency dispatch kernel", low_latency_dispatch_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
-         stream);
+  const bool traced = params.d.call.device_trace.records != nullptr;
+  launch("low-latency dispatch kernel", traced ? low_latency_dispatch_kernel<CudaTraced> : low_latency_dispatch_kernel<Cuda>,
+         params, shape_of(scratch_bytes), halves, blocks, limits, stream);
 }
 void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  launch("low-latency combine kernel", low_latency_combine_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
-         stream);
+  const bool traced = params.c.call.device_trace.records != nullptr;
+  launch("low-latency combine kernel", traced ? low_latency_combine_kernel<CudaTraced> : low_latency_combine_kernel<Cuda>,
+         params, shape_of(scratch_bytes), halves, blocks, limits, stream);
 }
 
 void launch_low_latency(const CudaFlat& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  launch("all-to-all kernel", flat_kernel, params, shape_of(scratch_bytes), halves, blocks, limits, stream);
+  const bool traced = params.f.d.call.device_trace.records != nullptr;
+  launch("all-to-all kernel", traced ? flat_kernel<CudaTraced> : flat_kernel<Cuda>, params, shape_of(scratch_bytes), halves,
+         blocks, limits, stream);
 }
 
 }  // namespace switchyard::detail
