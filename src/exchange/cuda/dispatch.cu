@@ -3,6 +3,7 @@
 //
 // Progress: a warp waits for placements, which other ranks send before they wait for anything but counts, and for rows, which
 // it does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at the same time.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 
@@ -35,6 +36,7 @@ __device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows
     for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -45,18 +47,19 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
-  if (p.offers_place && w.index() == 0) publish_placement<Cuda>(w, call, p.d.control, p.place, Site::placement);
+  const KernelTrace<A> trace(w, call.device_trace);
+  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place, Site::placement);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
   __syncthreads();
   bool moves = header.status == 0;
   if (moves) {
-    if (!wait_placements<Cuda>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
     moves = placements_agree(w, call, p.d.control, p.signature, p.soft);
   }
   if (moves) {
     fill_rest(w, p, header.rows, header.num_records);
-    const bool ok = dispatch_direct<Cuda>(w, p.d);
+    const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     if (ok && w.index() == 0) {
       if (p.received.records != nullptr && threadIdx.x == 0) given.header->moved = 1;
@@ -65,6 +68,11 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
     end_call(given.state, call.epoch);
   }
+}
+
+/// The one that records, if this call is traced.
+auto kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? dispatch_kernel<CudaTraced> : dispatch_kernel<Cuda>;
 }
 
 uint32_t scratch_bytes(const DispatchParams& d) {
@@ -81,14 +89,16 @@ CudaShape dispatch_shape(const DispatchParams& d, const DeviceLimits& limits) {
 }  // namespace
 
 void prepare_dispatch_kernel(const DeviceLimits& limits) {
-  allow_shared(dispatch_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024);
+  const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024;
+  allow_shared(dispatch_kernel<Cuda>, most);
+  allow_shared(dispatch_kernel<CudaTraced>, most);
 }
 
 void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
   CudaDispatchParams p;
   p.d.call = call;
   p.state = state;
-  dispatch_kernel<<<limits.multiprocessors, kMoveWarps * kLanes, 4096, stream>>>(p, CudaShape{kMoveWarps, 0, 0, 0});
+  kernel_for(p)<<<limits.multiprocessors, kMoveWarps * kLanes, 4096, stream>>>(p, CudaShape{kMoveWarps, 0, 0, 0});
   check_cuda(cudaGetLastError(), "dispatch kernel");
 }
 
@@ -105,7 +115,7 @@ void launch_dispatch(const CudaDispatchParams& p, bool after_plan, int blocks, c
   config.stream = stream;
   config.attrs = &dependent;
   config.numAttrs = after_plan && limits.dependent_launches ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, dispatch_kernel, p, shape), "dispatch kernel");
+  check_cuda(cudaLaunchKernelEx(&config, kernel_for(p), p, shape), "dispatch kernel");
 }
 
 }  // namespace switchyard::detail
