@@ -109,7 +109,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
 
 namespace {
 
-/// What the machine's GPUs make of the options: ranks, staging. Returns the number of GPUs, 0 for the CPU.
+/// What the machine's GPUs make of the options: ranks. Returns the number of GPUs, 0 for the CPU.
 int fit_to_gpus(VerifyOptions& o) {
   if (o.backend == "cpu") {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
@@ -121,9 +121,6 @@ int fit_to_gpus(VerifyOptions& o) {
   if (probe.gpus.empty())
     throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
                                  probe.problem.empty() ? "the driver sees none" : probe.problem));
-  if (o.staging == std::vector<std::string>{"ring"})
-    throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
-  if (std::erase(o.staging, "ring") > 0 && !o.json) fmt::print("  ring staging is left out: it is not on CUDA yet\n");
   o.blocks = o.warps = {1};
   if (o.ranks.empty()) o.ranks = {static_cast<int64_t>(probe.gpus.size())};
   if (!o.json) fmt::print("  GPUs: {}\n", probe.names());
