@@ -21,6 +21,8 @@ const char* operation_name(Operation operation) {
     case Operation::dispatch: return "dispatch";
     case Operation::cached_dispatch: return "cached dispatch";
     case Operation::combine: return "combine";
+    case Operation::ledger_combine: return "ledger combine";
+    case Operation::all_to_all: return "moe_all_to_all";
     case Operation::none: break;
   }
   return "call";
@@ -132,7 +134,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
     throw Error(ErrorCode::mismatch,
                 std::string(operation) + " (call " + std::to_string(call) + "): rank " + std::to_string(fault.awaited_rank) +
                     " and rank " + std::to_string(bootstrap->rank()) +
-                    " made different calls: mode, row type, sizes, options or registered memory differ; the "
+                    " made different calls: mode, row type, sizes, options, registered memory or ledgers differ; the "
                     "group cannot be used any more");
   }
   // A GPU may have heard of the failure before this host did.
