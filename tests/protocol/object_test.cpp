@@ -94,7 +94,10 @@ TEST(Ring, MemoryOnGpusIsNamed) {
     EXPECT_EQ(NormalExchange::heap_bytes_for(config, 4, switchyard::Backend::cuda), NormalExchange::heap_bytes_for(config, 4));
     const size_t rows = layout == Layout::rank_major ? 64 : 64 * 3, row = 1024 * 2;
     EXPECT_GT(gpu.private_bytes, 2 * rows * row);
-    EXPECT_LT(gpu.private_bytes, direct.pool_bytes) << "no partial sums";
+    // No copies of ordinary rows' weights and no partial sums; both are rounded to pages.
+    const size_t staging = 64 * 3 * 4 + (layout == Layout::expert_major ? 64 * row : 0);
+    EXPECT_LE(gpu.private_bytes + staging, direct.pool_bytes + 4096);
+    EXPECT_LE(direct.pool_bytes, gpu.private_bytes + staging + 4096);
     config.pool_bytes = 123 * 4096 - 1;
     EXPECT_EQ(NormalExchange::memory_required(config, 4, switchyard::Backend::cuda).private_bytes, 123u * 4096u);
   }
