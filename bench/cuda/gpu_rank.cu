@@ -33,9 +33,12 @@ struct DeviceMoves {
 };
 
 /// One warp. A rank that does not come ends it after the deadline; the figures are then worthless, and the next call of the
-/// library reports the missing rank.
-__global__ void meet_kernel(const __grid_constant__ HeapView heap, uint64_t at, uint64_t value) {
+/// library reports the missing rank. `meetings`: how many there were, in device memory, so that graphs can be replayed.
+__global__ void meet_kernel(const __grid_constant__ HeapView heap, uint64_t at, uint64_t* meetings) {
   const int lane = static_cast<int>(threadIdx.x);
+  const uint64_t value = *meetings + 1;
+  __syncwarp();
+  if (lane == 0) *meetings = value;
   for (int r = lane; r < heap.world; r += 32)
     ptx::store_release<Scope::system>(heap.at(r, SymPtr<uint64_t>{at + static_cast<uint64_t>(heap.rank) * 64}), value);
   const uint64_t deadline = ptx::global_timer() + kDeadlineNs;
@@ -152,7 +155,9 @@ struct GpuRank::Impl {
   std::byte* flush = nullptr;
   std::byte* rows = nullptr;  ///< source of push, result of pull
   size_t rows_bytes = 0;
-  uint64_t meetings = 0;
+  uint64_t* meetings = nullptr;  ///< in device memory
+  cudaGraphExec_t graph = nullptr;
+  int flushes = 0;
   std::vector<cudaEvent_t> events;
   size_t used = 0;
   DeviceMoves moves{};
@@ -170,6 +175,7 @@ GpuRank::GpuRank(Group& group, size_t floor_bytes) : impl_(std::make_unique<Impl
   i.control_at = group.impl().heap->allocate(size_t{64} << 10, 4096);
   i.floor_at = group.impl().heap->allocate(floor_bytes > 0 ? floor_bytes : 1, 4096);
   i.flush = static_cast<std::byte*>(allocate(kFlushBytes));
+  i.meetings = static_cast<uint64_t*>(allocate(sizeof(uint64_t)));
   for (int e = 0; e < 2 * kMaxSections; ++e) {
     i.events.emplace_back();
     check(cudaEventCreate(&i.events.back()), "cudaEventCreate");
@@ -190,6 +196,7 @@ GpuRank::~GpuRank() {
   Impl& i = *impl_;
   cudaSetDevice(i.device);
   cudaStreamSynchronize(i.stream);
+  if (i.graph) cudaGraphExecDestroy(i.graph);
   for (cudaEvent_t event : i.events) cudaEventDestroy(event);
   for (void* p : i.owned) cudaFree(p);
   cudaStreamDestroy(i.stream);
@@ -220,11 +227,11 @@ void GpuRank::read(void* host, const void* device, size_t bytes) const {
 }
 
 void GpuRank::align() {
-  check(cudaMemsetAsync(impl_->flush, static_cast<int>(impl_->meetings), kFlushBytes, impl_->stream), "flush");
+  check(cudaMemsetAsync(impl_->flush, impl_->flushes++, kFlushBytes, impl_->stream), "flush");
   meet();
 }
 void GpuRank::meet() {
-  meet_kernel<<<1, 32, 0, impl_->stream>>>(impl_->heap, impl_->control_at, ++impl_->meetings);
+  meet_kernel<<<1, 32, 0, impl_->stream>>>(impl_->heap, impl_->control_at, impl_->meetings);
   check(cudaGetLastError(), "meeting");
 }
 void GpuRank::begin() { check(cudaEventRecord(impl_->events.at(impl_->used), impl_->stream), "cudaEventRecord"); }
@@ -241,6 +248,38 @@ std::vector<double> GpuRank::seconds() {
     out.push_back(ms * 1e-3);
   }
   impl_->used = 0;
+  return out;
+}
+
+void GpuRank::wait() const { check(cudaStreamSynchronize(impl_->stream), "wait for the GPU"); }
+
+void GpuRank::capture(const std::function<void()>& enqueue) {
+  Impl& i = *impl_;
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamBeginCapture(i.stream, cudaStreamCaptureModeThreadLocal), "begin capture");
+  align();
+  check(cudaEventRecordWithFlags(i.events.at(0), i.stream, cudaEventRecordExternal), "cudaEventRecord");
+  enqueue();
+  check(cudaEventRecordWithFlags(i.events.at(1), i.stream, cudaEventRecordExternal), "cudaEventRecord");
+  check(cudaStreamEndCapture(i.stream, &graph), "end capture");
+  if (i.graph) check(cudaGraphExecDestroy(i.graph), "cudaGraphExecDestroy");
+  i.graph = nullptr;
+  check(cudaGraphInstantiate(&i.graph, graph, 0), "cudaGraphInstantiate");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check(cudaGraphUpload(i.graph, i.stream), "cudaGraphUpload");
+  wait();
+}
+
+std::vector<double> GpuRank::replay(int n) {
+  Impl& i = *impl_;
+  std::vector<double> out;
+  for (int r = 0; r < n; ++r) {
+    check(cudaGraphLaunch(i.graph, i.stream), "cudaGraphLaunch");
+    wait();
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, i.events.at(0), i.events.at(1)), "cudaEventElapsedTime");
+    out.push_back(ms * 1e-3);
+  }
   return out;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -44,6 +45,14 @@ class GpuRank {
   static constexpr int kMaxSections = 256;
   /// Waits; durations in order.
   std::vector<double> seconds();
+
+  /// Waits for stream().
+  void wait() const;
+  /// Captures into a graph: the L2 cache is filled with other lines, all ranks' GPUs meet, and, timed inside the graph, what
+  /// `enqueue` puts on stream(). Replaces the graph before.
+  void capture(const std::function<void()>& enqueue);
+  /// Replays it `n` times; durations of the timed part in order. Collective in effect: all ranks meet in each replay.
+  std::vector<double> replay(int n);
 
   /// Uploads the moves of this rank.
   void set_moves(const RowMoves& moves);

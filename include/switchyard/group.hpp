@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "switchyard/types.hpp"
@@ -15,6 +16,30 @@
 namespace switchyard {
 
 class Trace;
+
+namespace detail {
+struct Registration;
+}
+
+/// Memory of the caller, registered by all ranks of a group (Group::register_memory): combine reads rows in it where they lie,
+/// as it does rows in a RowBuffer. Movable. Destruction is local and ends the registration for this rank: it stops offering
+/// rows there and no longer reaches the other ranks' buffers. So each rank destroys its object after the same call, and frees
+/// the memory, or gives it another use, after all ranks have destroyed theirs (Group::barrier in between). CUDA: destruction
+/// waits for the GPU; a graph with a combine that was captured with rows there must not be replayed afterwards.
+class RegisteredMemory {
+ public:
+  RegisteredMemory() = default;
+  RegisteredMemory(RegisteredMemory&&) noexcept = default;
+  RegisteredMemory& operator=(RegisteredMemory&&) noexcept = default;
+  RegisteredMemory(const RegisteredMemory&) = delete;
+  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+  explicit operator bool() const noexcept { return impl_ != nullptr; }
+
+  explicit RegisteredMemory(std::shared_ptr<detail::Registration> impl) noexcept : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<detail::Registration> impl_;
+};
 
 /// Settings of a group. Every rank must pass the same values, except where noted.
 struct GroupOptions {
@@ -77,6 +102,29 @@ class Group {
 
   /// One entry per peer rank. Local. Counters never stop and cost nothing when no wait occurs.
   std::vector<WaitStatistics> wait_statistics() const;
+  /// Collective. Makes the `bytes` bytes at `memory` reachable for all ranks; sizes may differ, and null with 0 bytes is a rank
+  /// without a buffer. At most kMaxRegistered registrations at a time, which may overlap. CPU: any memory, if the ranks are
+  /// threads; processes cannot see each other's ordinary memory. CUDA: cudaMalloc, or cuMemCreate with POSIX file descriptors,
+  /// on the rank's GPU; the range lies in one allocation. \throws, on all ranks alike, Error(unsupported or invalid_argument)
+  /// that says what the memory is and what is allowed.
+  RegisteredMemory register_memory(void* memory, size_t bytes);
+  static constexpr int kMaxRegistered = 64;
+
+  /// Collective. Gives the physical memory of the symmetric heap back to the system (CUDA: to the GPU) until wake(). Exchange
+  /// objects, handles and captured graphs survive, addresses stay what they are, and the calls after wake() continue those
+  /// before. What is in the heap otherwise is lost and zero after wake(): the rows of Dispatched::x and of RowBuffers (direct
+  /// staging). Not in the heap, hence untouched: registered memory, rows under ring staging, what the spans of Dispatched
+  /// point to on the CPU; on CUDA those that belong to the handle survive too (kept in host memory).
+  /// All calls of all ranks must have returned (CUDA: sleep() waits for the GPU). While the group sleeps nothing may touch the
+  /// heap: calls that would are Error(invalid_argument) and change nothing, a graph must not be replayed; objects and the group
+  /// may be destroyed. \throws, on all ranks alike, Error(unsupported) where memory cannot be given back (cudaIpc heap; ranks
+  /// as processes before Linux 5.14). \throws Error(invalid_argument) if the group sleeps.
+  void sleep();
+  /// Collective. \throws Error(system) on all ranks if there is no memory: the group still sleeps, and wake() may be called
+  /// again. \throws Error(invalid_argument) if the group is awake.
+  void wake();
+  bool asleep() const noexcept;
+
   /// Bytes of the symmetric heap in use and in total on this rank.
   size_t heap_used() const noexcept;
   size_t heap_size() const noexcept;

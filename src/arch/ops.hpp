@@ -38,6 +38,7 @@ enum class Site : uint8_t {
   expert_count,  ///< a peer's rows for an expert, in the value       (peer -> here, per expert and peer)
   piece,         ///< a piece of a low-latency message has landed     (source -> here, per message and piece)
   returned,      ///< a piece of a row or sum has come back           (peer -> here, per slot and piece)
+  ledger_rows,   ///< my tokens' rows are back from a peer's experts  (peer -> here, per peer)
   local_sends,   ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
   local_ready,   ///< a phase of this rank is complete                 (last warp -> warps of the rank)
   barrier,       ///< group barrier                                    (peer -> here, per peer)
@@ -57,6 +58,7 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
     case Site::expert_count: return "expert_count";
     case Site::piece: return "piece";
     case Site::returned: return "returned";
+    case Site::ledger_rows: return "ledger_rows";
     case Site::local_sends: return "local_sends";
     case Site::local_ready: return "local_ready";
     case Site::barrier: return "barrier";

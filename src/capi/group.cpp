@@ -119,4 +119,25 @@ switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* siz
   });
 }
 
+switchyard_code_t sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered) {
+  if (!group || !registered) return guarded([&] { require(nullptr, group ? "registered" : "group"); });
+  *registered = nullptr;
+  return collective(*group->group, [&] { *registered = new sy_registered{group->group->register_memory(memory, bytes)}; });
+}
+
+switchyard_code_t sy_registered_destroy(sy_registered* registered) {
+  delete registered;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_group_sleep(sy_group* group) {
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] { group->group->sleep(); });
+}
+
+switchyard_code_t sy_group_wake(sy_group* group) {
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] { group->group->wake(); });
+}
+
 }  // extern "C"

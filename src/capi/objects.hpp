@@ -54,6 +54,10 @@ struct sy_rows {
   switchyard::RowBuffer rows;
 };
 
+struct sy_registered {
+  switchyard::RegisteredMemory memory;
+};
+
 struct sy_storage {
   virtual ~sy_storage() = default;
 };

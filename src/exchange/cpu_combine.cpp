@@ -17,7 +17,7 @@ const void* data_or_null(const std::vector<float>& v) { return v.empty() ? nullp
 
 void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
   const uint64_t start = Cpu::now_ns();
-  group_.check_alive("combine");
+  group_.check_usable("combine");
   checked([&] { check_combine(y, handle, handle ? handle.data().rows : 0, out, o, out_weights); });
   const HandleData& h = handle.data();
   const CallContext call = begin_call();
@@ -60,7 +60,9 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
 void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombineParams& p) {
   const bool expert_major = p.layout == Layout::expert_major;
   p.reduce_here = expert_major && p.order == CombineOrder::per_rank;
-  const bool in_place = !p.reduce_here && call.heap.contains(p.y);
+  const Registration* registered =
+      p.reduce_here ? nullptr : group_.registration_of(p.y, static_cast<size_t>(p.rows * p.row_bytes));
+  const bool in_place = !p.reduce_here && (call.heap.contains(p.y) || registered);
   const int64_t staged_rows = p.reduce_here ? p.num_records : in_place ? 0 : p.rows;
   p.place.signature = sig;
   std::shared_ptr<CpuBlock> rows, weights;
@@ -70,6 +72,10 @@ void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombinePar
       rows = allocate(static_cast<size_t>(staged_rows * p.row_bytes));
       p.staged = rows->data;
       p.place.rows = rows->offset;
+    } else if (registered) {
+      p.place.rows = static_cast<uint64_t>(p.y - registered->data);
+      p.place.memory = 1 + static_cast<uint64_t>(registered->slot);
+      p.distances = registered->distances;
     } else if (in_place) {
       p.place.rows = static_cast<uint64_t>(p.y - call.heap.base[rank()]);
     }

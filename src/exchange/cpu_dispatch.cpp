@@ -108,7 +108,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
   DispatchOptions options = given;
   if (options.size == SizePolicy::automatic) options.size = SizePolicy::exact;
   const uint64_t start = Cpu::now_ns();
-  group_.check_alive("dispatch");
+  group_.check_usable("dispatch");
   RowFormat format{};
   checked([&] {
     check_ids(ids);
@@ -151,7 +151,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
 
 Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   const uint64_t start = Cpu::now_ns();
-  group_.check_alive("cached dispatch");
+  group_.check_usable("cached dispatch");
   RowFormat format{};
   checked([&] {
     check_handle(handle);

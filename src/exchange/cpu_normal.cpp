@@ -15,12 +15,13 @@ CpuBlock::~CpuBlock() {
 }
 
 CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c) {
-  group_.check_alive("NormalExchange");
+  group_.check_usable("NormalExchange");
   checked([&] { check_config(config, world()); });
   const MemoryRequirement need = NormalExchange::memory_required(config, world());
-  checked([&] { heap_offset_ = group_.heap->allocate(need.total(), 4096); });
-  control_ = ControlLayout{heap_offset_, world(), config.num_experts};
   rings_ = ring_layout(config, world());
+  const size_t flags = need.control_bytes + static_cast<size_t>(rings_.num_channels > 0 ? rings_.flags_bytes() : 0);
+  checked([&] { heap_offset_ = group_.heap->allocate(need.total(), 4096, flags); });
+  control_ = ControlLayout{heap_offset_, world(), config.num_experts};
   rings_.base = heap_offset_ + need.control_bytes;
   const size_t pool_at = heap_offset_ + need.control_bytes + need.ring_bytes;
   pool_ = std::make_shared<OffsetAllocator>(pool_at, pool_at + need.pool_bytes);
@@ -55,10 +56,10 @@ void CpuNormal::raise(const char* operation) { group_.raise_fault(operation, cal
 
 void CpuNormal::throw_mismatch(const char* operation) {
   group_.post_abort(static_cast<int>(ErrorCode::mismatch), 255);
-  throw Error(
-      ErrorCode::mismatch,
-      std::string(operation) + " (call " + std::to_string(call_number()) +
-          "): the ranks made different calls: mode, row type, sizes or options differ; the group cannot be used any more");
+  throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call_number()) +
+                                       "): the ranks made different calls: mode, row type, sizes, options or registered memory "
+                                       "differ; the group cannot be used "
+                                       "any more");
 }
 
 void CpuNormal::end_call(uint64_t start_ns) {
@@ -73,7 +74,7 @@ void CpuNormal::check_placements(const CallContext& call, uint64_t sig, const ch
   if (own) std::rethrow_exception(own);
   for (int r = 0; r < world(); ++r) {
     const Placement& place = *call.heap.local(control_.placement(call.epoch, r));
-    if (place.signature != sig) throw_mismatch(operation);
+    if (place.signature != sig || !reachable(call, place)) throw_mismatch(operation);
     if (place.status != 0)
       throw Error(static_cast<ErrorCode>(place.status), std::string(operation) + " (call " + std::to_string(call_number()) +
                                                             "): rank " + std::to_string(r) + " has no room for its rows (" +
@@ -106,6 +107,7 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
 }
 
 RowBuffer CpuNormal::allocate_rows(const Handle& handle, DType type) {
+  group_.check_usable("allocate_rows");
   check_handle(handle);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     throw Error(ErrorCode::invalid_argument,

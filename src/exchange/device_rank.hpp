@@ -25,6 +25,11 @@ class DeviceRank {
   virtual void raise_soft_fault(const char* context) = 0;
   /// Copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
   virtual std::vector<WaitCounter> wait_counters() const = 0;
+  /// Collective. Address of every rank's buffer for this rank's GPU; valid while `mapping` lives.
+  virtual std::vector<std::byte*> reach(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds deadline,
+                                        std::shared_ptr<void>& mapping) = 0;
+  /// A copy for kernels, until the slot gets another. `distances` has an entry per rank.
+  virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
   virtual std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) = 0;
   virtual std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) = 0;
 };

@@ -21,6 +21,7 @@ const char* operation_name(Operation operation) {
     case Operation::dispatch: return "dispatch";
     case Operation::cached_dispatch: return "cached dispatch";
     case Operation::combine: return "combine";
+    case Operation::ledger_combine: return "ledger combine";
     case Operation::none: break;
   }
   return "call";
@@ -121,6 +122,7 @@ CallContext Group::Impl::begin_call() {
   call.waits = waits.data();
   call.moved = moved.data();
   call.tracer = tracer;
+  call.registered = registered_slots();
   return call;
 }
 
@@ -128,10 +130,11 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
   if (fault.mismatch) {
     post_abort(static_cast<int>(ErrorCode::mismatch), 255);
-    throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call) + "): rank " +
-                                         std::to_string(fault.awaited_rank) + " and rank " + std::to_string(bootstrap->rank()) +
-                                         " made different calls: mode, row type, sizes or options differ; the group cannot be "
-                                         "used any more");
+    throw Error(ErrorCode::mismatch,
+                std::string(operation) + " (call " + std::to_string(call) + "): rank " + std::to_string(fault.awaited_rank) +
+                    " and rank " + std::to_string(bootstrap->rank()) +
+                    " made different calls: mode, row type, sizes, options, registered memory or ledgers differ; the "
+                    "group cannot be used any more");
   }
   // A GPU may have heard of the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
@@ -154,19 +157,17 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
 
 void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* operation) {
   check_alive(operation);
-  const uint64_t start = Cpu::now_ns();
-  try {
-    bootstrap->all_gather(mine, bytes, all, options.timeout);
-  } catch (const RendezvousError& error) {
-    if (error.missing_ranks().empty()) throw;
-    fault = FaultRecord{};
-    fault.ready = 1;
-    fault.site = Site::barrier;
-    fault.awaited_rank = error.missing_ranks().front();
-    fault.expected = flag_word(1);
-    fault.waited_ns = Cpu::now_ns() - start;
-    raise_fault(operation, 0);
-  }
+  collectively(operation, [&] { bootstrap->all_gather(mine, bytes, all, options.timeout); });
+}
+
+void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
+  fault = FaultRecord{};
+  fault.ready = 1;
+  fault.site = Site::barrier;
+  fault.awaited_rank = rank;
+  fault.expected = flag_word(1);
+  fault.waited_ns = Cpu::now_ns() - start_ns;
+  raise_fault(operation, 0);
 }
 
 std::vector<Group> Group::in_process(int world, const GroupOptions& options) {

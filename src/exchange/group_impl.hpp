@@ -2,8 +2,10 @@
 // State of one rank: its link to the others, its heap, its workers and its fault state.
 #pragma once
 
+#include <array>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "arch/cpu/cpu_arch.hpp"
@@ -13,8 +15,25 @@
 #include "heap/heap.hpp"
 #include "protocol/call.hpp"
 #include "switchyard/group.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard {
+
+namespace detail {
+
+/// One rank's side of a collective registration; lives as long as the user's RegisteredMemory.
+struct Registration {
+  std::byte* data = nullptr;  ///< this rank's buffer
+  size_t bytes = 0;
+  int slot = 0;  ///< the same on all ranks
+  /// [W] from rank r's mapping of this rank's segment to rank r's mapping of `data`, modulo 2^64. In the memory that kernels
+  /// read.
+  const uint64_t* distances = nullptr;
+  std::vector<uint64_t> host_distances;
+  std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
+};
+
+}  // namespace detail
 
 struct Group::Impl {
   Impl(std::unique_ptr<detail::Bootstrap> bootstrap, std::unique_ptr<detail::SymmetricHeap> heap, const GroupOptions& options);
@@ -27,8 +46,25 @@ struct Group::Impl {
   void raise_fault(const char* operation, uint64_t call);
   /// Throws if this rank has aborted or was told of an abort. Also makes the first failure sticky.
   void check_alive(const char* context);
+  /// Of every call that uses the heap: also throws while the group sleeps.
+  void check_usable(const char* context);
   /// Collective, through the bootstrap. A missing rank is reported as PeerTimeout under `operation`.
   void all_gather(const void* mine, size_t bytes, void* all, const char* operation);
+  /// Runs `step`, which makes collective calls of the bootstrap; a missing rank is reported likewise.
+  template <class Step>
+  void collectively(const char* operation, const Step& step) {
+    const uint64_t start = detail::Cpu::now_ns();
+    try {
+      step();
+    } catch (const RendezvousError& error) {
+      if (error.missing_ranks().empty()) throw;
+      raise_missing(operation, error.missing_ranks().front(), start);
+    }
+  }
+  /// The live registration that holds [p, p + bytes), or null.
+  const detail::Registration* registration_of(const void* p, size_t bytes) const;
+  /// Bit s: slot s is registered on this rank.
+  uint64_t registered_slots() const;
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
@@ -43,13 +79,15 @@ struct Group::Impl {
 
   detail::FaultRecord fault;
   uint64_t fault_claims = 0;
-  std::vector<detail::WaitCounter> waits;  ///< [workers, world]
-  std::vector<detail::MoveCounter> moved;  ///< [workers]
+  std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot
+  std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]
+  std::vector<detail::MoveCounter> moved;                                         ///< [workers]
 
   detail::HeapHeader* header(int rank) const noexcept;
 
  private:
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
+  void raise_missing(const char* operation, int rank, uint64_t start_ns);
 };
 
 }  // namespace switchyard

@@ -104,7 +104,7 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
 }
 
 LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {
-  group_.check_alive("LowLatencyExchange");
+  group_.check_usable("LowLatencyExchange");
   checked([&] { check_config(config, world()); });
   layout_ = low_latency_layout(config, world(), 0);
   scales_ = scale_place(config, world());
@@ -213,7 +213,7 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
 
 void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                               const LowLatencyDispatchOptions& o, bool split) {
-  group_.check_alive("dispatch");
+  group_.check_usable("dispatch");
   checked([&] { check_dispatch(x, ids, output, o); });
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p;
@@ -250,7 +250,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
 
 void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& o,
                              bool split) {
-  group_.check_alive("combine");
+  group_.check_usable("combine");
   checked([&] { check_combine(y, output, out, o); });
   const LowLatencyTables& t = output.block->tables;
   LowLatencyCombineParams p;
@@ -279,7 +279,7 @@ ReceiveHook LowLatencyImpl::receive_hook() {
 }
 
 void LowLatencyImpl::receive(uint64_t call) {
-  group_.check_alive("receive");
+  group_.check_usable("receive");
   checked([&] {
     if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
   });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <numeric>
 #include <string>
 
 #include "bootstrap/deadline.hpp"
@@ -23,9 +24,14 @@ class MappedHeap final : public SymmetricHeap {
  public:
   MappedHeap(const HeapView& view, Segments segments)
       : SymmetricHeap(view, static_cast<size_t>(view.bytes)), segments_(std::move(segments)) {}
+  void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds budget) override;
+  void wake(Bootstrap& bootstrap, Milliseconds budget) override;
 
  private:
+  Mapping& mine() const { return *segments_[static_cast<size_t>(view().rank)]; }
+
   Segments segments_;
+  std::vector<Range> away_;  // whole pages of this rank's segment, given back
 };
 
 std::unique_ptr<SymmetricHeap> make_heap(int rank, size_t bytes, Segments segments) {
@@ -49,36 +55,51 @@ size_t checked_segment_bytes(size_t bytes) {
   return round_up(bytes, page_bytes());
 }
 
-void check_memory(int world, size_t bytes, uint64_t available, const std::string& limit) {
-  const uint64_t needed = static_cast<uint64_t>(world) * bytes;
+void check_memory(int world, uint64_t needed, uint64_t available, const std::string& limit) {
   if (needed <= available) return;
   throw Error(ErrorCode::system, "the symmetric heap needs " + describe_bytes(needed) + " (" + std::to_string(world) +
-                                     " ranks x " + describe_bytes(bytes) + ") but only " + describe_bytes(available) +
-                                     " can still be used (" + limit + "): lower heap_bytes");
+                                     " ranks x " + describe_bytes(needed / static_cast<uint64_t>(world)) + ") but only " +
+                                     describe_bytes(available) + " can still be used (" + limit + "): lower heap_bytes");
 }
 
-/// Ranks agree on the size and on whether the machine has room for all segments before anyone takes any memory.
-void agree_on_size(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
-  struct Claim {
-    uint64_t bytes;
-    uint64_t available;
-    char limit[112];
-  };
+/// What a rank is about to take, and what it thinks can be taken.
+struct Claim {
+  uint64_t bytes;
+  uint64_t available;
+  char limit[112];
+};
+
+/// The claims of all ranks, before anyone takes any memory. Throws alike on all of them if the machine has no room.
+std::vector<Claim> agree_on_room(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Claim mine = {bytes, available.bytes, {}};
   std::snprintf(mine.limit, sizeof mine.limit, "%s", available.limit.c_str());
   std::vector<Claim> all(static_cast<size_t>(bootstrap.world()));
   bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].bytes == all[0].bytes) continue;
-    throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(all[0].bytes) + " and rank " +
-                                         std::to_string(r) + " for " + std::to_string(all[r].bytes) +
-                                         "; all ranks must pass the same size");
-  }
   auto& least =
       *std::min_element(all.begin(), all.end(), [](const Claim& a, const Claim& b) { return a.available < b.available; });
   least.limit[sizeof least.limit - 1] = '\0';
-  check_memory(bootstrap.world(), bytes, least.available, least.limit);
+  const uint64_t needed =
+      std::accumulate(all.begin(), all.end(), uint64_t{0}, [](uint64_t sum, const Claim& c) { return sum + c.bytes; });
+  check_memory(bootstrap.world(), needed, least.available, least.limit);
+  return all;
+}
+
+/// The parts of [0, bytes) between ranges, in whole pages.
+std::vector<HeapRange> pages_between(std::span<const HeapRange> ranges, size_t bytes) {
+  const size_t page = page_bytes();
+  std::vector<HeapRange> between;
+  size_t at = 0;
+  const auto up_to = [&](size_t end) {
+    const size_t first = round_up(at, page), last = end / page * page;
+    if (first < last) between.emplace_back(first, last - first);
+  };
+  for (const auto& [offset, length] : ranges) {
+    if (offset > at) up_to(offset);
+    at = std::max(at, offset + length);
+  }
+  up_to(bytes);
+  return between;
 }
 
 Segments share_in_process(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
@@ -102,13 +123,58 @@ Segments share_by_descriptor(Bootstrap& bootstrap, size_t bytes, const Deadline&
   return segments;
 }
 
+void MappedHeap::sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds budget) {
+  const Deadline deadline(budget);
+  run_step(bootstrap, deadline, kSubject, [&] {
+    check_keep(keep);
+    mine().check_can_discard();
+    away_ = pages_between(keep, size());
+  });
+  asleep_ = true;
+  run_step(bootstrap, deadline, kSubject, [&] {
+    for (const auto& [offset, bytes] : away_) mine().discard(offset, bytes);
+  });
+}
+
+void MappedHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
+  const Deadline deadline(budget);
+  size_t bytes = 0;
+  run_step(bootstrap, deadline, kSubject, [&] {
+    if (!asleep_) throw Error(ErrorCode::invalid_argument, "wake: the heap does not sleep");
+    for (const Range& range : away_) bytes += range.second;
+  });
+  (void)agree_on_room(bootstrap, bytes, deadline);
+  try {
+    run_step(bootstrap, deadline, kSubject, [&] {
+      for (const auto& [offset, length] : away_) mine().commit(offset, length);
+    });
+  } catch (...) {
+    for (const auto& [offset, length] : away_) {
+      try {
+        mine().discard(offset, length);
+      } catch (const Error&) {
+        // Stays committed: the next attempt finds it so.
+      }
+    }
+    throw;
+  }
+  away_.clear();
+  asleep_ = false;
+}
+
 }  // namespace
 
 std::unique_ptr<SymmetricHeap> SymmetricHeap::create(Bootstrap& bootstrap, size_t bytes, Milliseconds budget) {
   const Deadline deadline(budget);
   size_t segment_bytes = 0;
   run_step(bootstrap, deadline, kSubject, [&] { segment_bytes = checked_segment_bytes(bytes); });
-  agree_on_size(bootstrap, segment_bytes, deadline);
+  const std::vector<Claim> claims = agree_on_room(bootstrap, segment_bytes, deadline);
+  for (size_t r = 0; r < claims.size(); ++r) {
+    if (claims[r].bytes == claims[0].bytes) continue;
+    throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(claims[0].bytes) + " and rank " +
+                                         std::to_string(r) + " for " + std::to_string(claims[r].bytes) +
+                                         "; all ranks must pass the same size");
+  }
   Segments segments = bootstrap.same_process() ? share_in_process(bootstrap, segment_bytes, deadline)
                                                : share_by_descriptor(bootstrap, segment_bytes, deadline);
   return make_heap(bootstrap.rank(), segment_bytes, std::move(segments));
@@ -121,7 +187,7 @@ std::vector<std::unique_ptr<SymmetricHeap>> SymmetricHeap::create_in_process(int
   }
   const size_t segment_bytes = checked_segment_bytes(bytes);
   const MemoryAvailable available = memory_available();
-  check_memory(world, segment_bytes, available.bytes, available.limit);
+  check_memory(world, static_cast<uint64_t>(world) * segment_bytes, available.bytes, available.limit);
   Segments segments;
   for (int r = 0; r < world; ++r) segments.push_back(Mapping::anonymous(segment_bytes));
   std::vector<std::unique_ptr<SymmetricHeap>> heaps;
@@ -134,12 +200,38 @@ SymmetricHeap::SymmetricHeap(const HeapView& view, size_t size)
 
 size_t SymmetricHeap::used() const { return allocator_.usage().used; }
 
-size_t SymmetricHeap::allocate(size_t bytes, size_t alignment) {
+std::vector<SymmetricHeap::Range> SymmetricHeap::kept() const {
+  std::vector<Range> all = {{0, kHeapHeaderBytes}};
+  const auto add = [&](const std::vector<Range>& ranges) { all.insert(all.end(), ranges.begin(), ranges.end()); };
+  add(allocator_.kept());
+  const std::lock_guard lock(mutex_);
+  for (const auto& [offset, pool] : pools_)
+    if (const auto alive = pool.lock()) add(alive->kept());
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+void SymmetricHeap::check_keep(std::span<const Range> keep) const {
+  if (asleep_) throw Error(ErrorCode::invalid_argument, "sleep: the heap sleeps already");
+  for (const auto& [offset, bytes] : keep) {
+    if (offset <= size_ && bytes <= size_ - offset) continue;
+    throw Error(ErrorCode::invalid_argument, "keep: range of " + std::to_string(bytes) + " bytes at offset " +
+                                                 std::to_string(offset) + ": must lie within the segment of " +
+                                                 std::to_string(size_) + " bytes");
+  }
+}
+
+void SymmetricHeap::add_pool(size_t offset, std::weak_ptr<const OffsetAllocator> pool) {
+  const std::lock_guard lock(mutex_);
+  pools_.emplace_back(offset, std::move(pool));
+}
+
+size_t SymmetricHeap::allocate(size_t bytes, size_t alignment, size_t kept) {
   if (!std::has_single_bit(alignment) || alignment > kHeapSegmentAlignment) {
     throw Error(ErrorCode::invalid_argument, "heap alignment = " + std::to_string(alignment) +
                                                  ": must be a power of two up to " + std::to_string(kHeapSegmentAlignment));
   }
-  if (const auto offset = allocator_.allocate(bytes, alignment)) return *offset;
+  if (const auto offset = allocator_.allocate(bytes, alignment, std::min(kept, bytes))) return *offset;
   const OffsetAllocator::Usage usage = allocator_.usage();
   throw Error(ErrorCode::heap_exhausted, "the symmetric heap of rank " + std::to_string(view_.rank) + " has no room for " +
                                              std::to_string(bytes) + " bytes at alignment " + std::to_string(alignment) + ": " +
@@ -148,6 +240,12 @@ size_t SymmetricHeap::allocate(size_t bytes, size_t alignment) {
                                              "; raise heap_bytes");
 }
 
-void SymmetricHeap::release(size_t offset) noexcept { allocator_.release(offset); }
+void SymmetricHeap::release(size_t offset) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pools_, [&](const auto& pool) { return pool.first == offset; });
+  }
+  allocator_.release(offset);
+}
 
 }  // namespace switchyard::detail

@@ -11,7 +11,7 @@ namespace {
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 }  // namespace
 
-std::optional<size_t> OffsetAllocator::allocate(size_t bytes, size_t alignment) {
+std::optional<size_t> OffsetAllocator::allocate(size_t bytes, size_t alignment, size_t kept) {
   if (bytes > capacity_) return std::nullopt;
   const size_t wanted = std::max(round_up(bytes, kGranule), kGranule);
   const std::lock_guard lock(mutex_);
@@ -21,6 +21,7 @@ std::optional<size_t> OffsetAllocator::allocate(size_t bytes, size_t alignment) 
     const size_t gap = offset - start;
     if (gap > length || wanted > length - gap) continue;
     used_.emplace(offset, wanted);
+    if (kept > 0) kept_.emplace(offset, std::min(kept, wanted));
     free_.erase(block);
     if (gap > 0) free_.emplace(start, gap);
     if (length - gap > wanted) free_.emplace(offset + wanted, length - gap - wanted);
@@ -34,6 +35,7 @@ void OffsetAllocator::release(size_t offset) noexcept {
   const auto block = used_.find(offset);
   assert(block != used_.end() && "release of an offset that allocate did not return");
   if (block == used_.end()) return;
+  kept_.erase(offset);
   auto inserted = free_.insert(used_.extract(block)).position;  // the node moves: no allocation
   const auto next = std::next(inserted);
   if (next != free_.end() && inserted->first + inserted->second == next->first) {
@@ -46,6 +48,11 @@ void OffsetAllocator::release(size_t offset) noexcept {
     previous->second += inserted->second;
     free_.erase(inserted);
   }
+}
+
+std::vector<HeapRange> OffsetAllocator::kept() const {
+  const std::lock_guard lock(mutex_);
+  return {kept_.begin(), kept_.end()};
 }
 
 OffsetAllocator::Usage OffsetAllocator::usage() const {

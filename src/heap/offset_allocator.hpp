@@ -6,8 +6,13 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace switchyard::detail {
+
+/// Offset and bytes.
+using HeapRange = std::pair<size_t, size_t>;
 
 class OffsetAllocator {
  public:
@@ -18,8 +23,9 @@ class OffsetAllocator {
     if (end > begin) free_.emplace(begin, end - begin);
   }
 
-  /// Empty if no free block is large enough. `alignment` is a power of two. Any thread.
-  std::optional<size_t> allocate(size_t bytes, size_t alignment);
+  /// Empty if no free block is large enough. `alignment` is a power of two. The first `kept` bytes are noted for kept(). Any
+  /// thread.
+  std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0);
   /// Gives back what allocate returned. Needs no memory and cannot fail. Any thread.
   void release(size_t offset) noexcept;
 
@@ -27,12 +33,15 @@ class OffsetAllocator {
     size_t used = 0, free = 0, largest_free = 0, capacity = 0;
   };
   Usage usage() const;
+  /// Of all blocks that were allocated with `kept` bytes and not released, these. Any thread.
+  std::vector<HeapRange> kept() const;
 
  private:
   size_t capacity_;
   mutable std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset -> bytes
   std::map<size_t, size_t> used_;  // offset -> bytes
+  std::map<size_t, size_t> kept_;  // offset -> bytes
 };
 
 }  // namespace switchyard::detail

@@ -48,7 +48,7 @@ std::shared_ptr<Mapping> Mapping::map(int flags, int fd, size_t bytes) {
   if (address + reserved > aligned + bytes) {
     ::munmap(reinterpret_cast<void*>(aligned + bytes), address + reserved - (aligned + bytes));
   }
-  auto mapping = std::shared_ptr<Mapping>(new Mapping(static_cast<std::byte*>(data), bytes));
+  auto mapping = std::shared_ptr<Mapping>(new Mapping(static_cast<std::byte*>(data), bytes, (flags & MAP_SHARED) != 0));
   if (::madvise(data, bytes, MADV_DONTFORK) != 0) throw_system("madvise(MADV_DONTFORK) of a heap segment", errno);
   return mapping;
 }
@@ -72,6 +72,42 @@ std::shared_ptr<Mapping> Mapping::shared(int fd, size_t bytes) {
 }
 
 Mapping::~Mapping() { ::munmap(data_, bytes_); }
+
+namespace {
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/// Returns errno, or 0.
+int advise(std::byte* at, size_t bytes, int advice) {
+  int result = 0;
+  do {
+    result = ::madvise(at, bytes, advice);
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+void Mapping::check_can_discard() const {
+  // The first page holds the header and is always there.
+  if (shared_ && advise(data_, page_bytes(), MADV_POPULATE_WRITE) != 0)
+    throw Error(ErrorCode::unsupported,
+                "sleep: ranks are processes, and this system cannot take the memory of a segment again without the risk of a "
+                "signal (madvise(MADV_POPULATE_WRITE), Linux 5.14 and later)");
+}
+
+void Mapping::discard(size_t offset, size_t bytes) {
+  if (const int error = advise(data_ + offset, bytes, shared_ ? MADV_REMOVE : MADV_DONTNEED))
+    throw_system("cannot give back " + describe_bytes(bytes) + " of a heap segment", error);
+}
+
+void Mapping::commit(size_t offset, size_t bytes) {
+  if (!shared_) return;
+  if (const int error = advise(data_ + offset, bytes, MADV_POPULATE_WRITE))
+    throw_system("cannot commit " + describe_bytes(bytes) + " of a heap segment", error);
+}
 
 UniqueFd create_segment_fd(size_t bytes) {
   rlimit file_size;

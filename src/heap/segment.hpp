@@ -23,11 +23,20 @@ class Mapping {
   ~Mapping();
   std::byte* data() const noexcept { return data_; }
 
+  /// Throws Error(unsupported) if the system cannot do what follows.
+  void check_can_discard() const;
+  /// Gives whole pages back to the system, for all mappings of the segment: they are zero when next touched, and touching one
+  /// of a shared segment before commit() may fault. Throws Error(system).
+  void discard(size_t offset, size_t bytes);
+  /// Shared segments: takes memory for these pages again, or throws Error(system). Private ones get theirs as they are touched.
+  void commit(size_t offset, size_t bytes);
+
  private:
-  Mapping(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  Mapping(std::byte* data, size_t bytes, bool shared) : data_(data), bytes_(bytes), shared_(shared) {}
   static std::shared_ptr<Mapping> map(int flags, int fd, size_t bytes);
   std::byte* data_;
   size_t bytes_;
+  bool shared_;
 };
 
 /// A nameless file in memory with every page committed, sealed so that no process can change its size: touching a mapping of it

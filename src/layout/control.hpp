@@ -20,7 +20,7 @@ struct Placement {
   uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
   uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
   uint64_t records;    ///< dispatch: RecordLayout base
-  uint64_t unused;
+  uint64_t memory;     ///< combine: 0 if `rows` lie in the heap, or 1 + the slot of the registration they lie in
 };
 static_assert(sizeof(Placement) == 64);
 

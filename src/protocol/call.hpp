@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine };
+enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine, ledger_combine };
 
 /// The first fault of a call, as data: written by the first warp that finds one, read by the host after the call (CUDA: it lies
 /// in host memory and may be read at any time, once `ready` has been acquired as 1).
@@ -59,6 +59,7 @@ struct CallContext {
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
   Tracer* tracer = nullptr;          ///< null when tracing is off
+  uint64_t registered = 0;           ///< bit s: this rank reaches all ranks' memory in registration slot s
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }

@@ -37,6 +37,7 @@ struct CombineParams {
   const float* weights_in = nullptr;      ///< rank-major: [records, K] as given, or null
   float* weights_staged = nullptr;        ///< symmetric copy of weights_in
   Placement place{};                      ///< what this rank offers
+  const uint64_t* distances = nullptr;    ///< rows in registered memory: see publish_placement
 
   // Owner side.
   int64_t tokens = 0;
@@ -51,6 +52,11 @@ struct CombineParams {
   uint64_t* outputs_done = nullptr;  ///< counters of warps, private to this rank
   uint64_t* pulls_done = nullptr;
 };
+
+/// What rank `r` offers at `offset`: within its segment, or beyond (registered memory: modulo 2^64).
+SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint64_t offset) {
+  return reinterpret_cast<const std::byte*>(reinterpret_cast<uint64_t>(heap.base[r]) + offset);
+}
 
 /// Expert side: sums the rows of one record, k ascending, into its staged row. False if it has no row.
 template <class A>
@@ -101,7 +107,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
     const int rank = rank_of(i);
     if (rank < 0) return nullptr;
     const int64_t index = by_route ? p.route_row[t * p.topk + i] : entries[i].record;
-    return heap.base[rank] + heap.local(p.control.placement(p.call.epoch, rank))->rows + index * p.row_bytes;
+    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + index * p.row_bytes;
   };
   const uint64_t all = A::lanes_where(w, places, [&](int i) { return rank_of(i) >= 0; });
   const uint64_t own = A::lanes_where(w, places, [&](int i) { return rank_of(i) == p.call.rank(); });
@@ -147,7 +153,7 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   // Rows that lie in place were ready before the kernel began: one warp says so at once.
   const bool prepares = p.staged || p.weights_staged;
   if (prepares ? arrive_is_last<A>(w, p.outputs_done) : w.index() == 0)
-    publish_placement<A>(w, call, p.control, p.place, Site::outputs);
+    publish_placement<A>(w, call, p.control, p.place, Site::outputs, p.distances);
   {
     const WarpSpan<A> span(w, call, Event::wait_outputs, -1);
     if (!wait_placements<A>(w, call, p.control, Site::outputs)) return false;

@@ -33,17 +33,26 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
 }
 
 /// Writes `place` to all ranks and releases `site` (placement for dispatch, outputs for combine), with everything settled
-/// before.
+/// before. `distances`: null, or [W] what is added to `place.rows` for each reader, because the rows lie outside the heap at
+/// another distance from its mapping of this rank's segment.
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
-                                     const Placement& place, Site site) {
+                                     const Placement& place, Site site, const uint64_t* distances = nullptr) {
   void* to[kMaxRanks];
   uint64_t* theirs[kMaxRanks];
   for (int r = 0; r < call.world(); ++r) {
     to[r] = call.heap.at(r, control.placement(call.epoch, call.rank()));
     theirs[r] = call.heap.at(r, control.flag(site, call.rank()));
   }
-  A::multicast_copy(w, to, call.world(), &place, sizeof(Placement));
+  if (distances == nullptr) {
+    A::multicast_copy(w, to, call.world(), &place, sizeof(Placement));
+  } else {
+    A::for_lanes(w, call.world(), [&](int r) {
+      Placement theirs_to_read = place;
+      theirs_to_read.rows += distances[r];
+      *call.heap.at(r, control.placement(call.epoch, call.rank())) = theirs_to_read;
+    });
+  }
   A::settle(w);
   A::template publish<Scope::system>(w, theirs, call.world(), call.word(), site);
 }
@@ -56,12 +65,18 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
   return wait_all<A>(w, call, mine, call.world(), call.word(), site);
 }
 
-/// After wait_placements: true if every rank can take part and made the same call. All ranks get the same answer.
+/// True if this rank can read what `place` offers: it has not ended its part of the registration.
+SWITCHYARD_FN inline bool reachable(const CallContext& call, const Placement& place) {
+  return place.memory == 0 || ((call.registered >> (place.memory - 1)) & 1u) != 0;
+}
+
+/// After wait_placements: true if every rank can take part and made the same call. All ranks get the same answer, unless one
+/// has made another call or ended a registration that others use, which is a mismatch.
 SWITCHYARD_FN inline bool all_agree(const CallContext& call, const ControlLayout& control, uint64_t signature) {
   bool agree = true;
   for (int r = 0; r < call.world(); ++r) {
     const Placement& place = *call.heap.local(control.placement(call.epoch, r));
-    agree = agree && place.status == 0 && place.signature == signature;
+    agree = agree && place.status == 0 && place.signature == signature && reachable(call, place);
   }
   return agree;
 }

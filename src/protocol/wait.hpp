@@ -15,6 +15,12 @@ SWITCHYARD_FN inline int bits(uint64_t mask) {
   return n;
 }
 
+/// Number of the n-th set bit, from 0; there must be one.
+SWITCHYARD_FN inline int nth_bit(uint64_t mask, int n) {
+  for (; n > 0; --n) mask &= mask - 1;
+  return bits((mask & (~mask + 1)) - 1);
+}
+
 /// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {

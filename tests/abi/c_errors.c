@@ -207,6 +207,8 @@ static void null_arguments(void) {
   CHECK(sy_group_barrier(NULL) == wrong && sy_group_all_gather(NULL, NULL, 0, NULL) == wrong && sy_group_check(NULL) == wrong);
   CHECK(sy_group_abort(NULL, 1) == wrong && sy_group_wait_statistics(NULL, 0, NULL) == wrong &&
         sy_group_heap(NULL, NULL, NULL) == wrong);
+  CHECK(sy_group_register_memory(NULL, NULL, 0, NULL) == wrong && sy_group_sleep(NULL) == wrong &&
+        sy_group_wake(NULL) == wrong);
   CHECK(sy_exchange_memory_required(NULL, 1, NULL) == wrong && sy_exchange_heap_bytes_for(NULL, 1, NULL) == wrong);
   CHECK(sy_exchange_create(NULL, NULL, NULL) == wrong && sy_exchange_dispatch(NULL, NULL, NULL, NULL, NULL, NULL) == wrong);
   CHECK(sy_exchange_dispatch_cached(NULL, NULL, NULL, NULL, NULL) == wrong && sy_dispatched_get(NULL, NULL) == wrong);
@@ -221,6 +223,7 @@ static void null_arguments(void) {
   CHECK(sy_routing_layout_of(NULL, 1, 1, NULL) == wrong && sy_scale_row_bytes(1, 0, NULL) == wrong);
   CHECK(sy_first_expert(1, 1, 0, NULL) == wrong);
   CHECK_OK(sy_group_destroy(NULL));
+  CHECK_OK(sy_registered_destroy(NULL));
   CHECK_OK(sy_exchange_destroy(NULL));
   CHECK_OK(sy_dispatched_destroy(NULL));
   CHECK_OK(sy_rows_destroy(NULL));
@@ -405,6 +408,43 @@ static void late_peer(int rank, sy_group* group) {
   CHECK_OK(sy_exchange_destroy(exchange));
 }
 
+static void registered_and_asleep(void) {
+  sy_group* group = alone();
+  sy_normal_config config = make_config();
+  sy_exchange* exchange = NULL;
+  CHECK_OK(sy_exchange_create(group, &config, &exchange));
+  const sy_const_row_view x = rows_view();
+  const sy_expert_ids ids = ids_view();
+  sy_dispatched* dispatched = NULL;
+  CHECK_OK(sy_exchange_dispatch(exchange, &x, &ids, NULL, NULL, &dispatched));
+  sy_dispatched_view view = SWITCHYARD_DISPATCHED_VIEW_INIT;
+  CHECK_OK(sy_dispatched_get(dispatched, &view));
+
+  sy_registered* registered = NULL;
+  float y[kTokens * kHidden], out[kTokens * kHidden] = {0};
+  for (int i = 0; i < kTokens * kHidden; ++i) y[i] = kRows[i] + 100;
+  CHECK_FAILS(sy_group_register_memory(group, NULL, 1, &registered), SWITCHYARD_INVALID_ARGUMENT, "memory = null");
+  CHECK(registered == NULL);
+  CHECK_OK(sy_group_register_memory(group, y, sizeof y, &registered));
+  sy_const_row_view rows = x;
+  rows.data = y;
+
+  CHECK_FAILS(sy_group_wake(group), SWITCHYARD_INVALID_ARGUMENT, "does not sleep");
+  CHECK_OK(sy_group_sleep(group));
+  CHECK_FAILS(sy_group_sleep(group), SWITCHYARD_INVALID_ARGUMENT, "sleeps already");
+  CHECK_FAILS(sy_exchange_combine(exchange, &rows, view.handle, out, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "sleeps");
+  CHECK_OK(sy_group_wake(group));
+  CHECK_OK(sy_exchange_combine(exchange, &rows, view.handle, out, NULL, NULL));
+  CHECK(memcmp(out, y, sizeof y) == 0);
+  sy_call_statistics statistics = SWITCHYARD_CALL_STATISTICS_INIT;
+  CHECK_OK(sy_exchange_last_call(exchange, &statistics));
+  CHECK(statistics.copied_bytes == 0);
+  CHECK_OK(sy_registered_destroy(registered));
+  CHECK_OK(sy_dispatched_destroy(dispatched));
+  CHECK_OK(sy_exchange_destroy(exchange));
+  CHECK_OK(sy_group_destroy(group));
+}
+
 static void rendezvous(void) {
   const char* launchers[] = {"SWITCHYARD_RANK", "SWITCHYARD_WORLD_SIZE", "RANK",
                              "WORLD_SIZE",      "OMPI_COMM_WORLD_RANK",  "SLURM_PROCID"};
@@ -434,6 +474,7 @@ void run_error_tests(void) {
   wrong_members();
   routing_without_a_group();
   destroyed_in_the_wrong_order();
+  registered_and_asleep();
   sy_group_options options = small(20000);
   run_two_ranks(wrong_on_rank_0, &options);
   run_two_ranks(different_configs, &options);

@@ -76,6 +76,18 @@ TEST(OffsetAllocator, FirstFitAndCoalescing) {
   EXPECT_EQ(usage.largest_free, usage.capacity);
 }
 
+TEST(OffsetAllocator, KeptPartsAreThoseOfBlocksInUse) {
+  OffsetAllocator allocator(4096, 4096 + 10 * 64);
+  const size_t a = allocator.allocate(100, 64, 100).value(), b = allocator.allocate(64, 64).value(),
+               c = allocator.allocate(64, 64, 1000).value();
+  EXPECT_EQ(allocator.kept(), (std::vector<HeapRange>{{a, 100}, {c, 64}})) << "no more than the block";
+  allocator.release(a);
+  allocator.release(b);
+  EXPECT_EQ(allocator.kept(), (std::vector<HeapRange>{{c, 64}}));
+  EXPECT_EQ(allocator.allocate(10, 64), a);
+  EXPECT_EQ(allocator.kept(), (std::vector<HeapRange>{{c, 64}})) << "the block's next user keeps nothing";
+}
+
 TEST(OffsetAllocator, RandomCallsKeepBlocksDisjointAlignedAndCounted) {
   std::mt19937 random(7);
   constexpr size_t kBegin = 4096, kEnd = 1 << 20;

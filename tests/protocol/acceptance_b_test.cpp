@@ -197,8 +197,11 @@ TEST_P(B, B09_Fp8RowsTravelUntouched) {
 TEST_P(B, B10_BuffersAreFreeOnReturn) {
   std::vector<Scenario> all;
   for (const Layout layout : kLayouts) {
-    for (const OutputMemory memory : {OutputMemory::row_buffer, OutputMemory::ordinary, OutputMemory::in_place}) {
+    for (const OutputMemory memory :
+         {OutputMemory::row_buffer, OutputMemory::ordinary, OutputMemory::in_place, OutputMemory::registered}) {
+      if (memory == OutputMemory::registered && kRanks == Ranks::processes && kBackend == switchyard::Backend::cpu) continue;
       Scenario s = base("B10", 8, 2, 17, layout);
+      if (memory == OutputMemory::registered && layout == Layout::expert_major) s.order = CombineOrder::per_route;
       s.output_memory = memory;
       s.max_delay_us = 4000;
       s.repeats = 2;

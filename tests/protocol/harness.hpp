@@ -33,6 +33,7 @@ enum class OutputMemory {
   row_buffer,  ///< allocate_rows: read in place
   ordinary,    ///< the caller's own memory
   in_place,    ///< Dispatched::x, overwritten
+  registered,  ///< the caller's own memory, registered for the call (not with CPU ranks as processes)
 };
 
 struct Scenario {

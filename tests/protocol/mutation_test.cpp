@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "arch/cpu/order_table.hpp"
-#include "protocol/harness.hpp"
+#include "protocol/ledger_rig.hpp"
 #include "protocol/low_latency_harness.hpp"
 
 #if !defined(SWITCHYARD_MUTABLE_ORDERS) || !defined(__SANITIZE_THREAD__)
@@ -33,8 +33,10 @@ using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
 
-enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, low_latency };
-constexpr const char* kPhaseNames[] = {"dispatch", "cached", "combine_in_place", "combine_ordinary", "low_latency"};
+enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, ledger, low_latency };
+constexpr Phase kPhases[] = {Phase::dispatch,         Phase::cached, Phase::combine_in_place,
+                             Phase::combine_ordinary, Phase::ledger, Phase::low_latency};
+constexpr const char* kPhaseNames[] = {"dispatch", "cached", "combine_in_place", "combine_ordinary", "ledger", "low_latency"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -71,6 +73,8 @@ constexpr Use kUses[] = {
     {Site::outputs, Phase::combine_ordinary, Staging::direct},
     {Site::outputs, Phase::combine_in_place, Staging::ring},
     {Site::pulled, Phase::combine_in_place, Staging::direct},
+    {Site::ledger_rows, Phase::ledger, Staging::direct},
+    {Site::local_sends, Phase::ledger, Staging::direct},  // before ledger_rows: copies of the rows
     {Site::ring_tail, Phase::dispatch, Staging::ring},
     {Site::ring_tail, Phase::cached, Staging::ring},
     {Site::ring_tail, Phase::combine_in_place, Staging::ring},
@@ -94,6 +98,7 @@ const char* redundant_because(Site site) {
     case Site::rows:
     case Site::outputs:
     case Site::pulled:
+    case Site::ledger_rows:
     case Site::ring_tail:
     case Site::ring_head:
     case Site::call_header:
@@ -119,12 +124,69 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   return make_case(s);
 }
 
+/// Likewise: several chunks of rows per warp and owner, rows from all ranks for most tokens.
+std::shared_ptr<const LedgerCase> ledger_scenario() {
+  LedgerScenario s;
+  s.problem.world = 3;
+  s.problem.experts = 6;
+  s.problem.topk = 3;
+  s.tokens = {17, 16, 15};
+  s.hidden = 2048;  // four rows a chunk
+  return make_ledger_case(s);
+}
+
 /// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is on
 /// its own.
-class PhaseRunner {
+class StepRunner {
+ public:
+  StepRunner(switchyard::Group& group, const std::optional<Mutant>& mutant) : group_(group), mutant_(mutant) {}
+
+ protected:
+  template <class F>
+  void step(bool weakened, F&& call) {
+    if (mutant_ && weakened) set(std::memory_order_relaxed);
+    call();
+    if (mutant_ && weakened) set(std::memory_order_acq_rel);
+    group_.barrier();
+  }
+
+  switchyard::Group& group_;
+
+ private:
+  void set(std::memory_order order) {
+    group_.barrier();
+    if (group_.rank() == 0) switchyard::detail::set_order(mutant_->site, mutant_->side, order);
+    group_.barrier();
+  }
+  const std::optional<Mutant>& mutant_;
+};
+
+class LedgerRunner : StepRunner {
+ public:
+  LedgerRunner(switchyard::Group& group, const LedgerCase& c, Failures& f, const std::optional<Mutant>& mutant)
+      : StepRunner(group, mutant), c_(c), f_(f), ledger_(group, make_config(c)) {}
+
+  void run() {
+    for (int i = 0; i < 4; ++i) {
+      LedgerRankData data(c_, group_.rank(), i);
+      const auto prepared = ledger_.prepare(data.tables());
+      step(true, [&] {
+        ledger_.combine(data.y(), data.probs(), prepared, data.out().data());
+        data.check_out(f_);
+      });
+    }
+  }
+
+ private:
+  const LedgerCase& c_;
+  Failures& f_;
+  switchyard::LedgerCombine ledger_;
+};
+
+class PhaseRunner : StepRunner {
  public:
   PhaseRunner(switchyard::Group& group, const Case& c, Failures& f, const std::optional<Mutant>& mutant)
-      : group_(group), c_(c), f_(f), mutant_(mutant), exchange_(group, make_config(c)) {}
+      : StepRunner(group, mutant), c_(c), f_(f), exchange_(group, make_config(c)) {}
 
   void run(Phase phase) {
     for (int i = 0; i < 4; ++i) {
@@ -155,25 +217,12 @@ class PhaseRunner {
   }
 
  private:
-  template <class F>
-  void step(bool weakened, F&& call) {
-    if (mutant_ && weakened) set(std::memory_order_relaxed);
-    call();
-    if (mutant_ && weakened) set(std::memory_order_acq_rel);
-    group_.barrier();
-  }
-  void set(std::memory_order order) {
-    group_.barrier();
-    if (group_.rank() == 0) switchyard::detail::set_order(mutant_->site, mutant_->side, order);
-    group_.barrier();
-  }
-
-  switchyard::Group& group_;
   const Case& c_;
   Failures& f_;
-  const std::optional<Mutant>& mutant_;
   switchyard::NormalExchange exchange_;
 };
+
+constexpr size_t kLowLatencyHeap = size_t{1} << 20;
 
 /// Queued calls of low-latency mode: both ways of sending, both orders, repeated experts. No barrier between them, because a
 /// flag orders what a later call overwrites, too.
@@ -213,6 +262,7 @@ struct ChildEnd {
 /// Runs the scenario in a child, with `mutant` if given, and returns how it ended and what it printed.
 ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mutant) {
   const auto c = scenario_of(phase, staging);
+  const auto ledger = ledger_scenario();
   int ends[2];
   if (::pipe(ends) != 0) return {};
   std::fflush(nullptr);
@@ -222,10 +272,15 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
     ::dup2(ends[1], 2);
     Fleet fleet;
     fleet.world = 3;
-    fleet.options.heap_bytes = heap_bytes({c}) + (size_t{1} << 20);
+    fleet.options.heap_bytes =
+        heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
     const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
-      phase == Phase::low_latency ? run_low_latency(group, f, mutant) : PhaseRunner(group, *c, f, mutant).run(phase);
+      switch (phase) {
+        case Phase::ledger: return LedgerRunner(group, *ledger, f, mutant).run();
+        case Phase::low_latency: return run_low_latency(group, f, mutant);
+        default: return PhaseRunner(group, *c, f, mutant).run(phase);
+      }
     });
     std::fprintf(stderr, "%s", joined(failures).c_str());
     std::fflush(nullptr);
@@ -268,8 +323,7 @@ INSTANTIATE_TEST_SUITE_P(Orders, Mutation, testing::ValuesIn(all_mutants()), [](
 
 TEST(Control, IsCleanWithoutAMutation) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
-    for (const Phase phase :
-         {Phase::dispatch, Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::low_latency}) {
+    for (const Phase phase : kPhases) {
       const ChildEnd end = run_child(phase, staging, std::nullopt);
       EXPECT_EQ(end.status, 0) << kPhaseNames[static_cast<int>(phase)] << ": " << end.output;
     }
@@ -287,7 +341,7 @@ TEST(Survivors, AreDocumented) {
     std::printf("survivor %s: %s\n", switchyard::detail::site_name(site), reason);
     for (const Side side : {Side::acquire, Side::release}) {
       for (const Staging staging : {Staging::direct, Staging::ring}) {
-        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::low_latency}) {
+        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency}) {
           const ChildEnd end = run_child(phase, staging, Mutant{site, side, phase, staging});
           EXPECT_EQ(end.status, 0) << "documented as redundant (" << reason << "), but: " << end.output;
         }

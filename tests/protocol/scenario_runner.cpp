@@ -177,9 +177,18 @@ class Rank {
     f_.equal(local + remote, stats.payload_rows, "payload_rows");
   }
 
+  /// After a combine of registered rows: they were read where they lie.
+  void check_nothing_copied() {
+    const bool sums = c_.problem.layout == Layout::expert_major && c_.scenario.order == CombineOrder::per_rank;
+    if (c_.scenario.staging == Staging::direct && !sums)
+      f_.equal(uint64_t{0}, exchange_.last_call().copied_bytes, "bytes copied of registered rows");
+    group_.barrier();  // all ranks have made the call, and may end the registration
+  }
+
   void combine(RankData& data, Dispatched d, const switchyard::Handle& handle) {
     const Scenario& s = c_.scenario;
     std::optional<switchyard::RowBuffer> buffer;
+    switchyard::RegisteredMemory registered;
     std::vector<std::byte> memory;
     if (memory_) return combine_on_device(data, std::move(d), handle);
     Rows y{nullptr, handle.rows(), s.hidden, s.y_type};
@@ -189,8 +198,10 @@ class Rank {
         y = buffer->rows();
         break;
       case OutputMemory::ordinary:
+      case OutputMemory::registered:
         memory.resize(idx(y.rows * row_bytes(s, s.y_type)) + 1);
         y.data = memory.data();
+        if (s.output_memory == OutputMemory::registered) registered = group_.register_memory(memory.data(), memory.size());
         break;
       case OutputMemory::in_place: y = d.x; break;
     }
@@ -198,6 +209,7 @@ class Rank {
     const size_t bytes = idx(handle.rows() * row_bytes(s, s.y_type));
     if (s.identity && y.data != d.x.data && bytes > 0) std::memcpy(y.data, d.x.data, bytes);
     exchange_.combine(y, handle, data.out(), data.combine_options(), data.out_weights());
+    if (registered) check_nothing_copied();
     if (bytes > 0) std::memset(y.data, 0xEE, bytes);  // the caller's again
     data.check_combined(f_);
   }
@@ -207,6 +219,7 @@ class Rank {
     const Scenario& s = c_.scenario;
     const int64_t allocated = d.x.rows, bytes = row_bytes(s, s.y_type);
     std::optional<switchyard::RowBuffer> buffer;
+    switchyard::RegisteredMemory registered;
     std::vector<std::byte> host(idx(allocated * bytes) + 1, std::byte{0xFF});
     const Rows host_y{host.data(), allocated, s.hidden, s.y_type};
     if (s.identity && allocated > 0) memory_->read(host.data(), d.x.data, host.size() - 1);
@@ -219,6 +232,7 @@ class Rank {
       y = d.x;
     } else {
       y.data = memory_->upload(host.data(), host.size());
+      if (s.output_memory == OutputMemory::registered) registered = group_.register_memory(y.data, host.size());
     }
     if (y.data) memory_->write(y.data, host.data(), idx(allocated * bytes));
     const int64_t tokens = c_.problem.tokens(group_.rank()), topk = c_.problem.topk;
@@ -241,6 +255,8 @@ class Rank {
     if (y.data) memory_->fill(y.data, 0xEE, idx(allocated * bytes));
     if (tokens > 0) memory_->read(data.out(), out, idx(tokens * bytes));
     if (out_weights) memory_->read(data.out_weights(), out_weights, idx(tokens * topk) * 4);
+    if (registered) check_nothing_copied();
+    registered = {};
     memory_->release();
     data.check_combined(f_);
   }

@@ -10,6 +10,7 @@
 
 #include "bench_cuda.hpp"
 #include "bench_html.hpp"
+#include "bench_low_latency.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "progress.hpp"
@@ -30,7 +31,7 @@ constexpr Axis kAxes[] = {
     {"tokens", &BenchOptions::tokens, 0, 1 << 20}, {"ranks", &BenchOptions::ranks, 1, 64},
     {"warps", &BenchOptions::warps, 1, 256},       {"blocks", &BenchOptions::blocks, 1, 256},
     {"hidden", &BenchOptions::hidden, 8, 1 << 20}, {"sms", &BenchOptions::sms, 1, 1024},
-    {"topk", &BenchOptions::topk, 1, kMaxTopk},
+    {"topk", &BenchOptions::topk, 1, kMaxTopk},    {"pieces", &BenchOptions::pieces, 1, 16},
 };
 
 /// All combinations of the sweeps, the last one fastest.
@@ -212,6 +213,10 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 }
 
 int run_bench(const BenchOptions& options) {
+  if (options.mode == "low_latency") {
+    check_writable(options);
+    return run_bench_low_latency(options, points_of(options));
+  }
   if (options.backend == "cuda") {
     check_writable(options);
     return run_bench_cuda(options, points_of(options));

@@ -15,6 +15,7 @@ namespace switchyard::tool {
 
 struct BenchOptions {
   std::string backend = "cpu";
+  std::string mode = "normal";
   int64_t ranks = 0;  ///< 0: 2, or 8 with 16 cores or more
   int64_t blocks = 1;
   int64_t warps = 0;  ///< 0: cores / ranks, at least 1
@@ -29,6 +30,8 @@ struct BenchOptions {
   std::string dtype = "bf16";
   std::string quantize = "none";
   std::string order = "per_rank";
+  std::string sending = "per_rank";  ///< low latency
+  int64_t pieces = 0;                ///< low latency; 0: the library's default
   std::string routing = "uniform";
   int64_t channels = 0;  ///< ring settings; 0: the library's default
   int64_t send_chunk = 0;

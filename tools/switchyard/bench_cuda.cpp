@@ -18,6 +18,7 @@
 #include "progress.hpp"
 #include "rank_device.hpp"
 #include "ranks.hpp"
+#include "row_moves.hpp"
 #include "style.hpp"
 
 namespace switchyard::tool {
@@ -57,35 +58,6 @@ struct Setup {
   }
 };
 
-/// Rank-major rows: per (destination, source) in the order of tokens.
-void plan_moves(Setup& s) {
-  const Scenario& c = s.scenario;
-  std::vector<int32_t> next(static_cast<size_t>(c.world), 0);
-  double pairs = 0, tokens = 0;
-  for (int r = 0; r < c.world; ++r) {
-    bench::RowMoves m;
-    int64_t remote = 0;
-    m.begin.push_back(0);
-    for (int64_t t = 0; t < c.tokens(r); ++t) {
-      uint64_t mask = 0;
-      for (int k = 0; k < c.topk; ++k)
-        if (c.valid(c.id(r, t, k))) mask |= uint64_t{1} << c.owner(c.id(r, t, k));
-      for (int d = 0; d < c.world; ++d) {
-        if ((mask >> d & 1) == 0) continue;
-        m.rank.push_back(d);
-        m.row.push_back(next[static_cast<size_t>(d)]++);
-        remote += d != r;
-      }
-      m.begin.push_back(static_cast<int32_t>(m.rank.size()));
-    }
-    pairs += static_cast<double>(m.rank.size());
-    tokens += static_cast<double>(c.tokens(r));
-    s.remote_pairs = std::max(s.remote_pairs, remote);
-    s.moves.push_back(std::move(m));
-  }
-  s.mean_ranks = tokens > 0 ? pairs / tokens : 0;
-}
-
 /// W (1 - C(E - E/W, K) / C(E, K)): uniform distinct choices on evenly split experts.
 double expected_mean_ranks(const Scenario& s) {
   double miss = 1;
@@ -108,7 +80,10 @@ Setup make_setup(const BenchOptions& o) {
   c.alignment = static_cast<int>(o.alignment);
   c.seed = static_cast<uint64_t>(o.seed);
   c.routing = source.all_ranks(o.tokens);
-  plan_moves(s);
+  PlannedMoves planned = plan_moves(c);
+  s.moves = std::move(planned.moves);
+  s.mean_ranks = planned.mean_ranks;
+  s.remote_pairs = planned.remote_pairs;
   s.type = type_of(o.dtype);
   s.scales = s.type == DType::fp8_e4m3 ? ScaleKind::f32 : ScaleKind::none;
   s.quantize = o.quantize == "f32" ? ScaleKind::f32 : o.quantize == "ue8m0" ? ScaleKind::ue8m0 : ScaleKind::none;

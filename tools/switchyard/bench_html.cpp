@@ -37,6 +37,8 @@ struct Line {
 const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"},
                                   {"combine", {"combine", "p50_us"}, "--compute"},
                                   {"cached dispatch", {"cached_dispatch", "p50_us"}, "--plan"},
+                                  {"combine per route", {"combine_per_route", "p50_us"}, "--compute"},
+                                  {"combine per rank", {"combine_per_rank", "p50_us"}, "--plan"},
                                   {"push limit", {"push_limit", "p50_us"}, "--move", true},
                                   {"pull limit", {"pull_limit", "p50_us"}, "--compute", true}};
 const std::vector<Line> kShares = {{"dispatch", {"share_of_limit", "dispatch"}, "--move"},
@@ -192,25 +194,31 @@ std::vector<Series> series_of(const std::vector<const json*>& runs, const char* 
 }
 
 std::string table_of(const json& runs, const std::vector<size_t>& varied) {
+  std::vector<const Line*> lines;  // solid lines of the plot that the runs have
+  for (const Line& line : kTimes)
+    if (!line.dashed && runs.at(0).contains(line.path[0])) lines.push_back(&line);
+  const bool shares = runs.at(0).contains("share_of_limit"), plan = runs.at(0).contains("plan_us");
   std::string out = "<div class=\"scroll\"><table><tr>";
   for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].second);
-  out +=
-      "<th>dispatch</th><th>p99</th><th>of limit</th><th>combine</th><th>p99</th><th>of "
-      "limit</th><th>plan</th><th>checked</th></tr>";
+  for (const Line* line : lines) out += fmt::format("<th>{}</th><th>p99</th>{}", line->name, shares ? "<th>of limit</th>" : "");
+  out += fmt::format("{}<th>checked</th></tr>", plan ? "<th>plan</th>" : "");
   for (const json& run : runs) {
     out += "<tr>";
     for (const size_t a : varied) out += fmt::format("<td>{}</td>", number(static_cast<double>(value_of(run, kAxes[a].first))));
-    for (const char* op : {"dispatch", "combine"}) {
+    for (const Line* line : lines) {
+      const json& times = run.at(line->path[0]);
+      out += fmt::format("<td>{}</td><td>{}</td>", duration(times.at("p50_us").get<double>() * 1e-6),
+                         duration(times.at("p99_us").get<double>() * 1e-6));
+      if (!shares) continue;
       const json& share = run.at("share_of_limit");
-      out += fmt::format("<td>{}</td><td>{}</td><td>{}</td>", duration(run.at(op).at("p50_us").get<double>() * 1e-6),
-                         duration(run.at(op).at("p99_us").get<double>() * 1e-6),
-                         share.contains(op) ? fmt::format("{:.0f} %", 100 * share.at(op).get<double>()) : "-");
+      out += share.contains(line->path[0]) ? fmt::format("<td>{:.0f} %</td>", 100 * share.at(line->path[0]).get<double>())
+                                           : "<td>-</td>";
     }
+    if (plan) out += fmt::format("<td>{}</td>", duration(run.at("plan_us").get<double>() * 1e-6));
     const json& verified = run.at("verified");
-    out += fmt::format("<td>{}</td><td>{}</td></tr>", duration(run.at("plan_us").get<double>() * 1e-6),
-                       verified.is_null()     ? "no"
-                       : verified.get<bool>() ? "<b class=\"good\">PASS</b>"
-                                              : "<b class=\"bad\">FAIL</b>");
+    out += fmt::format("<td>{}</td></tr>", verified.is_null()     ? "no"
+                                           : verified.get<bool>() ? "<b class=\"good\">PASS</b>"
+                                                                  : "<b class=\"bad\">FAIL</b>");
   }
   return out + "</table></div>";
 }
@@ -226,6 +234,11 @@ std::string machine_of(const json& d) {
 }
 
 std::string limits_text(const json& d) {
+  const bool low_latency = d.at("runs").at(0).at("config").value("mode", std::string()) == "low_latency";
+  if (low_latency && !d.contains("gpus")) return "Medians of the slowest rank from entry to exit.";
+  if (low_latency)
+    return "Medians of the slowest rank, each call timed inside a replayed CUDA graph with a cold L2. The limits are bare "
+           "kernels that move the same rows on as many SMs in the same run, with a barrier at the end.";
   if (d.contains("gpus"))
     return "Medians of the slowest rank from CUDA event to CUDA event with a cold L2, the plan included in dispatch. The "
            "limits are bare kernels that move the "
@@ -266,11 +279,13 @@ std::string bench_html(const json& document) {
     known->second.push_back(&run);
   }
   const json& first = runs.at(0).at("config");
-  const std::string what = fmt::format(
-      "{} ranks ({}), {} rows {}, hidden {}, top-{} of {}, {} routing, {} combine", first.value("ranks", int64_t{0}),
-      first.value("ranks_are", std::string()), first.value("layout", std::string()), first.value("dtype", std::string()),
-      first.value("hidden", int64_t{0}), first.value("topk", int64_t{0}), first.value("experts", int64_t{0}),
-      first.value("routing", std::string()), first.value("order", std::string()));
+  const std::string what =
+      fmt::format("{} ranks ({}), {} rows {}, hidden {}, top-{} of {}, {} routing, {}", first.value("ranks", int64_t{0}),
+                  first.value("ranks_are", std::string()), first.value("layout", std::string("low-latency")),
+                  first.value("dtype", std::string()), first.value("hidden", int64_t{0}), first.value("topk", int64_t{0}),
+                  first.value("experts", int64_t{0}), first.value("routing", std::string()),
+                  first.contains("order") ? first.value("order", std::string()) + " combine"
+                                          : "sent " + first.value("sending", std::string()));
   std::string page =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
       "content=\"width=device-width, initial-scale=1\">\n<title>Switchyard bench</title>\n<style>";
@@ -285,11 +300,13 @@ std::string bench_html(const json& document) {
   for (const auto& [key, group] : groups) {
     const std::vector<Series> times = series_of(group, kAxes[axis].first, kTimes, 1);
     const std::vector<Series> shares = series_of(group, kAxes[axis].first, kShares, 100);
-    page += fmt::format(
-        "<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div><div><h3>Share of the "
-        "limit</h3>{}{}</div></div></section>\n",
-        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, kAxes[axis].second, "", false), legend(times),
-        plot(shares, kAxes[axis].second, " %", true), legend(shares));
+    page += fmt::format("<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div>",
+                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, kAxes[axis].second, "", false),
+                        legend(times));
+    if (!shares.empty())
+      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, kAxes[axis].second, " %", true),
+                          legend(shares));
+    page += "</div></section>\n";
   }
   page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied) + "<p class=\"note\">" +
           limits_text(document) + "</p></section>\n</main>\n</body>\n</html>\n";

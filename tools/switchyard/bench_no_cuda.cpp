@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_cuda.hpp"
+#include "bench_low_latency.hpp"
 #include "cli.hpp"
+#include "rank_device.hpp"
 
 namespace switchyard::tool {
 
-int run_bench_cuda(const BenchOptions&, std::vector<BenchOptions>) {
-  throw UsageError("--backend: 'cuda' given, but this build has no CUDA code; build with nvcc and -DSWITCHYARD_BACKENDS=cuda");
+int run_bench_cuda(const BenchOptions&, std::vector<BenchOptions>) { throw UsageError(no_cuda_text()); }
+std::unique_ptr<LatencyClock> make_cuda_clock(Group&, const Scenario&, const BenchOptions&, size_t) {
+  throw UsageError(no_cuda_text());
 }
+size_t cuda_clock_bytes(const Scenario&, const BenchOptions&, size_t) { throw UsageError(no_cuda_text()); }
 
 }  // namespace switchyard::tool

@@ -141,10 +141,10 @@ float rounded(float value, DType type) {
   return 0;
 }
 
-void quantize_reference(const void* row, DType type, int64_t hidden, ScaleKind kind, uint8_t* q, void* scales) {
-  for (int64_t group = 0; group < num_scales(hidden); ++group) {
-    const int64_t first = group * kScaleGroup;
-    const int64_t last = std::min(hidden, first + kScaleGroup);
+void quantize_reference(const void* row, DType type, int64_t hidden, ScaleKind kind, uint8_t* q, void* scales, int size) {
+  for (int64_t group = 0; group < num_scales(hidden, size); ++group) {
+    const int64_t first = group * size;
+    const int64_t last = std::min(hidden, first + size);
     float amax = 0;
     for (int64_t c = first; c < last; ++c) {
       const float value = std::abs(element(row, type, c));

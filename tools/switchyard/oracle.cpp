@@ -108,6 +108,16 @@ uint64_t output_key(const Scenario& s, uint64_t set, int dest, const RowOrigin& 
   return row_key(s.seed, set, RowKind::expert_output, expert, route, source);
 }
 
+namespace {
+
+int first_with_expert(const Scenario& s, int source, int64_t token, int k) {
+  int first = 0;
+  while (s.id(source, token, first) != s.id(source, token, k)) ++first;
+  return first;
+}
+
+}  // namespace
+
 void expected_combine(const Scenario& s, const CombineCase& c, int source, int64_t token, void* out) {
   std::vector<std::byte> row(static_cast<size_t>(s.hidden) * dtype_bytes(c.type));
   std::vector<float> sum(static_cast<size_t>(s.hidden), 0.0f);
@@ -128,7 +138,7 @@ void expected_combine(const Scenario& s, const CombineCase& c, int source, int64
   const auto fetch = [&](int dest, int k) {
     const uint64_t key =
         c.identity ? row_key(s.seed, c.set, RowKind::token, static_cast<uint64_t>(source), static_cast<uint64_t>(token))
-                   : output_key(s, c.set, dest, {source, token, k});
+                   : output_key(s, c.set, dest, {source, token, c.repeats_alias ? first_with_expert(s, source, token, k) : k});
     fill_row(row.data(), c.type, s.hidden, key);
   };
   const bool weighted = s.layout == Layout::expert_major && c.apply_weights && s.weighted();

@@ -63,7 +63,8 @@ struct CombineCase {
   bool apply_weights = true;
   uint64_t set = 0;
   int num_bias = 0;
-  bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged
+  bool identity = false;       ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged
+  bool repeats_alias = false;  ///< low latency: an expert that a token names again is one row, of its first k
   const Kept* kept = nullptr;
 };
 void expected_combine(const Scenario& s, const CombineCase& c, int source, int64_t token, void* out);

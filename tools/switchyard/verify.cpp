@@ -44,9 +44,9 @@ std::string label(const VerifyCase& c) {
   const std::string workers = c.gpus == 0 ? fmt::format("{}x{}", c.blocks, c.warps)
                               : c.sms > 0 ? fmt::format("{}gpu {}sm", c.gpus, c.sms)
                                           : fmt::format("{}gpu", c.gpus);
-  return fmt::format("{} {} {}{} {} {} W{} {} T{} H{}", c.layout, c.staging, c.dtype,
-                     c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.mode, c.routing, c.ranks, workers, c.tokens,
-                     c.hidden);
+  const std::string how = c.mode == "normal" ? fmt::format("normal {} {}", c.layout, c.staging) : c.mode;
+  return fmt::format("{} {}{} {} W{} {} T{} H{}", how, c.dtype, c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.routing,
+                     c.ranks, workers, c.tokens, c.hidden);
 }
 
 json describe(const VerifyCase& c) {
@@ -98,6 +98,10 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
   vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
   vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
+  // Low-latency mode has one layout and one way to stage.
+  std::erase_if(cases, [&](const VerifyCase& c) {
+    return c.mode == "low_latency" && (c.layout != o.layouts.front() || c.staging != o.staging.front());
+  });
   // fp8 rows are quantised already.
   std::erase_if(cases, [](const VerifyCase& c) { return c.quantize != "none" && c.dtype.rfind("fp8", 0) == 0; });
   return cases;

@@ -8,6 +8,7 @@
 
 #include "cli.hpp"
 #include "device_copy.hpp"
+#include "low_latency_check.hpp"
 #include "rank_device.hpp"
 #include "verify.hpp"
 
@@ -311,6 +312,19 @@ class RankChecks {
   std::vector<CheckResult> results_;
 };
 
+/// What a case of low-latency mode runs, on the same data.
+std::vector<LowLatencyConfig> low_latency_configs(const VerifyCase& c, const Scenario& s) {
+  const ScaleKind scales = c.quantize != "none" ? quantize_of(c.quantize) : type_of(c.dtype).scales;
+  const LowLatencyConfig plain = low_latency_config(s, type_of(c.dtype).type, scales);
+  std::vector<LowLatencyConfig> all{plain, plain};
+  all[1].sending = Sending::per_route;
+  if (scales != ScaleKind::none) {
+    all[1].scale_order = ScaleOrder::column_major;
+    if (c.quantize != "none") all[1].scale_group = 32;
+  }
+  return all;
+}
+
 /// Ranks hold different numbers of tokens: all, three quarters, none, a half, all, ...
 int64_t tokens_of(int rank, int64_t tokens, bool equal) {
   if (equal) return tokens;
@@ -334,13 +348,37 @@ Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
   s.experts = source.experts();
   s.topk = source.topk();
   s.hidden = c.hidden;
-  s.layout = c.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
-  s.alignment = static_cast<int>(options.alignment);
+  const bool low_latency = c.mode == "low_latency";
+  s.layout = low_latency || c.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
+  s.alignment = low_latency ? 1 : static_cast<int>(options.alignment);
   s.seed = c.seed;
   for (int r = 0; r < c.ranks; ++r) {
     s.routing.push_back(std::move(source.batches(r, tokens_of(r, c.tokens, options.equal_tokens), 1).front()));
   }
   return s;
+}
+
+/// Low-latency mode: both ways of sending, both halves together and apart, scales in both orders.
+std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
+  std::vector<CheckResult> results;
+  for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
+    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, c.sms);
+    const std::string how = fmt::format("{}{}", config.sending == Sending::per_rank ? "per rank" : "per route",
+                                        config.scale_order == ScaleOrder::column_major ? ", column-major scales" : "");
+    for (const bool split : {false, true}) {
+      rank.prepare(split ? 1 : 0);
+      rank.dispatch(split);
+      results.push_back(rank.check_dispatched(fmt::format("dispatch {}{}", how, split ? ", in halves" : "")));
+      group.barrier();
+      for (const std::string& name : c.orders) {
+        const CombineOrder order = name == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
+        rank.combine(order, split);
+        results.push_back(rank.check_combined(fmt::format("combine {}{}", name, split ? ", in halves" : ""), order));
+        group.barrier();
+      }
+    }
+  }
+  return results;
 }
 
 json to_json(const std::vector<CheckResult>& results) {
@@ -360,11 +398,21 @@ void check_verify_case(const VerifyCase& c, const VerifyOptions& options) {
   s.hidden = c.hidden;
   s.routing.resize(static_cast<size_t>(c.ranks));
   s.routing.front().tokens = c.tokens;  // sizes only
+  if (c.mode == "low_latency") {
+    for (const LowLatencyConfig& config : low_latency_configs(c, s)) LowLatencyExchange::memory_required(config, c.ranks);
+    return;
+  }
   NormalExchange::memory_required(RankChecks::config_for(c, s), c.ranks, backend_of(c));
 }
 
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
   const Scenario s = scenario_of(c, options);
+  if (c.mode == "low_latency") {
+    size_t most = 0;
+    for (const LowLatencyConfig& config : low_latency_configs(c, s))
+      most = std::max(most, LowLatencyRank::device_bytes(s, config));
+    return most + (size_t{1} << 20);
+  }
   NormalConfig config = RankChecks::config_for(c, s);
   config.pool_bytes = 0;  // then the pool holds any output: so much may be given to combine from ordinary memory
   const auto tokens = static_cast<size_t>(config.max_tokens), row = static_cast<size_t>(s.hidden) * sizeof(float);
@@ -382,10 +430,20 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.timeout = std::chrono::milliseconds(options.timeout_ms);
   job.group.deferred_copies = options.deferred;
   job.group.backend = backend_of(c);
-  job.group.heap_bytes = NormalExchange::heap_bytes_for(RankChecks::config_for(c, s), c.ranks, job.group.backend);
+  const bool low_latency = c.mode == "low_latency";
+  if (low_latency) {
+    for (const LowLatencyConfig& config : low_latency_configs(c, s))
+      job.group.heap_bytes = std::max(job.group.heap_bytes, LowLatencyExchange::heap_bytes_for(config, c.ranks));
+  } else {
+    job.group.heap_bytes = NormalExchange::heap_bytes_for(RankChecks::config_for(c, s), c.ranks, job.group.backend);
+  }
   const std::vector<json> per_rank = run_ranks(job, [&](Group& group, RankLink&) {
     RankDevice* device = c.gpus > 0 ? &rank_device(group.rank(), c.gpus, arena) : nullptr;
     group.barrier();  // every rank has its stream and its memory before any waits for another
+    if (low_latency) {
+      const std::unique_ptr<RankDevice> host = make_host_device();
+      return to_json(low_latency_checks(c, s, group, device ? *device : *host));
+    }
     return to_json(RankChecks(c, s, group, device).run());
   });
 

@@ -50,6 +50,7 @@ typedef struct sy_exchange sy_exchange;      ///< dispatch and combine over a gr
 typedef struct sy_dispatched sy_dispatched;  ///< what a dispatch delivered; sy_dispatched_destroy
 typedef struct sy_handle sy_handle;          ///< routing of a dispatch; counted: sy_handle_retain, sy_handle_release
 typedef struct sy_rows sy_rows;              ///< rows in symmetric memory; sy_rows_destroy
+typedef struct sy_registered sy_registered;  ///< memory of the caller that all ranks reach; sy_registered_destroy
 typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled struct; sy_storage_release
 
 // ---- Version, error text ----
@@ -143,6 +144,23 @@ typedef struct sy_wait_statistics {
 switchyard_code_t sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);
 /// Bytes of the symmetric heap in use and in total on this rank. Either pointer may be NULL.
 switchyard_code_t sy_group_heap(const sy_group* group, size_t* used, size_t* size);
+
+/// Collective. Makes `bytes` bytes at `memory` reachable for all ranks, so that combine reads rows in it where they lie. Sizes
+/// may differ; NULL with 0 bytes is a rank without a buffer. At most 64 at a time. CPU: ranks as threads only. CUDA:
+/// cudaMalloc, or cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors occur on all ranks alike and leave the
+/// group usable.
+switchyard_code_t sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered);
+/// Ends the registration for this rank: after the same call on each, and before any rank frees its memory (sy_group_barrier in
+/// between). CUDA: waits for the GPU.
+switchyard_code_t sy_registered_destroy(sy_registered* registered);
+
+/// Collective, after all calls of all ranks have returned (CUDA: waits for the GPU). Gives the memory of the symmetric heap
+/// back until sy_group_wake. Exchanges and handles survive, at the same addresses; the content of rows in the heap is lost.
+/// Meanwhile calls that need the heap are SWITCHYARD_INVALID_ARGUMENT and change nothing. SWITCHYARD_UNSUPPORTED where memory
+/// cannot be given back.
+switchyard_code_t sy_group_sleep(sy_group* group);
+/// Collective. SWITCHYARD_SYSTEM on all ranks if there is no memory: the group still sleeps, and this may be called again.
+switchyard_code_t sy_group_wake(sy_group* group);
 
 // ---- Views of the caller's memory ----
 

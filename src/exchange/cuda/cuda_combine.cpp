@@ -8,7 +8,7 @@
 namespace switchyard::detail {
 
 void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
-  group_.check_alive("combine");
+  group_.check_usable("combine");
   checked([&] {
     check_handle(handle);
     const HandleData& h = handle.data();
@@ -68,19 +68,25 @@ std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& ca
   CombineParams& c = p.c;
   const bool expert_major = h.layout == Layout::expert_major;
   c.reduce_here = expert_major && order == CombineOrder::per_rank;
-  const bool in_place = !c.reduce_here && call.context.heap.contains(c.y);
+  const Registration* registered =
+      c.reduce_here ? nullptr : group_.registration_of(c.y, static_cast<size_t>(h.rows_allocated * c.row_bytes));
+  const bool in_place = !c.reduce_here && (call.context.heap.contains(c.y) || registered);
   const int64_t staged_rows = c.reduce_here ? h.records_allocated : in_place ? 0 : h.rows_allocated;
   std::shared_ptr<CudaBlock> rows, weights;
   try {
     if (staged_rows > 0) {
-      rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), &call);
+      rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), &call, Content::rows);
       c.staged = rows->data;
       c.place.rows = rows->offset;
+    } else if (registered) {
+      c.place.rows = static_cast<uint64_t>(c.y - registered->data);
+      c.place.memory = 1 + static_cast<uint64_t>(registered->slot);
+      c.distances = registered->distances;
     } else if (in_place) {
       c.place.rows = static_cast<uint64_t>(c.y - call.context.heap.base[rank()]);
     }
     if (c.weights_in && h.records_allocated > 0) {
-      weights = allocate(static_cast<size_t>(h.records_allocated * c.topk * 4), &call);
+      weights = allocate(static_cast<size_t>(h.records_allocated * c.topk * 4), &call, Content::rows);
       c.weights_staged = reinterpret_cast<float*>(weights->data);
       c.place.weights = weights->offset;
     }

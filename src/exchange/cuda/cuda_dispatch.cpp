@@ -40,7 +40,7 @@ std::shared_ptr<HandleData> CudaNormal::new_handle(int64_t tokens, const Call& c
   auto device = std::make_shared<CudaHandle>();
   const TablesShape shape = shape_of(tokens);
   try {
-    device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call);
+    device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call, Content::handle);
   } catch (const Error&) {
     error = std::current_exception();
     device->tables_block = spare_tables_;
@@ -113,11 +113,11 @@ CudaNormal::Outputs CudaNormal::offer_blocks(const Call& call, const RowFormat& 
   out.place.records_allocated = records.records;
   out.place.signature = sig;
   try {
-    out.rows = allocate(static_cast<size_t>(layout.bytes()), &call);
+    out.rows = allocate(static_cast<size_t>(layout.bytes()), &call, Content::rows);
     out.place.rows = out.rows->offset;
     if (fresh) {
-      out.received =
-          allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes), &call);
+      out.received = allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes),
+                              &call, Content::handle);
       out.carved = carve_received(out.received->data, records, h.rows_allocated, expert_major);
       out.place.records = out.received->offset;
     }
@@ -167,7 +167,7 @@ CudaDispatchParams CudaNormal::move_params(const Call& call, const HandleData& h
 }
 
 Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
-  group_.check_alive("dispatch");
+  group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
   RowFormat format{};
   checked([&] {
@@ -241,7 +241,7 @@ void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertId
 }
 
 Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
-  group_.check_alive("cached dispatch");
+  group_.check_usable("cached dispatch");
   const DispatchOptions o = resolved(given);
   RowFormat format{};
   checked([&] {

@@ -132,10 +132,10 @@ std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, 
   const TablesShape shape = shape_of(h.tokens);
   const RecordLayout records{h.records_allocated, h.topk};
   const bool expert_major = h.layout == Layout::expert_major;
-  device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call);
+  device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call, Content::handle);
   device->tables = carve_tables(device->tables_block->data, shape);
-  device->received_block =
-      allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes), &call);
+  device->received_block = allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes),
+                                    &call, Content::handle);
   device->received = carve_received(device->received_block->data, records, h.rows_allocated, expert_major);
   device->gpu = gpu_.token();
   device->group = &group_;
@@ -162,7 +162,7 @@ const HandleData& CudaHandle::host() const {
                   "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
   }
   check_cuda(captured ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream), "wait for a dispatch");
-  group->check_alive("dispatch");
+  group->check_usable("dispatch");
 
   const cudaStream_t copies = rank.copy_stream();
   const TablesHeader header = download(tables.header, 1, copies)[0];

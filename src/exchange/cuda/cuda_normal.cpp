@@ -85,7 +85,7 @@ void CudaBlock::used_by(void* stream) {
 }
 
 CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c), gpu_(gpu) {
-  group_.check_alive("NormalExchange");
+  group_.check_usable("NormalExchange");
   const DeviceGuard guard(gpu_.device());
   checked([&] {
     check_config(config, world());
@@ -98,10 +98,11 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       invalid("NormalConfig::max_tokens = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
               std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
-    heap_offset_ = group_.heap->allocate(need.total(), 4096);
+    heap_offset_ = group_.heap->allocate(need.total(), 4096, need.control_bytes);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
     const size_t pool_at = heap_offset_ + need.control_bytes;
     pool_ = std::make_shared<CudaPool>(pool_at, pool_at + need.pool_bytes);
+    group_.heap->add_pool(heap_offset_, std::shared_ptr<const OffsetAllocator>(pool_, &pool_->memory));
   });
   try {
     checked([&] {
@@ -115,7 +116,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
       const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
       spare_tables_ = std::make_shared<CudaBlock>();
-      if (!reserve(*spare_tables_, tables))
+      if (!reserve(*spare_tables_, tables, Content::rows))
         invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
                 std::to_string(tables));
     });
@@ -150,6 +151,7 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
   const int most = object.gpu_.max_blocks();
   blocks = num_sms > 0 ? num_sms : std::min(kDefaultSms, most);
   context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
+  context.registered = object.group_.registered_slots();
   if (stream) {
     cudaStreamCaptureStatus status{};
     check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
@@ -173,9 +175,9 @@ void CudaNormal::end(const Call& call, int warps) {
   called_ = true;
 }
 
-bool CudaNormal::reserve(CudaBlock& block, size_t bytes) const {
+bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const {
   if (bytes == 0) return true;
-  const auto offset = pool_->memory.allocate(bytes, 128);
+  const auto offset = pool_->memory.allocate(bytes, 128, content == Content::handle ? bytes : 0);
   if (!offset) return false;
   block.pool = pool_;
   block.offset = *offset;
@@ -183,9 +185,9 @@ bool CudaNormal::reserve(CudaBlock& block, size_t bytes) const {
   return true;
 }
 
-std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, const Call* call) {
+std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, const Call* call, Content content) {
   auto block = std::make_shared<CudaBlock>();
-  if (!reserve(*block, bytes)) {
+  if (!reserve(*block, bytes, content)) {
     const OffsetAllocator::Usage u = pool_->memory.usage();
     throw Error(ErrorCode::pool_exhausted,
                 "rank " + std::to_string(rank()) + ": the output pool has no room for " + std::to_string(bytes) + " bytes: " +
@@ -205,13 +207,15 @@ void retain_in_graph(cudaGraph_t graph, void* object, void (*release)(void*)) {
 }
 
 RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type) {
+  group_.check_usable("allocate_rows");
   check_handle(handle);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
   const int64_t rows = handle.data().rows_allocated;
   const DeviceGuard guard(gpu_.device());
   pool_->take_back_now();
-  auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type), nullptr);
+  auto block =
+      allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type), nullptr, Content::rows);
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
   return RowBuffer(std::move(block), view);
 }

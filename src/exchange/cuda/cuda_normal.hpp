@@ -104,12 +104,14 @@ class CudaNormal final : public NormalImpl {
     std::exception_ptr error;
   };
 
+  enum class Content { rows, handle };  ///< what a handle needs survives Group::sleep
+
   // cuda_normal.cpp
   TablesShape shape_of(int64_t tokens) const;
   void end(const Call& call, int warps);
-  bool reserve(CudaBlock& block, size_t bytes) const;
+  bool reserve(CudaBlock& block, size_t bytes, Content content) const;
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
-  std::shared_ptr<CudaBlock> allocate(size_t bytes, const Call* call);
+  std::shared_ptr<CudaBlock> allocate(size_t bytes, const Call* call, Content content);
   /// `owner` (a block, a handle) lives as long as the graph.
   template <class Owner>
   static void give_to_graph(const Owner& owner, cudaGraph_t graph);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kControlBytes = size_t{64} << 10;
 constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512;
-constexpr size_t kClaimsAt = 0, kFailedAt = 128, kWaitsAt = 256;
+constexpr size_t kClaimsAt = 0, kFailedAt = 128, kDistancesAt = 256;
 
 }  // namespace
 
@@ -91,9 +91,12 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   fault_device_ = reinterpret_cast<FaultRecord*>(host + kFaultAt);
   soft_device_ = reinterpret_cast<SoftFault*>(host + kSoftFaultAt);
   const auto warps = static_cast<size_t>(max_warps()), world = static_cast<size_t>(heap_.view().world);
-  counters_ = DeviceMemory(kWaitsAt + warps * world * sizeof(WaitCounter) + warps * sizeof(MoveCounter), copies_);
-  waits_ = counters_.as<WaitCounter>(kWaitsAt);
-  moved_ = counters_.as<MoveCounter>(kWaitsAt + warps * world * sizeof(WaitCounter));
+  const size_t waits_at = kDistancesAt + Group::kMaxRegistered * world * sizeof(uint64_t),
+               moved_at = waits_at + warps * world * sizeof(WaitCounter);
+  counters_ = DeviceMemory(moved_at + warps * sizeof(MoveCounter), copies_);
+  distances_ = counters_.as<uint64_t>(kDistancesAt);
+  waits_ = counters_.as<WaitCounter>(waits_at);
+  moved_ = counters_.as<MoveCounter>(moved_at);
   check_cuda(cudaMemsetAsync(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
 
   prepare_plan_kernel(limits_);
@@ -170,6 +173,48 @@ std::vector<WaitCounter> CudaRank::wait_counters() const {
   return download(waits_, static_cast<size_t>(max_warps()) * static_cast<size_t>(heap_.view().world));
 }
 std::vector<MoveCounter> CudaRank::move_counters() const { return download(moved_, static_cast<size_t>(max_warps())); }
+
+namespace {
+
+/// The other ranks' buffers, which kernels of this rank may still read when the registration ends.
+struct Reach {
+  explicit Reach(int gpu) : device(gpu) {}
+  Reach(const Reach&) = delete;
+  ~Reach() {
+    try {
+      const DeviceGuard guard(device);
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another stream of this thread may be captured
+      cudaThreadExchangeStreamCaptureMode(&mode);
+      cudaDeviceSynchronize();
+      cudaThreadExchangeStreamCaptureMode(&mode);
+    } catch (const Error&) {
+      // Without a context nothing runs.
+    }
+  }
+  int device;
+  std::shared_ptr<PeerRange> range;
+};
+
+}  // namespace
+
+std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds deadline,
+                                        std::shared_ptr<void>& mapping) {
+  auto reach = std::make_shared<Reach>(device());
+  reach->range = heap_.register_range(bootstrap, memory, bytes, deadline);
+  std::vector<std::byte*> at;
+  for (int r = 0; r < bootstrap.world(); ++r) at.push_back(reach->range->at(r));
+  mapping = std::move(reach);
+  return at;
+}
+
+const uint64_t* CudaRank::upload_distances(int slot, const std::vector<uint64_t>& distances) {
+  const DeviceGuard guard(device());
+  uint64_t* const to = distances_ + static_cast<size_t>(slot) * distances.size();
+  check_cuda(cudaMemcpyAsync(to, distances.data(), distances.size() * sizeof(uint64_t), cudaMemcpyHostToDevice, copies_),
+             "copy of distances");
+  check_cuda(cudaStreamSynchronize(copies_), "copy of distances");
+  return to;
+}
 
 std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConfig& config) {
   return std::make_unique<CudaNormal>(group, *this, config);

@@ -52,6 +52,9 @@ class CudaRank final : public DeviceRank {
   const FaultRecord* fault() const noexcept override;
   void raise_soft_fault(const char* context) override;
   std::vector<WaitCounter> wait_counters() const override;
+  std::vector<std::byte*> reach(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds deadline,
+                                std::shared_ptr<void>& mapping) override;
+  const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
   std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) override;
   std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) override;
 
@@ -87,7 +90,8 @@ class CudaRank final : public DeviceRank {
   SoftFault* soft_device_ = nullptr;
   int ranks_here_;
   DeviceLimits limits_;
-  DeviceMemory counters_;  ///< fault claims, a word that is never 0, wait counters, move counters
+  DeviceMemory counters_;          ///< fault claims, a word that is never 0, distances, wait counters, move counters
+  uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]
   WaitCounter* waits_ = nullptr;
   MoveCounter* moved_ = nullptr;
   cudaStream_t copies_ = nullptr;

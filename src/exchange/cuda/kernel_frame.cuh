@@ -77,7 +77,7 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   if (w.index() != 0) return false;
   for (int r = 0; r < call.world(); ++r) {
     const Placement& place = *call.heap.local(control.placement(call.epoch, r));
-    if (place.signature != signature) {
+    if (place.signature != signature || !reachable(call, place)) {
       FaultRecord fault;
       fault.site = Site::placement;
       fault.mismatch = true;

@@ -365,14 +365,7 @@ void CudaHeap::close() noexcept {
 void CudaHeap::keep_ranges(std::span<const Range> keep) {
   if (segments_.empty()) throw Error(ErrorCode::invalid_argument, "sleep: the heap is closed");
   if (kind_ != Kind::vmm) throw Error(ErrorCode::unsupported, "sleep: a heap of kind ipc cannot give back its memory");
-  if (asleep_) throw Error(ErrorCode::invalid_argument, "sleep: the heap sleeps already");
-  for (const auto& [offset, bytes] : keep) {
-    if (offset > size() || bytes > size() - offset) {
-      throw Error(ErrorCode::invalid_argument, "keep: range of " + std::to_string(bytes) + " bytes at offset " +
-                                                   std::to_string(offset) + ": must lie within the segment of " +
-                                                   std::to_string(size()) + " bytes");
-    }
-  }
+  check_keep(keep);
   const DeviceGuard guard(device_);
   check(cudaDeviceSynchronize(), "sleep: work on GPU " + std::to_string(device_));
   std::vector<Kept> kept;

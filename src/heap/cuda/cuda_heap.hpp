@@ -55,17 +55,10 @@ class CudaHeap final : public SymmetricHeap {
   /// until the process ends, as that rank may still use it.
   void close() noexcept;
 
-  /// Offset and bytes within this rank's segment.
-  using Range = std::pair<size_t, size_t>;
-  /// Collective, kind vmm. Copies the ranges `keep` of this rank's segment to host memory and releases the GPU memory of all
-  /// segments; addresses stay reserved, offsets stay allocated. No rank may have work on the heap; the device is synchronised.
-  /// While asleep no address of the heap may be used. Throws, on all ranks alike, Error(unsupported) with kind ipc,
-  /// Error(invalid_argument) for a range outside the segment or a heap that sleeps already, Error(system) without host memory.
-  void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds deadline);
-  /// Collective. Takes memory again, at the same addresses: kept ranges as they were, the rest zero. Without enough memory it
-  /// throws Error(system) on all ranks, and the heap still sleeps and keeps its ranges: wake may be tried again.
-  void wake(Bootstrap& bootstrap, Milliseconds deadline);
-  bool asleep() const noexcept { return asleep_; }
+  /// Kind vmm; ipc: Error(unsupported). The device is synchronised; the ranges `keep` are copied to host memory (Error(system)
+  /// without). While asleep no address of the heap may be used.
+  void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds deadline) override;
+  void wake(Bootstrap& bootstrap, Milliseconds deadline) override;
 
   /// Collective: see PeerRange::create. The range does not depend on the heap and may outlive it.
   std::shared_ptr<PeerRange> register_range(Bootstrap& bootstrap, void* p, size_t bytes, Milliseconds deadline) const {
@@ -87,7 +80,6 @@ class CudaHeap final : public SymmetricHeap {
   int device_;
   Kind kind_;
   bool same_process_;
-  bool asleep_ = false;
   std::vector<int> users_;  ///< devices that access this rank's mappings
   std::vector<std::shared_ptr<DeviceSegment>> segments_;
   std::vector<Kept> kept_;

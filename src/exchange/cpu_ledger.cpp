@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ledger combine on the CPU: memory, the frame of a call. The algorithm is protocol/ledger_combine.hpp.
+#include "exchange/ledger_impl.hpp"
+#include "protocol/ledger_combine.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+class CpuLedger final : public LedgerImpl {
+ public:
+  CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
+    group_.check_alive("LedgerCombine");
+    checked([&] {
+      check_config(config, world());
+      layout_ = ledger_layout(config, world());
+      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096);
+    });
+    sends_done_.resize(static_cast<size_t>(world()), 0);
+    try {
+      epoch_ = (config.first_epoch - 1) & kEpochMask;
+      set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine, flag_word(epoch_));
+      agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
+    } catch (...) {
+      group_.heap->release(layout_.base);
+      throw;
+    }
+  }
+  ~CpuLedger() override { group_.heap->release(layout_.base); }
+
+  std::shared_ptr<const LedgerData> prepare(const LedgerTables& tables) override {
+    auto data = std::make_shared<LedgerData>();
+    fill(tables, *data);
+    return data;
+  }
+
+  void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
+               const LedgerCombineOptions&) override {
+    const uint64_t start = Cpu::now_ns();
+    group_.check_alive("ledger combine");
+    checked([&] { check_call(y, ledger, out); });
+    const LedgerData& data = ledger.data();
+    LedgerParams p;
+    p.call = group_.begin_call();
+    epoch_ = (epoch_ + 1) & kEpochMask;
+    p.call.epoch = epoch_;
+    const TraceSpan whole(p.call.tracer, kHostTrack, Event::ledger_combine, data.tokens);
+    fill_call(p, y, probs, data, out);
+    p.chunks = data.work.chunks.data();
+    p.num_chunks = static_cast<int64_t>(data.work.chunks.size());
+    p.chunks_of = data.work.chunks_of.data();
+    p.sends_done = sends_done_.data();
+    p.row_of = data.row_of.data();
+    p.senders_of = data.work.senders_of.data();
+    returned_ = data.returned;
+    group_.pool.run(
+        [&](CpuWarp& w) { group_.options.deferred_copies ? ledger_combine<CpuDeferred>(w, p) : ledger_combine<Cpu>(w, p); });
+    group_.raise_fault("ledger combine", (epoch_ - config.first_epoch + 1) & kEpochMask);
+    stats_ = sum_moved(group_);
+    stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+  }
+
+  ConstRows returned() override {
+    return {group_.heap->view().local(layout_.buffer(epoch_)), returned_, config.hidden, config.row_type};
+  }
+  CallStatistics last_call() override { return stats_; }
+
+ private:
+  uint64_t epoch_ = 0;  // of the last call
+  int64_t returned_ = 0;
+  std::vector<uint64_t> sends_done_;
+  CallStatistics stats_;
+};
+
+}  // namespace
+
+std::unique_ptr<LedgerImpl> make_cpu_ledger(Group& group, const LedgerConfig& config) {
+  return std::make_unique<CpuLedger>(group, config);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public facade of the ledger combine, and what follows from a configuration or a ledger alone.
+#include "switchyard/ledger.hpp"
+
+#include <algorithm>
+#include <atomic>
+
+#include "exchange/ledger_impl.hpp"
+#include "protocol/ledger_combine.hpp"
+
+namespace switchyard {
+
+using namespace detail;
+
+namespace detail {
+
+namespace {
+
+constexpr int64_t kFormatAlignment = 64;      // of every field of the published format
+constexpr int64_t kFormatExpertPadding = 16;  // its tables' columns
+constexpr size_t kFormatGuardBytes = 4096;
+
+uint64_t next_id() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
+
+LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
+  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))};
+}
+
+LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}
+
+uint64_t LedgerImpl::hash() const {
+  uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine));
+  for (const int64_t v : {config.hidden, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
+                          static_cast<int64_t>(config.row_type), static_cast<int64_t>(config.first_epoch)})
+    h = mix_hash(h, static_cast<uint64_t>(v));
+  return h;
+}
+
+PreparedLedger LedgerImpl::prepare_checked(const LedgerTables& tables) {
+  group_.check_alive("ledger combine");
+  std::shared_ptr<const LedgerData> data;
+  checked([&] { data = prepare(tables); });
+  return PreparedLedger(std::move(data));
+}
+
+void LedgerImpl::fill(const LedgerTables& tables, LedgerData& data) const {
+  check_ledger(tables, config, world(), rank());
+  data.object = id_;
+  data.signature = hash();
+  for (const int32_t rows : tables.peer_token_per_expert)
+    data.signature = mix_hash(data.signature, static_cast<uint64_t>(rows));
+  data.row_of = tables.expanded_row_idx;
+  data.work = make_ledger_work(tables, config.topk, row_bytes(), rank());
+  data.tokens = static_cast<int64_t>(data.row_of.size()) / config.topk;
+  data.rows = data.work.rows;
+  data.returned = data.work.returned;
+}
+
+void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const {
+  p.layout = layout_;
+  p.signature = ledger.signature;
+  p.type = config.row_type;
+  p.hidden = config.hidden;
+  p.row_bytes = row_bytes();
+  p.topk = config.topk;
+  p.y = static_cast<const std::byte*>(y.data);
+  p.tokens = ledger.tokens;
+  p.probs = probs;
+  p.out = static_cast<std::byte*>(out);
+}
+
+}  // namespace detail
+
+int64_t PreparedLedger::tokens() const noexcept { return data_->tokens; }
+int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
+int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
+
+LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int blocks) {
+  check_config(c, world);
+  const int64_t padded = round_up(c.num_experts, kFormatExpertPadding), routes = c.max_tokens * c.topk;
+  const int64_t experts_here = ExpertMap{c.num_experts, world}.max_count();
+  const auto field = [](int64_t bytes) { return static_cast<size_t>(round_up(bytes, kFormatAlignment)); };
+  LedgerFormatBytes bytes;
+  bytes.workspace = static_cast<size_t>(4 * std::max<int64_t>(64, blocks * (8 + padded)));
+  bytes.route_meta =
+      2 * field(4 * world * padded) + field(4 * routes) + field(4 * experts_here) + field(4 * world * experts_here);
+  bytes.window = field(routes * c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))) + 2 * field(4 * world);
+  bytes.guard = kFormatGuardBytes;
+  return bytes;
+}
+
+LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config) {
+  if (group.impl().device) throw Error(ErrorCode::unsupported, "LedgerCombine: not on GPUs yet; use Backend::cpu");
+  impl_ = make_cpu_ledger(group, config);
+}
+LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
+LedgerCombine& LedgerCombine::operator=(LedgerCombine&&) noexcept = default;
+LedgerCombine::~LedgerCombine() = default;
+
+MemoryRequirement LedgerCombine::memory_required(const LedgerConfig& c, int world, Backend) {
+  check_config(c, world);
+  const LedgerLayout layout = ledger_layout(c, world);
+  MemoryRequirement need;
+  need.control_bytes = static_cast<size_t>(layout.control_bytes());
+  need.pool_bytes = static_cast<size_t>(round_up(2 * layout.buffer_bytes(), 4096));
+  return need;
+}
+
+size_t LedgerCombine::heap_bytes_for(const LedgerConfig& config, int world, Backend backend) {
+  return memory_required(config, world, backend).total() + kHeapHeaderBytes + 4096;
+}
+
+PreparedLedger LedgerCombine::prepare(const LedgerTables& tables) { return PreparedLedger(impl_->prepare(tables)); }
+void LedgerCombine::combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
+                            const LedgerCombineOptions& options) {
+  impl_->combine(y, probs, ledger, out, options);
+}
+void LedgerCombine::combine(const ConstRows& y, const float* probs, const LedgerTables& tables, void* out,
+                            const LedgerCombineOptions& options) {
+  impl_->combine(y, probs, impl_->prepare_checked(tables), out, options);
+}
+ConstRows LedgerCombine::returned() const { return impl_->returned(); }
+const LedgerConfig& LedgerCombine::config() const noexcept { return impl_->config; }
+CallStatistics LedgerCombine::last_call() const { return impl_->last_call(); }
+
+}  // namespace switchyard

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backends of the ledger combine share: the virtual interface behind LedgerCombine, and what follows from a
+// configuration.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exchange/exchange_base.hpp"
+#include "layout/ledger_layout.hpp"
+#include "plan/ledger_work.hpp"
+#include "switchyard/ledger.hpp"
+
+namespace switchyard::detail {
+
+/// Throws invalid_argument naming the field.
+void check_config(const LedgerConfig& config, int world);
+/// Symmetric memory without a base.
+LedgerLayout ledger_layout(const LedgerConfig& config, int world);
+
+/// A prepared ledger. `work` and `row_of` are what the backend left in host memory.
+struct LedgerData {
+  uint64_t object = 0;     ///< LedgerImpl::id of its maker
+  uint64_t signature = 0;  ///< of a call with it: equal on all ranks that hold the same routing
+  int64_t tokens = 0, rows = 0, returned = 0;
+  LedgerWork work;
+  std::vector<int32_t> row_of;
+
+  LedgerData() = default;
+  LedgerData(const LedgerData&) = delete;
+  LedgerData& operator=(const LedgerData&) = delete;
+  virtual ~LedgerData() = default;
+};
+
+class LedgerImpl : protected ExchangeBase {
+ public:
+  virtual ~LedgerImpl() = default;
+  LedgerImpl(const LedgerImpl&) = delete;
+  LedgerImpl& operator=(const LedgerImpl&) = delete;
+
+  virtual std::shared_ptr<const LedgerData> prepare(const LedgerTables& tables) = 0;
+  virtual void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
+                       const LedgerCombineOptions& options) = 0;
+  virtual ConstRows returned() = 0;
+  virtual CallStatistics last_call() = 0;
+  /// prepare() as the first part of a collective call.
+  PreparedLedger prepare_checked(const LedgerTables& tables);
+
+  const LedgerConfig config;
+
+ protected:
+  LedgerImpl(Group& group, const LedgerConfig& c);
+  int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.row_type)); }
+
+  /// Checks the tables and fills everything of `data`.
+  void fill(const LedgerTables& tables, LedgerData& data) const;
+  /// Throws what is wrong with the arguments of a call.
+  void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
+  /// What a call's parameters are on every backend, whatever memory the tables lie in.
+  void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
+  uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
+
+  LedgerLayout layout_;
+  const uint64_t id_;
+};
+
+/// On the CPU; a GPU's rank makes its own (device_rank.hpp).
+std::unique_ptr<LedgerImpl> make_cpu_ledger(Group& group, const LedgerConfig& config);
+
+}  // namespace switchyard::detail

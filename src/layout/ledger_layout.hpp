@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared buffers of the ledger combine, described once for host and device. Each rank holds one region at the same heap offset.
+#pragma once
+
+#include <cstdint>
+
+#include "layout/heap_view.hpp"
+#include "plan/addressing.hpp"
+
+namespace switchyard::detail {
+
+/// Flags have a cache line each. What peers write beside them is doubled by the parity of the call (protocol/ledger_combine.hpp
+/// says why that suffices): a signature per writer, and the return buffer, dense rows in the order of the ledger.
+struct LedgerLayout {
+  static constexpr int64_t kLine = 64;
+
+  uint64_t base = 0;  ///< heap offset
+  int world = 1;
+  int64_t rows = 0;  ///< of one return buffer: max_tokens * K
+  int64_t row_bytes = 0;
+
+  SWITCHYARD_FN int64_t flags_bytes() const { return world * kLine; }
+  SWITCHYARD_FN int64_t signatures_bytes() const { return round_up(2 * world * 8, kLine); }
+  SWITCHYARD_FN int64_t buffer_bytes() const { return round_up(rows * row_bytes, 128); }
+  SWITCHYARD_FN int64_t control_bytes() const { return round_up(flags_bytes() + signatures_bytes(), 4096); }
+  SWITCHYARD_FN int64_t bytes() const { return control_bytes() + 2 * buffer_bytes(); }
+
+  /// Site::returned, in the reader's segment, set by rank `writer`.
+  SWITCHYARD_FN SymPtr<uint64_t> flag(int writer) const { return {base + static_cast<uint64_t>(writer * kLine)}; }
+  SWITCHYARD_FN SymPtr<uint64_t> signature(uint64_t epoch, int writer) const {
+    const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
+    return {base + static_cast<uint64_t>(flags_bytes() + 8 * index)};
+  }
+  SWITCHYARD_FN SymPtr<std::byte> buffer(uint64_t epoch) const {
+    return {base + static_cast<uint64_t>(control_bytes() + static_cast<int64_t>(epoch & 1) * buffer_bytes())};
+  }
+};
+
+}  // namespace switchyard::detail

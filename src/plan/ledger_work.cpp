@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/ledger_work.hpp"
+
+#include <algorithm>
+
+#include "switchyard/normal.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+int64_t rows_per_chunk(int64_t row_bytes) { return std::max<int64_t>(1, kLedgerChunkBytes / row_bytes); }
+
+/// Which ranks return rows of each token.
+void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int rank, std::vector<uint64_t>& senders_of) {
+  const int32_t* cumsum = t.cumsum_per_expert.data() + int64_t{rank} * t.num_experts_padded;
+  senders_of.assign(t.expanded_row_idx.size() / idx(topk), 0);
+  for (size_t f = 0; f < t.expanded_row_idx.size(); ++f) {
+    const int32_t row = t.expanded_row_idx[f];
+    if (row < 0) continue;
+    const auto expert = static_cast<int>(std::upper_bound(cumsum, cumsum + t.num_experts, row) - cumsum);
+    senders_of[f / idx(topk)] |= uint64_t{1} << map.owner(expert);
+  }
+}
+
+}  // namespace
+
+LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, int rank) {
+  const ExpertMap map{t.num_experts, t.world};
+  const int64_t per_chunk = rows_per_chunk(row_bytes);
+  LedgerWork work;
+  work.chunks_of.assign(idx(t.world), 0);
+  for (int step = 1; step <= t.world; ++step) {
+    const int owner = (rank + step) % t.world;
+    for (int el = 0; el < t.experts_here; ++el) {
+      const int64_t column = int64_t{owner} * t.num_experts_padded + map.first(rank) + el;
+      const int64_t rows = t.peer_token_per_expert[idx(column)];
+      const int64_t from =
+          int64_t{t.dispatch_offset[idx(el)]} + t.prev_sum_before_rank[idx(int64_t{owner} * t.experts_here + el)];
+      const int64_t to = t.cumsum_per_expert[idx(column)] - rows;
+      if (rows > 0) work.rows = std::max(work.rows, from + rows);
+      for (int64_t at = 0; at < rows; at += per_chunk) {
+        work.chunks.push_back({owner, static_cast<int32_t>(std::min(per_chunk, rows - at)), static_cast<int32_t>(from + at),
+                               static_cast<int32_t>(to + at)});
+        ++work.chunks_of[idx(owner)];
+      }
+    }
+  }
+  work.returned = t.cumsum_per_expert[idx(int64_t{rank} * t.num_experts_padded + t.num_experts_padded - 1)];
+  find_senders(t, map, topk, rank, work.senders_of);
+  return work;
+}
+
+int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes) {
+  return routes / rows_per_chunk(row_bytes) + int64_t{world} * experts_here;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Route ledger -> what each warp of a ledger combine does. Pure functions of one rank's tables.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/addressing.hpp"
+
+namespace switchyard {
+struct LedgerTables;
+}
+
+namespace switchyard::detail {
+
+/// Rows that lie together on both sides: one copy.
+struct LedgerChunk {
+  int32_t owner;  ///< of the tokens
+  int32_t rows;
+  int32_t from;  ///< first row of the expert output
+  int32_t to;    ///< first row of the owner's return buffer
+};
+
+/// Longer segments are cut into chunks of about so many bytes, at least a row: small enough to spread over all warps.
+inline constexpr int64_t kLedgerChunkBytes = int64_t{16} << 10;
+
+struct LedgerWork {
+  std::vector<LedgerChunk> chunks;   ///< by owner, beginning with the next rank; then local expert, row
+  std::vector<int32_t> chunks_of;    ///< [W] by owner
+  std::vector<uint64_t> senders_of;  ///< [T] bit r: a row of the token comes from rank r
+  int64_t rows = 0;                  ///< least number of rows of the expert output
+  int64_t returned = 0;              ///< rows that come back to this rank
+};
+
+/// `tables` have been checked. O(T * K * log E + W * E + chunks).
+LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank);
+
+/// Most chunks that a rank can have, if all ranks together hold `routes` routes.
+int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The published ledger format: what lies where, and its deterministic fixture. Shares no code with src/.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "oracle/routing.hpp"
+
+namespace oracle {
+
+/// Route f = t * K + k of each row of `rank`'s return buffer: its valid routes in a stable sort by expert.
+std::vector<int64_t> returned_routes(const Problem& problem, int rank);
+
+/// Identity experts on closed-form rows: every result is the input, within 1e-6 before it is rounded.
+struct LedgerFixture {
+  int world = 2;
+  int64_t tokens = 64;  ///< of every rank
+  int topk = 8;
+  int experts_per_rank = 2;
+  uint64_t seed = 1234;
+
+  /// expert(f) = (f + rank) mod E.
+  Problem problem() const;
+  /// ((seed + 131 rank + 17 t + 3 c) mod 251) / 32: exact in f16.
+  float input(int rank, int64_t token, int64_t column) const;
+  /// [T, K], in proportion to (seed + rank + f) mod 7 + 1, normalised per token.
+  std::vector<float> probs(int rank) const;
+};
+
+}  // namespace oracle

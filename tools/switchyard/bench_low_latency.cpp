@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_low_latency.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "gpu_probe.hpp"
+#include "low_latency_check.hpp"
+#include "progress.hpp"
+#include "ranks.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+class HostClock final : public LatencyClock {
+ public:
+  explicit HostClock(Group& group) : group_(group), device_(make_host_device()) {}
+  RankDevice& device() override { return *device_; }
+  std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
+    std::vector<double> all;
+    for (int64_t i = 0; i < warmup + n; ++i) {
+      group_.barrier();
+      const auto begin = std::chrono::steady_clock::now();
+      call();
+      if (i >= warmup) all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return all;
+  }
+  json limits(size_t, size_t, int64_t, int64_t) override { return json::object(); }
+
+ private:
+  Group& group_;
+  std::unique_ptr<RankDevice> device_;
+};
+
+/// What is timed, in this order.
+struct Section {
+  const char* key;
+  bool dispatch, combine;
+  CombineOrder order;
+};
+constexpr Section kSections[] = {
+    {"dispatch", true, false, CombineOrder::per_route},        {"combine_per_route", false, true, CombineOrder::per_route},
+    {"combine_per_rank", false, true, CombineOrder::per_rank}, {"both_per_route", true, true, CombineOrder::per_route},
+    {"both_per_rank", true, true, CombineOrder::per_rank},
+};
+
+struct Point {
+  BenchOptions options;
+  Scenario scenario;
+  LowLatencyConfig config;
+  DType type = DType::bf16;
+  size_t sent_bytes = 0, returned_bytes = 0;
+};
+
+Point make_point(const BenchOptions& o) {
+  Point p;
+  p.options = o;
+  const RoutingSource source("--routing", o.routing,
+                             {o.experts, o.topk, static_cast<int>(o.ranks), static_cast<uint64_t>(o.seed)});
+  Scenario& s = p.scenario;
+  s.world = static_cast<int>(o.ranks);
+  s.experts = source.experts();
+  s.topk = source.topk();
+  s.hidden = o.hidden;
+  s.layout = Layout::expert_major;
+  s.seed = static_cast<uint64_t>(o.seed);
+  s.routing = source.all_ranks(o.tokens);
+  p.options.experts = s.experts;
+  p.options.topk = s.topk;
+  p.type = o.dtype == "f16" ? DType::f16 : o.dtype == "f32" ? DType::f32 : o.dtype == "fp8" ? DType::fp8_e4m3 : DType::bf16;
+  const ScaleKind scales = o.quantize == "ue8m0"                     ? ScaleKind::ue8m0
+                           : o.quantize == "f32" || o.dtype == "fp8" ? ScaleKind::f32
+                                                                     : ScaleKind::none;
+  p.config = low_latency_config(s, p.type, scales);
+  p.config.sending = o.sending == "per_route" ? Sending::per_route : Sending::per_rank;
+  p.config.pieces = static_cast<int>(o.pieces);
+  const auto hidden = static_cast<size_t>(o.hidden);
+  p.returned_bytes = hidden * dtype_bytes(p.config.row_type);
+  p.sent_bytes = scales == ScaleKind::none ? p.returned_bytes : hidden + scale_row_bytes(o.hidden, scales);
+  return p;
+}
+
+json run_rank(const Point& p, Group& group) {
+  const BenchOptions& o = p.options;
+  const std::unique_ptr<LatencyClock> clock =
+      o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, p.returned_bytes) : std::make_unique<HostClock>(group);
+  LowLatencyRank rank(p.scenario, p.config, p.type, group, clock->device(), static_cast<int>(o.sms));
+  rank.prepare(0);
+  json out = {{"checks", json::array()}};
+  const auto check = [&](const CheckResult& r) { out["checks"].push_back({r.name, r.passed, r.detail, r.compared}); };
+  rank.dispatch();
+  out["remote_bytes"] = rank.exchange().last_call().remote_bytes;
+  if (o.verify) {
+    check(rank.check_dispatched("dispatch"));
+    group.barrier();
+    for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
+      rank.combine(order);
+      check(rank.check_combined(order == CombineOrder::per_route ? "combine per_route" : "combine per_rank", order));
+      group.barrier();
+    }
+  }
+  for (const Section& section : kSections)
+    out[section.key] = clock->time(
+        [&] {
+          if (section.dispatch) rank.dispatch();
+          if (section.combine) rank.combine(section.order);
+        },
+        o.warmup, o.iterations);
+  out["limits"] = clock->limits(p.sent_bytes, p.returned_bytes, o.warmup, o.iterations);
+  if (o.verify) check(rank.check_combined("combine after the timed calls", CombineOrder::per_rank));
+  group.barrier();
+  return out;
+}
+
+struct Run {
+  Point point;
+  bench::Times times[std::size(kSections)];
+  bool has_limits = false;
+  bench::Times push, pull;
+  double remote_bytes = 0;
+  std::vector<CheckResult> checks;
+  bool passed() const {
+    return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
+  }
+};
+
+bench::Times times_of(const std::vector<json>& ranks, const json::json_pointer& key) {
+  std::vector<std::vector<double>> all;
+  for (const json& r : ranks) all.push_back(r.at(key).get<std::vector<double>>());
+  return bench::summarize(bench::slowest(all));
+}
+
+bench::Times best_limit(const std::vector<json>& ranks, const std::string& name) {
+  bench::Times best;
+  const size_t shapes = ranks[0].at("limits").at(name).size();
+  for (size_t i = 0; i < shapes; ++i) {
+    const bench::Times t = times_of(ranks, json::json_pointer(fmt::format("/limits/{}/{}", name, i)));
+    if (i == 0 || t.p50 < best.p50) best = t;
+  }
+  return best;
+}
+
+Run measure(const BenchOptions& options) {
+  Run run;
+  run.point = make_point(options);
+  const Point& p = run.point;
+  RankJob job;
+  job.world = p.scenario.world;
+  job.processes = options.processes;
+  job.group.timeout = std::chrono::seconds(10);
+  job.group.num_blocks = static_cast<int>(options.blocks);
+  job.group.num_warps = static_cast<int>(std::max<int64_t>(1, options.warps));
+  job.group.heap_bytes = LowLatencyExchange::heap_bytes_for(p.config, job.world);
+  if (options.backend == "cuda") {
+    job.group.backend = Backend::cuda;
+    job.group.heap_bytes += cuda_clock_bytes(p.scenario, options, p.returned_bytes);
+  }
+  const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return run_rank(p, group); });
+  for (size_t i = 0; i < std::size(kSections); ++i)
+    run.times[i] = times_of(ranks, json::json_pointer(std::string("/") + kSections[i].key));
+  run.has_limits = ranks[0].at("limits").contains("push");
+  if (run.has_limits) {
+    run.push = best_limit(ranks, "push");
+    run.pull = best_limit(ranks, "pull");
+  }
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    run.remote_bytes = std::max(run.remote_bytes, ranks[r].at("remote_bytes").get<double>());
+    for (const json& c : ranks[r].at("checks"))
+      run.checks.push_back({fmt::format("{} on rank {}", c[0].get<std::string>(), r), c[1].get<bool>(), c[2].get<std::string>(),
+                            c[3].get<int64_t>()});
+  }
+  return run;
+}
+
+json describe(const Run& r) {
+  const BenchOptions& o = r.point.options;
+  json checks = json::array();
+  for (const CheckResult& c : r.checks)
+    checks.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
+  json out = {{"config",
+               {{"backend", o.backend},
+                {"mode", "low_latency"},
+                {"ranks", o.ranks},
+                {"ranks_are", o.processes ? "processes" : "threads"},
+                {"blocks", o.blocks},
+                {"warps", o.warps},
+                {"sms", o.sms},
+                {"tokens_per_rank", o.tokens},
+                {"hidden", o.hidden},
+                {"experts", o.experts},
+                {"topk", o.topk},
+                {"dtype", o.dtype},
+                {"quantize", o.quantize},
+                {"sending", o.sending},
+                {"pieces", o.pieces},
+                {"routing", o.routing},
+                {"seed", o.seed},
+                {"iterations", o.iterations},
+                {"warmup", o.warmup},
+                {"graph_replay", o.backend == "cuda"},
+                {"cold_l2", o.backend == "cuda"},
+                {"statistic", "slowest rank"}}},
+              {"largest_remote_bytes", r.remote_bytes},
+              {"symmetric_bytes_per_rank", LowLatencyExchange::memory_required(r.point.config, r.point.scenario.world).total()},
+              {"checks", checks},
+              {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
+  for (size_t i = 0; i < std::size(kSections); ++i) out[kSections[i].key] = to_json(r.times[i]);
+  if (r.has_limits) {
+    out["push_limit"] = to_json(r.push);
+    out["pull_limit"] = to_json(r.pull);
+  }
+  return out;
+}
+
+void print_runs(const std::vector<Run>& runs) {
+  Table table({"ranks", "tokens", "rows", "dispatch", "p99", "push", "per_route", "p99", "per_rank", "p99", "pull",
+               "both per_route", "both per_rank", "checked"});
+  const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
+  for (const Run& r : runs) {
+    const BenchOptions& o = r.point.options;
+    table.row({std::to_string(o.ranks), std::to_string(o.tokens), o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+               us(r.times[0].p50), us(r.times[0].p99), r.has_limits ? us(r.push.p50) : "-", us(r.times[1].p50),
+               us(r.times[1].p99), us(r.times[2].p50), us(r.times[2].p99), r.has_limits ? us(r.pull.p50) : "-",
+               us(r.times[3].p50), us(r.times[4].p50),
+               !o.verify    ? yellow("no")
+               : r.passed() ? green("PASS")
+                            : red("FAIL")});
+  }
+  fmt::print("\n{}", table.text());
+  fmt::print(
+      "\n  Microseconds, slowest rank. per_route and per_rank: combine in that order; both: dispatch and combine back to "
+      "back.\n");
+  if (!runs.empty() && runs.front().has_limits)
+    fmt::print(
+        "  Replayed CUDA graphs, cold L2. push and pull: the same rows moved by bare kernels, with a barrier at the end.\n");
+  for (const Run& r : runs)
+    for (const CheckResult& c : r.checks)
+      if (!c.passed) fmt::print("  {} {} at {} tokens: {}\n", red("FAIL"), c.name, r.point.options.tokens, c.detail);
+}
+
+/// Fills in what was left to choose. Returns what the JSON says of the GPUs.
+json fit(const BenchOptions& options, std::vector<BenchOptions>& points) {
+  json gpus = nullptr;
+  const bench::Machine machine = bench::this_machine();
+  if (options.backend == "cuda") {
+    const GpuProbe probe = probe_gpus();  // not here: ranks may be forked
+    if (probe.gpus.empty())
+      throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
+    std::vector<std::string> names;
+    for (const Gpu& g : probe.gpus) names.push_back(g.name);
+    const int sms = probe.gpus.front().multiprocessors;
+    gpus = {{"names", names},
+            {"sms", sms},
+            {"driver", probe.driver_version},
+            {"driver_cuda", probe.cuda_version},
+            {"runtime_cuda", cuda_runtime_version()}};
+    for (BenchOptions& o : points) {
+      if (o.ranks == 0) o.ranks = static_cast<int64_t>(names.size());
+      if (o.sms == 0) o.sms = sms / ((o.ranks + static_cast<int64_t>(names.size()) - 1) / static_cast<int64_t>(names.size()));
+    }
+  }
+  for (BenchOptions& o : points) {
+    if (o.ranks == 0) o.ranks = machine.usable_cores() >= 16 ? 8 : 2;
+    if (o.backend != "cuda" && o.warps == 0) o.warps = std::max<int64_t>(1, machine.usable_cores() / (o.ranks * o.blocks));
+    if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");
+    if (o.tokens > 65535) throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most 65535", o.tokens));
+    if (o.commit.empty()) o.commit = source_commit();
+  }
+  return gpus;
+}
+
+}  // namespace
+
+int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points) {
+  const json gpus = fit(options, points);
+  fmt::print("{}\n  {} backend, hidden {}, commit {}, {}\n\n", bold("switchyard bench --mode low_latency"), options.backend,
+             points.front().hidden, points.front().commit, bench::utc_now());
+  Progress progress;
+  std::vector<Run> runs;
+  for (const BenchOptions& point : points) {
+    progress.stage(fmt::format("{}, {}", counted(point.ranks, "rank"), counted(point.tokens, "token")), 1);
+    runs.push_back(measure(point));
+    progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} and {:.1f} us{}", runs.back().times[0].p50 * 1e6,
+                                runs.back().times[1].p50 * 1e6, runs.back().times[2].p50 * 1e6,
+                                runs.back().passed() ? "" : ", RESULTS DIFFER"));
+  }
+  if (!options.json_path.empty() || !options.html_path.empty()) {
+    json document = {{"schema", "switchyard.bench/1"},
+                     {"what", "switchyard bench --mode low_latency --backend " + options.backend},
+                     {"commit", points.front().commit},
+                     {"version", version()},
+                     {"date", bench::utc_now()},
+                     {"machine", to_json(bench::this_machine())},
+                     {"runs", json::array()}};
+    if (!gpus.is_null()) document["gpus"] = gpus;
+    for (const Run& run : runs) document["runs"].push_back(describe(run));
+    write_results(options, document);
+  }
+  print_runs(runs);
+  print_written(options);
+  return std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }) ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard bench --mode low_latency`: latency of decode-sized exchanges, each call timed from entry to exit on the slowest
+// rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "bench.hpp"
+#include "oracle.hpp"
+#include "rank_device.hpp"
+#include "switchyard/group.hpp"
+
+namespace switchyard::tool {
+
+/// One rank's clock and memory.
+class LatencyClock {
+ public:
+  virtual ~LatencyClock() = default;
+  virtual RankDevice& device() = 0;
+  /// Collective. Seconds of `call`, `n` times after `warmup` more. Before each all ranks meet; on a GPU the call is a part of a
+  /// graph that is replayed, and before it the L2 cache is filled with other lines.
+  virtual std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) = 0;
+  /// Collective. Times of bare kernels that move the same rows, by name and block shape: "push" (each token's row of `sent`
+  /// bytes to its ranks) and "pull" (the rows of `returned` bytes summed). Empty on the CPU.
+  virtual nlohmann::json limits(size_t sent, size_t returned, int64_t warmup, int64_t n) = 0;
+};
+
+/// Collective. \throws UsageError without CUDA code in this build
+std::unique_ptr<LatencyClock> make_cuda_clock(Group& group, const Scenario& s, const BenchOptions& options, size_t row_bytes);
+/// Symmetric memory that it takes of each rank's heap.
+size_t cuda_clock_bytes(const Scenario& s, const BenchOptions& options, size_t row_bytes);
+
+/// `points`: every configuration to measure, with ranks filled in. \returns the exit status
+int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points);
+
+}  // namespace switchyard::tool

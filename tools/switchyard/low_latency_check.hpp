@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of a low-latency exchange with closed-form data: its inputs, its calls, and checks of what they deliver. On the CPU
+// and on a GPU alike.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "exchange_check.hpp"
+#include "rank_device.hpp"
+#include "switchyard/low_latency.hpp"
+
+namespace switchyard::tool {
+
+/// RankDevice of a rank on the CPU: "device" memory is ordinary memory.
+std::unique_ptr<RankDevice> make_host_device();
+
+/// Config and source type of an exchange of `s` whose rows are `type` (fp8: quantised by the caller, with `scales`).
+LowLatencyConfig low_latency_config(const Scenario& s, DType type, ScaleKind scales);
+
+class LowLatencyRank {
+ public:
+  /// Collective. `type`: of the source rows. Of `s` the layout must be expert_major with alignment 1.
+  LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device, int num_sms);
+  /// Memory that one of these takes from its device.
+  static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
+
+  /// Uploads the inputs of data set `set` and what the experts will make of them.
+  void prepare(uint64_t set);
+  void dispatch(bool split = false);
+  void combine(CombineOrder order, bool split = false);
+
+  /// Of the last dispatch, and of the last combine.
+  CheckResult check_dispatched(const std::string& name) const;
+  CheckResult check_combined(const std::string& name, CombineOrder order) const;
+
+  LowLatencyExchange& exchange() { return exchange_; }
+
+ private:
+  struct HostOutput;
+  HostOutput host_output() const;
+  void compare_rows(Comparison& c, const HostOutput& got) const;
+  void compare_row(Comparison& c, const HostOutput& got, int64_t at, const RowOrigin& origin) const;
+  void meet();
+
+  const Scenario& s_;
+  LowLatencyConfig config_;
+  DType type_;
+  Group& group_;
+  RankDevice& device_;
+  int rank_, num_sms_;
+  uint64_t set_ = 0;
+  std::vector<std::vector<RowOrigin>> rows_;  ///< expected, by local expert: one per distinct (token, expert) pair
+  LowLatencyExchange exchange_;
+  LowLatencyOutput output_;
+  ConstRows x_, y_;
+  ExpertIds ids_;
+  const float* weights_ = nullptr;
+  void* out_ = nullptr;
+};
+
+}  // namespace switchyard::tool
