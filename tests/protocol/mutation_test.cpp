@@ -276,11 +276,12 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
         heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
     const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
-      switch (phase) {
-        case Phase::ledger: return LedgerRunner(group, *ledger, f, mutant).run();
-        case Phase::low_latency: return run_low_latency(group, f, mutant);
-        default: return PhaseRunner(group, *c, f, mutant).run(phase);
-      }
+      if (phase == Phase::ledger)
+        LedgerRunner(group, *ledger, f, mutant).run();
+      else if (phase == Phase::low_latency)
+        run_low_latency(group, f, mutant);
+      else
+        PhaseRunner(group, *c, f, mutant).run(phase);
     });
     std::fprintf(stderr, "%s", joined(failures).c_str());
     std::fflush(nullptr);
