@@ -221,6 +221,23 @@ TEST(Memory, IsTakenOnceAndGivenBack) {
   }));
 }
 
+TEST(Memory, FlagsSurviveSleep) {
+  expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+    auto config = LowLatencyRig::config();
+    config.first_epoch = 1000;  // flags that came back as zero would never be reached
+    LowLatencyRig rig(group, config);
+    for (int i = 0; i < 3; ++i) {
+      rig.round();
+      rig.dispatch();
+      group.sleep();
+      EXPECT_EQ(code_name(outcome_of([&] { (void)rig.exchange.make_output(); }).code), "ok");
+      group.wake();
+      rig.combine();
+      EXPECT_EQ(rig.out[0], 0x3F80);
+    }
+  }));
+}
+
 // --- How far from the exact sum
 
 struct Worst {
