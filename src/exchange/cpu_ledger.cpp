@@ -10,11 +10,12 @@ namespace {
 class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
-    group_.check_alive("LedgerCombine");
+    group_.check_usable("LedgerCombine");
     checked([&] {
       check_config(config, world());
       layout_ = ledger_layout(config, world());
-      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096);
+      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096,
+                                           static_cast<size_t>(layout_.control_bytes()));
     });
     sends_done_.resize(static_cast<size_t>(world()), 0);
     try {
@@ -37,7 +38,7 @@ class CpuLedger final : public LedgerImpl {
   void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
                const LedgerCombineOptions&) override {
     const uint64_t start = Cpu::now_ns();
-    group_.check_alive("ledger combine");
+    group_.check_usable("ledger combine");
     checked([&] { check_call(y, ledger, out); });
     const LedgerData& data = ledger.data();
     LedgerParams p;
@@ -61,6 +62,7 @@ class CpuLedger final : public LedgerImpl {
   }
 
   ConstRows returned() override {
+    group_.check_usable("LedgerCombine::returned");
     return {group_.heap->view().local(layout_.buffer(epoch_)), returned_, config.hidden, config.row_type};
   }
   CallStatistics last_call() override { return stats_; }

@@ -14,7 +14,10 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
-    checked([&] { heap_offset_ = group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096); });
+    checked([&] {
+      heap_offset_ =
+          group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096, static_cast<size_t>(layout_.flags_bytes()));
+    });
     layout_ = low_latency_layout(config, world(), heap_offset_);
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {
@@ -56,6 +59,14 @@ class CpuLowLatency final : public LowLatencyImpl {
       if (receives) low_latency_sum<A>(w, p);
     });
     end("combine", halves);
+  }
+
+  void run(FlatParams& p, const AllToAllOptions&) override {
+    begin(p.d.call, Operation::all_to_all, Halves::both);
+    p.c.call = p.d.call;
+    const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
+    launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p); });
+    end("moe_all_to_all");
   }
 
   void begin(CallContext& call, Operation operation, Halves halves) {

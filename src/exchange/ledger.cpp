@@ -42,7 +42,7 @@ uint64_t LedgerImpl::hash() const {
 }
 
 PreparedLedger LedgerImpl::prepare_checked(const LedgerTables& tables) {
-  group_.check_alive("ledger combine");
+  group_.check_usable("ledger combine");
   std::shared_ptr<const LedgerData> data;
   checked([&] { data = prepare(tables); });
   return PreparedLedger(std::move(data));

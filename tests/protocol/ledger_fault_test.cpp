@@ -360,6 +360,26 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+/// Flags survive, rows do not have to.
+TEST(Ledger, SleepBetweenCalls) {
+  const auto c = small_case();
+  const auto all = outcomes(2, options_with(60s, size_t{8} << 20), [&](Group& group) {
+    Rig rig(group, *c);
+    const PreparedLedger prepared = rig.ledger.prepare(rig.tables);
+    for (int i = 0; i < 3; ++i) {
+      Failures f("turn " + std::to_string(i));
+      rig.ledger.combine(rig.y, rig.data.probs(), prepared, rig.out);
+      rig.data.check_out(f);
+      group.sleep();
+      const Outcome o = outcome_of([&] { (void)rig.ledger.returned(); });
+      EXPECT_NE(o.text.find("the group sleeps"), std::string::npos) << o.text;
+      group.wake();
+      EXPECT_FALSE(f.any()) << joined(f.take());
+    }
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
 TEST(Ledger, ObjectsAndLedgersInTurn) {
   const auto a = small_case(5), b = small_case(6);
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {

@@ -66,6 +66,18 @@ class Usage(unittest.TestCase):
         self.expect(["verify", "--backend", "cuda", "--deferred"], "--backend", "cuda")
         self.expect(["verify", "--backend", "gpu"], "--backend: 'gpu' given", "cpu, cuda")
 
+    def test_verify_ledger(self):
+        self.expect(["verify", "ledgr"], "'ledgr': 'verify' takes no such argument", "Did you mean 'ledger'?")
+        self.expect(["verify", "ledger", "now"], "'now': 'verify ledger' takes no such argument", "switchyard verify ledger --help")
+        self.expect(["verify", "ledger", "--expert-per-pe", "2"], "--expert-per-pe: no such option of 'verify ledger'",
+                    "Did you mean '--experts-per-pe'?")
+        self.expect(["verify", "ledger", "--pes", "65"], "--pes: '65' given", "1 to 64")
+        self.expect(["verify", "ledger", "-M", "-1"], "-M: '-1' given", "0 to")
+        self.expect(["verify", "ledger", "-K"], "-K: no value given")
+        self.expect(["verify", "ledger", "--topk", "33"], "--topk: '33' given", "1 to 32")
+        self.expect(["verify", "ledger", "--dtype", "fp8"], "--dtype: 'fp8' given", "f16, bf16, f32")
+        self.expect(["verify", "ledger", "--sms", "4"], "--sms: given with --backend cpu")
+
     def test_combinations(self):
         self.expect(["bench", "--order", "per_route"], "--order: 'per_route' given with --layout rank_major")
         self.expect(["bench", "--quantize", "f32", "--dtype", "fp8"], "--quantize")
@@ -151,8 +163,9 @@ class Help(unittest.TestCase):
                 self.assertLessEqual(len(line), 140, line)
 
     def test_every_flag_of_the_examples_exists(self):
-        for verb in ("demo", "verify", "bench"):
-            out = run(verb, "--help")[1]
+        for verb in ("demo", "verify", "verify ledger", "bench"):
+            out = run(*verb.split(), "--help")[1]
+            self.assertIn(f"Usage: switchyard {verb}", out)
             declared = set(re.findall(r"^  (?:-h,)?(--[a-z-]+)", out, re.M))
             used = set(re.findall(r"(--[a-z-]+)", out.split("Examples:")[1]))
             self.assertLessEqual(used, declared)
@@ -186,6 +199,23 @@ class Verify(unittest.TestCase):
         for check in report["cases"][0]["checks"]:
             self.assertTrue(check["passed"], check)
             self.assertGreater(check["compared"], 0, check)
+
+    def test_ledger_profile(self):
+        code, out, err = run("verify", "ledger", "--quick")
+        self.assertEqual(code, 0, out + err)
+        self.assertIn("M=8 K=64 ranks=2 topK=2 expertPerPe=1 warmup=3 measured=5 samples=5", out)
+        self.assertIn("workspace=2304 routeMeta=448 window=2176 guard=4096", out)
+        self.assertRegex(out, r"combine_e2e: avg=[\d.]+ us max=[\d.]+ us")
+        self.assertEqual(out.splitlines()[-1], "  verify=PASS")
+        code, out, err = run("verify", "ledger", "--warmup", "0", "--measured", "1", "-K", "7168", "--json")
+        self.assertEqual(code, 0, out + err)
+        report = json.loads(out)
+        self.assertTrue(report["passed"])
+        self.assertEqual([report[name] for name in ("workspace_bytes", "route_meta_bytes", "window_bytes", "guard_bytes")],
+                         [2304, 2432, 7340160, 4096])
+        code, out, err = run("verify", "ledger", "--pes", "3", "-M", "5", "-K", "37", "--dtype", "bf16", "--drop-percent", "30",
+                             "--processes", "--warps", "2")
+        self.assertEqual(code, 0, out + err)
 
     def test_verbose_names_every_check(self):
         code, out, _ = run("verify", *SMALL, "--routings", "uniform", "--layouts", "rank_major", "--staging", "ring", "--dtypes",

@@ -29,14 +29,28 @@ std::vector<std::string> flags_of(const CLI::App& app) {
   std::vector<std::string> flags;
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) flags.push_back("-" + name);
   }
   return flags;
 }
 
+/// The innermost verb on the command line, and how it was called: "verify ledger", "" for none.
+struct Chosen {
+  const CLI::App* app;
+  std::string name;
+};
+Chosen chosen_verb(const CLI::App& app) {
+  Chosen chosen{&app, ""};
+  for (auto inner = app.get_subcommands(); !inner.empty(); inner = chosen.app->get_subcommands()) {
+    chosen.app = inner.front();
+    chosen.name += (chosen.name.empty() ? "" : " ") + chosen.app->get_name();
+  }
+  return chosen;
+}
+
 /// Texts for what the parser only calls extra or missing.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
-  const auto chosen = app.get_subcommands();
-  const CLI::App& scope = chosen.empty() ? app : *chosen.front();
+  const Chosen chosen = chosen_verb(app);
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     const std::string what = error.what();
     return fmt::format("{}: no value given, or several where one is allowed", what.substr(0, what.find(':')));
@@ -46,19 +60,21 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   if (rest.empty()) return error.what();
   const std::string first = rest.front().substr(0, rest.front().find('='));
   if (first.rfind('-', 0) == 0) {
-    return fmt::format("{}: no such option{}.{}", first, chosen.empty() ? "" : " of '" + scope.get_name() + "'",
-                       did_you_mean(first, flags_of(scope)));
+    return fmt::format("{}: no such option{}.{}", first, chosen.name.empty() ? "" : " of '" + chosen.name + "'",
+                       did_you_mean(first, flags_of(*chosen.app)));
   }
-  if (!chosen.empty()) return fmt::format("'{}': '{}' takes no such argument; options begin with --", first, scope.get_name());
   std::vector<std::string> verbs;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) verbs.push_back(verb->get_name());
+  for (const CLI::App* verb : chosen.app->get_subcommands([](const CLI::App*) { return true; }))
+    verbs.push_back(verb->get_name());
+  if (!chosen.name.empty())
+    return fmt::format("'{}': '{}' takes no such argument; options begin with -.{}", first, chosen.name,
+                       did_you_mean(first, verbs));
   return fmt::format("'{}': no such verb; allowed: {}.{}", first, joined(verbs, ", "), did_you_mean(first, verbs));
 }
 
 int usage_error(const CLI::App& app, const std::string& text) {
-  const auto chosen = app.get_subcommands();
-  fmt::print(stderr, "switchyard: {}\nTry: switchyard{} --help\n", text,
-             chosen.empty() ? "" : " " + chosen.front()->get_name());
+  const Chosen chosen = chosen_verb(app);
+  fmt::print(stderr, "switchyard: {}\nTry: switchyard{} --help\n", text, chosen.name.empty() ? "" : " " + chosen.name);
   return kExitUsage;
 }
 
@@ -98,8 +114,9 @@ int run(int argc, char** argv) {
     }
     return kExitUsage;
   } catch (const CLI::CallForHelp&) {
-    const auto chosen = app.get_subcommands();
-    fmt::print("{}", chosen.empty() ? app.help() : chosen.front()->help("switchyard"));
+    const Chosen chosen = chosen_verb(app);
+    const std::string before = chosen.name.substr(0, chosen.name.rfind(' ') == std::string::npos ? 0 : chosen.name.rfind(' '));
+    fmt::print("{}", chosen.name.empty() ? app.help() : chosen.app->help("switchyard" + (before.empty() ? "" : " " + before)));
     return kExitOk;
   } catch (const CLI::CallForVersion&) {
     fmt::print("switchyard {}\n", build_description());

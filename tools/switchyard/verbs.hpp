@@ -8,12 +8,14 @@
 #include "demo.hpp"
 #include "doctor.hpp"
 #include "verify.hpp"
+#include "verify_ledger.hpp"
 
 namespace switchyard::tool {
 
 struct VerbOptions {
   DemoOptions demo;
   VerifyOptions verify;
+  LedgerVerifyOptions verify_ledger;
   BenchOptions bench;
   DoctorOptions doctor;
 };

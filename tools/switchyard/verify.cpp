@@ -107,6 +107,16 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   return cases;
 }
 
+int gpus_to_use(bool quiet) {
+  if (!built_with_cuda()) throw UsageError(no_cuda_text());
+  const GpuProbe probe = probe_gpus();
+  if (probe.gpus.empty())
+    throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
+                                 probe.problem.empty() ? "the driver sees none" : probe.problem));
+  if (!quiet) fmt::print("  GPUs: {}\n", probe.names());
+  return static_cast<int>(probe.gpus.size());
+}
+
 namespace {
 
 /// What the machine's GPUs make of the options: ranks, staging. Returns the number of GPUs, 0 for the CPU.
@@ -115,19 +125,14 @@ int fit_to_gpus(VerifyOptions& o) {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
     return 0;
   }
-  if (!built_with_cuda()) throw UsageError(no_cuda_text());
-  if (o.deferred) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
-  const GpuProbe probe = probe_gpus();
-  if (probe.gpus.empty())
-    throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
-                                 probe.problem.empty() ? "the driver sees none" : probe.problem));
+  if (o.deferred && built_with_cuda()) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
+  const int gpus = gpus_to_use(o.json);
   if (o.staging == std::vector<std::string>{"ring"})
     throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
   if (std::erase(o.staging, "ring") > 0 && !o.json) fmt::print("  ring staging is left out: it is not on CUDA yet\n");
   o.blocks = o.warps = {1};
-  if (o.ranks.empty()) o.ranks = {static_cast<int64_t>(probe.gpus.size())};
-  if (!o.json) fmt::print("  GPUs: {}\n", probe.names());
-  return static_cast<int>(probe.gpus.size());
+  if (o.ranks.empty()) o.ranks = {gpus};
+  return gpus;
 }
 
 std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& options, size_t arena) {

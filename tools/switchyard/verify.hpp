@@ -51,6 +51,8 @@ struct VerifyCase {
   uint64_t seed = 1;
 };
 
+/// GPUs for --backend cuda; names them unless `quiet`. \throws UsageError if there are none
+int gpus_to_use(bool quiet);
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
 /// Device memory that each rank of the case needs besides the heap.
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);

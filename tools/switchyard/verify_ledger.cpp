@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify_ledger.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "../../bench/machine.hpp"
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "low_latency_check.hpp"
+#include "numbers.hpp"
+#include "rank_device.hpp"
+#include "ranks.hpp"
+#include "switchyard/ledger.hpp"
+#include "verify.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kSeed = 1234;
+constexpr double kTolerance = 1e-2;  // absolute and relative, of the published check
+
+double us_since(Clock::time_point begin) { return std::chrono::duration<double, std::micro>(Clock::now() - begin).count(); }
+
+/// The published fixture: identity experts on closed-form rows, and the golden ledger of its routing. Shares no code with the
+/// library.
+class Fixture {
+ public:
+  explicit Fixture(const LedgerVerifyOptions& o)
+      : world(static_cast<int>(o.pes)),
+        experts(static_cast<int>(o.pes * o.experts_per_pe)),
+        topk(static_cast<int>(o.topk)),
+        tokens(o.tokens),
+        hidden(o.hidden),
+        type(o.dtype == "f32"    ? DType::f32
+             : o.dtype == "bf16" ? DType::bf16
+                                 : DType::f16),
+        drop_percent_(static_cast<uint64_t>(o.drop_percent)) {}
+
+  const int world, experts, topk;
+  const int64_t tokens, hidden;
+  const DType type;
+  int64_t routes() const { return tokens * topk; }
+  size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
+
+  float input(int rank, int64_t t, int64_t c) const {
+    const uint64_t n =
+        kSeed + 131u * static_cast<uint64_t>(rank) + 17u * static_cast<uint64_t>(t) + 3u * static_cast<uint64_t>(c);
+    return static_cast<float>(n % 251) / 32.0f;
+  }
+  /// -1: no expert.
+  int expert(int rank, int64_t f) const {
+    const uint64_t bits = (static_cast<uint64_t>(f) * 977 + static_cast<uint64_t>(rank) * 131 + 7) * 0x9E3779B97F4A7C15u >> 32;
+    return bits % 100 < drop_percent_ ? -1 : static_cast<int>((f + rank) % experts);
+  }
+  std::vector<float> probs(int rank) const {
+    std::vector<float> all(static_cast<size_t>(routes()));
+    for (int64_t t = 0; t < tokens; ++t) {
+      float sum = 0;
+      for (int pass = 0; pass < 2; ++pass) {
+        for (int64_t f = t * topk; f < (t + 1) * topk; ++f) {
+          const auto share = static_cast<float>((kSeed + static_cast<uint64_t>(rank + f)) % 7 + 1);
+          if (pass == 0)
+            sum += share;
+          else
+            all[static_cast<size_t>(f)] = share / sum;
+        }
+      }
+    }
+    return all;
+  }
+  void fill_row(int rank, int64_t t, void* row) const {
+    for (int64_t c = 0; c < hidden; ++c) store_element(row, type, c, input(rank, t, c));
+  }
+
+  LedgerConfig config() const {
+    LedgerConfig c;
+    c.hidden = hidden;
+    c.num_experts = experts;
+    c.topk = topk;
+    c.max_tokens = tokens;
+    c.row_type = type;
+    c.max_rows = world * routes();
+    return c;
+  }
+  LedgerTables tables(int rank) const;
+
+ private:
+  uint64_t drop_percent_;
+};
+
+LedgerTables Fixture::tables(int rank) const {
+  LedgerTables t;
+  const int padded = (experts + 15) / 16 * 16, here = experts / world, first = rank * here;
+  t.world = world;
+  t.num_experts = experts;
+  t.num_experts_padded = padded;
+  t.experts_here = here;
+  const auto at = [](int64_t i) { return static_cast<size_t>(i); };
+  t.peer_token_per_expert.assign(at(int64_t{world} * padded), 0);
+  for (int s = 0; s < world; ++s)
+    for (int64_t f = 0; f < routes(); ++f)
+      if (const int e = expert(s, f); e >= 0) ++t.peer_token_per_expert[at(int64_t{s} * padded + e)];
+  t.cumsum_per_expert = t.peer_token_per_expert;
+  for (int s = 0; s < world; ++s) {
+    const auto row = t.cumsum_per_expert.begin() + int64_t{s} * padded;
+    std::partial_sum(row, row + padded, row);
+  }
+  std::vector<int32_t> next(at(experts));
+  for (int e = 1; e < experts; ++e) next[at(e)] = t.cumsum_per_expert[at(int64_t{rank} * padded + e - 1)];
+  for (int64_t f = 0; f < routes(); ++f) {
+    const int e = expert(rank, f);
+    t.expanded_row_idx.push_back(e < 0 ? -1 : next[at(e)]++);
+  }
+  t.prev_sum_before_rank.assign(at(int64_t{world} * here), 0);
+  int32_t offset = 0;
+  for (int el = 0; el < here; ++el) {
+    t.dispatch_offset.push_back(offset);
+    int32_t before = 0;
+    for (int s = 0; s < world; ++s) {
+      t.prev_sum_before_rank[at(int64_t{s} * here + el)] = before;
+      before += t.peer_token_per_expert[at(int64_t{s} * padded + first + el)];
+    }
+    offset += before;
+  }
+  return t;
+}
+
+/// One rank's share of the check.
+class LedgerRank {
+ public:
+  LedgerRank(const Fixture& fixture, Group& group, RankDevice& device, int sms)
+      : f_(fixture), rank_(group.rank()), group_(group), device_(device), ledger_(group, fixture.config()) {
+    options_.stream = device.stream();
+    options_.num_sms = sms;
+  }
+
+  json run(int64_t warmup, int64_t measured) {
+    json samples = json::array(), prepares = json::array();
+    for (int64_t i = 0; i < warmup + measured; ++i) {
+      device_.release();
+      const auto prepare_begin = Clock::now();
+      prepare();
+      const double prepared = us_since(prepare_begin);
+      group_.barrier();  // all ranks are ready: outside of the time
+      const auto begin = Clock::now();
+      ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options_);
+      device_.wait();
+      const double sample = us_since(begin);
+      check(i);
+      group_.barrier();
+      if (i < warmup) continue;
+      prepares.push_back(prepared);
+      samples.push_back(sample);
+    }
+    return {
+        {"prepare", prepares}, {"combine", samples}, {"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}};
+  }
+
+  /// Device memory of one iteration.
+  static size_t device_bytes(const Fixture& f) {
+    const auto rows = static_cast<size_t>(f.world * f.routes() + f.tokens);
+    return rows * f.row_bytes() + static_cast<size_t>(f.routes()) * 4 + 4096;
+  }
+
+ private:
+  /// The ledger, expert outputs and probabilities, where the backend wants them.
+  void prepare() {
+    const LedgerTables tables = f_.tables(rank_);
+    row_of_ = tables.expanded_row_idx;
+    host_probs_ = f_.probs(rank_);
+    fill_expert_output(tables);
+    prepared_ = ledger_.prepare(tables);
+    rows_ = prepared_.rows();
+    y_ = device_.upload(host_y_.data(), host_y_.size());
+    probs_ = device_.upload(host_probs_.data(), host_probs_.size() * sizeof(float));
+    const size_t bytes = static_cast<size_t>(f_.tokens) * f_.row_bytes();
+    out_ = device_.allocate(bytes);
+    device_.fill(out_, 0xEE, bytes);
+    device_.wait();
+  }
+
+  /// Rows by (local expert, source, route order), as a dispatch delivers them.
+  void fill_expert_output(const LedgerTables& t) {
+    host_y_.clear();
+    for (int el = 0; el < t.experts_here; ++el) {
+      for (int s = 0; s < f_.world; ++s) {
+        for (int64_t f = 0; f < f_.routes(); ++f) {
+          if (f_.expert(s, f) != rank_ * t.experts_here + el) continue;
+          host_y_.resize(host_y_.size() + f_.row_bytes());
+          f_.fill_row(s, f / f_.topk, host_y_.data() + host_y_.size() - f_.row_bytes());
+        }
+      }
+    }
+  }
+
+  void fail(const std::string& what) {
+    if (problem_.empty()) problem_ = what;
+  }
+
+  void check(int64_t iteration) {
+    const std::string when = iteration == 0 ? "" : fmt::format(" (call {})", iteration + 1);
+    std::vector<std::byte> row(f_.row_bytes()), got;
+    const ConstRows returned = ledger_.returned();
+    got.resize(static_cast<size_t>(returned.rows) * f_.row_bytes());
+    device_.read(got.data(), returned.data, got.size());
+    int64_t valid = 0;
+    for (int64_t f = 0; f < f_.routes(); ++f) {
+      const int32_t at = row_of_[static_cast<size_t>(f)];
+      if (at < 0) continue;
+      ++valid;
+      f_.fill_row(rank_, f / f_.topk, row.data());
+      if (std::memcmp(row.data(), got.data() + static_cast<size_t>(at) * row.size(), row.size()) != 0)
+        fail(fmt::format("return buffer: row {} (route {}) differs{}", at, f, when));
+    }
+    if (valid != returned.rows) fail(fmt::format("return buffer: {} rows, expected {}{}", returned.rows, valid, when));
+    got.resize(static_cast<size_t>(f_.tokens) * f_.row_bytes());
+    device_.read(got.data(), out_, got.size());
+    for (int64_t t = 0; t < f_.tokens; ++t) check_token(t, got.data() + static_cast<size_t>(t) * f_.row_bytes(), when);
+    compared_ += (valid + f_.tokens) * f_.hidden;
+  }
+
+  void check_token(int64_t t, const std::byte* got, const std::string& when) {
+    for (int64_t c = 0; c < f_.hidden; ++c) {
+      float golden = 0;
+      for (int64_t f = t * f_.topk; f < (t + 1) * f_.topk; ++f) {
+        if (row_of_[static_cast<size_t>(f)] < 0) continue;
+        const float term = host_probs_[static_cast<size_t>(f)] * rounded(f_.input(rank_, t, c), f_.type);
+        golden += term;
+      }
+      const float value = element(got, f_.type, c);
+      const double diff = std::abs(static_cast<double>(value) - golden);
+      max_diff_ = std::max(max_diff_, diff);
+      if (!(diff <= kTolerance + kTolerance * std::abs(golden)))
+        fail(fmt::format("token {} column {}: {} given, {} expected within 1e-2{}", t, c, value, golden, when));
+      else if (value != rounded(golden, f_.type))
+        fail(fmt::format("token {} column {}: {} is not the float32 sum {} rounded once{}", t, c, value, golden, when));
+    }
+  }
+
+  const Fixture& f_;
+  const int rank_;
+  Group& group_;
+  RankDevice& device_;
+  LedgerCombine ledger_;
+  LedgerCombineOptions options_;
+  PreparedLedger prepared_;
+  std::vector<int32_t> row_of_;
+  std::vector<float> host_probs_;
+  std::vector<std::byte> host_y_;
+  int64_t rows_ = 0;
+  const std::byte* y_ = nullptr;
+  const float* probs_ = nullptr;
+  void* out_ = nullptr;
+  std::string problem_;
+  double max_diff_ = 0;
+  int64_t compared_ = 0;
+};
+
+/// Mean and largest of the samples, each the largest over the ranks.
+struct Profile {
+  double average = 0, largest = 0;
+};
+Profile profile_of(const std::vector<json>& ranks, const char* name) {
+  Profile p;
+  const size_t samples = ranks.front()[name].size();
+  for (size_t i = 0; i < samples; ++i) {
+    double slowest = 0;
+    for (const json& r : ranks) slowest = std::max(slowest, r[name][i].get<double>());
+    p.average += slowest / static_cast<double>(samples);
+    p.largest = std::max(p.largest, slowest);
+  }
+  return p;
+}
+
+std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions& o, int gpus) {
+  RankJob job;
+  job.world = fixture.world;
+  job.processes = o.processes;
+  job.group.num_blocks = static_cast<int>(o.blocks);
+  job.group.num_warps = static_cast<int>(o.warps);
+  job.group.timeout = std::chrono::milliseconds(o.timeout_ms);
+  job.group.backend = gpus > 0 ? Backend::cuda : Backend::cpu;
+  job.group.heap_bytes = LedgerCombine::heap_bytes_for(fixture.config(), fixture.world, job.group.backend);
+  const size_t arena = LedgerRank::device_bytes(fixture);
+  return run_ranks(job, [&](Group& group, RankLink&) {
+    const std::unique_ptr<RankDevice> host = gpus > 0 ? nullptr : make_host_device();
+    RankDevice& device = gpus > 0 ? rank_device(group.rank(), gpus, arena) : *host;
+    group.barrier();  // every rank has its stream and its memory before any waits for another
+    return LedgerRank(fixture, group, device, static_cast<int>(o.sms)).run(o.warmup, o.measured);
+  });
+}
+
+json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, const Profile& prepare, const Profile& combine) {
+  return {{"pes", o.pes},
+          {"tokens", o.tokens},
+          {"hidden", o.hidden},
+          {"topk", o.topk},
+          {"experts_per_pe", o.experts_per_pe},
+          {"dtype", o.dtype},
+          {"backend", o.backend},
+          {"ranks_are", o.processes ? "processes" : "threads"},
+          {"workspace_bytes", bytes.workspace},
+          {"route_meta_bytes", bytes.route_meta},
+          {"window_bytes", bytes.window},
+          {"guard_bytes", bytes.guard},
+          {"prepare_fixture_us", {{"avg", prepare.average}, {"max", prepare.largest}}},
+          {"combine_e2e_us", {{"avg", combine.average}, {"max", combine.largest}}},
+          {"samples", o.measured},
+          {"commit", source_commit()},
+          {"date", bench::utc_now()}};
+}
+
+LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
+  if (o.quick) {
+    o.tokens = 8;
+    o.hidden = 64;
+    o.topk = 2;
+    o.experts_per_pe = 1;
+    o.pes = 2;
+  }
+  if (o.backend == "cpu" && o.sms > 0)
+    throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
+  return o;
+}
+
+}  // namespace
+
+int run_verify_ledger(const LedgerVerifyOptions& asked) {
+  const LedgerVerifyOptions o = resolved(asked);
+  const Fixture fixture(o);
+  const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
+  const int gpus = o.backend == "cuda" ? gpus_to_use(o.json) : 0;
+  std::vector<json> ranks;
+  std::string problem;
+  Profile prepare, combine;
+  double max_diff = 0;
+  int64_t compared = 0;
+  try {
+    ranks = run_on_ranks(fixture, o, gpus);
+  } catch (const RankError& e) {
+    problem = e.what();
+  }
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const auto text = ranks[r]["problem"].get<std::string>();
+    if (problem.empty() && !text.empty()) problem = fmt::format("rank {}: {}", r, text);
+    max_diff = std::max(max_diff, ranks[r]["max_diff"].get<double>());
+    compared += ranks[r]["compared"].get<int64_t>();
+  }
+  if (!ranks.empty()) {
+    prepare = profile_of(ranks, "prepare");
+    combine = profile_of(ranks, "combine");
+  }
+  if (o.json) {
+    json report = report_of(o, bytes, prepare, combine);
+    report["passed"] = problem.empty();
+    report["problem"] = problem;
+    report["compared"] = compared;
+    report["max_diff"] = max_diff;
+    fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
+    return problem.empty() ? kExitOk : kExitCheckFailed;
+  }
+  fmt::print("[PROFILE] LedgerCombine\n");
+  fmt::print("  M={} K={} ranks={} topK={} expertPerPe={} warmup={} measured={} samples={}\n", o.tokens, o.hidden, o.pes,
+             o.topk, o.experts_per_pe, o.warmup, o.measured, o.measured);
+  fmt::print("  bytes: workspace={} routeMeta={} window={} guard={}\n", bytes.workspace, bytes.route_meta, bytes.window,
+             bytes.guard);
+  fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", prepare.average, prepare.largest);
+  fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", combine.average, combine.largest);
+  fmt::print("  compared={} max_diff={:.3g}\n", compared, max_diff);
+  if (!problem.empty()) fmt::print("  {}\n", problem);
+  fmt::print("  verify={}\n", problem.empty() ? "PASS" : "FAIL");
+  return problem.empty() ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace switchyard::tool
