@@ -66,7 +66,7 @@ class CpuLowLatency final : public LowLatencyImpl {
     p.c.call = p.d.call;
     const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
     launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p); });
-    end("moe_all_to_all");
+    end("moe_all_to_all", Halves::both);
   }
 
   void begin(CallContext& call, Operation operation, Halves halves) {

@@ -59,23 +59,6 @@ TEST(Misuse, Fp8RowsWithoutScalesInTheConfig) {
   EXPECT_NE(all[0].text.find("x.dtype = fp8_e4m3"), std::string::npos) << all[0].text;
 }
 
-TEST(Misuse, RowsOfOddBytes) {
-  const auto all = outcomes(1, options_with(60s), [&](Group& group) {
-    LowLatencyConfig config = LowLatencyRig::config();
-    config.hidden = 4;  // 16 bytes of f32, 8 of bf16
-    config.row_type = DType::f32;
-    config.scales = ScaleKind::none;
-    LowLatencyExchange exchange(group, config);
-    auto output = exchange.make_output();
-    std::vector<float> memory(static_cast<size_t>(output.x.rows * 4) + 4);
-    exchange.dispatch({memory.data(), 0, 4, DType::f32}, switchyard::ExpertIds::of(static_cast<int32_t*>(nullptr), 0, 2),
-                      output);
-    exchange.combine({memory.data(), output.x.rows, 4, DType::bf16}, output, memory.data());
-  });
-  EXPECT_EQ(code_name(all[0].code), "invalid_argument");
-  EXPECT_NE(all[0].text.find("multiple of 16"), std::string::npos) << all[0].text;
-}
-
 TEST(Misuse, OutputsOfOtherObjectsAndRanks) {
   std::vector<switchyard::LowLatencyOutput> outputs(2);
   auto all = outcomes(2, options_with(60s), [&](Group& group) {

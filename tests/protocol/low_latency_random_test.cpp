@@ -35,6 +35,7 @@ LowLatencyConfig draw_config(Draw& draw) {
   c.scale_order = draw.one_in(2) ? ScaleOrder::row_major : ScaleOrder::column_major;
   c.sending = draw.one_in(2) ? Sending::per_rank : Sending::per_route;
   c.hidden = 16 * draw.one_of({int64_t{1}, int64_t{2}, int64_t{7}, int64_t{8}, int64_t{9}, int64_t{17}, int64_t{40}});
+  if (c.scales == ScaleKind::none && draw.one_in(3)) c.hidden = draw.between(1, 300);
   c.pieces = static_cast<int>(draw.one_in(2) ? 0 : draw.between(1, 16));
   c.first_epoch = draw.one_in(3) ? (uint64_t{1} << 40) - static_cast<uint64_t>(draw.between(0, 20))
                                  : static_cast<uint64_t>(draw.between(1, 9));

@@ -232,6 +232,16 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
     plain.combine(kPerRoute).replace_weights = true;
     scripts.push_back(plain);
   }
+  for (const int64_t hidden : {int64_t{1}, int64_t{7}, int64_t{131}}) {  // rows of any size, if they travel as they are
+    auto odd = script("C10 odd rows " + std::to_string(hidden), 9, 3, 5, hidden);
+    odd.config.row_type = hidden == 7 ? DType::f32 : DType::bf16;
+    odd.config.scales = ScaleKind::none;
+    odd.config.pieces = 2;
+    odd.dispatch(all(5)).x_pattern = Pattern::random_values;
+    odd.combine(kPerRoute);
+    odd.combine(kPerRank);
+    scripts.push_back(odd);
+  }
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
     for (const int group : {32, 128}) {
       auto s = script("C10 given as fp8 " + std::to_string(group), 9, 3, 5, 464);
