@@ -140,7 +140,7 @@ SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombinePar
                                  uint64_t slots) {
   const LowLatencyLayout& l = p.layout;
   const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
-  const WarpSpan<A> span(w, p.call, Event::wait_returned, -1);
+  WarpSpan<A> span(w, p.call, Event::wait_returned, -1);
   return wait_for<A>(
       w, p.call, n,
       [&](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
@@ -148,7 +148,7 @@ SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombinePar
                                                 : l.header(p.call.epoch, p.call.rank()));
       },
       p.call.word(), Site::returned,
-      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(ids(t * l.topk + s)); });
+      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(ids(t * l.topk + s)); }, &span);
 }
 
 /// One piece of one token.

@@ -230,14 +230,14 @@ template <class A, class Expert>
 SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int n,
                                       Expert&& expert) {
   const LowLatencyLayout& l = p.layout;
-  const WarpSpan<A> span(w, p.call, Event::wait_expert_count, -1);
+  WarpSpan<A> span(w, p.call, Event::wait_expert_count, -1);
   return wait_for<A>(
       w, p.call, n * source,
       [&](int i) -> const uint64_t* {
         const int e = expert(i / source);
         return p.call.heap.local(e >= 0 ? l.expert_count(p.call.epoch, e, i % source) : l.header(p.call.epoch, i % source));
       },
-      p.call.word(), Site::expert_count, [&](int i) { return i % source; });
+      p.call.word(), Site::expert_count, [&](int i) { return i % source; }, &span);
 }
 
 /// Waits for all pieces of a message. On success `here` says whether it is for this rank.

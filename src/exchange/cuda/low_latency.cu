@@ -113,23 +113,6 @@ CudaShape shape_of(int64_t scratch_bytes) {
   return {kLowLatencyWarps, 1, kStageBytes, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
 }
 
-/// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
-template <class Kernel, class Params>
-void launch(const char* name, Kernel kernel, const Params& params, const CudaShape& shape, LaunchedHalves halves, int blocks,
-            const DeviceLimits& limits, cudaStream_t stream) {
-  cudaLaunchAttribute dependent{};
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kLowLatencyWarps * kLanes);
-  config.dynamicSmemBytes = shape.shared_bytes();
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = limits.dependent_launches ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, params, shape, halves), name);
-}
-
 }  // namespace
 
 int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
@@ -164,24 +147,27 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
   launch_low_latency(f, {true, true}, 0, limits.multiprocessors, limits, stream);
 }
 
-void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
+void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  const bool traced = params.d.call.device_trace.records != nullptr;
-  launch("low-latency dispatch kernel", traced ? low_latency_dispatch_kernel<CudaTraced> : low_latency_dispatch_kernel<Cuda>,
-         params, shape_of(scratch_bytes), halves, blocks, limits, stream);
+  const CudaShape shape = shape_of(scratch_bytes);
+  const bool traced = p.d.call.device_trace.records != nullptr;
+  launch_kernel(traced ? low_latency_dispatch_kernel<CudaTraced> : low_latency_dispatch_kernel<Cuda>, blocks, shape,
+                limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
 }
-void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  const bool traced = params.c.call.device_trace.records != nullptr;
-  launch("low-latency combine kernel", traced ? low_latency_combine_kernel<CudaTraced> : low_latency_combine_kernel<Cuda>,
-         params, shape_of(scratch_bytes), halves, blocks, limits, stream);
+  const CudaShape shape = shape_of(scratch_bytes);
+  const bool traced = p.c.call.device_trace.records != nullptr;
+  launch_kernel(traced ? low_latency_combine_kernel<CudaTraced> : low_latency_combine_kernel<Cuda>, blocks, shape,
+                limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
 }
-
-void launch_low_latency(const CudaFlat& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream) {
-  const bool traced = params.f.d.call.device_trace.records != nullptr;
-  launch("all-to-all kernel", traced ? flat_kernel<CudaTraced> : flat_kernel<Cuda>, params, shape_of(scratch_bytes), halves,
-         blocks, limits, stream);
+void launch_low_latency(const CudaFlat& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
+                        cudaStream_t stream) {
+  const CudaShape shape = shape_of(scratch_bytes);
+  const bool traced = p.f.d.call.device_trace.records != nullptr;
+  launch_kernel(traced ? flat_kernel<CudaTraced> : flat_kernel<Cuda>, blocks, shape, limits.dependent_launches, stream,
+                "all-to-all kernel", p, shape, halves);
 }
 
 }  // namespace switchyard::detail
