@@ -45,7 +45,7 @@ enum class Sending : uint8_t {
 
 /// Fixed properties of a low-latency object; equal on all ranks.
 struct LowLatencyConfig {
-  int64_t hidden = 0;                 ///< H; rows must be a multiple of 16 bytes for every row type used
+  int64_t hidden = 0;                 ///< H; any if rows travel as they are, else a multiple of 16
   int num_experts = 0;                ///< E >= 1; need not divide by W
   int topk = 0;                       ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;             ///< largest T on any rank, in [1, 65535]
@@ -78,8 +78,20 @@ struct LowLatencyCombineOptions {
   CombineOrder order = CombineOrder::per_route;
   /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed as they are).
   const float* weights = nullptr;
+  /// float32 [experts here], per_route only, or null: each row goes back as round(y * scale of its expert), straight from the
+  /// registers that computed it.
+  const float* expert_scale = nullptr;
   void* stream = nullptr;  ///< CUDA: as in LowLatencyDispatchOptions
   int num_sms = 0;         ///< CUDA: likewise
+};
+
+/// Options of moe_all_to_all.
+struct AllToAllOptions {
+  const float* weights = nullptr;       ///< float32 [T, K]; null: 1
+  const float* expert_scale = nullptr;  ///< float32 [experts here]: expert e returns round(x * scale); null: the row as it is
+  void* stream = nullptr;               ///< CUDA: as in LowLatencyDispatchOptions
+  int num_sms = 0;                      ///< CUDA: likewise
+  const int32_t* device_tokens = nullptr;  ///< CUDA: likewise
 };
 
 namespace detail {
@@ -133,6 +145,11 @@ class LowLatencyExchange {
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                            const LowLatencyCombineOptions& options = {});
+
+  /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that scale their rows: rows go out, each
+  /// expert's result goes back to its token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H]
+  /// of row_type, `out` likewise. Needs LowLatencyConfig::scales = none. A token without a route yields +0.
+  void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const noexcept;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call

@@ -7,7 +7,8 @@
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
-//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::count_where, A::count, A::count_max, A::now_ns, A::pause
+//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::count_where, A::locate, A::count, A::count_max, A::now_ns,
+//   A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -89,6 +90,9 @@ struct AnyLaneFn {
 struct AnyLanePredicate {
   SWITCHYARD_FN bool operator()(int64_t) const { return false; }
 };
+struct AnyLength {
+  SWITCHYARD_FN int64_t operator()(int) const { return 0; }
+};
 struct AnyWeight {
   SWITCHYARD_FN float operator()(int) const { return 0.0f; }
 };
@@ -97,6 +101,12 @@ struct AnyFlag {
 };
 struct AnyDestination {
   SWITCHYARD_FN void* operator()(int) const { return nullptr; }
+};
+
+/// Where a flat index lies in segments that follow each other.
+struct Located {
+  int segment;     ///< n if the index is past the end
+  int64_t offset;  ///< inside the segment
 };
 
 /// What protocol templates require. `bool` results are uniform over the warp.
@@ -142,6 +152,8 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
   { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // how often f(i), for i in [0, n)
+  // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
+  { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
   A::count(w, flag, value);         // *flag += value, for a statistic that only this warp writes; ordered with nothing
   A::count_max(w, flag, value);     // likewise the maximum

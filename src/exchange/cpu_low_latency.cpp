@@ -14,7 +14,10 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
-    checked([&] { heap_offset_ = group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096); });
+    checked([&] {
+      heap_offset_ =
+          group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096, static_cast<size_t>(layout_.flags_bytes()));
+    });
     layout_ = low_latency_layout(config, world(), heap_offset_);
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {
@@ -45,7 +48,7 @@ class CpuLowLatency final : public LowLatencyImpl {
       if (sends) low_latency_send<A>(w, p);
       if (receives) low_latency_receive<A>(w, p);
     });
-    end("dispatch");
+    end("dispatch", halves);
   }
 
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions&, Halves halves) override {
@@ -55,17 +58,21 @@ class CpuLowLatency final : public LowLatencyImpl {
       if (sends) low_latency_return<A>(w, p);
       if (receives) low_latency_sum<A>(w, p);
     });
-    end("combine");
+    end("combine", halves);
+  }
+
+  void run(FlatParams& p, const AllToAllOptions&) override {
+    begin(p.d.call, Operation::all_to_all, Halves::both);
+    p.c.call = p.d.call;
+    const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
+    launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p); });
+    end("moe_all_to_all", Halves::both);
   }
 
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
-    const std::vector<MoveCounter> sent = halves == Halves::receive ? group_.moved : std::vector<MoveCounter>();
     call = group_.begin_call();
-    if (halves == Halves::receive)
-      group_.moved = sent;
-    else
-      epoch_ = (epoch_ + 1) & kEpochMask;
+    if (halves != Halves::receive) epoch_ = (epoch_ + 1) & kEpochMask;
     call.epoch = epoch_;
     call.operation = operation;
   }
@@ -80,10 +87,12 @@ class CpuLowLatency final : public LowLatencyImpl {
     });
   }
 
-  void end(const char* operation) {
+  /// A receiving half moves nothing: it adds its time to what the sending half counted, whoever called in between.
+  void end(const char* operation, Halves halves) {
     group_.raise_fault(operation, (epoch_ - config.first_epoch + 1) & kEpochMask);
-    stats_ = sum_moved(group_);
-    stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
+    const double before = halves == Halves::receive ? stats_.total_us : 0;
+    if (halves != Halves::receive) stats_ = sum_moved(group_);
+    stats_.total_us = before + static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
   }
 
   uint64_t epoch_ = 0;  // of the last call

@@ -22,6 +22,7 @@ const char* operation_name(Operation operation) {
     case Operation::cached_dispatch: return "cached dispatch";
     case Operation::combine: return "combine";
     case Operation::ledger_combine: return "ledger combine";
+    case Operation::all_to_all: return "moe_all_to_all";
     case Operation::none: break;
   }
   return "call";

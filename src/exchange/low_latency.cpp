@@ -37,8 +37,7 @@ void check_config(const LowLatencyConfig& c, int world) {
   check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
   if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
     invalid("LowLatencyConfig::scale_group = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
-  checked_row_bytes("LowLatencyConfig", c.hidden, c.row_type);
-  checked_row_bytes("LowLatencyConfig (rows as they are sent)", c.hidden, sent_type(c));
+  if (c.scales != ScaleKind::none) checked_row_bytes("LowLatencyConfig (rows as they are sent)", c.hidden, sent_type(c));
   const int64_t rows = c.max_tokens * world * ExpertMap{c.num_experts, world}.max_count();
   check_range("experts per rank * world * max_tokens (rows of an output)", rows, 1, int64_t{1} << 30);
 }
@@ -151,10 +150,7 @@ void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
             (o.block->config_hash == hash() ? "" : ", with another one"));
 }
 
-void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
-                                    const LowLatencyDispatchOptions& o) const {
-  check_idle("dispatch");
-  check_output(output);
+void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
   if (ids.topk != config.topk)
     invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
   check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
@@ -174,10 +170,17 @@ void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, co
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
     invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
-  check_sms("LowLatencyDispatchOptions", o.num_sms);
-  check_pointer("x.data", x.data, 16);
+  check_pointer("x.data", x.data, row_alignment(x.dtype));
   check_pointer("x.scales", x.scales, 16);
   check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+}
+
+void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                                    const LowLatencyDispatchOptions& o) const {
+  check_idle("dispatch");
+  check_output(output);
+  check_tokens(x, ids);
+  check_sms("LowLatencyDispatchOptions", o.num_sms);
   check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4);
   check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4);
 }
@@ -197,7 +200,6 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
     invalid("y.rows = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
   if (y.cols != config.hidden)
     invalid("y.cols = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
-  checked_row_bytes("y", config.hidden, y.dtype);
   if (!y.data && y.rows > 0) invalid("y.data is null");
   if (!out && output.block->tokens > 0) invalid("out is null");
   check_range("LowLatencyCombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
@@ -206,16 +208,16 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
                 "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
                 "pass them to dispatch or use per_route");
   check_sms("LowLatencyCombineOptions", o.num_sms);
-  check_pointer("y.data", y.data, 16);
-  check_pointer("out", out, 16);
+  if (o.expert_scale && o.order == CombineOrder::per_rank)
+    throw Error(ErrorCode::unsupported,
+                "LowLatencyCombineOptions::expert_scale with per_rank: rows are summed before they go back");
+  check_pointer("y.data", y.data, row_alignment(y.dtype));
+  check_pointer("out", out, row_alignment(y.dtype));
   check_pointer("LowLatencyCombineOptions::weights", o.weights, 4);
+  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4);
 }
 
-void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
-                              const LowLatencyDispatchOptions& o, bool split) {
-  group_.check_usable("dispatch");
-  checked([&] { check_dispatch(x, ids, output, o); });
-  const LowLatencyTables& t = output.block->tables;
+LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertIds& ids) const {
   LowLatencyDispatchParams p;
   p.layout = layout_;
   p.x = static_cast<const std::byte*>(x.data);
@@ -228,6 +230,15 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   p.scale_group = config.scale_group;
   p.scale_element_bytes = scales_.element_bytes;
   p.ids = IdReader{ids.data, ids.is_int64, config.num_experts};
+  return p;
+}
+
+void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                              const LowLatencyDispatchOptions& o, bool split) {
+  group_.check_usable("dispatch");
+  checked([&] { check_dispatch(x, ids, output, o); });
+  const LowLatencyTables& t = output.block->tables;
+  LowLatencyDispatchParams p = sent(x, ids);
   p.weights = o.weights;
   p.own_ids = t.own_ids;
   p.own_weights = t.own_weights;
@@ -259,6 +270,7 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   p.type = y.dtype;
   p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
   p.y = static_cast<const std::byte*>(y.data);
+  p.expert_scale = o.expert_scale;
   p.rows_of_expert = t.rows_of_expert;
   p.row_source = t.row_source;
   p.routes = t.routes;
@@ -272,6 +284,32 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   pending_ = Pending::combine;
   pending_combine_ = p;
   combine_options_ = o;
+}
+
+void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& o) {
+  group_.check_usable("moe_all_to_all");
+  checked([&] {
+    check_idle("moe_all_to_all");
+    if (config.scales != ScaleKind::none)
+      throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
+    check_tokens(x, ids);
+    if (!out && ids.tokens > 0) invalid("out is null");
+    check_sms("AllToAllOptions", o.num_sms);
+    check_pointer("out", out, row_alignment(x.dtype));
+    check_pointer("AllToAllOptions::weights", o.weights, 4);
+    check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4);
+    check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4);
+  });
+  FlatParams p;
+  p.d = sent(x, ids);
+  p.d.with_places = false;
+  p.c.layout = layout_;
+  p.c.type = x.dtype;
+  p.c.row_bytes = p.d.src_row_bytes;
+  p.c.expert_scale = o.expert_scale;
+  p.c.weights = o.weights;
+  p.c.out = static_cast<std::byte*>(out);
+  run(p, o);
 }
 
 ReceiveHook LowLatencyImpl::receive_hook() {
@@ -331,6 +369,10 @@ ReceiveHook LowLatencyExchange::combine_send(const ConstRows& y, const LowLatenc
                                              const LowLatencyCombineOptions& options) {
   impl_->combine(y, output, out, options, true);
   return impl_->receive_hook();
+}
+
+void LowLatencyExchange::moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options) {
+  impl_->all_to_all(x, ids, out, options);
 }
 
 const LowLatencyConfig& LowLatencyExchange::config() const noexcept { return impl_->config; }

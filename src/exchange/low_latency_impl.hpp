@@ -6,9 +6,7 @@
 #include <memory>
 
 #include "exchange/exchange_base.hpp"
-#include "layout/low_latency.hpp"
-#include "protocol/low_latency_combine.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/flat_exchange.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace switchyard::detail {
@@ -60,6 +58,7 @@ class LowLatencyImpl : protected ExchangeBase {
                 bool split);
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
                bool split);
+  void all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options);
   /// The hook of the last split call.
   ReceiveHook receive_hook();
   virtual CallStatistics last_call() = 0;
@@ -73,20 +72,29 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Everything but the call context has been filled in and checked.
   virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, Halves halves) = 0;
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, Halves halves) = 0;
+  virtual void run(FlatParams& p, const AllToAllOptions& options) = 0;
   virtual std::shared_ptr<LowLatencyBlock> allocate_output() = 0;
   /// Backends that know about memory check addresses here. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t) const {}
   virtual void check_sms(const char*, int) const {}
   /// Bytes of scratch that a warp needs.
   int64_t scratch_bytes() const;
+  /// Of rows in the caller's memory, in bytes: 16, or what their odd size leaves.
+  size_t row_alignment(DType type) const {
+    const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
+    return row % 16 == 0 ? 16 : dtype_bytes(type);
+  }
   uint64_t hash() const { return config_hash(config); }
 
   LowLatencyLayout layout_;
   ScalePlace scales_;
 
  private:
+  void check_tokens(const ConstRows& x, const ExpertIds& ids) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;
+  /// What is sent, and where to.
+  LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;
   void check_output(const LowLatencyOutput& output) const;

@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine, ledger_combine };
+enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine, ledger_combine, all_to_all };
 
 /// The first fault of a call, as data: written by the first warp that finds one, read by the host after the call (CUDA: it lies
 /// in host memory and may be read at any time, once `ready` has been acquired as 1).

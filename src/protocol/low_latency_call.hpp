@@ -19,9 +19,10 @@ SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
-/// Kind of a call in its header word: 0 dispatch; 1 + order, and the row type, for combine. Seven bits.
-SWITCHYARD_FN inline uint64_t low_latency_kind(bool combine, int order, int type) {
-  return combine ? static_cast<uint64_t>(1 + order + 4 * type) : 0;
+/// Which call a rank has entered, in its header word: 8 bits. Equal on all ranks that make the same call.
+enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 };
+SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder order, DType type) {
+  return static_cast<uint64_t>(kind) + 4 * static_cast<uint64_t>(order) + 16 * static_cast<uint64_t>(type);
 }
 inline constexpr int kHeaderTokenBits = 16;
 

@@ -28,14 +28,16 @@ struct LowLatencyCombineParams {
   const LowLatencyRoute* routes = nullptr;
   const int64_t* source_tokens = nullptr;  ///< [W]
 
+  const float* expert_scale = nullptr;  ///< per_route: [experts here] or null: rows go back as round(y * scale)
+
   // What comes back.
   const int64_t* own_tokens = nullptr;  ///< [1]
   const int32_t* own_ids = nullptr;
-  const float* weights = nullptr;  ///< per_route: [T * K]
+  const float* weights = nullptr;  ///< per_route: [T * K] or null: 1
 
   std::byte* out = nullptr;
 
-  SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(true, static_cast<int>(order), static_cast<int>(type)); }
+  SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(LowLatencyKind::combine, order, type); }
 };
 
 /// Tells the owner of token t that a piece lies in its slot. Settles.
@@ -52,24 +54,39 @@ SWITCHYARD_FN inline void add_moved(const LowLatencyCombineParams& p, int owner,
   if (piece == 0) ++moved.rows;
 }
 
-/// per_route: every row that dispatch delivered goes back as it is.
+/// Sends a piece of what local expert `expert` made of a row, `from`, to slot k of token t. Pending.
+template <class A>
+SWITCHYARD_FN void return_piece(typename A::Warp& w, const LowLatencyCombineParams& p, int owner, int64_t t, int k, int piece,
+                                const std::byte* from, int expert) {
+  const LowLatencyLayout& l = p.layout;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  const int64_t at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
+  if (p.expert_scale != nullptr) {
+    A::drain_sources(w);  // the row before may still be on its way
+    const ReduceSpec scaled{w.scratch(), nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
+    A::reduce_rows_from(
+        w, scaled, 1, true, [&](int) -> const void* { return from; }, [&](int) { return p.expert_scale[expert]; });
+    A::settle(w);
+    from = w.scratch();
+  }
+  A::copy(w, p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at, from, static_cast<size_t>(columns * element));
+}
+
+/// per_route: every row that dispatch delivered goes back.
 template <class A>
 SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParams& p, MoveCounter& moved) {
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int experts = l.map.count(p.call.rank());
-  int64_t most = 0;
-  for (int e = 0; e < experts; ++e) most = p.rows_of_expert[e] > most ? p.rows_of_expert[e] : most;
-  for (int64_t i = spread_index(w); i < most * experts * l.pieces; i += w.total()) {
-    const int piece = static_cast<int>(i % l.pieces);
-    const int64_t r = i / l.pieces / experts, e = i / l.pieces % experts;
-    if (r >= p.rows_of_expert[e]) continue;
-    const int64_t row = e * l.rows_per_expert() + r, from = p.row_source[row];
+  for (int64_t i = spread_index(w);; i += w.total()) {
+    const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
+    if (found.segment == experts) return;
+    const int piece = static_cast<int>(found.offset % l.pieces);
+    const int64_t row = found.segment * l.rows_per_expert() + found.offset / l.pieces, from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
     const auto t = static_cast<int64_t>(from & 0xffffffff);
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
-    A::copy(w, p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at, p.y + row * p.row_bytes + at,
-            static_cast<size_t>(bytes));
+    return_piece<A>(w, p, owner, t, k, piece, p.y + row * p.row_bytes + at, found.segment);
     add_moved(p, owner, piece, bytes, moved);
     release_returned<A>(w, p, owner, t, k, piece);
   }
@@ -81,13 +98,11 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int world = p.call.world();
-  int64_t most = 0;
-  for (int s = 0; s < world; ++s) most = p.source_tokens[s] > most ? p.source_tokens[s] : most;
-  for (int64_t i = spread_index(w); i < most * world * l.pieces; i += w.total()) {
-    const int piece = static_cast<int>(i % l.pieces);
-    const int64_t t = i / l.pieces / world;
-    const int owner = static_cast<int>((i / l.pieces + p.call.rank()) % world);
-    if (t >= p.source_tokens[owner]) continue;
+  for (int64_t i = spread_index(w);; i += w.total()) {
+    const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
+    if (found.segment == world) return;
+    const int owner = found.segment, piece = static_cast<int>(found.offset % l.pieces);
+    const int64_t t = found.offset / l.pieces;
     const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
@@ -118,9 +133,10 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const LowLatencyCombi
   p.call.moved[w.index()] = moved;
 }
 
-/// Waits until a piece of token t has come back to all slots whose bit is set.
-template <class A>
-SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombineParams& p, int64_t t, int piece, uint64_t slots) {
+/// Waits until a piece of token t has come back to all slots whose bit is set. `ids(f)` is the expert of route f, or -1.
+template <class A, class Ids>
+SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t t, int piece,
+                                 uint64_t slots) {
   const LowLatencyLayout& l = p.layout;
   const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
   return wait_for<A>(
@@ -130,31 +146,31 @@ SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombinePar
                                                 : l.header(p.call.epoch, p.call.rank()));
       },
       p.call.word(), Site::returned,
-      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(p.own_ids[t * l.topk + s]); });
+      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(ids(t * l.topk + s)); });
 }
 
 /// One piece of one token.
-template <class A>
-SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams& p, int64_t t, int piece) {
+template <class A, class Ids>
+SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& all_ids, int64_t t, int piece) {
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
-  const int32_t* ids = p.own_ids + t * l.topk;
+  const auto id = [&](int64_t k) { return all_ids(t * l.topk + k); };
   const bool per_rank = p.order == CombineOrder::per_rank;
   /// The first of the token's choices that is the same expert.
   const auto first = [&](int k) {
     int j = 0;
-    while (ids[j] != ids[k]) ++j;
+    while (id(j) != id(k)) ++j;
     return j;
   };
   const uint64_t slots =
       per_rank ? A::lanes_where(w, p.call.world(),
                                 [&](int64_t r) {
                                   bool any = false;
-                                  for (int k = 0; k < l.topk; ++k) any = any || (ids[k] >= 0 && l.map.owner(ids[k]) == r);
+                                  for (int k = 0; k < l.topk; ++k) any = any || (id(k) >= 0 && l.map.owner(id(k)) == r);
                                   return any;
                                 })
-               : A::lanes_where(w, l.topk, [&](int64_t k) { return ids[k] >= 0 && first(static_cast<int>(k)) == k; });
-  if (!wait_returned<A>(w, p, t, piece, slots)) return false;
+               : A::lanes_where(w, l.topk, [&](int64_t k) { return id(k) >= 0 && first(static_cast<int>(k)) == k; });
+  if (!wait_returned<A>(w, p, all_ids, t, piece, slots)) return false;
   const int64_t at = l.column(piece) * element;
   const ReduceSpec sum{p.out + t * p.row_bytes + at,         nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
                        l.column(piece + 1) - l.column(piece)};
@@ -165,23 +181,28 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
         [](int) { return 1.0f; });
   } else {
     A::reduce_rows_from(
-        w, sum, l.topk, true, [&](int k) -> const void* { return ids[k] >= 0 ? slot(first(k)) : nullptr; },
-        [&](int k) { return p.weights[t * l.topk + k]; });
+        w, sum, l.topk, true, [&](int k) -> const void* { return id(k) >= 0 ? slot(first(k)) : nullptr; },
+        [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; });
   }
+  return true;
+}
+
+/// This warp's share of the tokens' pieces. False: the fault is recorded.
+template <class A, class Ids>
+SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t tokens) {
+  const WarpSpan<A> span(w, p.call, Event::sum_returned);
+  for (int64_t i = spread_index(w); i < tokens * p.layout.pieces; i += w.total())
+    if (!sum_piece<A>(w, p, ids, i / p.layout.pieces, static_cast<int>(i % p.layout.pieces))) return false;
+  A::settle(w);
   return true;
 }
 
 /// Receiving half. False: the fault is recorded.
 template <class A>
 SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const LowLatencyCombineParams& p) {
-  const LowLatencyLayout& l = p.layout;
-  if (!wait_entered<A>(w, p.call, l, p.kind())) return false;
-  const WarpSpan<A> span(w, p.call, Event::sum_returned);
-  const int64_t items = *p.own_tokens * l.pieces;
-  for (int64_t i = spread_index(w); i < items; i += w.total())
-    if (!sum_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces))) return false;
-  A::settle(w);
-  return true;
+  if (!wait_entered<A>(w, p.call, p.layout, p.kind())) return false;
+  return sum_pieces<A>(
+      w, p, [&](int64_t f) { return p.own_ids[f]; }, *p.own_tokens);
 }
 
 }  // namespace switchyard::detail

@@ -29,6 +29,7 @@ struct LowLatencyDispatchParams {
   ScaleKind quantize = ScaleKind::none;
   int scale_group = kScaleGroup;
   int scale_element_bytes = 4;
+  bool with_places = true;  ///< messages say where rows go; false: only to which experts
   IdReader ids;
   const float* weights = nullptr;  ///< [T * K] or null: 1
 
@@ -178,19 +179,29 @@ SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const LowLatencyDispatch
   if (w.index() == 0) A::for_lanes(w, 1, [&](int) { *p.own_tokens = p.tokens; });
 }
 
+/// All pieces of all units of this rank.
+template <class A>
+SWITCHYARD_FN void send_pieces(typename A::Warp& w, const LowLatencyDispatchParams& p, MoveCounter& moved) {
+  const LowLatencyLayout& l = p.layout;
+  const WarpSpan<A> span(w, p.call, Event::send_rows);
+  const int64_t items = p.tokens * l.units_per_token() * l.pieces;
+  for (int64_t i = spread_index(w); i < items; i += w.total())
+    send_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces), moved);
+}
+
+/// The kind of a dispatch.
+SWITCHYARD_FN inline uint64_t dispatch_kind() {
+  return low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16);
+}
+
 /// Sending half; waits for nobody. Warps take pieces from the front and counts from the back, so that warps without a piece
 /// count while the others send.
 template <class A>
 SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatchParams& p) {
   const LowLatencyLayout& l = p.layout;
   MoveCounter moved;
-  if (w.index() == 0) enter_call<A>(w, p.call, l, p.tokens, low_latency_kind(false, 0, 0));
-  {
-    const WarpSpan<A> span(w, p.call, Event::send_rows);
-    const int64_t items = p.tokens * l.units_per_token() * l.pieces;
-    for (int64_t i = spread_index(w); i < items; i += w.total())
-      send_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces), moved);
-  }
+  if (w.index() == 0) enter_call<A>(w, p.call, l, p.tokens, dispatch_kind());
+  send_pieces<A>(w, p, moved);
   const WarpSpan<A> span(w, p.call, Event::send_counts, l.map.experts);
   const int64_t routes = p.tokens * l.topk;
   for (int64_t e = w.total() - 1 - spread_index(w); e < l.map.experts; e += w.total()) {
@@ -230,11 +241,43 @@ SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const LowLatencyDispa
 
 /// Waits for all pieces of a message. On success `here` says whether it is for this rank.
 template <class A>
-SWITCHYARD_FN bool wait_message(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int64_t unit, bool& here) {
-  const auto flag = [&](int i) { return p.call.heap.local(p.layout.piece(p.call.epoch, source, unit, i)); };
-  const bool ok = wait_for<A>(w, p.call, p.layout.pieces, flag, p.call.word(), Site::piece, [&](int) { return source; });
+SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
+                                int64_t unit, bool& here) {
+  const auto flag = [&](int i) { return call.heap.local(l.piece(call.epoch, source, unit, i)); };
+  const bool ok = wait_for<A>(w, call, l.pieces, flag, call.word(), Site::piece, [&](int) { return source; });
   here = ok && flag_value(*flag(0)) != 0;
   return ok;
+}
+
+/// After wait_entered: f(source, unit, piece) for this warp's share of all messages of all ranks, split evenly whatever their
+/// T. Stops at the first false and returns it.
+template <class A, class F>
+SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, F&& f) {
+  const auto units_of = [&](int s) { return tokens_of(call, l, s) * l.units_per_token(); };
+  int64_t units = 0;
+  for (int s = 0; s < call.world(); ++s) units += units_of(s);
+  for (int64_t i = spread_index(w); i < units * l.pieces; i += w.total()) {
+    const Located message = A::locate(w, i % units, call.world(), units_of);
+    if (!f(message.segment, message.offset, static_cast<int>(i / units))) return false;
+  }
+  return true;
+}
+
+/// Entries of a message for experts of this rank, and where it lies.
+struct Message {
+  const std::byte* payload;
+  const LowLatencyEntry* entries;
+  uint64_t mine;  ///< bit j: entry j is for an expert here
+};
+template <class A>
+SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
+                                   int64_t unit) {
+  Message m;
+  m.payload = call.heap.local(l.message(call.epoch, source, unit));
+  m.entries = reinterpret_cast<const LowLatencyEntry*>(m.payload + l.entries_at());
+  const int first = l.map.first(call.rank()), last = first + l.map.count(call.rank());
+  m.mine = A::lanes_where(w, l.entries, [&](int64_t j) { return m.entries[j].expert >= first && m.entries[j].expert < last; });
+  return m;
 }
 
 /// One piece of a message that has come: to the row of each of its experts here.
@@ -245,16 +288,16 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
   const int first_k = l.entries == 1 ? static_cast<int>(unit % l.units_per_token()) : 0;
   LowLatencyRoute* routes = p.routes + (source * l.max_tokens + t) * l.topk + first_k;
   bool here = false;
-  if (!wait_message<A>(w, p, source, unit, here)) return false;
+  if (!wait_message<A>(w, p.call, l, source, unit, here)) return false;
   if (!here) {
     if (piece == 0) A::for_lanes(w, l.entries, [&](int j) { routes[j] = {-1, 0.0f}; });
     return true;
   }
-  const std::byte* message = p.call.heap.local(l.message(p.call.epoch, source, unit));
-  const auto* entries = reinterpret_cast<const LowLatencyEntry*>(message + l.entries_at());
-  const int first = l.map.first(p.call.rank()), last = first + l.map.count(p.call.rank());
-  const uint64_t mine =
-      A::lanes_where(w, l.entries, [&](int64_t j) { return entries[j].expert >= first && entries[j].expert < last; });
+  const Message m = message_from<A>(w, p.call, l, source, unit);
+  const LowLatencyEntry* entries = m.entries;
+  const std::byte* message = m.payload;
+  const uint64_t mine = m.mine;
+  const int first = l.map.first(p.call.rank());
   if (!wait_counts_before<A>(w, p, source, l.entries, [&](int j) { return mine >> j & 1 ? entries[j].expert - first : -1; }))
     return false;
   const auto row_of = [&](int j) {
@@ -317,22 +360,12 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const LowLatencyDispatchPa
 template <class A>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const LowLatencyDispatchParams& p) {
   const LowLatencyLayout& l = p.layout;
-  const int world = p.call.world();
-  if (!wait_entered<A>(w, p.call, l, low_latency_kind(false, 0, 0))) return false;
-  int64_t most = 0;
-  for (int s = 0; s < world; ++s) {
-    const int64_t tokens = tokens_of(p.call, l, s);
-    most = tokens > most ? tokens : most;
-  }
+  if (!wait_entered<A>(w, p.call, l, dispatch_kind())) return false;
   {
     const WarpSpan<A> span(w, p.call, Event::place_rows);
-    const int64_t items = most * l.units_per_token() * world * l.pieces;
-    for (int64_t i = spread_index(w); i < items; i += w.total()) {
-      const int64_t message = i / l.pieces, unit = message / world;
-      const int source = static_cast<int>((message + p.call.rank()) % world);
-      if (unit >= tokens_of(p.call, l, source) * l.units_per_token()) continue;
-      if (!place_piece<A>(w, p, source, unit, static_cast<int>(i % l.pieces))) return false;
-    }
+    const bool ok = for_each_message<A>(
+        w, p.call, l, [&](int source, int64_t unit, int piece) { return place_piece<A>(w, p, source, unit, piece); });
+    if (!ok) return false;
   }
   if (!report_counts<A>(w, p)) return false;
   A::settle(w);

@@ -213,6 +213,27 @@ TYPED_TEST_P(ArchConformance, CountWhereCountsTrueAnswers) {
   }
 }
 
+TYPED_TEST_P(ArchConformance, LocateFindsEveryIndexOnce) {
+  for (const int n : {0, 1, 2, 31, 32, 33, 64, 100}) {
+    std::vector<int64_t> lengths(static_cast<size_t>(n));
+    for (int64_t& length : lengths) length = this->random_() % 3 == 0 ? 0 : static_cast<int64_t>(this->random_() % 5);
+    if (n > 1) lengths[static_cast<size_t>(n / 2)] = int64_t{1} << 33;  // beyond 32 bits
+    int64_t index = 0;
+    for (int s = 0; s < n; ++s) {
+      const int64_t length = lengths[static_cast<size_t>(s)];
+      for (const int64_t offset : {int64_t{0}, int64_t{1}, length - 1}) {
+        if (offset < 0 || offset >= length) continue;
+        const detail::Located found = this->warp_.locate(index + offset, lengths);
+        EXPECT_EQ(found.segment, s) << n << ", " << index + offset;
+        EXPECT_EQ(found.offset, offset) << n << ", " << index + offset;
+      }
+      index += length;
+    }
+    EXPECT_EQ(this->warp_.locate(index, lengths).segment, n);
+    EXPECT_EQ(this->warp_.locate(index + 7, lengths).offset, 7);
+  }
+}
+
 TYPED_TEST_P(ArchConformance, FillZeroClearsExactlyItsRange) {
   this->for_each_variant([&] {
     std::vector<size_t> sizes = large_sizes();
@@ -388,13 +409,13 @@ namespace switchyard::conformance {
 
 REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesLargeRowsAtEveryAlignment,
                             MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, MulticastToSkipsNoPlace,
-                            LanesWhereGivesABitPerPlace, CountWhereCountsTrueAnswers, FillZeroClearsExactlyItsRange,
-                            SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless,
-                            FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
-                            FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
-                            ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven,
-                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
-                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
-                            QuantizeSpecialGroups, QuantizeScaleBoundaries);
+                            LanesWhereGivesABitPerPlace, CountWhereCountsTrueAnswers, LocateFindsEveryIndexOnce,
+                            FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained,
+                            SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags,
+                            PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
+                            TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
+                            ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
+                            ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference,
+                            QuantizeRoundsTiesToEven, QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

@@ -93,6 +93,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   int64_t count_where(const std::vector<bool>& which) {
     return Cpu::count_where(warp, static_cast<int64_t>(which.size()), [&](int64_t i) { return which[static_cast<size_t>(i)]; });
   }
+  detail::Located locate(int64_t index, const std::vector<int64_t>& lengths) {
+    return Cpu::locate(warp, index, static_cast<int>(lengths.size()), [&](int i) { return lengths[static_cast<size_t>(i)]; });
+  }
   uint64_t now_ns() { return Cpu::now_ns(); }
   std::byte* scratch() { return warp.scratch(); }
 

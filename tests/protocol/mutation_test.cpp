@@ -16,6 +16,7 @@
 
 #include "arch/cpu/order_table.hpp"
 #include "protocol/ledger_rig.hpp"
+#include "protocol/low_latency_harness.hpp"
 
 #if !defined(SWITCHYARD_MUTABLE_ORDERS) || !defined(__SANITIZE_THREAD__)
 #error "the mutation suite needs -fsanitize=thread and SWITCHYARD_MUTABLE_ORDERS"
@@ -32,8 +33,10 @@ using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
 
-enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, ledger };
-constexpr const char* kPhaseNames[] = {"dispatch", "cached", "combine_in_place", "combine_ordinary", "ledger"};
+enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, ledger, low_latency };
+constexpr Phase kPhases[] = {Phase::dispatch,         Phase::cached, Phase::combine_in_place,
+                             Phase::combine_ordinary, Phase::ledger, Phase::low_latency};
+constexpr const char* kPhaseNames[] = {"dispatch", "cached", "combine_in_place", "combine_ordinary", "ledger", "low_latency"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -78,6 +81,10 @@ constexpr Use kUses[] = {
     {Site::ring_head, Phase::dispatch, Staging::ring},
     {Site::ring_head, Phase::cached, Staging::ring},
     {Site::ring_head, Phase::combine_in_place, Staging::ring},
+    {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; what else it orders: ReuseOfBuffers
+    {Site::expert_count, Phase::low_latency, Staging::direct},
+    {Site::piece, Phase::low_latency, Staging::direct},
+    {Site::returned, Phase::low_latency, Staging::direct},
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -85,7 +92,7 @@ const char* redundant_because(Site site) {
   switch (site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
-    case Site::local_ready: return "no protocol of normal mode uses this flag";
+    case Site::local_ready: return "no protocol uses this flag";
     case Site::counts:
     case Site::placement:
     case Site::rows:
@@ -94,6 +101,10 @@ const char* redundant_because(Site site) {
     case Site::ledger_rows:
     case Site::ring_tail:
     case Site::ring_head:
+    case Site::call_header:
+    case Site::expert_count:
+    case Site::piece:
+    case Site::returned:
     case Site::local_sends:
     case Site::count_of_sites: break;
   }
@@ -211,6 +222,38 @@ class PhaseRunner : StepRunner {
   switchyard::NormalExchange exchange_;
 };
 
+constexpr size_t kLowLatencyHeap = size_t{1} << 20;
+
+/// Queued calls of low-latency mode: both ways of sending, both orders, repeated experts. No barrier between them, because a
+/// flag orders what a later call overwrites, too.
+void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
+  LowLatencyScript s;
+  s.world = 3;
+  s.config.hidden = 272;
+  s.config.num_experts = 5;
+  s.config.topk = 3;
+  s.config.max_tokens = 7;
+  s.config.pieces = 2;
+  s.dispatch({7, 6, 5}, Routing::duplicates).x_pattern = Pattern::random_values;
+  s.combine(CombineOrder::per_route);
+  s.dispatch({5, 7, 6}).x_pattern = Pattern::random_values;
+  s.combine(CombineOrder::per_rank);
+  const auto weaken = [&](std::memory_order order) {
+    if (!mutant) return;
+    group.barrier();
+    if (group.rank() == 0) switchyard::detail::set_order(mutant->site, mutant->side, order);
+    group.barrier();
+  };
+  for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
+    s.config.sending = sending;
+    const auto c = make_low_latency_case(s);
+    switchyard::LowLatencyExchange exchange(group, s.config);
+    weaken(std::memory_order_relaxed);
+    run_on(group, exchange, *c, f);
+    weaken(std::memory_order_acq_rel);
+  }
+}
+
 struct ChildEnd {
   int status = -1;
   std::string output;
@@ -229,11 +272,14 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
     ::dup2(ends[1], 2);
     Fleet fleet;
     fleet.world = 3;
-    fleet.options.heap_bytes = heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3);
+    fleet.options.heap_bytes =
+        heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
     const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
       if (phase == Phase::ledger)
         LedgerRunner(group, *ledger, f, mutant).run();
+      else if (phase == Phase::low_latency)
+        run_low_latency(group, f, mutant);
       else
         PhaseRunner(group, *c, f, mutant).run(phase);
     });
@@ -278,8 +324,7 @@ INSTANTIATE_TEST_SUITE_P(Orders, Mutation, testing::ValuesIn(all_mutants()), [](
 
 TEST(Control, IsCleanWithoutAMutation) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
-    for (const Phase phase :
-         {Phase::dispatch, Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::ledger}) {
+    for (const Phase phase : kPhases) {
       const ChildEnd end = run_child(phase, staging, std::nullopt);
       EXPECT_EQ(end.status, 0) << kPhaseNames[static_cast<int>(phase)] << ": " << end.output;
     }
@@ -297,7 +342,7 @@ TEST(Survivors, AreDocumented) {
     std::printf("survivor %s: %s\n", switchyard::detail::site_name(site), reason);
     for (const Side side : {Side::acquire, Side::release}) {
       for (const Staging staging : {Staging::direct, Staging::ring}) {
-        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger}) {
+        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency}) {
           const ChildEnd end = run_child(phase, staging, Mutant{site, side, phase, staging});
           EXPECT_EQ(end.status, 0) << "documented as redundant (" << reason << "), but: " << end.output;
         }

@@ -153,6 +153,16 @@ struct BasicCpu {
     return found;
   }
 
+  template <class F>
+  static Located locate(Warp&, int64_t index, int n, F&& length) {
+    for (int s = 0; s < n; ++s) {
+      const int64_t here = length(s);
+      if (index < here) return {s, index};
+      index -= here;
+    }
+    return {n, index};
+  }
+
   static void prefetch(Warp&, const void* src) { __builtin_prefetch(src); }
 
   static void count(Warp&, uint64_t* statistic, uint64_t value) { *statistic += value; }

@@ -69,6 +69,26 @@ struct Cuda {
     return __reduce_add_sync(kAllLanes, mine);
   }
 
+  template <class F>
+  __device__ static Located locate(Warp& w, int64_t index, int n, F&& length) {
+    for (int base = 0; base < n; base += kLanes) {
+      const int64_t here = base + w.lane_ < n ? length(base + w.lane_) : 0;
+      int64_t end = here;  // of this lane's segment, from the first of the 32
+#pragma unroll
+      for (int step = 1; step < kLanes; step *= 2) {
+        const int64_t before = __shfl_up_sync(kAllLanes, end, step);
+        if (w.lane_ >= step) end += before;
+      }
+      const unsigned past = __ballot_sync(kAllLanes, index < end);
+      if (past != 0) {
+        const int found = __ffs(static_cast<int>(past)) - 1;
+        return {base + found, index - __shfl_sync(kAllLanes, end - here, found)};
+      }
+      index -= __shfl_sync(kAllLanes, end, kLanes - 1);
+    }
+    return {n, index};
+  }
+
   __device__ static void fill_zero(Warp& w, void* dst, size_t bytes) {
     fill_zero_lanes(w.lane_, static_cast<std::byte*>(dst), bytes);
     w.lane_writes_ = true;

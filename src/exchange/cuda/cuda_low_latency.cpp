@@ -30,7 +30,8 @@ class CudaLowLatency final : public LowLatencyImpl {
         invalid("LowLatencyConfig::pieces = " + std::to_string(config.pieces) + ": a piece of " +
                 std::to_string(layout_.piece_columns) + " channels needs " + std::to_string(scratch_bytes()) +
                 " bytes of shared memory in each warp, this GPU has " + std::to_string(most) + "; use more pieces");
-      heap_offset_ = group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096);
+      heap_offset_ =
+          group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096, static_cast<size_t>(layout_.flags_bytes()));
     });
     layout_ = low_latency_layout(config, world(), heap_offset_);
     try {
@@ -99,16 +100,31 @@ class CudaLowLatency final : public LowLatencyImpl {
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
     enqueue(o.stream, o.num_sms, Operation::dispatch, p.call, [&](int blocks, cudaStream_t stream) {
       launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens}, launched(halves),
-                         scratch_bytes(), blocks, gpu_.limits(), stream);
+                         scratch_bytes(), blocks, launch_limits(), stream);
     });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
     enqueue(o.stream, o.num_sms, Operation::combine, p.call, [&](int blocks, cudaStream_t stream) {
       launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), scratch_bytes(), blocks,
-                         gpu_.limits(), stream);
+                         launch_limits(), stream);
+    });
+  }
+  void run(FlatParams& p, const AllToAllOptions& o) override {
+    enqueue(o.stream, o.num_sms, Operation::all_to_all, p.d.call, [&](int blocks, cudaStream_t stream) {
+      p.c.call = p.d.call;
+      launch_low_latency(CudaFlat{p, state_.as<LowLatencyState>(), o.device_tokens}, {}, scratch_bytes(), blocks,
+                         launch_limits(), stream);
     });
   }
   static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
+
+  /// A dependent launch takes its place on the GPU while the kernel before still waits for peers. Ranks that share the GPU
+  /// would take it from each other.
+  DeviceLimits launch_limits() const {
+    DeviceLimits limits = gpu_.limits();
+    if (gpu_.max_blocks() < limits.multiprocessors) limits.dependent_launches = false;
+    return limits;
+  }
 
   /// Orders the launch after this object's last one, unless it is captured: then its user does.
   template <class Launch>

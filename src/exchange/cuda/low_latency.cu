@@ -13,6 +13,13 @@ namespace {
 
 constexpr uint32_t kStageBytes = 2048;
 
+/// T of this launch.
+__device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
+  if (device_tokens == nullptr) return bound;
+  const int64_t tokens = *device_tokens;
+  return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
+}
+
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch given, const __grid_constant__ CudaShape shape,
                                 const LaunchedHalves halves) {
@@ -24,10 +31,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   __syncthreads();
   wait_for_previous();
   if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
-  if (given.device_tokens != nullptr && threadIdx.x == 0) {
-    const int64_t tokens = *given.device_tokens;
-    p.tokens = tokens < 0 ? 0 : tokens < given.d.tokens ? tokens : given.d.tokens;
-  }
+  if (threadIdx.x == 0) p.tokens = tokens_now(given.d.tokens, given.device_tokens);
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
   if (halves.send) low_latency_send<Cuda>(w, p);
@@ -49,6 +53,26 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   if (halves.send) low_latency_return<Cuda>(w, p);
   if (halves.receive) (void)low_latency_sum<Cuda>(w, p);
+  Cuda::settle(w);
+}
+
+__global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
+    flat_kernel(const __grid_constant__ CudaFlat given, const __grid_constant__ CudaShape shape, const LaunchedHalves) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(FlatParams)];
+  auto& p = *reinterpret_cast<FlatParams*>(params);
+  launch_dependents();
+  copy_to_shared(given.f, p);
+  __syncthreads();
+  wait_for_previous();
+  if (!begin_block(given.f.d.call, given.state, true, p.d.call)) return;
+  if (threadIdx.x == 0) {
+    p.c.call.epoch = p.d.call.epoch;
+    p.d.tokens = tokens_now(given.f.d.tokens, given.device_tokens);
+  }
+  __syncthreads();
+  CudaWarp w(dynamic_shared, shape);
+  (void)flat_exchange<Cuda>(w, p);
   Cuda::settle(w);
 }
 
@@ -76,15 +100,16 @@ void launch(const char* name, Kernel kernel, const Params& params, const CudaSha
 }  // namespace
 
 int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
-  const auto room = static_cast<int64_t>(limits.shared_bytes) - 2048 - shape_of(0).shared_bytes();  // 2048: parameters
+  const auto room = static_cast<int64_t>(limits.shared_bytes) - 3072 - shape_of(0).shared_bytes();  // 3072: parameters
   return room / kLowLatencyWarps / 16 * 16;
 }
 
 void prepare_low_latency_kernels(const DeviceLimits& limits) {
-  static_assert(sizeof(LowLatencyDispatchParams) <= 2048 && sizeof(LowLatencyCombineParams) <= 2048);
+  static_assert(sizeof(FlatParams) <= 3072 && sizeof(CudaFlat) <= 4096);
   const int most = static_cast<int>(shape_of(low_latency_scratch_limit(limits)).shared_bytes());
   allow_shared(low_latency_dispatch_kernel, most);
   allow_shared(low_latency_combine_kernel, most);
+  allow_shared(flat_kernel, most);
 }
 
 void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
@@ -97,6 +122,10 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
   c.c.call = call;
   c.state = state;
   launch_low_latency(c, {true, false}, 0, limits.multiprocessors, limits, stream);
+  CudaFlat f;
+  f.f.d.call = call;
+  f.state = state;
+  launch_low_latency(f, {true, true}, 0, limits.multiprocessors, limits, stream);
 }
 
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
@@ -108,6 +137,11 @@ void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halv
                         const DeviceLimits& limits, cudaStream_t stream) {
   launch("low-latency combine kernel", low_latency_combine_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
          stream);
+}
+
+void launch_low_latency(const CudaFlat& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+                        const DeviceLimits& limits, cudaStream_t stream) {
+  launch("all-to-all kernel", flat_kernel, params, shape_of(scratch_bytes), halves, blocks, limits, stream);
 }
 
 }  // namespace switchyard::detail

@@ -4,8 +4,7 @@
 #pragma once
 
 #include "exchange/cuda/launch.hpp"
-#include "protocol/low_latency_combine.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/flat_exchange.hpp"
 
 namespace switchyard::detail {
 
@@ -24,6 +23,12 @@ struct CudaLowLatencyCombine {
   LowLatencyState* state = nullptr;
 };
 
+struct CudaFlat {
+  FlatParams f;  ///< all but the epoch
+  LowLatencyState* state = nullptr;
+  const int32_t* device_tokens = nullptr;
+};
+
 /// Which halves of a call a launch does. The one with the receiving half ends the call.
 struct LaunchedHalves {
   bool send = true, receive = true;
@@ -39,6 +44,9 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream);
 void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+                        const DeviceLimits& limits, cudaStream_t stream);
+
+void launch_low_latency(const CudaFlat& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream);
 
 }  // namespace switchyard::detail

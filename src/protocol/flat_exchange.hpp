@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole exchange in one launch: rows go out once per (token, rank), every expert's result goes back to its token as soon as
+// its row has come, and tokens are summed as results arrive. Nothing is placed, so nothing is counted.
+//
+// Flags: call_header, piece and returned, as in dispatch and combine of low-latency mode, of one call. Buffers: messages and
+// returned rows of one set, see low_latency_call.hpp. Progress: all warps send before they wait; they answer remote sends
+// before they wait for answers; so answers wait for sends only, and sums for answers.
+#pragma once
+
+#include "protocol/low_latency_combine.hpp"
+#include "protocol/low_latency_dispatch.hpp"
+
+namespace switchyard::detail {
+
+/// Trivially copyable. `d.call` and `c.call`, and the layouts, are the same.
+struct FlatParams {
+  LowLatencyDispatchParams d;  ///< what is sent; nothing else
+  LowLatencyCombineParams c;   ///< weights, expert_scale, out, type
+};
+
+SWITCHYARD_FN inline uint64_t flat_kind(const FlatParams& p) {
+  return low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type);
+}
+
+/// A piece of a message that has come: what each of its experts here makes of it goes back.
+template <class A>
+SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int source, int64_t unit, int piece,
+                                MoveCounter& moved) {
+  const LowLatencyLayout& l = p.d.layout;
+  const CallContext& call = p.d.call;
+  bool here = false;
+  if (!wait_message<A>(w, call, l, source, unit, here)) return false;
+  if (!here) return true;
+  const Message m = message_from<A>(w, call, l, source, unit);
+  const int64_t t = unit / l.units_per_token();
+  const PieceRange range = piece_range(p.d, piece);
+  const std::byte* from = m.payload + range.payload_at;
+  const auto answered = [&](int j) { return (m.mine >> j & 1) != 0 && !m.entries[j].alias(); };
+  if (p.c.expert_scale == nullptr) {
+    A::multicast_to(
+        w, l.entries,
+        [&](int j) -> void* {
+          return answered(j) ? call.heap.at(source, l.return_row(call.epoch, t, m.entries[j].k)) + range.payload_at : nullptr;
+        },
+        from, static_cast<size_t>(range.payload_bytes));
+  } else {
+    for (int j = 0; j < l.entries; ++j)
+      if (answered(j))
+        return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.map.first(call.rank()));
+  }
+  A::settle(w);
+  A::template publish_to<Scope::system>(
+      w, l.entries,
+      [&](int j) { return answered(j) ? call.heap.at(source, l.returned(call.epoch, t, m.entries[j].k, piece)) : nullptr; },
+      call.word(), Site::returned);
+  const auto answers = static_cast<uint64_t>(bits(A::lanes_where(w, l.entries, answered)));
+  (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += answers * static_cast<uint64_t>(range.payload_bytes);
+  return true;
+}
+
+/// False: the fault is recorded.
+template <class A>
+SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const FlatParams& p) {
+  const CallContext& call = p.d.call;
+  MoveCounter moved;
+  if (w.index() == 0) enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
+  send_pieces<A>(w, p.d, moved);
+  if (!wait_entered<A>(w, call, p.d.layout, flat_kind(p))) return false;
+  {
+    const WarpSpan<A> span(w, call, Event::return_rows);
+    const bool ok = for_each_message<A>(w, call, p.d.layout, [&](int source, int64_t unit, int piece) {
+      return answer_piece<A>(w, p, source, unit, piece, moved);
+    });
+    if (!ok) return false;
+  }
+  call.moved[w.index()] = moved;
+  return sum_pieces<A>(w, p.c, p.d.ids, p.d.tokens);
+}
+
+}  // namespace switchyard::detail

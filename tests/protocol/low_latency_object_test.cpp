@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency objects: split calls and their hooks, other calls between the halves, memory, and how far a sum may be from the
+// exact one.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "protocol/low_latency_harness.hpp"
+#include "protocol/low_latency_rig.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::LowLatencyExchange;
+
+void expect_all_ok(const std::vector<Outcome>& all) {
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+// --- Split calls
+
+LowLatencyScript split_script(int world, uint64_t seed) {
+  LowLatencyScript s;
+  s.name = "split " + std::to_string(seed);
+  s.world = world;
+  s.seed = seed;
+  s.config.hidden = 80;
+  s.config.num_experts = 7;
+  s.config.topk = 3;
+  s.config.max_tokens = 5;
+  s.outputs = 2;
+  for (const int output : {0, 1, 0}) {
+    auto& step = s.dispatch({5, 0, 3}, output == 0 ? Routing::uniform : Routing::duplicates);
+    step.output = output;
+    step.x_pattern = Pattern::random_values;
+  }
+  s.combine(CombineOrder::per_rank, 1);
+  s.combine(CombineOrder::per_route, 0);
+  for (auto& step : s.steps) step.split = true;
+  s.repeats = 3;
+  return s;
+}
+
+/// Whole and split calls of other objects and of another mode, and a barrier, while this object's messages are on their way.
+TEST(SplitCalls, OtherCallsBetweenTheHalves) {
+  constexpr int kWorld = 3;
+  const auto outer = make_low_latency_case(split_script(kWorld, 1)), inner = make_low_latency_case(split_script(kWorld, 2));
+  for (const bool deferred : {false, true}) {
+    Fleet fleet;
+    fleet.world = kWorld;
+    fleet.options = options_with(60s);
+    fleet.options.deferred_copies = deferred;
+    const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
+      LowLatencyExchange a(group, outer->script.config), b(group, inner->script.config);
+      FaultRig normal(group);
+      int turn = 0;
+      run_on(group, a, *outer, f, [&] {
+        if (turn++ % 5 == 0) run_on(group, b, *inner, f, [&] { group.barrier(); });
+        normal.round();
+        f.set_context("after calls of others");
+      });
+    });
+    EXPECT_EQ(joined(failures), "");
+  }
+}
+
+/// A rank may send before its peers have entered the call, and may leave its own half for later while they finish theirs.
+TEST(SplitCalls, WaitForNobodyAndHoldNobodyUp) {
+  expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    for (int i = 0; i < 3; ++i) {
+      if (group.rank() == 0) {
+        const auto receive = rig.dispatch_send();
+        group.barrier();  // the other rank has not called yet
+        group.barrier();  // it has returned from its call
+        receive();
+      } else {
+        group.barrier();
+        rig.dispatch();
+        group.barrier();
+      }
+      if (group.rank() == 1) {
+        const auto receive = rig.combine_send();
+        group.barrier();
+        group.barrier();
+        receive();
+      } else {
+        group.barrier();
+        rig.combine();
+        group.barrier();
+      }
+      EXPECT_EQ(rig.out[0], 0x3F80);  // 0.5 * 1 + 0.5 * 1
+    }
+  }));
+}
+
+TEST(SplitCalls, SurviveAMoveOfTheObject) {
+  expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    const auto receive = rig.dispatch_send();
+    LowLatencyExchange moved = std::move(rig.exchange);
+    receive();
+    moved.combine(rig.y(), rig.output, rig.out.data());
+    EXPECT_EQ(rig.out[0], 0x3F80);
+    EXPECT_EQ(moved.config().hidden, LowLatencyRig::kHidden);
+  }));
+}
+
+struct HookMisuse {
+  const char* name;
+  const char* in_text;
+  std::function<void(LowLatencyRig&)> body;
+};
+
+TEST(SplitCalls, MisuseIsRefusedAndPeersAreTold) {
+  const HookMisuse misuses[] = {
+      {"dispatch between", "call its hook first",
+       [](LowLatencyRig& rig) {
+         const auto receive = rig.dispatch_send();
+         rig.dispatch();
+       }},
+      {"combine between", "the dispatch sent before has not been received",
+       [](LowLatencyRig& rig) {
+         const auto receive = rig.dispatch_send();
+         rig.combine();
+       }},
+      {"send between", "the combine sent before has not been received",
+       [](LowLatencyRig& rig) {
+         rig.dispatch();
+         const auto receive = rig.combine_send();
+         (void)rig.dispatch_send();
+       }},
+      {"twice", "received already",
+       [](LowLatencyRig& rig) {
+         const auto receive = rig.dispatch_send();
+         receive();
+         receive();
+       }},
+      {"an old hook", "received already",
+       [](LowLatencyRig& rig) {
+         const auto old = rig.dispatch_send();
+         old();
+         const auto receive = rig.combine_send();
+         old();
+       }},
+  };
+  for (const HookMisuse& m : misuses) {
+    const auto all = outcomes(2, options_with(60s), [&](Group& group) {
+      LowLatencyRig rig(group);
+      if (group.rank() == 1) m.body(rig);
+      for (int i = 0; i < 3; ++i) rig.round();
+    });
+    EXPECT_EQ(code_name(all[1].code), "invalid_argument") << m.name << ": " << all[1].text;
+    EXPECT_NE(all[1].text.find(m.in_text), std::string::npos) << m.name << ": " << all[1].text;
+    EXPECT_EQ(code_name(all[0].code), "peer_failed") << m.name << ": " << all[0].text;
+    EXPECT_EQ(all[0].failed_rank, 1);
+    EXPECT_EQ(code_name(all[0].reason), "invalid_argument");
+  }
+}
+
+// --- Memory
+
+size_t round_up_to(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/// docs/concepts/low_latency.md, "Memory".
+size_t bytes_by_formula(const LowLatencyConfig& c, size_t world, size_t pieces) {
+  const auto hidden = static_cast<size_t>(c.hidden), topk = static_cast<size_t>(c.topk);
+  const auto tokens = static_cast<size_t>(c.max_tokens), group = static_cast<size_t>(c.scale_group);
+  const size_t groups = (hidden + group - 1) / group;
+  const bool fp8 = c.scales != ScaleKind::none;
+  const size_t row = hidden * switchyard::dtype_bytes(c.row_type), payload = fp8 ? hidden : row;
+  const size_t scales = !fp8 ? 0 : c.scales == ScaleKind::f32 ? 4 * groups : groups;
+  const size_t entries = c.sending == Sending::per_rank ? topk : 1, units = tokens * topk / entries;
+  const size_t message = round_up_to(payload, 128) + round_up_to(scales, 128) + round_up_to(16 * entries, 128);
+  const size_t slots = std::max(topk, world);
+  const size_t experts = (static_cast<size_t>(c.num_experts) + world - 1) / world;
+  const size_t words = 8 * world + experts * world + world * units * pieces + tokens * slots * pieces;
+  return round_up_to(16 * words, 4096) + 2 * (world * units * message + tokens * slots * round_up_to(row, 128));
+}
+
+TEST(Memory, FormulaAndBar) {
+  LowLatencyConfig c;
+  c.hidden = 7168;
+  c.num_experts = 256;
+  c.topk = 8;
+  c.max_tokens = 128;
+  const size_t total = LowLatencyExchange::memory_required(c, 8).total();
+  EXPECT_EQ(total, bytes_by_formula(c, 8, 8));
+  EXPECT_EQ(total, 45'096'960u);  // the worked example of docs/concepts/low_latency.md
+  EXPECT_LE(total, size_t{96} << 20);
+  c.sending = Sending::per_route;
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 8).total(), bytes_by_formula(c, 8, 8));
+  c.scales = ScaleKind::ue8m0;
+  c.scale_group = 32;
+  c.pieces = 16;
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 5).total(), bytes_by_formula(c, 5, 14));  // pieces of 512 channels
+  c.scales = ScaleKind::none;
+  c.row_type = DType::f32;
+  c.num_experts = 3;
+  c.pieces = 3;
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64, 3));
+}
+
+/// A heap of exactly the size that is asked for suffices, and comes back when the object goes.
+TEST(Memory, IsTakenOnceAndGivenBack) {
+  auto config = LowLatencyRig::config();
+  expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes_for(config, 3)), [&](Group& group) {
+    const size_t before = group.heap_used();
+    for (int i = 0; i < 3; ++i) {
+      LowLatencyRig rig(group, config);
+      const size_t with = group.heap_used();
+      EXPECT_GE(with - before, LowLatencyExchange::memory_required(config, 3).total());
+      rig.round();
+      EXPECT_EQ(group.heap_used(), with);
+    }
+    EXPECT_EQ(group.heap_used(), before);
+  }));
+}
+
+TEST(Memory, FlagsSurviveSleep) {
+  expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+    auto config = LowLatencyRig::config();
+    config.first_epoch = 1000;  // flags that came back as zero would never be reached
+    LowLatencyRig rig(group, config);
+    for (int i = 0; i < 3; ++i) {
+      rig.round();
+      rig.dispatch();
+      group.sleep();
+      EXPECT_EQ(code_name(outcome_of([&] { (void)rig.exchange.make_output(); }).code), "ok");
+      group.wake();
+      rig.combine();
+      EXPECT_EQ(rig.out[0], 0x3F80);
+    }
+  }));
+}
+
+// --- How far from the exact sum
+
+struct Worst {
+  double of_per_rank = 0, of_per_route = 0;  ///< largest error / bound
+  int beyond_per_route = 0;                  ///< elements where per_rank is further from the sum than per_route may be
+};
+
+/// One token to all four experts of two ranks. `cancel`: the sums of the two ranks nearly cancel.
+void compare_with_exact(Group& group, DType type, bool cancel, Worst& worst) {
+  constexpr int64_t kColumns = 1024;
+  constexpr int kTopk = 4;
+  LowLatencyConfig config;
+  config.hidden = kColumns;
+  config.num_experts = config.topk = kTopk;
+  config.max_tokens = 1;
+  config.row_type = type;
+  const size_t bytes = switchyard::dtype_bytes(type), row = kColumns * bytes;
+  std::vector<std::vector<std::byte>> rows(kTopk, std::vector<std::byte>(row));
+  std::vector<float> weights;
+  for (size_t k = 0; k < kTopk; ++k) {
+    oracle::fill_row(Pattern::random_values, 77, {k, 0, 0}, type, kColumns, rows[k].data());
+    weights.push_back(cancel ? (k < 2 ? 0.75f : -0.75f) : 0.3f + 0.1f * static_cast<float>(k));
+  }
+  if (cancel) {  // the same on both ranks, but for the lowest bits of one of the rows
+    rows[2] = rows[0];
+    rows[3] = rows[1];
+    for (size_t i = 0; i < row; i += bytes) rows[3][i] ^= std::byte{1};
+  }
+  LowLatencyExchange exchange(group, config);
+  auto output = exchange.make_output();
+  const std::vector<int32_t> ids{0, 1, 2, 3};
+  const int64_t tokens = group.rank() == 0 ? 1 : 0;
+  switchyard::LowLatencyDispatchOptions options;
+  options.weights = weights.data();
+  exchange.dispatch({rows[0].data(), tokens, kColumns, type}, switchyard::ExpertIds::of(ids.data(), tokens, kTopk), output,
+                    options);
+  std::vector<std::byte> y(static_cast<size_t>(output.x.rows) * row);  // two experts, two rows each, of which one is used
+  for (size_t e = 0; e < 2; ++e)
+    std::memcpy(y.data() + e * 2 * row, rows[2 * static_cast<size_t>(group.rank()) + e].data(), row);
+  const switchyard::ConstRows given{y.data(), output.x.rows, kColumns, type};
+  std::vector<std::byte> per_route(row), per_rank(row);
+  exchange.combine(given, output, per_route.data(), {CombineOrder::per_route});
+  exchange.combine(given, output, per_rank.data(), {CombineOrder::per_rank});
+  if (tokens == 0) return;
+  for (int64_t c = 0; c < kColumns; ++c) {
+    std::vector<double> terms;
+    for (size_t k = 0; k < kTopk; ++k)
+      terms.push_back(static_cast<double>(weights[k]) * static_cast<double>(oracle::load(type, rows[k].data(), c)));
+    const auto bound = oracle::error_bound(type, 2, terms, {0, 0, 1, 1});
+    const double by_route = std::fabs(static_cast<double>(oracle::load(type, per_route.data(), c)) - bound.exact);
+    const double by_rank = std::fabs(static_cast<double>(oracle::load(type, per_rank.data(), c)) - bound.exact);
+    worst.of_per_route = std::max(worst.of_per_route, by_route / bound.per_route);
+    worst.of_per_rank = std::max(worst.of_per_rank, by_rank / bound.per_rank);
+    worst.beyond_per_route += by_rank > bound.per_route;
+  }
+}
+
+/// The bounds hold, are not much too wide, and the one of per_rank is needed: where partial sums cancel, per_route's would
+/// fail.
+TEST(Numerics, SumsStayWithinTheStatedBounds) {
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    for (const bool cancel : {false, true}) {
+      Worst worst;
+      expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+        Worst mine;
+        compare_with_exact(group, type, cancel, mine);
+        if (group.rank() == 0) worst = mine;
+      }));
+      const std::string what = "type " + std::to_string(static_cast<int>(type)) + (cancel ? ", cancelling" : "");
+      EXPECT_LE(worst.of_per_route, 1) << what;
+      EXPECT_LE(worst.of_per_rank, 1) << what;
+      if (type == DType::f32) continue;
+      EXPECT_GE(worst.of_per_rank, 0.25) << what;
+      EXPECT_TRUE(worst.beyond_per_route > 0 || !cancel) << what;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace harness
