@@ -102,7 +102,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
 
   prepare_plan_kernel(limits_);
   prepare_dispatch_kernel(limits_);
-  prepare_combine_kernel();
+  prepare_combine_kernel(limits_);
   prepare_low_latency_kernels(limits_);
   prepare_ledger_kernel(limits_);
   CallContext ended = context(1, Operation::none);
