@@ -118,6 +118,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
+  warm_up_ledger_kernel(ended, limits_, state.as<EpochState>(), copies_);
   check_cuda(cudaStreamSynchronize(copies_), "first launch of the kernels");
 }
 
