@@ -57,7 +57,7 @@ class CpuLedger final : public LedgerImpl {
     group_.pool.run(
         [&](CpuWarp& w) { group_.options.deferred_copies ? ledger_combine<CpuDeferred>(w, p) : ledger_combine<Cpu>(w, p); });
     group_.raise_fault("ledger combine", (epoch_ - config.first_epoch + 1) & kEpochMask);
-    stats_ = sum_moved(group_);
+    stats_ = sum_moved(group_.moved);
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
 

@@ -91,7 +91,7 @@ class CpuLowLatency final : public LowLatencyImpl {
   void end(const char* operation, Halves halves) {
     group_.raise_fault(operation, (epoch_ - config.first_epoch + 1) & kEpochMask);
     const double before = halves == Halves::receive ? stats_.total_us : 0;
-    if (halves != Halves::receive) stats_ = sum_moved(group_);
+    if (halves != Halves::receive) stats_ = sum_moved(group_.moved);
     stats_.total_us = before + static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
   }
 

@@ -65,7 +65,7 @@ void CpuNormal::throw_mismatch(const char* operation) {
 
 void CpuNormal::end_call(uint64_t start_ns) {
   const double plan_us = stats_.plan_us;
-  stats_ = sum_moved(group_);
+  stats_ = sum_moved(group_.moved);
   stats_.plan_us = plan_us;
   stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
 }

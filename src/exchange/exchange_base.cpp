@@ -49,9 +49,9 @@ void ExchangeBase::agree_on_construction(uint64_t heap_offset, uint64_t config_h
   }
 }
 
-CallStatistics sum_moved(const Group::Impl& group) {
+CallStatistics sum_moved(std::span<const MoveCounter> moved) {
   CallStatistics sum;
-  for (const MoveCounter& m : group.moved) {
+  for (const MoveCounter& m : moved) {
     sum.remote_bytes += m.remote_bytes;
     sum.local_bytes += m.local_bytes;
     sum.copied_bytes += m.copied_bytes;

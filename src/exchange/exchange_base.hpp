@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "exchange/group_impl.hpp"
@@ -48,8 +49,8 @@ class ExchangeBase {
   Group::Impl& group_;
 };
 
-/// CPU: sums of the counters that the warps of a call left in the group.
-CallStatistics sum_moved(const Group::Impl& group);
+/// Sums over the warps of a call.
+CallStatistics sum_moved(std::span<const MoveCounter> moved);
 /// Sets every `stride` bytes of [base, base + bytes) to `word`: the initial value of flags.
 void set_flags(std::byte* base, int64_t bytes, int64_t stride, uint64_t word);
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "exchange/cuda/call_order.hpp"
 #include "exchange/cuda/cuda_normal.hpp"
 #include "exchange/cuda/ledger_launch.hpp"
 #include "exchange/ledger_impl.hpp"
@@ -86,7 +87,6 @@ class CudaLedger final : public LedgerImpl {
       agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
     } catch (...) {
       group_.heap->release(layout_.base);
-      if (done_) cudaEventDestroy(done_);
       throw;
     }
   }
@@ -94,8 +94,7 @@ class CudaLedger final : public LedgerImpl {
   ~CudaLedger() override {
     try {
       const DeviceGuard guard(gpu_.device());
-      if (called_) cudaEventSynchronize(done_);
-      cudaEventDestroy(done_);
+      order_.reset();
       state_ = DeviceMemory();
       ledgers_ = DeviceMemory();
     } catch (const Error&) {
@@ -145,15 +144,7 @@ class CudaLedger final : public LedgerImpl {
 
   CallStatistics last_call() override {
     const DeviceGuard guard(gpu_.device());
-    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
-    CallStatistics sum;
-    const std::vector<MoveCounter> moved = gpu_.move_counters();
-    for (size_t i = 0; i < moved.size() && i < static_cast<size_t>(last_warps_); ++i) {
-      sum.remote_bytes += moved[i].remote_bytes;
-      sum.local_bytes += moved[i].local_bytes;
-      sum.payload_rows += moved[i].rows;
-    }
-    return sum;
+    return order_->statistics();
   }
 
  private:
@@ -173,13 +164,13 @@ class CudaLedger final : public LedgerImpl {
     check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, copies), "state");
     check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, copies), "flags");
     check_cuda(cudaStreamSynchronize(copies), "flags");
-    check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+    order_.emplace(gpu_);
   }
 
   /// The place may have been another ledger's, which calls that have been enqueued still read.
   void upload(const CudaLedgerData& data) {
     const DeviceGuard guard(gpu_.device());
-    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+    order_->wait();
     const auto copy = [&](auto* to, const auto& from) {
       if (from.empty()) return;
       check_cuda(cudaMemcpyAsync(to, from.data(), from.size() * sizeof from[0], cudaMemcpyHostToDevice, gpu_.copy_stream()),
@@ -197,12 +188,9 @@ class CudaLedger final : public LedgerImpl {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
     auto* stream = static_cast<cudaStream_t>(o.stream);
     const int blocks = o.num_sms > 0 ? o.num_sms : gpu_.max_blocks();
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    cudaGraph_t graph = nullptr;
-    if (stream) check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
-    const bool captured = status == cudaStreamCaptureStatusActive;
     CudaLedgerParams p;
     p.l.call = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, Operation::ledger_combine);
+    p.l.call.moved = order_->moved();
     fill_call(p.l, y, probs, data, out);
     p.l.chunks = data.tables.chunks;
     p.l.num_chunks = data.num_chunks;
@@ -211,25 +199,19 @@ class CudaLedger final : public LedgerImpl {
     p.l.row_of = data.tables.row_of;
     p.l.senders_of = data.tables.senders_of;
     p.state = state_.as<EpochState>();
-    if (captured) {
+    cudaGraph_t const graph = order_->begin(stream);
+    if (graph) {
       using Share = std::shared_ptr<const LedgerData>;
-      gpu_.note_capture();
       retain_in_graph(graph, new Share(ledger.share()), [](void* share) { delete static_cast<Share*>(share); });
-    } else if (called_ && last_stream_ != stream) {
-      check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
     }
     launch_ledger(p, blocks, gpu_.limits(), stream);
-    last_warps_ = blocks * kLedgerWarps;
     returned_ = data.returned;
-    if (captured) return;
-    check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
-    last_stream_ = stream;
-    called_ = true;
+    order_->end(stream, graph != nullptr, blocks * kLedgerWarps);
   }
 
   uint64_t last_epoch() {
     const DeviceGuard guard(gpu_.device());
-    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+    order_->wait();
     EpochState state{};
     check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()), "epoch");
     check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "epoch");
@@ -240,10 +222,7 @@ class CudaLedger final : public LedgerImpl {
   DeviceMemory state_;    // EpochState, then chunks returned by owner
   DeviceMemory ledgers_;  // max_ledgers places
   std::shared_ptr<LedgerPlaces> places_;
-  cudaEvent_t done_ = nullptr;  // after the last call that was not captured
-  cudaStream_t last_stream_ = nullptr;
-  bool called_ = false;
-  int last_warps_ = 0;
+  std::optional<CallOrder> order_;
   int64_t returned_ = 0;
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
+#include <optional>
 #include <vector>
 
-#include "exchange/cuda/cuda_rank.hpp"
+#include "exchange/cuda/call_order.hpp"
 #include "exchange/cuda/low_latency_launch.hpp"
 #include "exchange/low_latency_impl.hpp"
 #include "heap/cuda/device_guard.hpp"
@@ -39,7 +40,6 @@ class CudaLowLatency final : public LowLatencyImpl {
       agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig");
     } catch (...) {
       group_.heap->release(heap_offset_);
-      if (done_) cudaEventDestroy(done_);
       throw;
     }
   }
@@ -47,8 +47,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   ~CudaLowLatency() override {
     try {
       const DeviceGuard guard(gpu_.device());
-      if (called_) cudaEventSynchronize(done_);
-      cudaEventDestroy(done_);
+      order_.reset();
       state_ = DeviceMemory();
     } catch (const Error&) {
       // Without a context nothing is left to free.
@@ -58,15 +57,7 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   CallStatistics last_call() override {
     const DeviceGuard guard(gpu_.device());
-    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
-    CallStatistics sum;
-    const std::vector<MoveCounter> moved = gpu_.move_counters();
-    for (size_t i = 0; i < moved.size() && i < static_cast<size_t>(last_warps_); ++i) {
-      sum.remote_bytes += moved[i].remote_bytes;
-      sum.local_bytes += moved[i].local_bytes;
-      sum.payload_rows += moved[i].rows;
-    }
-    return sum;
+    return order_->statistics();
   }
 
  private:
@@ -79,7 +70,7 @@ class CudaLowLatency final : public LowLatencyImpl {
                "state");
     check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, gpu_.copy_stream()), "flags");
     check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "flags");
-    check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+    order_.emplace(gpu_);
   }
 
   std::shared_ptr<LowLatencyBlock> allocate_output() override {
@@ -126,37 +117,24 @@ class CudaLowLatency final : public LowLatencyImpl {
     return limits;
   }
 
-  /// Orders the launch after this object's last one, unless it is captured: then its user does.
   template <class Launch>
   void enqueue(void* given, int num_sms, Operation operation, CallContext& context, Launch&& launch) {
     const DeviceGuard guard(gpu_.device());
     auto* stream = static_cast<cudaStream_t>(given);
     const int blocks = num_sms > 0 ? num_sms : gpu_.max_blocks();
     context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    if (stream) check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    const bool captured = status == cudaStreamCaptureStatusActive;
+    context.moved = order_->moved();
     checked([&] {
-      if (captured)
-        gpu_.note_capture();
-      else if (called_ && last_stream_ != stream)
-        check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
+      const bool captured = order_->begin(stream) != nullptr;
       launch(blocks, stream);
-      last_warps_ = blocks * kLowLatencyWarps;
-      if (captured) return;
-      check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
-      last_stream_ = stream;
-      called_ = true;
+      order_->end(stream, captured, blocks * kLowLatencyWarps);
     });
   }
 
   CudaRank& gpu_;
   size_t heap_offset_ = 0;
   DeviceMemory state_;
-  cudaEvent_t done_ = nullptr;  // after the last call that was not captured
-  cudaStream_t last_stream_ = nullptr;
-  bool called_ = false;
-  int last_warps_ = 0;
+  std::optional<CallOrder> order_;
 };
 
 }  // namespace

@@ -115,7 +115,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
       if (through_rings())
         set_device_flags(segment + rings_.base, rings_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
-      check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+      order_.emplace(gpu_);
       const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
       spare_tables_ = std::make_shared<CudaBlock>();
       if (!reserve(*spare_tables_, tables, Content::rows))
@@ -125,7 +125,6 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
     agree_on_construction(heap_offset_);
   } catch (...) {
     group_.heap->release(heap_offset_);
-    if (done_) cudaEventDestroy(done_);
     throw;
   }
 }
@@ -155,8 +154,7 @@ RingParts CudaNormal::ring_parts() const {
 CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
-    if (called_) cudaEventSynchronize(done_);
-    cudaEventDestroy(done_);
+    order_.reset();
     state_ = DeviceMemory();
     private_pool_ = DeviceMemory();
   } catch (const Error&) {
@@ -177,28 +175,16 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
   blocks = num_sms > 0 ? num_sms : std::min(kDefaultSms, most);
   context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
   context.registered = object.group_.registered_slots();
-  if (stream) {
-    cudaStreamCaptureStatus status{};
-    check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
-    if (status != cudaStreamCaptureStatusActive) graph = nullptr;
-  }
+  context.moved = object.order_->moved();
+  graph = object.order_->begin(stream);
   if (capturing()) {  // what came before is ordered before the launch of the graph by its user
-    object.gpu_.note_capture();
     object.pool_->take_back_now();
     return;
   }
-  if (object.called_ && object.last_stream_ != stream)
-    check_cuda(cudaStreamWaitEvent(stream, object.done_, 0), "cudaStreamWaitEvent");
   object.pool_->take_back(stream);
 }
 
-void CudaNormal::end(const Call& call, int warps) {
-  last_warps_ = call.blocks * warps;
-  if (call.capturing()) return;
-  check_cuda(cudaEventRecord(done_, call.stream), "cudaEventRecord");
-  last_stream_ = call.stream;
-  called_ = true;
-}
+void CudaNormal::end(const Call& call, int warps) { order_->end(call.stream, call.capturing(), call.blocks * warps); }
 
 bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const {
   if (bytes == 0) return true;
@@ -247,22 +233,12 @@ RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type) {
 
 CallStatistics CudaNormal::last_call() {
   const DeviceGuard guard(gpu_.device());
-  if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
-  CallStatistics s;
+  CallStatistics s = order_->statistics();
   ObjectState state{};
   check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
              "statistics");
   check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "statistics");
   s.plan_us = static_cast<double>(state.plan_end_ns - state.plan_begin_ns) * 1e-3;
-  const std::vector<MoveCounter> moved = gpu_.move_counters();
-  const auto warps = static_cast<size_t>(last_warps_);
-  for (size_t i = 0; i < warps && i < moved.size(); ++i) {
-    s.remote_bytes += moved[i].remote_bytes;
-    s.local_bytes += moved[i].local_bytes;
-    s.copied_bytes += moved[i].copied_bytes;
-    s.payload_rows += moved[i].rows;
-    s.metadata_bytes += moved[i].metadata_bytes;
-  }
   return s;
 }
 

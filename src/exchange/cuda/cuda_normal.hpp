@@ -6,8 +6,10 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "exchange/cuda/call_order.hpp"
 #include "exchange/cuda/cuda_rank.hpp"
 #include "exchange/cuda/launch.hpp"
 #include "exchange/normal_impl.hpp"
@@ -160,10 +162,7 @@ class CudaNormal final : public NormalImpl {
   DeviceMemory state_;                       ///< ObjectState, the plan's scratch, the states of ring streams
   size_t streams_at_ = 0;                    ///< of these, in state_
   DeviceMemory private_pool_;                ///< ring staging
-  cudaEvent_t done_ = nullptr;               ///< after the last call that was not captured
-  cudaStream_t last_stream_ = nullptr;
-  bool called_ = false;
-  int last_warps_ = 0;
+  std::optional<CallOrder> order_;
 };
 
 template <class Owner>

@@ -93,12 +93,10 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   soft_device_ = reinterpret_cast<SoftFault*>(host + kSoftFaultAt);
   mailbox_ = {control_ + kMailboxAt, host + kMailboxAt};
   const auto warps = static_cast<size_t>(max_warps()), world = static_cast<size_t>(heap_.view().world);
-  const size_t waits_at = kDistancesAt + Group::kMaxRegistered * world * sizeof(uint64_t),
-               moved_at = waits_at + warps * world * sizeof(WaitCounter);
-  counters_ = DeviceMemory(moved_at + warps * sizeof(MoveCounter), copies_);
+  const size_t waits_at = kDistancesAt + Group::kMaxRegistered * world * sizeof(uint64_t);
+  counters_ = DeviceMemory(waits_at + warps * world * sizeof(WaitCounter), copies_);
   distances_ = counters_.as<uint64_t>(kDistancesAt);
   waits_ = counters_.as<WaitCounter>(waits_at);
-  moved_ = counters_.as<MoveCounter>(moved_at);
   check_cuda(cudaMemsetAsync(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
 
   prepare_plan_kernel(limits_);
@@ -146,7 +144,6 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.fault = fault_device_;
   call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
   call.waits = waits_;
-  call.moved = moved_;
   call.device_trace = tracing_.trace();
   return call;
 }
@@ -191,7 +188,6 @@ std::vector<T> CudaRank::download(const T* from, size_t count) const {
 std::vector<WaitCounter> CudaRank::wait_counters() const {
   return download(waits_, static_cast<size_t>(max_warps()) * static_cast<size_t>(heap_.view().world));
 }
-std::vector<MoveCounter> CudaRank::move_counters() const { return download(moved_, static_cast<size_t>(max_warps())); }
 
 namespace {
 

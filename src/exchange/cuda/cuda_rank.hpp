@@ -39,7 +39,7 @@ class CudaRank final : public DeviceRank {
   std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) override;
   std::unique_ptr<LedgerImpl> make_ledger(Group& group, const LedgerConfig& config) override;
 
-  /// Everything but the epoch of a call.
+  /// Everything but the epoch of a call and where it counts what it moves.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   int device() const { return heap_.device(); }
   CudaHeap& heap() const { return heap_; }
@@ -53,7 +53,8 @@ class CudaRank final : public DeviceRank {
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
-  std::vector<MoveCounter> move_counters() const;
+  /// Most warps of any kernel.
+  int max_warps() const { return limits_.multiprocessors * std::max(kMoveWarps, kSumWarps); }
   /// Expires with this object.
   std::weak_ptr<CudaRank*> token() const { return self_; }
   /// A call was captured: graphs may still run when the group goes.
@@ -62,7 +63,6 @@ class CudaRank final : public DeviceRank {
   cudaStream_t copy_stream() const { return copies_; }
 
  private:
-  int max_warps() const { return limits_.multiprocessors * std::max(kMoveWarps, kSumWarps); }
   template <class T>
   std::vector<T> download(const T* from, size_t count) const;
 
@@ -73,10 +73,9 @@ class CudaRank final : public DeviceRank {
   SoftFault* soft_device_ = nullptr;
   int ranks_here_;
   DeviceLimits limits_;
-  DeviceMemory counters_;          ///< fault claims, a word that is never 0, distances, wait counters, move counters
+  DeviceMemory counters_;          ///< fault claims, a word that is never 0, distances, wait counters
   uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]
   WaitCounter* waits_ = nullptr;
-  MoveCounter* moved_ = nullptr;
   cudaStream_t copies_ = nullptr;
   DeviceTracing tracing_;
   ClockMailbox mailbox_;
