@@ -53,15 +53,17 @@ struct NormalConfig {
   DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory
   Staging staging = Staging::direct;
   RingSettings ring;
-  size_t pool_bytes = 0;     ///< memory for outputs and row buffers (direct staging); 0: as memory_required computes
+  size_t pool_bytes = 0;     ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
   uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
-/// Symmetric memory of one object, in bytes per rank. docs/concepts/layouts.md gives the formulas.
+/// Memory of one object, in bytes per rank; all but private_bytes in the heap. docs/concepts/layouts.md gives the formulas.
 struct MemoryRequirement {
   size_t control_bytes = 0;  ///< flags, counts, placements
   size_t pool_bytes = 0;     ///< outputs, row buffers, staging (direct)
   size_t ring_bytes = 0;     ///< rings (ring staging)
+  size_t private_bytes = 0;  ///< CUDA, ring staging: outputs, row buffers and handles, in memory of the rank's GPU alone
+  /// Of the heap.
   size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
 };
 

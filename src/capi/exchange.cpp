@@ -75,8 +75,8 @@ switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config,
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
     const MemoryRequirement m = NormalExchange::memory_required(to_config(config), world, to_backend("backend", backend));
-    write_struct(requirement,
-                 sy_memory_requirement{sizeof(sy_memory_requirement), m.control_bytes, m.pool_bytes, m.ring_bytes, m.total()});
+    write_struct(requirement, sy_memory_requirement{sizeof(sy_memory_requirement), m.control_bytes, m.pool_bytes, m.ring_bytes,
+                                                    m.total(), m.private_bytes});
   });
 }
 

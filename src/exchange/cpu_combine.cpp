@@ -110,7 +110,8 @@ void CpuNormal::combine_ring(const CallContext& call, uint64_t sig, CombineParam
   for (int s = 0; s < world(); ++s)
     record_begin[static_cast<size_t>(s) + 1] =
         std::min(record_begin[static_cast<size_t>(s)] + h.counts.d(s, h.rank), h.num_records);
-  const RingCombineParams ring{p, rings_, record_begin.data(), h.record_token.data(), h.counts.tokens.data(), send_chunk()};
+  const RingCombineParams ring{
+      p, rings_, record_begin.data(), h.record_token.data(), h.counts.tokens.data(), ring_streams_.data(), send_chunk()};
   launch([&]<class A>(CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
   raise("combine");
 }

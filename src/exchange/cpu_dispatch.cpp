@@ -252,7 +252,8 @@ Dispatched CpuNormal::move_rows(const CallContext& call, uint64_t sig, const Con
   if (config.staging == Staging::direct) {
     launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
   } else {
-    const RingDispatchParams ring{p, rings_, {block->data, layout, block->data + layout.bytes(), records}, send_chunk()};
+    const RingDispatchParams ring{
+        p, rings_, {block->data, layout, block->data + layout.bytes(), records}, ring_streams_.data(), send_chunk()};
     launch([&]<class A>(CpuWarp& w) { dispatch_ring<A>(w, ring); });
   }
   raise("dispatch");

@@ -23,6 +23,7 @@ CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c)
   checked([&] { heap_offset_ = group_.heap->allocate(need.total(), 4096, flags); });
   control_ = ControlLayout{heap_offset_, world(), config.num_experts};
   rings_.base = heap_offset_ + need.control_bytes;
+  ring_streams_.resize(static_cast<size_t>(rings_.num_streams()));
   const size_t pool_at = heap_offset_ + need.control_bytes + need.ring_bytes;
   pool_ = std::make_shared<OffsetAllocator>(pool_at, pool_at + need.pool_bytes);
   counts_row_.resize(static_cast<size_t>(control_.counts_row_bytes()));

@@ -11,6 +11,7 @@
 #include "exchange/recycler.hpp"
 #include "heap/offset_allocator.hpp"
 #include "layout/control.hpp"
+#include "protocol/ring.hpp"
 
 namespace switchyard::detail {
 
@@ -99,6 +100,7 @@ class CpuNormal final : public NormalImpl {
   uint64_t sends_done_[kRowChunks] = {};
   Counter outputs_done_, pulls_done_;
   std::vector<int32_t> chunk_records_;
+  std::vector<RingStream> ring_streams_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;
   std::vector<std::byte> counts_row_;

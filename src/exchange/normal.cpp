@@ -92,18 +92,20 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
                                                  std::to_string(least) + " bytes; use fewer channels or more memory");
   }
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
-  if (c.staging == Staging::ring) return need;
-  // One worst-case output and one buffer of expert outputs of the same shape, or a partial sum per record on top.
+  const bool ring = c.staging == Staging::ring;
+  if (ring && backend == Backend::cpu) return need;
+  // One worst-case output and one buffer of expert outputs of the same shape; direct staging: or a partial sum per record on
+  // top.
   const int64_t records = world * c.max_tokens;
   const int64_t rows = worst_case_rows(c, world);
   const OutputLayout out{rows, max_row_bytes(c), static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32))};
-  const int64_t staging = round_up(rows * out.row_bytes, 128) +
-                          (c.layout == Layout::expert_major ? round_up(records * out.row_bytes, 128) : 0) +
-                          round_up(records * c.topk * 4, 128);
+  const int64_t buffer = round_up(rows * out.row_bytes, 128);
+  const int64_t staging =
+      (c.layout == Layout::expert_major ? round_up(records * out.row_bytes, 128) : 0) + round_up(records * c.topk * 4, 128);
   const int64_t tables = backend == Backend::cuda ? kCudaHandles * cuda_handle_bytes(c, world) : 0;
-  const size_t pool =
-      c.pool_bytes ? c.pool_bytes : static_cast<size_t>(out.bytes() + RecordLayout{records, c.topk}.bytes() + staging + tables);
-  need.pool_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(pool), 4096));
+  const int64_t computed = out.bytes() + RecordLayout{records, c.topk}.bytes() + buffer + (ring ? 0 : staging) + tables;
+  const size_t pool = c.pool_bytes ? c.pool_bytes : static_cast<size_t>(computed);
+  (ring ? need.private_bytes : need.pool_bytes) = static_cast<size_t>(round_up(static_cast<int64_t>(pool), 4096));
   return need;
 }
 

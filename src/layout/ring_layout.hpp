@@ -34,6 +34,8 @@ struct RingLayout {
     return record_at() + round_up(static_cast<int64_t>(sizeof(RingRecord)) + 8 * topk, 128);
   }
   SWITCHYARD_FN int64_t num_rings() const { return static_cast<int64_t>(num_channels) * world; }
+  /// States that a rank keeps: of its streams in both roles, and of its channels.
+  SWITCHYARD_FN int64_t num_streams() const { return 2 * num_rings() + num_channels; }
   SWITCHYARD_FN int64_t flags_bytes() const { return 2 * num_rings() * kLine; }
   SWITCHYARD_FN int64_t bytes() const { return num_channels == 0 ? 0 : flags_bytes() + num_rings() * slots * slot_bytes(); }
 

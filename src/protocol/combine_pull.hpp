@@ -91,42 +91,62 @@ SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, 
   A::settle(w);
 }
 
-/// Owner side: sums token t, and its weights if asked for. Pending.
-template <class A>
-SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, MoveCounter& moved) {
-  const HeapView& heap = p.call.heap;
-  const bool by_route = p.layout == Layout::expert_major && p.order == CombineOrder::per_route;
-  const SendEntry* entries = p.sends.of(t);
-  const int places = by_route ? p.topk : p.sends.places(t);
-  const auto rank_of = [&](int i) {  // -1: no row
+/// Where the rows of one token come from, in the order of the sum.
+struct TokenRows {
+  const CombineParams* c;
+  int64_t first_route;  ///< of the token
+  const SendEntry* entries;
+  int places;     ///< routes (by_route) or ranks
+  bool by_route;  ///< a row per route, else one per rank
+
+  /// -1: place i has no row.
+  SWITCHYARD_FN int rank(int i) const {
     if (!by_route) return entries[i].rank >= 0 && entries[i].row >= 0 ? entries[i].rank : -1;
-    const int64_t f = t * p.topk + i;
-    return p.route_row[f] >= 0 ? p.map.owner(p.ids[f]) : -1;
-  };
-  const auto row_of = [&](int i) -> const void* {
-    const int rank = rank_of(i);
-    if (rank < 0) return nullptr;
-    const int64_t index = by_route ? p.route_row[t * p.topk + i] : entries[i].record;
-    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + index * p.row_bytes;
-  };
-  const uint64_t all = A::lanes_where(w, places, [&](int i) { return rank_of(i) >= 0; });
-  const uint64_t own = A::lanes_where(w, places, [&](int i) { return rank_of(i) == p.call.rank(); });
+    const int64_t f = first_route + i;
+    return c->route_row[f] >= 0 ? c->map.owner(c->ids[f]) : -1;
+  }
+};
+SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
+  const bool by_route = p.layout == Layout::expert_major && p.order == CombineOrder::per_route;
+  return {&p, t * p.topk, p.sends.of(t), by_route ? p.topk : p.sends.places(t), by_route};
+}
+
+/// Owner side: sums token t out of the rows row_of(i), and its weights out of weights_of(i) if asked for. Pending.
+template <class A, class Row, class Weights>
+SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const TokenRows& rows, Row&& row_of,
+                            Weights&& weights_of, MoveCounter& moved) {
+  const uint64_t all = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) >= 0; });
+  const uint64_t own = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) == p.call.rank(); });
   moved.rows += static_cast<uint64_t>(bits(all));
   moved.local_bytes += static_cast<uint64_t>(bits(own) * p.row_bytes);
   moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * p.row_bytes);
   const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
   const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
-  A::reduce_rows_from(w, ReduceSpec{p.out + t * p.row_bytes, nullptr, nullptr, 0, {bias0, bias1}, p.type, p.hidden}, places,
-                      by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
+  A::reduce_rows_from(w, ReduceSpec{p.out + t * p.row_bytes, nullptr, nullptr, 0, {bias0, bias1}, p.type, p.hidden},
+                      rows.places, rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
   if (!p.out_weights) return;
+  A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
+                      rows.places, false, weights_of, [](int) { return 0.0f; });
+}
+
+/// Owner side: sums token t where its rows lie. Pending.
+template <class A>
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, MoveCounter& moved) {
+  const HeapView& heap = p.call.heap;
+  const TokenRows rows = rows_of(p, t);
+  const auto row_of = [&](int i) -> const void* {
+    const int rank = rows.rank(i);
+    if (rank < 0) return nullptr;
+    const int64_t index = rows.by_route ? p.route_row[rows.first_route + i] : rows.entries[i].record;
+    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + index * p.row_bytes;
+  };
   const auto weights_of = [&](int i) -> const void* {
-    const int rank = rank_of(i);
+    const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
     const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->weights;
-    return heap.base[rank] + at + static_cast<int64_t>(entries[i].record) * p.topk * 4;
+    return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.topk * 4;
   };
-  A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
-                      places, false, weights_of, [](int) { return 0.0f; });
+  sum_rows<A>(w, p, t, rows, row_of, weights_of, moved);
 }
 
 /// Owner side: sums this warp's share of the tokens. Settled on return.

@@ -16,17 +16,16 @@ struct RingCombineParams {
   const int64_t* record_begin = nullptr;  ///< [W + 1] this rank's records by owner
   const int32_t* record_token = nullptr;  ///< [records]
   const int64_t* tokens_of = nullptr;     ///< [W] tokens of each owner
+  /// [2 * num_rings + num_channels] producers (of this rank's rows to the tokens of one channel of one owner), consumers (by
+  /// channel, then rank), and the state of each channel of this rank's tokens. Need not be initialised.
+  RingStream* streams = nullptr;
   int send_chunk = 1;
-};
 
-/// Stream of this rank's rows to the tokens of one channel of one owner.
-template <class A>
-struct CombineProducer {
-  RingWriter<A> ring;
-  int64_t record, end;
-  int k = 0;          ///< per_route: next route of `record`
-  bool open = true;   ///< rows are left to append
-  bool done = false;  ///< ended and drained
+  /// Streams into a channel of this rank's tokens: [W].
+  SWITCHYARD_FN RingStream* readers(int channel) const {
+    return streams + rings.num_rings() + static_cast<int64_t>(channel) * rings.world;
+  }
+  SWITCHYARD_FN RingStream& channel(int index) const { return streams[2 * rings.num_rings() + index]; }
 };
 
 /// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
@@ -42,193 +41,190 @@ SWITCHYARD_FN inline int64_t first_record_of(const RingCombineParams& p, int own
   return low;
 }
 
-/// Appends what record s.record sends next. Returns false if that is nothing (all its rows were dropped, or all routes are
+/// Appends what record ring.s.next sends next. Returns false if that is nothing (all its rows were dropped, or all routes are
 /// sent).
 template <class A>
-SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, CombineProducer<A>& s) {
+SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring) {
   const CombineParams& c = p.c;
-  const int32_t* routes = c.record_route + s.record * c.topk;
+  RingStream& s = ring.s;
+  const int32_t* routes = c.record_route + s.next * c.topk;
   if (c.layout == Layout::rank_major) {
     if (s.k > 0) return false;
     s.k = 1;
-    std::byte* slot = s.ring.next_slot();
-    A::copy(w, slot, c.y + s.record * c.row_bytes, static_cast<size_t>(c.row_bytes));
-    if (c.weights_in) A::copy(w, slot + p.rings.record_at(), c.weights_in + s.record * c.topk, size_t{4} * c.topk);
+    std::byte* slot = ring.next_slot();
+    A::copy(w, slot, c.y + s.next * c.row_bytes, static_cast<size_t>(c.row_bytes));
+    if (c.weights_in) A::copy(w, slot + p.rings.record_at(), c.weights_in + s.next * c.topk, size_t{4} * c.topk);
     return true;
   }
   if (c.order == CombineOrder::per_route) {
     while (s.k < c.topk && routes[s.k] < 0) ++s.k;
     if (s.k == c.topk) return false;
-    A::copy(w, s.ring.next_slot(), c.y + routes[s.k++] * c.row_bytes, static_cast<size_t>(c.row_bytes));
+    A::copy(w, ring.next_slot(), c.y + routes[s.k++] * c.row_bytes, static_cast<size_t>(c.row_bytes));
     return true;
   }
   if (s.k > 0) return false;
   s.k = 1;
   const bool any = A::lanes_where(w, c.topk, [&](int k) { return routes[k] >= 0; }) != 0;
-  return any && reduce_record<A>(w, c, s.record, s.ring.next_slot());
+  return any && reduce_record<A>(w, c, s.next, ring.next_slot());
 }
 
 /// Appends up to one chunk. Returns whether anything was announced.
 template <class A>
-SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, CombineProducer<A>& s) {
-  int64_t room = s.ring.room();
+SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring, RingStream& kept) {
+  RingStream& s = ring.s;
+  int64_t room = ring.room();
   room = room < p.send_chunk ? room : p.send_chunk;
-  const int64_t before = s.ring.appended;
-  while (s.record < s.end && s.ring.appended - before < room) {
-    if (append_output<A>(w, p, s)) continue;
-    ++s.record;
+  const int64_t before = s.moved;
+  while (s.next < s.end && s.moved - before < room) {
+    if (append_output<A>(w, p, ring)) continue;
+    ++s.next;
     s.k = 0;
   }
-  s.open = s.record < s.end;
-  if (s.open && s.ring.appended == before) return false;
+  s.open = s.next < s.end;
+  if (s.open && s.moved == before) return false;
+  keep<A>(w, kept, s);
   A::settle(w);
-  s.ring.announce(w, !s.open);
+  ring.announce(w, !s.open);
   return true;
 }
-
-/// One channel of this rank's tokens; readers[r] is the stream from rank r.
-template <class A>
-struct CombineConsumer {
-  int64_t token, end;
-  RingReader<A>* readers;
-  bool done = false;  ///< all tokens are summed and all streams have ended
-};
 
 /// True once no producer will store to a tail of this channel any more: this rank may then leave the call and destroy the
 /// object.
 template <class A>
-SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, CombineConsumer<A>& s, RingStall& stall) {
+SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, int channel, RingStall& stall) {
   for (int r = 0; r < p.c.call.world(); ++r) {
-    RingReader<A>& reader = s.readers[r];
-    if (!reader.ended) reader.poll();
-    if (reader.ended) continue;
+    RingReader<A> reader{&p.c.call, &p.rings, channel, r, p.readers(channel)[r]};
+    if (!reader.s.ended) reader.poll();
+    if (reader.s.ended) continue;
     stall = {Site::ring_tail, r, reader.tail_flag()};
     return false;
   }
   return true;
 }
 
-/// The sum of token t from its n rows, and of its weights if asked for. Pending.
+/// Sums token `t` and consumes its rows if all are there. Otherwise names the missing one in `stall` and returns false.
 template <class A>
-SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const void* const* rows,
-                            const float* weights, const void* const* weight_rows, int n) {
-  const bool weighted = p.layout == Layout::expert_major && p.order == CombineOrder::per_route && p.weights;
-  const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
-  const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
-  A::reduce_rows(w,
-                 ReduceSpec{p.out + t * p.row_bytes, rows, weighted ? weights : nullptr, n, {bias0, bias1}, p.type, p.hidden});
-  if (p.out_weights)
-    A::reduce_rows(w, ReduceSpec{p.out_weights + t * p.topk, weight_rows, nullptr, n, {nullptr, nullptr}, DType::f32, p.topk});
-}
-
-/// Sums token `t` if all its rows are there. Otherwise names the missing one in `stall` and returns false.
-template <class A>
-SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, int64_t t,
-                             RingStall& stall, MoveCounter& moved) {
+SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, int channel, int64_t t, RingStall& stall,
+                             MoveCounter& moved) {
   const CombineParams& c = p.c;
-  const void* rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
-  const void* weight_rows[kMaxRanks > kMaxTopk ? kMaxRanks : kMaxTopk];
-  float weights[kMaxTopk];
-  int16_t taken[kMaxRanks];
-  for (int r = 0; r < c.call.world(); ++r) taken[r] = 0;
-  int n = 0;
-  auto take = [&](int rank) {
-    RingReader<A>& reader = s.readers[rank];
-    if (reader.consumed + taken[rank] >= reader.available) reader.poll();
-    if (reader.consumed + taken[rank] >= reader.available) {
-      stall = {Site::ring_tail, rank, reader.tail_flag()};
-      return false;
-    }
-    const std::byte* slot = reader.slot(taken[rank]++);
-    rows[n] = slot;
-    weight_rows[n++] = slot + p.rings.record_at();
-    return true;
+  const TokenRows rows = rows_of(c, t);
+  RingStream* const readers = p.readers(channel);
+  // Rows of one rank come in the order of k.
+  const auto ahead = [&](int i) {
+    int64_t n = 0;
+    for (int j = 0; rows.by_route && j < i; ++j) n += rows.rank(j) == rows.rank(i) ? 1 : 0;
+    return n;
   };
-  if (c.layout == Layout::expert_major && c.order == CombineOrder::per_route) {
-    for (int k = 0; k < c.topk; ++k) {
-      const int64_t f = t * c.topk + k;
-      if (c.route_row[f] < 0) continue;
-      if (c.weights) weights[n] = c.weights[f];
-      if (!take(c.map.owner(c.ids[f]))) return false;
-    }
-  } else {
-    const SendEntry* entries = c.sends.of(t);
-    const int places = c.sends.places(t);
-    for (int i = 0; i < places; ++i)
-      if (entries[i].row >= 0 && !take(entries[i].rank)) return false;
+  const auto absent = [&](int i) {
+    const int r = rows.rank(i);
+    return r >= 0 && readers[r].moved + ahead(i) >= readers[r].available;
+  };
+  while (const uint64_t missing = A::lanes_where(w, rows.places, absent)) {
+    int first = 0;
+    while ((missing >> first & 1) == 0) ++first;
+    const int r = rows.rank(first);
+    RingReader<A> reader{&c.call, &p.rings, channel, r, readers[r]};
+    const int64_t known = reader.s.available;
+    reader.poll();
+    stall = {Site::ring_tail, r, reader.tail_flag()};
+    if (reader.s.available == known) return false;
+    keep<A>(w, readers[r], reader.s);
+    A::settle(w);
   }
-  sum_rows<A>(w, c, t, rows, weights, weight_rows, n);
-  for (int r = 0; r < c.call.world(); ++r) {
-    s.readers[r].consumed += taken[r];
-    (r == c.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(taken[r] * c.row_bytes);
-  }
-  moved.rows += static_cast<uint64_t>(n);
-  return true;
-}
-
-/// Sums up to one chunk of tokens. Returns whether any was summed.
-template <class A>
-SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, CombineConsumer<A>& s, RingStall& stall,
-                           MoveCounter& moved) {
-  const int64_t before = s.token;
-  while (s.token < s.end && s.token - before < p.send_chunk && sum_token<A>(w, p, s, s.token, stall, moved)) ++s.token;
-  if (s.token == before) return false;
+  const auto slot_of = [&](int i) -> const std::byte* {
+    const int r = rows.rank(i);
+    return r < 0 ? nullptr : c.call.heap.local(p.rings.slot(channel, r, readers[r].moved + ahead(i)));
+  };
+  const auto weights_of = [&](int i) -> const void* {
+    const std::byte* slot = slot_of(i);
+    return slot ? slot + p.rings.record_at() : nullptr;
+  };
+  sum_rows<A>(w, c, t, rows, slot_of, weights_of, moved);
   A::settle(w);  // slots have been read
-  for (int r = 0; r < p.c.call.world(); ++r) s.readers[r].release(w);
+  A::for_lanes(w, c.call.world(), [&](int r) {
+    for (int i = 0; i < rows.places; ++i) readers[r].moved += rows.rank(i) == r ? 1 : 0;
+  });
+  A::settle(w);
   return true;
 }
 
-/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are dealt to the warps in turn.
+/// Sums up to one chunk of tokens of a channel. Returns whether any was summed.
 template <class A>
-SWITCHYARD_FN void combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {
-  const CallContext& call = p.c.call;
-  const int world = call.world(), channels = p.rings.num_channels;
-  CombineProducer<A> producers[kMaxStreams];
-  CombineConsumer<A> consumers[kMaxStreams];
-  RingReader<A> readers[kMaxStreams];
-  int num_producers = 0, num_consumers = 0, num_readers = 0;
+SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, int channel, RingStall& stall, MoveCounter& moved) {
+  const RingStream& kept = p.channel(channel);
+  RingStream s = kept;
+  const int64_t before = s.next;
+  while (s.next < s.end && s.next - before < p.send_chunk && sum_token<A>(w, p, channel, s.next, stall, moved)) ++s.next;
+  if (s.next == before) return false;
+  keep<A>(w, p.channel(channel), s);
+  for (int r = 0; r < p.c.call.world(); ++r) {
+    RingReader<A> reader{&p.c.call, &p.rings, channel, r, p.readers(channel)[r]};
+    if (reader.s.released == reader.s.moved) continue;
+    reader.release(w);
+    reader.s.released = reader.s.moved;
+    keep<A>(w, p.readers(channel)[r], reader.s);
+  }
+  A::settle(w);
+  return true;
+}
+
+/// Initial states of the streams and channels of this warp, which is the only one that uses them.
+template <class A>
+SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p) {
+  const int world = p.c.call.world(), channels = p.rings.num_channels;
   for (int i = w.index(); i < channels * world; i += w.total()) {
-    const int channel = i / world, owner = (i + call.rank()) % world;
-    const int64_t tokens = p.tokens_of[owner];
-    producers[num_producers++] = CombineProducer<A>{{&call, &p.rings, channel, owner},
-                                                    first_record_of(p, owner, channel_begin(tokens, channels, channel)),
-                                                    first_record_of(p, owner, channel_begin(tokens, channels, channel + 1))};
+    const int channel = i / world, owner = (i + p.c.call.rank()) % world;
+    RingStream s;
+    s.next = first_record_of(p, owner, channel_begin(p.tokens_of[owner], channels, channel));
+    s.end = first_record_of(p, owner, channel_begin(p.tokens_of[owner], channels, channel + 1));
+    keep<A>(w, p.streams[i], s);
   }
   for (int channel = w.index(); channel < channels; channel += w.total()) {
-    consumers[num_consumers++] = CombineConsumer<A>{channel_begin(p.c.tokens, channels, channel),
-                                                    channel_begin(p.c.tokens, channels, channel + 1), readers + num_readers};
-    for (int r = 0; r < world; ++r) readers[num_readers++] = RingReader<A>{&call, &p.rings, channel, r};
+    RingStream s;
+    A::for_lanes(w, world, [&](int r) { p.readers(channel)[r] = s; });
+    s.next = channel_begin(p.c.tokens, channels, channel);
+    s.end = channel_begin(p.c.tokens, channels, channel + 1);
+    keep<A>(w, p.channel(channel), s);
   }
+  A::settle(w);
+}
+
+/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are dealt to the warps in turn. False after
+/// a fault (recorded). The call is complete when all warps have returned.
+template <class A>
+SWITCHYARD_FN bool combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {
+  const CallContext& call = p.c.call;
+  const int world = call.world(), channels = p.rings.num_channels;
+  open_streams<A>(w, p);
   MoveCounter moved;
   const bool ok = drive_streams<A>(w, call, [&](RingStall& stall, bool& progress) {
     int left = 0;
-    for (int i = 0; i < num_producers; ++i) {
-      CombineProducer<A>& s = producers[i];
-      if (s.done) continue;
-      if (s.open && produce<A>(w, p, s)) progress = true;
-      s.done = !s.open && s.ring.drained();
-      if (s.done) {
-        progress = true;
-        continue;
-      }
+    for (int i = w.index(); i < channels * world; i += w.total()) {
+      RingStream& kept = p.streams[i];
+      if (kept.done) continue;
       ++left;
-      stall = {Site::ring_head, s.ring.consumer, s.ring.head_flag()};
+      RingWriter<A> ring{&call, &p.rings, i / world, (i + call.rank()) % world, kept};
+      if (ring.s.open && produce<A>(w, p, ring, kept)) progress = true;
+      stall = {Site::ring_head, ring.consumer, ring.head_flag()};
+      if (ring.s.open || !ring.drained()) continue;
+      finish<A>(w, kept, ring.s);
+      progress = true;
     }
-    for (int i = 0; i < num_consumers; ++i) {
-      CombineConsumer<A>& s = consumers[i];
-      if (s.done) continue;
-      if (s.token < s.end && consume<A>(w, p, s, stall, moved)) progress = true;
-      s.done = s.token == s.end && streams_ended<A>(p, s, stall);
-      if (s.done)
-        progress = true;
-      else
-        ++left;
+    for (int channel = w.index(); channel < channels; channel += w.total()) {
+      RingStream& kept = p.channel(channel);
+      if (kept.done) continue;
+      ++left;
+      if (kept.next < kept.end && consume<A>(w, p, channel, stall, moved)) progress = true;
+      if (kept.next < kept.end || !streams_ended<A>(p, channel, stall)) continue;
+      finish<A>(w, kept, kept);
+      progress = true;
     }
     return left;
   });
-  if (!ok) return;
+  if (!ok) return false;
   A::settle(w);
   call.moved[w.index()] = moved;
+  return true;
 }
 
 }  // namespace switchyard::detail

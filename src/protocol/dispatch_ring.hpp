@@ -12,19 +12,9 @@ namespace switchyard::detail {
 struct RingDispatchParams {
   DispatchParams d;  ///< placements are not used; the block is `mine`
   RingLayout rings;
-  Destination mine;  ///< private memory
+  Destination mine;               ///< private memory
+  RingStream* streams = nullptr;  ///< [2 * num_rings] producers, then consumers; need not be initialised
   int send_chunk = 1;
-};
-
-/// Streams that one warp may own in one role; more streams than warps * kMaxStreams are refused when the object is made.
-inline constexpr int kMaxStreams = 1024;
-
-template <class A>
-struct DispatchProducer {
-  RingWriter<A> ring;
-  int64_t token, end;
-  bool open = true;   ///< rows are left to append
-  bool done = false;  ///< ended and drained
 };
 
 /// Puts token t's row, scales and record into the next slot.
@@ -53,56 +43,54 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
 
 /// Appends up to one chunk. Returns whether anything was announced.
 template <class A>
-SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, DispatchProducer<A>& s, MoveCounter& moved) {
-  int64_t room = s.ring.room();
+SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, RingWriter<A>& ring, RingStream& kept,
+                           MoveCounter& moved) {
+  RingStream& s = ring.s;
+  int64_t room = ring.room();
   room = room < p.send_chunk ? room : p.send_chunk;
-  const int64_t before = s.ring.appended;
-  while (s.token < s.end) {
+  const int64_t before = s.moved;
+  while (s.next < s.end) {
     const SendEntry* entry = nullptr;
-    const SendEntry* entries = p.d.sends.of(s.token);
-    const int places = p.d.sends.places(s.token);
+    const SendEntry* entries = p.d.sends.of(s.next);
+    const int places = p.d.sends.places(s.next);
     for (int i = 0; i < places; ++i)
-      if (entries[i].rank == s.ring.consumer) entry = &entries[i];
+      if (entries[i].rank == ring.consumer) entry = &entries[i];
     if (entry) {
       if (room == 0) break;
-      append_token<A>(w, p, s.ring, s.token, *entry, moved);
+      append_token<A>(w, p, ring, s.next, *entry, moved);
       --room;
     }
-    ++s.token;
+    ++s.next;
   }
-  s.open = s.token < s.end;
-  if (s.open && s.ring.appended == before) return false;
+  s.open = s.next < s.end;
+  if (s.open && s.moved == before) return false;
+  keep<A>(w, kept, s);
   A::settle(w);
-  s.ring.announce(w, !s.open);
+  ring.announce(w, !s.open);
   return true;
 }
 
 /// Places the row in `slot` at its rows of the output and files its record.
 template <class A>
-SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, const std::byte* slot, MoveCounter& moved) {
+SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, int source, const std::byte* slot,
+                             MoveCounter& moved) {
   const DispatchParams& d = p.d;
   const auto* head = reinterpret_cast<const RingRecord*>(slot + p.rings.record_at());
   const auto* route = reinterpret_cast<const int32_t*>(head + 1);
   const auto* weight = reinterpret_cast<const float*>(route + d.topk);
   const int64_t record = head->record;
-  void* row_to[kMaxTopk];
-  void* scale_to[kMaxTopk];
-  int n = 0;
-  auto to = [&](int64_t row) {
-    row_to[n] = p.mine.block + row * d.row_bytes;
-    scale_to[n++] = p.mine.block + p.mine.layout.scales_at() + row * d.scale_bytes;
-  };
-  if (d.layout == Layout::rank_major) {
-    to(record);
-  } else {
-    for (int k = 0; k < d.topk; ++k)
-      if (route[k] >= 0) to(route[k]);
+  const bool rank_major = d.layout == Layout::rank_major;
+  const int places = rank_major ? 1 : d.topk;
+  const auto row_of = [&](int k) -> int64_t { return rank_major ? record : route[k]; };
+  const auto row_to = [&](int k) -> void* { return row_of(k) >= 0 ? p.mine.block + row_of(k) * d.row_bytes : nullptr; };
+  A::multicast_to(w, places, row_to, slot, static_cast<size_t>(d.row_bytes));
+  if (d.scale_bytes) {
+    std::byte* scales = p.mine.block + p.mine.layout.scales_at();
+    const auto scale_to = [&](int k) -> void* { return row_of(k) >= 0 ? scales + row_of(k) * d.scale_bytes : nullptr; };
+    A::multicast_to(w, places, scale_to, slot + p.rings.scale_at(), static_cast<size_t>(d.scale_bytes));
   }
-  if (n > 0) {
-    A::multicast_copy(w, row_to, n, slot, static_cast<size_t>(d.row_bytes));
-    if (d.scale_bytes) A::multicast_copy(w, scale_to, n, slot + p.rings.scale_at(), static_cast<size_t>(d.scale_bytes));
-    moved.copied_bytes += static_cast<uint64_t>(n * (d.row_bytes + d.scale_bytes));
-  }
+  const auto rows = static_cast<uint64_t>(bits(A::lanes_where(w, places, [&](int k) { return row_of(k) >= 0; })));
+  moved.copied_bytes += rows * static_cast<uint64_t>(d.row_bytes + d.scale_bytes);
   if (!d.with_records) return;
   int32_t* token_out = p.mine.token() + record;
   int32_t* route_out = p.mine.route() + record * d.topk;
@@ -111,71 +99,73 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, c
     route_out[k] = route[k];
     weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives others
     if (k == 0) *token_out = head->token;
+    if (d.row_source && route[k] >= 0) {
+      d.row_source[route[k]] = pack_source(source, k, head->token);
+      d.row_weight[route[k]] = weight[k];
+    }
   });
 }
 
 /// Takes what is there, at most one chunk. Returns whether any row was taken or the stream ended.
 template <class A>
-SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, RingReader<A>& s, MoveCounter& moved) {
-  const bool was_ended = s.ended;
-  s.poll();
-  const int64_t ready = s.available - s.consumed, n = ready < p.send_chunk ? ready : p.send_chunk;
-  if (n == 0) return s.ended && !was_ended;
-  for (int64_t i = 0; i < n; ++i) place_row<A>(w, p, s.slot(i), moved);
+SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, RingReader<A>& ring, RingStream& kept,
+                           MoveCounter& moved) {
+  RingStream& s = ring.s;
+  ring.poll();
+  const int64_t ready = s.available - s.moved, n = ready < p.send_chunk ? ready : p.send_chunk;
+  for (int64_t i = 0; i < n; ++i) place_row<A>(w, p, ring.producer, ring.slot(i), moved);
+  s.moved += n;
+  s.done = s.ended && s.moved == s.available;
+  if (n == 0 && !s.done) return false;
+  keep<A>(w, kept, s);
   A::settle(w);
-  s.consumed += n;
-  s.release(w);
+  if (n > 0) ring.release(w);
   return true;
 }
 
-/// Kernel body: run by all warps of a rank. Stream (channel, peer, role) number i belongs to warp i mod total().
+/// Kernel body: run by all warps of a rank. Stream (channel, peer, role) number i belongs to warp i mod total(). False after a
+/// fault (recorded). The call is complete when all warps have returned.
 template <class A>
-SWITCHYARD_FN void dispatch_ring(typename A::Warp& w, const RingDispatchParams& p) {
+SWITCHYARD_FN bool dispatch_ring(typename A::Warp& w, const RingDispatchParams& p) {
   const CallContext& call = p.d.call;
-  DispatchProducer<A> producers[kMaxStreams];
-  RingReader<A> readers[kMaxStreams];
-  int num_producers = 0, num_readers = 0;
-  const int64_t streams = p.rings.num_rings();
-  for (int64_t i = w.index(); i < 2 * streams; i += w.total()) {
-    const int channel = static_cast<int>(i % streams) / call.world();
-    const int peer = (static_cast<int>(i % streams) + call.rank()) % call.world();
-    if (i < streams) {
-      producers[num_producers++] = DispatchProducer<A>{{&call, &p.rings, channel, peer},
-                                                       channel_begin(p.d.tokens, p.rings.num_channels, channel),
-                                                       channel_begin(p.d.tokens, p.rings.num_channels, channel + 1)};
-    } else {
-      readers[num_readers++] = RingReader<A>{&call, &p.rings, channel, peer};
-    }
+  const int world = call.world(), channels = p.rings.num_channels;
+  const int streams = channels * world;
+  const auto channel_of = [&](int i) { return i % streams / world; };
+  const auto peer_of = [&](int i) { return (i % streams + call.rank()) % world; };
+  for (int i = w.index(); i < 2 * streams; i += w.total()) {
+    RingStream s;
+    s.next = channel_begin(p.d.tokens, channels, channel_of(i));
+    s.end = channel_begin(p.d.tokens, channels, channel_of(i) + 1);
+    keep<A>(w, p.streams[i], s);
   }
   MoveCounter moved;
   zero_padding<A>(w, p.d, p.mine);
+  A::settle(w);
   const bool ok = drive_streams<A>(w, call, [&](RingStall& stall, bool& progress) {
     int left = 0;
-    for (int i = 0; i < num_producers; ++i) {
-      DispatchProducer<A>& s = producers[i];
-      if (s.done) continue;
-      if (s.open && produce<A>(w, p, s, moved)) progress = true;
-      s.done = !s.open && s.ring.drained();
-      if (s.done) {
-        progress = true;
+    for (int i = w.index(); i < 2 * streams; i += w.total()) {
+      RingStream& kept = p.streams[i];
+      if (kept.done) continue;
+      ++left;
+      if (i >= streams) {
+        RingReader<A> ring{&call, &p.rings, channel_of(i), peer_of(i), kept};
+        if (consume<A>(w, p, ring, kept, moved)) progress = true;
+        stall = {Site::ring_tail, ring.producer, ring.tail_flag()};
         continue;
       }
-      ++left;
-      stall = {Site::ring_head, s.ring.consumer, s.ring.head_flag()};
-    }
-    for (int i = 0; i < num_readers; ++i) {
-      RingReader<A>& s = readers[i];
-      if (s.done()) continue;
-      if (consume<A>(w, p, s, moved)) progress = true;
-      if (s.done()) continue;
-      ++left;
-      stall = {Site::ring_tail, s.producer, s.tail_flag()};
+      RingWriter<A> ring{&call, &p.rings, channel_of(i), peer_of(i), kept};
+      if (ring.s.open && produce<A>(w, p, ring, kept, moved)) progress = true;
+      stall = {Site::ring_head, ring.consumer, ring.head_flag()};
+      if (ring.s.open || !ring.drained()) continue;
+      finish<A>(w, kept, ring.s);
+      progress = true;
     }
     return left;
   });
-  if (!ok) return;
+  if (!ok) return false;
   A::settle(w);
   call.moved[w.index()] = moved;
+  return true;
 }
 
 }  // namespace switchyard::detail

@@ -7,7 +7,8 @@
 //
 // A ring is empty when a call starts: a producer's stream ends when the consumer has given back all its slots.
 // Progress: a warp owns several streams, as producer or consumer, and never blocks on one of them; it polls all in turn. So any
-// number of warps per rank, even one, is free of deadlock as long as a ring holds all rows that one token has in one stream.
+// number of warps per rank, even one, is free of deadlock as long as a ring holds all rows that one token has in one stream,
+// and all warps of all ranks run: on a GPU all blocks of the launch must be resident at the same time.
 #pragma once
 
 #include "layout/ring_layout.hpp"
@@ -15,29 +16,60 @@
 
 namespace switchyard::detail {
 
+/// Streams of a rank in one role.
+inline constexpr int kMaxStreams = 1024;
+
+/// One side of a stream between two steps. It lies in memory that only the stream's warp uses, because a warp may own more
+/// streams than registers hold. A step loads it once, works on its copy, and puts it back (keep) before the settle that ends
+/// the step.
+struct RingStream {
+  int64_t moved = 0;          ///< rows appended, or consumed
+  int64_t available = 0;      ///< consumer: rows as last polled
+  int64_t released = 0;       ///< consumer: rows given back
+  int64_t next = 0, end = 0;  ///< producer: tokens or records to append; consumer of a channel: tokens to sum
+  int32_t k = 0;              ///< producer of routes: next route of record `next`
+  bool open = true;           ///< producer: something is left to append
+  bool ended = false;         ///< consumer: the producer will append no more
+  bool done = false;          ///< nothing is left to do, here or at the peer
+};
+
+/// Pending.
+template <class A>
+SWITCHYARD_FN void keep(typename A::Warp& w, RingStream& to, const RingStream& from) {
+  A::for_lanes(w, 1, [&](int) { to = from; });
+}
+
+/// The stream's last step.
+template <class A>
+SWITCHYARD_FN void finish(typename A::Warp& w, RingStream& kept, RingStream s) {
+  s.done = true;
+  keep<A>(w, kept, s);
+  A::settle(w);
+}
+
 /// Producer's view of one stream (channel, consumer).
 template <class A>
 struct RingWriter {
   const CallContext* call;
   const RingLayout* rings;
   int channel, consumer;
-  int64_t appended = 0;
+  RingStream s;
 
   /// Slots that may be written now, counted from `appended`.
   SWITCHYARD_FN int64_t room() const {
     const uint64_t word = A::template load_acquire<Scope::system>(head_flag(), Site::ring_head);
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
-    return rings->slots - (appended - consumed);
+    return rings->slots - (s.moved - consumed);
   }
   /// True once the consumer has given back every appended slot. A stream ends only then: its head flag is in this rank's
   /// segment, and the consumer's last store to it must not come after this rank has left the call and perhaps destroyed the
   /// object.
   SWITCHYARD_FN bool drained() const { return room() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
-  SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), appended++)); }
+  SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), s.moved++)); }
   /// Announces all appended rows; their copies must be settled.
   SWITCHYARD_FN void announce(typename A::Warp& w, bool end) {
-    const uint64_t value = static_cast<uint64_t>(appended) | (end ? kRingEnd : 0);
+    const uint64_t value = static_cast<uint64_t>(s.moved) | (end ? kRingEnd : 0);
     A::template store_release<Scope::system>(w, call->heap.at(consumer, rings->tail(channel, call->rank())),
                                              flag_word(call->epoch, value), Site::ring_tail);
   }
@@ -49,28 +81,22 @@ struct RingReader {
   const CallContext* call;
   const RingLayout* rings;
   int channel, producer;
-  int64_t consumed = 0;
-  int64_t released = 0;
-  int64_t available = 0;  ///< as last polled
-  bool ended = false;
+  RingStream s;
 
   SWITCHYARD_FN void poll() {
     const uint64_t word = A::template load_acquire<Scope::system>(tail_flag(), Site::ring_tail);
     if (flag_epoch(word) != call->epoch) return;
-    available = static_cast<int64_t>(flag_value(word) & (kRingEnd - 1));
-    ended = (flag_value(word) & kRingEnd) != 0;
+    s.available = static_cast<int64_t>(flag_value(word) & (kRingEnd - 1));
+    s.ended = (flag_value(word) & kRingEnd) != 0;
   }
   SWITCHYARD_FN const uint64_t* tail_flag() const { return call->heap.local(rings->tail(channel, producer)); }
   SWITCHYARD_FN const std::byte* slot(int64_t ahead) const {
-    return call->heap.local(rings->slot(channel, producer, consumed + ahead));
+    return call->heap.local(rings->slot(channel, producer, s.moved + ahead));
   }
-  SWITCHYARD_FN bool done() const { return ended && consumed == available; }
   /// Gives all consumed slots back; everything read from them must be settled.
-  SWITCHYARD_FN void release(typename A::Warp& w) {
-    if (released == consumed) return;
-    released = consumed;
+  SWITCHYARD_FN void release(typename A::Warp& w) const {
     A::template store_release<Scope::system>(w, call->heap.at(producer, rings->head(channel, call->rank())),
-                                             flag_word(call->epoch, static_cast<uint64_t>(consumed)), Site::ring_head);
+                                             flag_word(call->epoch, static_cast<uint64_t>(s.moved)), Site::ring_head);
   }
 };
 

@@ -143,7 +143,7 @@ static void memory_of_an_exchange(void) {
   const size_t unbounded = need.ring_bytes;
   ring.ring_max_bytes = unbounded / 2;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
-  CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2);
+  CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2 && need.private_bytes == 0);
 }
 
 // Structs of programs that were compiled before these members existed.

@@ -74,7 +74,6 @@ class Acceptance : public testing::TestWithParam<Where> {
     for (Scenario s : scenarios) {
       s.num_sms = GetParam().workers.warps;
       for (const Staging staging : {Staging::direct, Staging::ring}) {
-        if (kBackend == switchyard::Backend::cuda && staging == Staging::ring) continue;
         s.staging = staging;
         cases.push_back(make_case(s));
         auto& name = const_cast<Case&>(*cases.back()).scenario.name;

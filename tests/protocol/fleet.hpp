@@ -2,6 +2,7 @@
 // Runs one body per rank, as threads of this process or as forked processes, and brings the mismatches back.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
@@ -29,6 +30,10 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body);
 /// `limit_ms` is a failure, except ranks whose bit is set in `may_die`.
 std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die = 0, int limit_ms = 120000);
 std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body);
+
+/// SWITCHYARD_TEST_DEADLINE_S in the environment, or `usual`: how long ranks on GPUs wait for each other. For runs under a tool
+/// that slows kernels down; with it run_processes waits at least ten times as long, too.
+std::chrono::seconds patience(std::chrono::seconds usual);
 
 /// Path and beginning of the name of the folders that run_processes makes for stores, and removes.
 std::string store_prefix();

@@ -75,10 +75,11 @@ NormalConfig make_config(const Case& c) {
   config.ring = s.ring;
   config.ring.slots = std::max(config.ring.slots, config.topk);
   config.first_epoch = s.first_epoch;
-  if (s.staging == Staging::direct) {
+  const auto need = NormalExchange::memory_required(config, c.problem.world, kBackend);
+  if (const size_t pool = need.pool_bytes + need.private_bytes; pool > 0) {
     int64_t extra = 0;  // static sizes may exceed what any routing needs
     for (const int64_t capacity : c.problem.capacity) extra = std::max(extra, capacity * (s.hidden * 8 + 64));
-    config.pool_bytes = 2 * NormalExchange::memory_required(config, c.problem.world, kBackend).pool_bytes + idx(extra);
+    config.pool_bytes = 2 * pool + idx(extra);
   }
   return config;
 }

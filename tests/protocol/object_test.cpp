@@ -75,6 +75,34 @@ TEST(Ring, StaysWithinTheBytesThatTheCallerNames) {
   }
 }
 
+/// On GPUs outputs need memory besides the rings, outside the heap: the output, a row buffer and the tables of handles.
+TEST(Ring, MemoryOnGpusIsNamed) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    Scenario s = base("memory", 4, layout);
+    s.hidden = 1024;
+    NormalConfig config = make_config(*make_case(s));
+    config.pool_bytes = 0;
+    const auto direct = NormalExchange::memory_required(config, 4, switchyard::Backend::cuda);
+    EXPECT_EQ(direct.private_bytes, 0u);
+    config.staging = Staging::ring;
+    config.ring = {5, 6, 64};
+    const auto cpu = NormalExchange::memory_required(config, 4),
+               gpu = NormalExchange::memory_required(config, 4, switchyard::Backend::cuda);
+    EXPECT_EQ(cpu.private_bytes, 0u);
+    EXPECT_EQ(gpu.pool_bytes, 0u);
+    EXPECT_EQ(gpu.total(), cpu.total());
+    EXPECT_EQ(NormalExchange::heap_bytes_for(config, 4, switchyard::Backend::cuda), NormalExchange::heap_bytes_for(config, 4));
+    const size_t rows = layout == Layout::rank_major ? 64 : 64 * 3, row = 1024 * 2;
+    EXPECT_GT(gpu.private_bytes, 2 * rows * row);
+    // No copies of ordinary rows' weights and no partial sums; both are rounded to pages.
+    const size_t staging = 64 * 3 * 4 + (layout == Layout::expert_major ? 64 * row : 0);
+    EXPECT_LE(gpu.private_bytes + staging, direct.pool_bytes + 4096);
+    EXPECT_LE(direct.pool_bytes, gpu.private_bytes + staging + 4096);
+    config.pool_bytes = 123 * 4096 - 1;
+    EXPECT_EQ(NormalExchange::memory_required(config, 4, switchyard::Backend::cuda).private_bytes, 123u * 4096u);
+  }
+}
+
 TEST(Objects, SeveralOnOneGroupInTurn) {
   Scenario a = base("first object", 3), b = base("second object", 3, Layout::expert_major);
   b.staging = Staging::ring;

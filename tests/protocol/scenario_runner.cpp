@@ -301,7 +301,10 @@ std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std
   fleet.options.num_warps = workers.warps;
   fleet.options.deferred_copies = workers.deferred;
   fleet.options.backend = kBackend;
-  if (kBackend == switchyard::Backend::cuda) fleet.options.timeout = std::chrono::seconds(10);
+  if (kBackend == switchyard::Backend::cuda) {
+    fleet.options.timeout = patience(std::chrono::seconds(10));
+    fleet.options.rendezvous_timeout = patience(std::chrono::seconds(60));
+  }
   return joined(run_ranks(ranks, fleet, [&](switchyard::Group& group, Failures& failures) {
     for (const auto& c : cases) run_scenario(group, *c, failures);
   }));

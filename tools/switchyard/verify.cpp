@@ -122,7 +122,7 @@ int gpus_to_use(bool quiet) {
 
 namespace {
 
-/// What the machine's GPUs make of the options: ranks, staging. Returns the number of GPUs, 0 for the CPU.
+/// What the machine's GPUs make of the options: ranks. Returns the number of GPUs, 0 for the CPU.
 int fit_to_gpus(VerifyOptions& o) {
   if (o.backend == "cpu") {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
@@ -130,9 +130,6 @@ int fit_to_gpus(VerifyOptions& o) {
   }
   if (o.deferred && built_with_cuda()) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
   const int gpus = gpus_to_use(o.json);
-  if (o.staging == std::vector<std::string>{"ring"})
-    throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
-  if (std::erase(o.staging, "ring") > 0 && !o.json) fmt::print("  ring staging is left out: it is not on CUDA yet\n");
   o.blocks = o.warps = {1};
   if (o.ranks.empty()) o.ranks = {gpus};
   return gpus;

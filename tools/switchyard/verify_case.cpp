@@ -73,6 +73,12 @@ class RankChecks {
     return std::move(results_);
   }
 
+  /// Memory for outputs, in the heap or not.
+  static size_t pool_of(const NormalConfig& config, int world, Backend backend) {
+    const switchyard::MemoryRequirement need = NormalExchange::memory_required(config, world, backend);
+    return need.pool_bytes + need.private_bytes;
+  }
+
   static NormalConfig config_for(const VerifyCase& c, const Scenario& s) {
     NormalConfig config;
     config.hidden = s.hidden;
@@ -85,8 +91,7 @@ class RankChecks {
     config.ring = {3, 2, std::max(4, s.topk)};  // small rings: they wrap and hold their producers back
     for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
     // Up to three outputs and two row buffers are alive at once.
-    if (config.staging == Staging::direct)
-      config.pool_bytes = 4 * NormalExchange::memory_required(config, s.world, backend_of(c)).pool_bytes + (size_t{1} << 16);
+    if (const size_t pool = pool_of(config, s.world, backend_of(c)); pool > 0) config.pool_bytes = 4 * pool + (size_t{1} << 16);
     return config;
   }
 
@@ -440,7 +445,7 @@ size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
   config.pool_bytes = 0;  // then the pool holds any output: so much may be given to combine from ordinary memory
   const auto tokens = static_cast<size_t>(config.max_tokens), row = static_cast<size_t>(s.hidden) * sizeof(float);
   const size_t inputs = tokens * (5 * row + static_cast<size_t>(s.topk) * 32);
-  return NormalExchange::memory_required(config, s.world, Backend::cuda).pool_bytes + inputs + (size_t{1} << 20);
+  return RankChecks::pool_of(config, s.world, Backend::cuda) + inputs + (size_t{1} << 20);
 }
 
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena) {

@@ -241,9 +241,10 @@ typedef struct sy_memory_requirement {
   size_t pool_bytes;     ///< outputs, row buffers, staging (direct)
   size_t ring_bytes;     ///< rings (ring staging)
   size_t total_bytes;    ///< the sum
+  size_t private_bytes;  ///< CUDA, ring staging: outputs, row buffers and handles, outside the heap and the sum
 } sy_memory_requirement;
 #define SWITCHYARD_MEMORY_REQUIREMENT_INIT \
-  { sizeof(sy_memory_requirement), 0, 0, 0, 0 }
+  { sizeof(sy_memory_requirement), 0, 0, 0, 0, 0 }
 
 /// What an exchange with this config takes from each rank's heap. Needs no group.
 switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, int32_t world,

@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel: protocol/combine_pull.hpp over blocks of one multiprocessor each.
+// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, or protocol/combine_ring.hpp.
 //
 // Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
-// for `pulled` likewise. So all blocks must be able to run at the same time: the launcher keeps the grid to one block per
-// multiprocessor. Other kernels may delay a block, as long as they end.
+// for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
+// time: the launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
+#include "protocol/combine_ring.hpp"
 
 namespace switchyard::detail {
 
 namespace {
+
+/// One thread: what the host does not know.
+__device__ void complete(CombineParams& c, const TablesHeader& header, const float* handle_weights) {
+  c.tokens = header.tokens;
+  c.rows = header.rows;
+  c.num_records = header.num_records;
+  if (!header.any_weights) c.record_weight = nullptr;
+  if (!header.any_weights && c.weights == handle_weights) c.weights = nullptr;
+}
 
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
@@ -20,13 +30,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
-  if (threadIdx.x == 0) {
-    p.c.tokens = header.tokens;
-    p.c.rows = header.rows;
-    p.c.num_records = header.num_records;
-    if (!header.any_weights) p.c.record_weight = nullptr;
-    if (!header.any_weights && p.c.weights == p.handle_weights) p.c.weights = nullptr;
-  }
+  if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
   if (!combine_pull<Cuda>(w, p.c)) return Cuda::settle(w);
   (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
@@ -34,23 +38,63 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   if (w.index() == 0) end_call(given.state, p.c.call.epoch);
 }
 
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
+    ring_combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ RingParts ring,
+                        const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(RingCombineParams)];
+  auto& p = *reinterpret_cast<RingCombineParams*>(params);
+  copy_to_shared(given.c, p.c);
+  if (!begin_block(given.c.call, given.state, p.c.call)) return;
+  CudaWarp w(dynamic_shared, shape);
+  const TablesHeader& header = *given.header;
+  if (threadIdx.x == 0) {
+    complete(p.c, header, given.handle_weights);
+    p.rings = ring.rings;
+    p.record_begin = header.record_begin;
+    p.record_token = ring.record_token;
+    p.tokens_of = header.tokens_of;
+    p.streams = ring.streams;
+    p.send_chunk = ring.send_chunk;
+  }
+  __syncthreads();
+  const CallContext& call = p.c.call;
+  if (w.index() == 0) publish_placement<Cuda>(w, call, p.c.control, p.c.place, Site::outputs);
+  if (!wait_placements<Cuda>(w, call, p.c.control, Site::outputs)) return Cuda::settle(w);
+  // A dispatch that moved nothing, on all ranks alike, has left no records to go by.
+  const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature, given.soft) && header.moved != 0;
+  const bool ok = !moves || combine_ring_kernel<Cuda>(w, p);
+  Cuda::settle(w);
+  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_call(given.state, call.epoch);
+}
+
 constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md
 
 }  // namespace
 
-void prepare_combine_kernel() { allow_shared(combine_kernel, static_cast<int>(kShape.shared_bytes())); }
+void prepare_combine_kernel(const DeviceLimits& limits) {
+  allow_shared(combine_kernel, static_cast<int>(kShape.shared_bytes()));
+  allow_shared(ring_combine_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024);
+}
 
 void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
   CudaCombineParams p;
   p.c.call = call;
   p.state = state;
-  combine_kernel<<<limits.multiprocessors, kSumWarps * kLanes, kShape.shared_bytes(), stream>>>(p, kShape);
-  check_cuda(cudaGetLastError(), "combine kernel");
+  const CudaShape ring_shape{kMoveWarps, 0, 0, 0};
+  launch_kernel(combine_kernel, limits.multiprocessors, kShape, false, stream, "combine kernel", p, kShape);
+  launch_kernel(ring_combine_kernel, limits.multiprocessors, ring_shape, false, stream, "combine kernel", p, RingParts{},
+                ring_shape);
 }
 
 void launch_combine(const CudaCombineParams& p, int blocks, cudaStream_t stream) {
-  combine_kernel<<<blocks, kSumWarps * kLanes, kShape.shared_bytes(), stream>>>(p, kShape);
-  check_cuda(cudaGetLastError(), "combine kernel");
+  launch_kernel(combine_kernel, blocks, kShape, false, stream, "combine kernel", p, kShape);
+}
+
+void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,
+                         cudaStream_t stream) {
+  const CudaShape shape = move_shape(kMoveWarps, p.c.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
+  launch_kernel(ring_combine_kernel, blocks, shape, false, stream, "combine kernel", p, ring, shape);
 }
 
 }  // namespace switchyard::detail

@@ -58,6 +58,12 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   p.header = t.header;
   p.soft = gpu_.device_soft_fault();
 
+  if (through_rings()) {
+    RingParts ring = ring_parts();
+    ring.record_token = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.token_at());
+    launch_ring_combine(p, ring, call.blocks, gpu_.limits(), call.stream);
+    return end(call, kMoveWarps);
+  }
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
   launch_combine(p, call.blocks, call.stream);
   end(call, kSumWarps);

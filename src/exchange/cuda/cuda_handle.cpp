@@ -91,8 +91,10 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
   header.num_records = h.num_records;
   header.moved = 1;
   header.any_weights = !h.record_weight.empty() || !h.weights.empty();
-  for (int s = 0; s < h.counts.world; ++s)
+  for (int s = 0; s < h.counts.world; ++s) {
     header.record_begin[s + 1] = std::min(header.record_begin[s] + h.counts.d(s, h.rank), h.num_records);
+    header.tokens_of[s] = h.counts.tokens[static_cast<size_t>(s)];
+  }
   const std::vector<int32_t> by_chunk = records_by_chunk(h);
   std::copy(by_chunk.begin(), by_chunk.end(), header.chunk_records);
   upload(t.header, std::vector<TablesHeader>{header}, stream);

@@ -14,10 +14,9 @@ namespace switchyard::detail {
 namespace {
 
 /// Initial value of every flag: the epoch before the first.
-void set_device_flags(std::byte* base, const ControlLayout& control, uint64_t word, cudaStream_t stream) {
-  std::vector<uint64_t> lines(static_cast<size_t>(control.flags_bytes()) / 8);
-  std::fill(lines.begin(), lines.end(), word);
-  check_cuda(cudaMemcpyAsync(base + control.base, lines.data(), lines.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
+void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, cudaStream_t stream) {
+  const std::vector<uint64_t> words(static_cast<size_t>(bytes) / 8, word);
+  check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
   check_cuda(cudaStreamSynchronize(stream), "flags");
 }
 
@@ -89,8 +88,6 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
   const DeviceGuard guard(gpu_.device());
   checked([&] {
     check_config(config, world());
-    if (config.staging == Staging::ring)
-      throw Error(ErrorCode::unsupported, "NormalConfig::staging = ring: not on CUDA yet; use Staging::direct");
     if (config.num_experts > kMaxCudaExperts)
       invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
               std::to_string(kMaxCudaExperts));
@@ -98,21 +95,26 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
       invalid("NormalConfig::max_tokens = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
               std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
-    heap_offset_ = group_.heap->allocate(need.total(), 4096, need.control_bytes);
+    rings_ = ring_layout(config, world());
+    const size_t flags = need.control_bytes + static_cast<size_t>(through_rings() ? rings_.flags_bytes() : 0);
+    heap_offset_ = group_.heap->allocate(need.total(), 4096, flags);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
-    const size_t pool_at = heap_offset_ + need.control_bytes;
-    pool_ = std::make_shared<CudaPool>(pool_at, pool_at + need.pool_bytes);
-    group_.heap->add_pool(heap_offset_, std::shared_ptr<const OffsetAllocator>(pool_, &pool_->memory));
+    rings_.base = heap_offset_ + need.control_bytes;
   });
   try {
     checked([&] {
+      make_pool();
       const auto columns = static_cast<size_t>(world() + config.num_experts);
-      state_ = DeviceMemory(256 + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, gpu_.copy_stream());
+      streams_at_ = (256 + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4 + 127) / 128 * 128;
+      state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
       ObjectState initial{};
       initial.epoch = (config.first_epoch - 1) & kEpochMask;
       check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
                  "state");
-      set_device_flags(group_.heap->view().base[rank()], control_, flag_word(initial.epoch), gpu_.copy_stream());
+      std::byte* const segment = group_.heap->view().base[rank()];
+      set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
+      if (through_rings())
+        set_device_flags(segment + rings_.base, rings_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
       check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
       const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
       spare_tables_ = std::make_shared<CudaBlock>();
@@ -128,12 +130,35 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
   }
 }
 
+void CudaNormal::make_pool() {
+  const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
+  if (through_rings()) {
+    private_pool_ = DeviceMemory(need.private_bytes, gpu_.copy_stream());
+    pool_base_ = private_pool_.as<std::byte>();
+    pool_ = std::make_shared<CudaPool>(0, need.private_bytes);
+    return;
+  }
+  const size_t begin = heap_offset_ + need.control_bytes;
+  pool_base_ = group_.heap->view().base[rank()];
+  pool_ = std::make_shared<CudaPool>(begin, begin + need.pool_bytes);
+  group_.heap->add_pool(heap_offset_, std::shared_ptr<const OffsetAllocator>(pool_, &pool_->memory));
+}
+
+RingParts CudaNormal::ring_parts() const {
+  RingParts ring;
+  ring.rings = rings_;
+  ring.streams = state_.as<RingStream>(streams_at_);
+  ring.send_chunk = static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings_.slots));
+  return ring;
+}
+
 CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
     if (called_) cudaEventSynchronize(done_);
     cudaEventDestroy(done_);
     state_ = DeviceMemory();
+    private_pool_ = DeviceMemory();
   } catch (const Error&) {
     // Without a context nothing is left to free.
   }
@@ -181,7 +206,7 @@ bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const 
   if (!offset) return false;
   block.pool = pool_;
   block.offset = *offset;
-  block.data = group_.heap->view().base[rank()] + *offset;
+  block.data = pool_base_ + *offset;
   return true;
 }
 

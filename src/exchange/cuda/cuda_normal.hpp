@@ -116,6 +116,9 @@ class CudaNormal final : public NormalImpl {
   template <class Owner>
   static void give_to_graph(const Owner& owner, cudaGraph_t graph);
   ObjectState* state() const { return state_.as<ObjectState>(); }
+  bool through_rings() const { return config.staging == Staging::ring; }
+  RingParts ring_parts() const;
+  void make_pool();
 
   // cuda_combine.cpp
   /// `error`: this rank cannot take part, and all ranks' calls move nothing.
@@ -136,6 +139,8 @@ class CudaNormal final : public NormalImpl {
                          const DispatchOptions& options, uint64_t sig) const;
   CudaDispatchParams move_params(const Call& call, const HandleData& h, const ConstRows& x, const RowFormat& format,
                                  const DispatchOptions& options, const Outputs& outputs, uint64_t sig, bool fresh) const;
+  /// The kernel that moves rows. `after_plan`: as in launch_dispatch.
+  void launch_move(const Call& call, const CudaDispatchParams& params, const Outputs& outputs, bool after_plan) const;
   /// SizePolicy::exact: waits for the plan.
   void read_counts(const Call& call, HandleData& h);
   void choose_sizes(HandleData& h, const DispatchOptions& options) const;
@@ -149,9 +154,12 @@ class CudaNormal final : public NormalImpl {
   CudaRank& gpu_;
   uint64_t heap_offset_ = 0;
   ControlLayout control_;
+  std::byte* pool_base_ = nullptr;  ///< what the pool's offsets count from: this rank's segment, or private_pool_
   std::shared_ptr<CudaPool> pool_;
   std::shared_ptr<CudaBlock> spare_tables_;  ///< for a call that ends in pool_exhausted on all ranks
-  DeviceMemory state_;                       ///< ObjectState, then the plan's scratch
+  DeviceMemory state_;                       ///< ObjectState, the plan's scratch, the states of ring streams
+  size_t streams_at_ = 0;                    ///< of these, in state_
+  DeviceMemory private_pool_;                ///< ring staging
   cudaEvent_t done_ = nullptr;               ///< after the last call that was not captured
   cudaStream_t last_stream_ = nullptr;
   bool called_ = false;

@@ -101,7 +101,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
 
   prepare_plan_kernel(limits_);
   prepare_dispatch_kernel(limits_);
-  prepare_combine_kernel();
+  prepare_combine_kernel(limits_);
   prepare_low_latency_kernels(limits_);
   CallContext ended = context(1, Operation::none);
   ended.abort_word = counters_.as<uint64_t>(kFailedAt);

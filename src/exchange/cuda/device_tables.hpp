@@ -40,6 +40,7 @@ struct TablesHeader {
   int32_t moved;        ///< 1 once the rows and records of the dispatch that made the tables have come
   int32_t unused;
   int64_t record_begin[kMaxRanks + 1];
+  int64_t tokens_of[kMaxRanks];                   ///< T of every rank
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
 };
 

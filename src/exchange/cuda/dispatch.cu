@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch as a kernel: protocol/dispatch_direct.hpp over blocks of one multiprocessor each.
+// Dispatch as a kernel, over blocks of one multiprocessor each: protocol/dispatch_direct.hpp, or protocol/dispatch_ring.hpp.
 //
-// Progress: a warp waits for placements, which other ranks send before they wait for anything but counts, and for rows, which
-// it does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at the same time.
+// Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
+// and for rows, which it does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at
+// the same time. Through rings a warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the
+// launcher gives each a multiprocessor that no other rank uses. Every warp polls all its streams in turn, and stops at the
+// deadline. Other kernels may delay a block, as long as they end.
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
+#include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
 
@@ -67,45 +71,77 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   }
 }
 
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
+    ring_dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ RingParts ring,
+                         const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(RingDispatchParams)];
+  auto& p = *reinterpret_cast<RingDispatchParams*>(params);
+  copy_to_shared(given.d, p.d);
+  if (threadIdx.x == 0) {
+    p.rings = ring.rings;
+    p.mine = ring.mine;
+    p.streams = ring.streams;
+    p.send_chunk = ring.send_chunk;
+  }
+  wait_for_previous();
+  if (!begin_block(given.d.call, given.state, p.d.call)) return;
+  CudaWarp w(dynamic_shared, shape);
+  const CallContext& call = p.d.call;
+  if (given.offers_place && w.index() == 0) publish_placement<Cuda>(w, call, p.d.control, given.place, Site::placement);
+  const TablesHeader& header = *given.header;
+  if (threadIdx.x == 0) p.d.tokens = header.tokens;
+  __syncthreads();
+  bool moves = header.status == 0;
+  if (moves) {
+    if (!wait_placements<Cuda>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    moves = placements_agree(w, call, p.d.control, given.signature, given.soft);
+  }
+  if (moves) {
+    fill_rest(w, given, header.rows, header.num_records);
+    const bool ok = dispatch_ring<Cuda>(w, p);
+    Cuda::settle(w);
+    if (!ok) return;
+  }
+  if (!arrive_is_last<Cuda>(w, &given.state->exits)) return;
+  if (moves && given.received.records != nullptr && threadIdx.x % kLanes == 0) given.header->moved = 1;
+  end_call(given.state, call.epoch);
+}
+
 uint32_t scratch_bytes(const DispatchParams& d) {
   if (d.quantize == ScaleKind::none) return 0;
   return static_cast<uint32_t>(round_up(d.row_bytes, 128) + round_up(d.scale_bytes, 128));
-}
-
-CudaShape dispatch_shape(const DispatchParams& d, const DeviceLimits& limits) {
-  const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(CudaDispatchParams)) - 1024;
-  return fit_cuda_shape(kMoveWarps, d.row_bytes * 2 * kMoveWarps <= room ? 2 : 1, static_cast<uint64_t>(d.row_bytes),
-                        scratch_bytes(d), room);
 }
 
 }  // namespace
 
 void prepare_dispatch_kernel(const DeviceLimits& limits) {
   allow_shared(dispatch_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024);
+  allow_shared(ring_dispatch_kernel,
+               static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingDispatchParams)) - 1024);
 }
 
 void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
   CudaDispatchParams p;
   p.d.call = call;
   p.state = state;
-  dispatch_kernel<<<limits.multiprocessors, kMoveWarps * kLanes, 4096, stream>>>(p, CudaShape{kMoveWarps, 0, 0, 0});
-  check_cuda(cudaGetLastError(), "dispatch kernel");
+  const CudaShape shape{kMoveWarps, 0, 0, 0};
+  launch_kernel(dispatch_kernel, limits.multiprocessors, shape, false, stream, "dispatch kernel", p, shape);
+  launch_kernel(ring_dispatch_kernel, limits.multiprocessors, shape, false, stream, "dispatch kernel", p, RingParts{}, shape);
 }
 
 void launch_dispatch(const CudaDispatchParams& p, bool after_plan, int blocks, const DeviceLimits& limits,
                      cudaStream_t stream) {
-  const CudaShape shape = dispatch_shape(p.d, limits);
-  cudaLaunchAttribute dependent{};
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kMoveWarps * kLanes);
-  config.dynamicSmemBytes = shape.shared_bytes();
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = after_plan && limits.dependent_launches ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, dispatch_kernel, p, shape), "dispatch kernel");
+  const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes);
+  launch_kernel(dispatch_kernel, blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p, shape);
+}
+
+void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
+                          const DeviceLimits& limits, cudaStream_t stream) {
+  // Rows are quantised into the ring: no scratch.
+  const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
+  launch_kernel(ring_dispatch_kernel, blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p,
+                ring, shape);
 }
 
 }  // namespace switchyard::detail

@@ -92,7 +92,31 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   return false;
 }
 
+/// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own: two stages per warp if
+/// whole rows fit twice.
+inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes) {
+  const auto room = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;
+  return fit_cuda_shape(warps, row_bytes * 2 * warps <= room ? 2 : 1, static_cast<uint64_t>(row_bytes), scratch_bytes, room);
+}
+
 void check_cuda(cudaError_t status, const char* what);
+
+/// Launches `kernel` on `blocks` blocks; `overlapped`: as the dependent of the kernel before on the stream.
+template <class... Given>
+void launch_kernel(void (*kernel)(Given...), int blocks, const CudaShape& shape, bool overlapped, cudaStream_t stream,
+                   const char* name, const std::type_identity_t<Given>&... given) {
+  cudaLaunchAttribute dependent{};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.warps * kLanes));
+  config.dynamicSmemBytes = shape.shared_bytes();
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = overlapped ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, given...), name);
+}
 
 /// Lets `kernel` have `bytes` of dynamic shared memory, and loads it.
 template <class Kernel>

@@ -8,6 +8,7 @@
 #include "exchange/cuda/device_tables.hpp"
 #include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_direct.hpp"
+#include "protocol/ring.hpp"
 
 namespace switchyard::detail {
 
@@ -66,6 +67,15 @@ struct CudaCombineParams {
   SoftFault* soft = nullptr;
 };
 
+/// Of both under ring staging, besides.
+struct RingParts {
+  RingLayout rings;
+  RingStream* streams = nullptr;          ///< [rings.num_streams()]
+  Destination mine{};                     ///< dispatch: this rank's output
+  const int32_t* record_token = nullptr;  ///< combine: [records]
+  int send_chunk = 1;
+};
+
 /// Shared memory that a block may have, and multiprocessors, of the current device.
 struct DeviceLimits {
   int multiprocessors = 0;
@@ -76,7 +86,7 @@ struct DeviceLimits {
 /// Once per device and process, before any rank waits for another: loads the kernels and lets them have all shared memory.
 void prepare_plan_kernel(const DeviceLimits& limits);
 void prepare_dispatch_kernel(const DeviceLimits& limits);
-void prepare_combine_kernel();
+void prepare_combine_kernel(const DeviceLimits& limits);
 /// Once per stream, likewise: a first launch may allocate local memory, which waits for all kernels of the GPU. The kernels end
 /// at once, because call.abort_word is not 0.
 void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
@@ -88,6 +98,12 @@ void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, int blocks, const DeviceLimits& limits,
                      cudaStream_t stream);
 void launch_combine(const CudaCombineParams& params, int blocks, cudaStream_t stream);
+/// Ring staging: every warp may wait for any other of its rank and of the peers, so all blocks must be able to run at the same
+/// time; `blocks` is at most the multiprocessors that the rank has to itself (CudaRank::max_blocks), each block takes one.
+void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,
+                          const DeviceLimits& limits, cudaStream_t stream);
+void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
+                         cudaStream_t stream);
 /// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
 void launch_count_kept(const PlanParams& params, const Received& received, cudaStream_t stream);
 

@@ -239,7 +239,10 @@ __device__ void write_header(const PlanView& v) {
   int64_t at = 0;
   for (int s = 0; s <= world; ++s) {
     h.record_begin[s] = PlanView::min64(at, kept);
-    if (s < world) at += v.gathered[s * world + rank];
+    if (s < world) {
+      at += v.gathered[s * world + rank];
+      h.tokens_of[s] = v.head(s)->tokens;
+    }
   }
   for (int c = 0; c < kRowChunks; ++c)
     for (int d = 0; d < world && row_chunk_end(v.b.tokens, c) == v.b.tokens; ++d)

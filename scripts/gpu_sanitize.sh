@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs compute-sanitizer over a subset of the GPU suites, a process per rank. One summary line per tool; fails if a tool found an
+# error, a test failed, a filter selected no test, or no process was checked. See CONTRIBUTING.md, "GPU checks".
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'EOF'
+Usage: scripts/gpu_sanitize.sh [--tool NAME]... [--bin DIR] [--deadline SECONDS] [--limit SECONDS] [--logs DIR]
+  --tool NAME         memcheck, racecheck or synccheck; default: all three
+  --bin DIR           where the GPU suites are (build/cuda/bin; build them with ./dev build --preset cuda --target switchyard_cuda)
+  --deadline SECONDS  how long ranks wait for each other (600): kernels are slow under a tool
+  --limit SECONDS     wall time of one program (3600)
+  --logs DIR          keeps the tools' output (build/gpu_sanitize)
+EOF
+}
+die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
+
+# The subset: program and filter. Two ranks, all kinds of calls: both layouts and stagings, cached calls, drops and padding,
+# quantised rows, weights and biases, ordinary, symmetric and registered memory.
+readonly subset=(
+  'gpu_acceptance_a_processes */W2_*:-*A12*'
+  'gpu_acceptance_b_processes *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
+)
+# Two ranks that wait for each other in every call. If these cannot make progress under a tool, nothing else can.
+readonly proof='gpu_acceptance_b_processes *B02_CombineOfDispatchedRows/W2_*'
+
+tools=() bin=build/cuda/bin deadline=600 limit=3600 logs=build/gpu_sanitize
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --tool) [[ ${2:-} =~ ^(memcheck|racecheck|synccheck)$ ]] || die "--tool = '${2:-}': memcheck, racecheck or synccheck"; tools+=("$2"); shift 2 ;;
+    --bin) bin=${2:?--bin needs a folder}; shift 2 ;;
+    --deadline) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--deadline = '${2:-}': seconds, at least 1"; deadline=$2; shift 2 ;;
+    --limit) [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--limit = '${2:-}': seconds, at least 1"; limit=$2; shift 2 ;;
+    --logs) logs=${2:?--logs needs a folder}; shift 2 ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; die "unknown option '$1'" ;;
+  esac
+done
+[[ ${#tools[@]} -gt 0 ]] || tools=(memcheck racecheck synccheck)
+
+sanitizer=''
+for candidate in compute-sanitizer "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer"; do
+  if command -v "$candidate" >/dev/null; then sanitizer=$candidate; break; fi
+done
+[[ -n $sanitizer ]] || die "compute-sanitizer not found in PATH or ${CUDA_HOME:-/usr/local/cuda}/bin; it comes with the CUDA toolkit"
+for entry in "$proof" "${subset[@]}"; do
+  [[ -x $bin/${entry%% *} ]] || die "$bin/${entry%% *} is missing: ./dev build --preset cuda --target switchyard_cuda"
+done
+mkdir -p "$logs"
+unset SWITCHYARD_GPU_OPTIONAL
+export SWITCHYARD_TEST_DEADLINE_S=$deadline
+
+# run TOOL ENTRY LOG: the program's exit status, or 9 if the tool found errors in it.
+run() {
+  local tool=$1 program=${2%% *} filter=${2#* }
+  timeout "$limit" "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 --print-limit 20 \
+    "$bin/$program" --gtest_filter="$filter" >"$3" 2>&1
+}
+# sum PATTERN LOG: the sum of the first group over all matching lines.
+sum() { sed -nE "s/.*$1.*/\1/p" "$2" | awk '{n += $1} END {print n + 0}'; }
+passed_in() { sum '\[  PASSED  \] ([0-9]+) tests?\.' "$1"; }
+# Lines that end the report of one process.
+readonly report='(ERROR SUMMARY: [0-9]+ error|RACECHECK SUMMARY: [0-9]+ hazard)'
+
+failed=0
+for tool in "${tools[@]}"; do
+  log=$logs/$tool.proof.log
+  if ! run "$tool" "$proof" "$log" || [[ $(passed_in "$log") -eq 0 ]]; then
+    echo "$tool: FAILED, two ranks made no progress under the tool or it found errors (see $log)"
+    failed=1
+    continue
+  fi
+  tests=0 processes=0 errors=0 bad=0
+  for entry in "${subset[@]}"; do
+    log=$logs/$tool.${entry%% *}.log
+    run "$tool" "$entry" "$log" || bad=$((bad + 1))
+    count=$(passed_in "$log")
+    [[ $count -gt 0 ]] || bad=$((bad + 1))
+    tests=$((tests + count))
+    processes=$((processes + $(grep -cE "$report" "$log" || true)))
+    errors=$((errors + $(sum 'SUMMARY: ([0-9]+) (error|hazard)' "$log")))
+  done
+  [[ $processes -gt 0 ]] || bad=$((bad + 1))
+  if [[ $bad -eq 0 && $errors -eq 0 ]]; then verdict=ok; else verdict=FAILED; failed=1; fi
+  echo "$tool: $verdict, $tests tests passed, $processes processes checked, $errors errors (logs: $logs/$tool.*.log)"
+done
+exit "$failed"
