@@ -7,7 +7,7 @@ nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 for arch in 80 100a; do
-  for kernel in plan dispatch combine; do
+  for kernel in plan dispatch combine ledger; do
     "$nvcc" -std=c++20 -O1 --expt-relaxed-constexpr "-gencode=arch=compute_$arch,code=sm_$arch" -I src -I include \
       -c "src/exchange/cuda/$kernel.cu" -o "$out/$kernel.o"
     echo "sm_$arch $kernel.cu compiles"

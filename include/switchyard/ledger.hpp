@@ -85,7 +85,7 @@ class PreparedLedger {
 /// Options of one call. May differ by rank.
 struct LedgerCombineOptions {
   void* stream = nullptr;  ///< CUDA: cudaStream_t on which the work is enqueued; null: the legacy default stream
-  int num_sms = 0;         ///< CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; 0: kDefaultSms
+  int num_sms = 0;         ///< CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; 0: all
 };
 
 /// The operator over one Group. Construction is collective; destruction is local. See the top of this file.
@@ -111,7 +111,7 @@ class LedgerCombine {
   /// on all ranks (else mismatch).
   void combine(const ConstRows& expert_output, const float* probs, const PreparedLedger& ledger, void* out,
                const LedgerCombineOptions& options = {});
-  /// prepare() and combine() in one.
+  /// prepare() and combine() in one: on CUDA it waits and cannot be captured.
   void combine(const ConstRows& expert_output, const float* probs, const LedgerTables& tables, void* out,
                const LedgerCombineOptions& options = {});
 

@@ -112,7 +112,8 @@ struct LowLatencyOutput {
   std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
 };
 
-/// Enqueues the receiving half of the call that returned it. Local; use once.
+/// Enqueues the receiving half of the call that returned it. Local; use once, while the object lives. Until that half has ended
+/// the call keeps `out` and LowLatencyCombineOptions::weights; all else that it was given is the caller's again.
 using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {

@@ -8,12 +8,14 @@
 #include "bootstrap/bootstrap.hpp"
 #include "heap/heap.hpp"
 #include "protocol/call.hpp"
+#include "switchyard/ledger.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace switchyard::detail {
 
 class NormalImpl;
 class LowLatencyImpl;
+class LedgerImpl;
 
 /// One rank's GPU. Local; any thread of the rank.
 class DeviceRank {
@@ -32,6 +34,7 @@ class DeviceRank {
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
   virtual std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) = 0;
   virtual std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) = 0;
+  virtual std::unique_ptr<LedgerImpl> make_ledger(Group& group, const LedgerConfig& config) = 0;
 };
 
 /// Memory and device of a rank. `control` is host memory that all hosts and this rank's kernels can write: the header with the

@@ -94,10 +94,8 @@ LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int bloc
   return bytes;
 }
 
-LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config) {
-  if (group.impl().device) throw Error(ErrorCode::unsupported, "LedgerCombine: not on GPUs yet; use Backend::cpu");
-  impl_ = make_cpu_ledger(group, config);
-}
+LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
+    : impl_(group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config)) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
 LedgerCombine& LedgerCombine::operator=(LedgerCombine&&) noexcept = default;
 LedgerCombine::~LedgerCombine() = default;

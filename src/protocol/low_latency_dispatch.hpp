@@ -257,6 +257,7 @@ SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call
   const auto units_of = [&](int s) { return tokens_of(call, l, s) * l.units_per_token(); };
   int64_t units = 0;
   for (int s = 0; s < call.world(); ++s) units += units_of(s);
+  if (units == 0) return true;
   for (int64_t i = spread_index(w); i < units * l.pieces; i += w.total()) {
     const Located message = A::locate(w, i % units, call.world(), units_of);
     if (!f(message.segment, message.offset, static_cast<int>(i / units))) return false;

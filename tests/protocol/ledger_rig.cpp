@@ -7,7 +7,9 @@
 #include <sstream>
 #include <thread>
 
+#include "exchange/group_impl.hpp"
 #include "oracle/views.hpp"
+#include "protocol/device_memory.hpp"
 
 namespace harness {
 
@@ -147,6 +149,7 @@ void LedgerRankData::check_out(Failures& f) const {
     }
     for (size_t i = 0; i < rows.size(); ++i) terms[i].row = rows[i].data();
     oracle::combine_row(sum, terms, expected.data());
+    if (s_.fixture) fill_row(route_of(rank_, t * topk, topk), expected.data());  // identity experts: the input itself
     for (int64_t column = 0; column < s_.hidden; ++column) {
       const std::byte* got = out_.data() + t * row_bytes();
       if (oracle::same_element(s_.type, expected.data(), got, column)) continue;
@@ -177,17 +180,76 @@ void random_delay(int max_us, int rank, int step) {
   std::this_thread::sleep_for(std::chrono::microseconds(us));
 }
 
+namespace {
+
+/// One call and its results in host memory.
+class LedgerCaller {
+ public:
+  LedgerCaller(switchyard::Group& group, LedgerCombine& ledger, int num_sms) : group_(group), ledger_(ledger) {
+    options_.num_sms = num_sms;
+#if defined(SWITCHYARD_TEST_CUDA)
+    memory_ = &device_memory(group.rank(), group.options().device);
+    options_.stream = memory_->stream();
+#else
+    options_.num_sms = 0;
+#endif
+  }
+
+  void call(LedgerRankData& data, const switchyard::PreparedLedger& prepared, Failures& f) {
+    if (memory_) return call_on_device(data, prepared, f);
+    ledger_.combine(data.y(), data.probs(), prepared, data.out().data());
+    const switchyard::ConstRows returned = ledger_.returned();
+    data.check_returned(returned.data, returned.rows, f);
+  }
+
+  /// Ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait for
+  /// this rank.
+  void meet() {
+    if (!memory_ || !group_.impl().bootstrap->same_process()) return;
+    memory_->read(nullptr, nullptr, 0);
+    group_.barrier();
+  }
+
+ private:
+  void call_on_device(LedgerRankData& data, const switchyard::PreparedLedger& prepared, Failures& f) {
+    switchyard::ConstRows y = data.y();
+    const size_t row = idx(y.cols) * switchyard::dtype_bytes(y.dtype);
+    y.data = memory_->upload(y.data, idx(y.rows) * row);
+    const auto* probs = static_cast<const float*>(memory_->upload(data.probs(), data.probs() ? data.probs_bytes() : 0));
+    const float none = 0;  // a rank without tokens gives probabilities too
+    if (data.probs() && !probs) probs = static_cast<const float*>(memory_->upload(&none, sizeof none));
+    void* out = memory_->upload(data.out().data(), data.out().size());
+    meet();
+    ledger_.combine(y, probs, prepared, out, options_);
+    if (y.data) memory_->fill(const_cast<void*>(y.data), 0xEE, idx(y.rows) * row);  // in stream order: the caller's again
+    memory_->read(data.out().data(), out, data.out().size());
+    const switchyard::ConstRows returned = ledger_.returned();
+    std::vector<std::byte> rows(idx(returned.rows) * row);
+    meet();
+    memory_->read(rows.data(), returned.data, rows.size());
+    data.check_returned(rows.data(), returned.rows, f);
+    memory_->release();
+  }
+
+  switchyard::Group& group_;
+  LedgerCombine& ledger_;
+  switchyard::LedgerCombineOptions options_;
+  DeviceMemory* memory_ = nullptr;  ///< null: host memory
+};
+
+}  // namespace
+
 void run_ledger(switchyard::Group& group, const LedgerCase& c, Failures& f) {
   LedgerCombine ledger(group, make_config(c));
+  LedgerCaller caller(group, ledger, c.scenario.num_sms);
   for (int i = 0; i < c.scenario.repeats; ++i) {
     f.set_context(c.scenario.name + " call " + std::to_string(i));
     LedgerRankData data(c, group.rank(), i);
+    caller.meet();
     const switchyard::PreparedLedger prepared = ledger.prepare(data.tables());
     f.equal(c.problem.tokens(group.rank()), prepared.tokens(), "prepared.tokens()");
     random_delay(c.scenario.max_delay_us, group.rank(), i);
-    ledger.combine(data.y(), data.probs(), prepared, data.out().data());
-    const switchyard::ConstRows returned = ledger.returned();
-    data.check_returned(returned.data, returned.rows, f);
+    caller.call(data, prepared, f);
     data.check_statistics(ledger.last_call(), f);
     data.check_out(f);
     data.scribble();
@@ -199,7 +261,9 @@ std::string run_ledger_cases(Ranks ranks, const Workers& workers, const std::vec
   fleet.world = cases.front()->problem.world;
   fleet.options.heap_bytes = size_t{1} << 16;
   for (const auto& c : cases)
-    fleet.options.heap_bytes = std::max(fleet.options.heap_bytes, LedgerCombine::heap_bytes_for(make_config(*c), fleet.world));
+    fleet.options.heap_bytes =
+        std::max(fleet.options.heap_bytes, LedgerCombine::heap_bytes_for(make_config(*c), fleet.world, kBackend));
+  fleet.options.backend = kBackend;
   fleet.options.num_blocks = workers.blocks;
   fleet.options.num_warps = workers.warps;
   fleet.options.deferred_copies = workers.deferred;

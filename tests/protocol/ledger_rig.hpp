@@ -55,6 +55,7 @@ class LedgerRankData {
   const switchyard::LedgerTables& tables() const { return tables_; }
   switchyard::ConstRows y() const;
   const float* probs() const { return probs_.empty() ? nullptr : probs_.data(); }
+  size_t probs_bytes() const { return probs_.size() * sizeof(float); }
   std::vector<std::byte>& out() { return out_; }
   /// Overwrites all inputs of a call that has returned.
   void scribble();

@@ -307,10 +307,10 @@ TEST(LowLatencyFaults, ADeadProcessIsNamed) {
       fleet,
       [](Group& group, Failures& f) {
         LowLatencyRig rig(group);
-        rig.round();
-        rig.dispatch();
-        if (group.rank() == 1) ::raise(SIGKILL);
         const Outcome o = outcome_of([&] {
+          rig.round();
+          rig.dispatch();
+          if (group.rank() == 1) ::raise(SIGKILL);  // the others may still be in that dispatch
           for (int i = 0; i < 4; ++i) rig.combine();
         });
         f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);

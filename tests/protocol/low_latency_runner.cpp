@@ -285,7 +285,7 @@ std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<L
   fleet.options.num_warps = workers.warps;
   fleet.options.deferred_copies = workers.deferred;
   fleet.options.backend = kBackend;
-  if (kBackend == switchyard::Backend::cuda) fleet.options.timeout = std::chrono::seconds(10);
+  if (kBackend == switchyard::Backend::cuda) fleet.options.timeout = patience(std::chrono::seconds(10));
   fleet.options.heap_bytes = 0;
   std::vector<std::shared_ptr<const LowLatencyCase>> cases;
   for (const LowLatencyScript& s : scripts) {

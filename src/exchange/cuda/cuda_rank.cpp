@@ -9,6 +9,7 @@
 #include <string>
 
 #include "exchange/cuda/cuda_normal.hpp"
+#include "exchange/cuda/ledger_launch.hpp"
 #include "exchange/cuda/low_latency_launch.hpp"
 #include "exchange/exchange_base.hpp"
 #include "heap/cuda/device_guard.hpp"
@@ -103,6 +104,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   prepare_dispatch_kernel(limits_);
   prepare_combine_kernel(limits_);
   prepare_low_latency_kernels(limits_);
+  prepare_ledger_kernel(limits_);
   CallContext ended = context(1, Operation::none);
   ended.abort_word = counters_.as<uint64_t>(kFailedAt);
   DeviceMemory state(sizeof(ObjectState), copies_);
@@ -110,6 +112,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
+  warm_up_ledger_kernel(ended, limits_, state.as<EpochState>(), copies_);
   check_cuda(cudaStreamSynchronize(copies_), "first launch of the kernels");
 }
 

@@ -57,6 +57,7 @@ class CudaRank final : public DeviceRank {
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
   std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) override;
   std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) override;
+  std::unique_ptr<LedgerImpl> make_ledger(Group& group, const LedgerConfig& config) override;
 
   /// Everything but the epoch of a call.
   CallContext context(uint64_t timeout_ns, Operation operation) const;

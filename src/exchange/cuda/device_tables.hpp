@@ -21,6 +21,12 @@ struct ObjectState {
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
 };
 
+/// Of objects whose calls need no more than this: see begin_block.
+struct EpochState {
+  uint64_t epoch;    ///< of the last call whose blocks have all begun
+  uint64_t readers;  ///< blocks that have read the epoch, 0 between launches
+};
+
 /// A fault that ends one call on all ranks alike and leaves the object usable. In host memory; the host clears `ready`.
 struct SoftFault {
   uint64_t ready;

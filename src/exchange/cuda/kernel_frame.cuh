@@ -53,6 +53,32 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
   return !failed;
 }
 
+/// The same for calls whose last launch knows that it is the last when it begins: if this one `ends_call`, the last block to
+/// read the epoch advances it.
+__device__ inline bool begin_block(const CallContext& given, EpochState* state, bool ends_call, CallContext& call) {
+  uint64_t abort = 0, epoch = 0;
+  if (threadIdx.x == 0) {
+    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
+    epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
+    call.epoch = epoch;
+    if (ends_call && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
+      state->readers = 0;
+      state->epoch = epoch;
+    }
+    if (abort != 0 && given.operation != Operation::none && ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) == 0) {
+      FaultRecord fault;
+      fault.operation = given.operation;
+      fault.aborted = true;
+      fault.seen_abort = abort;
+      fault.epoch = epoch;
+      fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
+      *given.fault = fault;
+      ptx::store_release<Scope::system>(&given.fault->ready, 1);
+    }
+  }
+  return !__syncthreads_or(abort != 0);
+}
+
 /// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch.
 __device__ inline void end_call(ObjectState* state, uint64_t epoch) {
   if (threadIdx.x % kLanes == 0) state->epoch = epoch;

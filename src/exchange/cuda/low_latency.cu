@@ -13,32 +13,6 @@ namespace {
 
 constexpr uint32_t kStageBytes = 2048;
 
-/// All threads of a block, first thing: waits for the kernel before, and completes `call` with the epoch. The last block to
-/// read the epoch of a call that ends with this launch advances it. False if the group has failed.
-__device__ bool begin_low_latency(const CallContext& given, LowLatencyState* state, bool ends_call, CallContext& call) {
-  uint64_t abort = 0, epoch = 0;
-  if (threadIdx.x == 0) {
-    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
-    epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
-    call.epoch = epoch;
-    if (ends_call && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
-      state->readers = 0;
-      state->epoch = epoch;
-    }
-    if (abort != 0 && given.operation != Operation::none && ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) == 0) {
-      FaultRecord fault;
-      fault.operation = given.operation;
-      fault.aborted = true;
-      fault.seen_abort = abort;
-      fault.epoch = epoch;
-      fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
-      *given.fault = fault;
-      ptx::store_release<Scope::system>(&given.fault->ready, 1);
-    }
-  }
-  return !__syncthreads_or(abort != 0);
-}
-
 /// T of this launch.
 __device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
   if (device_tokens == nullptr) return bound;
@@ -56,7 +30,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.d, p);
   __syncthreads();
   wait_for_previous();
-  if (!begin_low_latency(given.d.call, given.state, halves.receive, p.call)) return;
+  if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
   if (threadIdx.x == 0) p.tokens = tokens_now(given.d.tokens, given.device_tokens);
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
@@ -75,7 +49,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.c, p);
   __syncthreads();
   wait_for_previous();
-  if (!begin_low_latency(given.c.call, given.state, halves.receive, p.call)) return;
+  if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
   if (halves.send) low_latency_return<Cuda>(w, p);
   if (halves.receive) (void)low_latency_sum<Cuda>(w, p);
@@ -91,7 +65,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.f, p);
   __syncthreads();
   wait_for_previous();
-  if (!begin_low_latency(given.f.d.call, given.state, true, p.d.call)) return;
+  if (!begin_block(given.f.d.call, given.state, true, p.d.call)) return;
   if (threadIdx.x == 0) {
     p.c.call.epoch = p.d.call.epoch;
     p.d.tokens = tokens_now(given.f.d.tokens, given.device_tokens);

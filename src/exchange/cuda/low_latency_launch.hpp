@@ -11,10 +11,7 @@ namespace switchyard::detail {
 inline constexpr int kLowLatencyWarps = 16;  ///< per block
 
 /// Device memory of one object.
-struct LowLatencyState {
-  uint64_t epoch;    ///< of the last call whose blocks have all begun
-  uint64_t readers;  ///< blocks that have read the epoch, 0 between launches
-};
+using LowLatencyState = EpochState;
 
 struct CudaLowLatencyDispatch {
   LowLatencyDispatchParams d;  ///< all but the epoch

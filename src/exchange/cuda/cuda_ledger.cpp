@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ledger combine on a GPU: memory, prepared ledgers, order of streams, launch. The algorithm is protocol/ledger_combine.hpp.
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "exchange/cuda/cuda_normal.hpp"
+#include "exchange/cuda/ledger_launch.hpp"
+#include "exchange/ledger_impl.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// A prepared ledger in device memory.
+struct LedgerTablesOnDevice {
+  LedgerChunk* chunks = nullptr;
+  int32_t* chunks_of = nullptr;
+  int32_t* row_of = nullptr;
+  uint64_t* senders_of = nullptr;
+  int64_t bytes = 0;
+};
+
+/// Room for any ledger of the config, at `base` (null: only `bytes` counts).
+LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int experts_here) {
+  LedgerTablesOnDevice t;
+  const auto take = [&](auto*& pointer, int64_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(reinterpret_cast<uintptr_t>(base) +
+                                                                           static_cast<uintptr_t>(t.bytes));
+    t.bytes += round_up(count * static_cast<int64_t>(sizeof *pointer), 128);
+  };
+  take(t.chunks, most_ledger_chunks(layout.world * layout.rows, layout.world, experts_here, layout.row_bytes));
+  take(t.chunks_of, layout.world);
+  take(t.row_of, layout.rows);
+  take(t.senders_of, c.max_tokens);
+  return t;
+}
+
+/// Which of an object's places for prepared ledgers are free. Any thread, also in a callback of the driver.
+class LedgerPlaces {
+ public:
+  explicit LedgerPlaces(int count) {
+    for (int i = count - 1; i >= 0; --i) free_.push_back(i);
+  }
+  /// -1: none.
+  int take() {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return -1;
+    const int place = free_.back();
+    free_.pop_back();
+    return place;
+  }
+  void give(int place) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(place);  // its capacity is that of the constructor
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int> free_;
+};
+
+struct CudaLedgerData final : LedgerData {
+  std::shared_ptr<LedgerPlaces> places;
+  int place = -1;
+  LedgerTablesOnDevice tables;
+  int64_t num_chunks = 0;
+  ~CudaLedgerData() override {
+    if (place >= 0) places->give(place);
+  }
+};
+
+class CudaLedger final : public LedgerImpl {
+ public:
+  CudaLedger(Group& group, CudaRank& gpu, const LedgerConfig& c) : LedgerImpl(group, c), gpu_(gpu) {
+    group_.check_usable("LedgerCombine");
+    const DeviceGuard guard(gpu_.device());
+    checked([&] {
+      check_config(config, world());
+      layout_ = ledger_layout(config, world());
+      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world(), Backend::cuda).total(), 4096,
+                                           static_cast<size_t>(layout_.control_bytes()));
+    });
+    try {
+      checked([&] { initialize(); });
+      agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
+    } catch (...) {
+      group_.heap->release(layout_.base);
+      if (done_) cudaEventDestroy(done_);
+      throw;
+    }
+  }
+
+  ~CudaLedger() override {
+    try {
+      const DeviceGuard guard(gpu_.device());
+      if (called_) cudaEventSynchronize(done_);
+      cudaEventDestroy(done_);
+      state_ = DeviceMemory();
+      ledgers_ = DeviceMemory();
+    } catch (const Error&) {
+      // Without a context nothing is left to free.
+    }
+    group_.heap->release(layout_.base);
+  }
+
+  std::shared_ptr<const LedgerData> prepare(const LedgerTables& tables) override {
+    auto data = std::make_shared<CudaLedgerData>();
+    fill(tables, *data);
+    data->places = places_;
+    data->place = places_->take();
+    if (data->place < 0)
+      throw Error(ErrorCode::pool_exhausted,
+                  "prepare: LedgerConfig::max_ledgers = " + std::to_string(config.max_ledgers) +
+                      " prepared ledgers are alive (destroy some, and graphs that use them, or raise it)");
+    const int64_t bytes = carve_ledger(nullptr, config, layout_, experts_here()).bytes;
+    data->tables =
+        carve_ledger(ledgers_.as<std::byte>(static_cast<size_t>(data->place * bytes)), config, layout_, experts_here());
+    upload(*data);
+    data->num_chunks = static_cast<int64_t>(data->work.chunks.size());
+    data->work = LedgerWork();
+    data->row_of = std::vector<int32_t>();
+    return data;
+  }
+
+  void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
+               const LedgerCombineOptions& o) override {
+    group_.check_usable("ledger combine");
+    checked([&] {
+      check_call(y, ledger, out);
+      gpu_.check_sms("LedgerCombineOptions", o.num_sms);
+      gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.row_type));
+      gpu_.check_pointer("probs", probs, sizeof(float));
+      gpu_.check_pointer("out", out, dtype_bytes(config.row_type));
+    });
+    const DeviceGuard guard(gpu_.device());
+    checked([&] { enqueue(y, probs, ledger, out, o); });
+  }
+
+  ConstRows returned() override {
+    group_.check_usable("LedgerCombine::returned");
+    const uint64_t epoch = last_epoch();
+    return {group_.heap->view().local(layout_.buffer(epoch)), returned_, config.hidden, config.row_type};
+  }
+
+  CallStatistics last_call() override {
+    const DeviceGuard guard(gpu_.device());
+    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+    CallStatistics sum;
+    const std::vector<MoveCounter> moved = gpu_.move_counters();
+    for (size_t i = 0; i < moved.size() && i < static_cast<size_t>(last_warps_); ++i) {
+      sum.remote_bytes += moved[i].remote_bytes;
+      sum.local_bytes += moved[i].local_bytes;
+      sum.payload_rows += moved[i].rows;
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr size_t kSendsDoneAt = 256;  // in state_
+
+  int experts_here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+
+  void initialize() {
+    places_ = std::make_shared<LedgerPlaces>(config.max_ledgers);
+    const cudaStream_t copies = gpu_.copy_stream();
+    const int64_t bytes = carve_ledger(nullptr, config, layout_, experts_here()).bytes;
+    ledgers_ = DeviceMemory(static_cast<size_t>(bytes) * static_cast<size_t>(config.max_ledgers), copies);
+    state_ = DeviceMemory(kSendsDoneAt + sizeof(uint64_t) * kMaxRanks, copies);
+    const EpochState initial{(config.first_epoch - 1) & kEpochMask, 0};
+    const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
+    std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
+    check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, copies), "state");
+    check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, copies), "flags");
+    check_cuda(cudaStreamSynchronize(copies), "flags");
+    check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
+  }
+
+  /// The place may have been another ledger's, which calls that have been enqueued still read.
+  void upload(const CudaLedgerData& data) {
+    const DeviceGuard guard(gpu_.device());
+    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+    const auto copy = [&](auto* to, const auto& from) {
+      if (from.empty()) return;
+      check_cuda(cudaMemcpyAsync(to, from.data(), from.size() * sizeof from[0], cudaMemcpyHostToDevice, gpu_.copy_stream()),
+                 "copy of a ledger");
+    };
+    copy(data.tables.chunks, data.work.chunks);
+    copy(data.tables.chunks_of, data.work.chunks_of);
+    copy(data.tables.row_of, data.row_of);
+    copy(data.tables.senders_of, data.work.senders_of);
+    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "copy of a ledger");
+  }
+
+  /// Orders the launch after this object's last one, unless it is captured: then its user does, and the graph keeps the ledger.
+  void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
+    const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
+    auto* stream = static_cast<cudaStream_t>(o.stream);
+    const int blocks = o.num_sms > 0 ? o.num_sms : gpu_.max_blocks();
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+    if (stream) check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
+    const bool captured = status == cudaStreamCaptureStatusActive;
+    CudaLedgerParams p;
+    p.l.call = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, Operation::ledger_combine);
+    fill_call(p.l, y, probs, data, out);
+    p.l.chunks = data.tables.chunks;
+    p.l.num_chunks = data.num_chunks;
+    p.l.chunks_of = data.tables.chunks_of;
+    p.l.sends_done = state_.as<uint64_t>(kSendsDoneAt);
+    p.l.row_of = data.tables.row_of;
+    p.l.senders_of = data.tables.senders_of;
+    p.state = state_.as<EpochState>();
+    if (captured) {
+      using Share = std::shared_ptr<const LedgerData>;
+      gpu_.note_capture();
+      retain_in_graph(graph, new Share(ledger.share()), [](void* share) { delete static_cast<Share*>(share); });
+    } else if (called_ && last_stream_ != stream) {
+      check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
+    }
+    launch_ledger(p, blocks, gpu_.limits(), stream);
+    last_warps_ = blocks * kLedgerWarps;
+    returned_ = data.returned;
+    if (captured) return;
+    check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
+    last_stream_ = stream;
+    called_ = true;
+  }
+
+  uint64_t last_epoch() {
+    const DeviceGuard guard(gpu_.device());
+    if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+    EpochState state{};
+    check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()), "epoch");
+    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "epoch");
+    return state.epoch;
+  }
+
+  CudaRank& gpu_;
+  DeviceMemory state_;    // EpochState, then chunks returned by owner
+  DeviceMemory ledgers_;  // max_ledgers places
+  std::shared_ptr<LedgerPlaces> places_;
+  cudaEvent_t done_ = nullptr;  // after the last call that was not captured
+  cudaStream_t last_stream_ = nullptr;
+  bool called_ = false;
+  int last_warps_ = 0;
+  int64_t returned_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<LedgerImpl> CudaRank::make_ledger(Group& group, const LedgerConfig& config) {
+  return std::make_unique<CudaLedger>(group, *this, config);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ledger combine as a kernel: protocol/ledger_combine.hpp over blocks of one multiprocessor each.
+//
+// Progress: a warp returns its share of the rows before it waits, and waits for other ranks' returns only. All blocks must be
+// able to run at the same time, because a block that has not begun has returned nothing: the launcher keeps the grid to one
+// block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "exchange/cuda/kernel_frame.cuh"
+#include "exchange/cuda/ledger_launch.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+__global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
+    ledger_kernel(const __grid_constant__ CudaLedgerParams given, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(LedgerParams)];
+  auto& p = *reinterpret_cast<LedgerParams*>(params);
+  copy_to_shared(given.l, p);
+  __syncthreads();
+  if (!begin_block(given.l.call, given.state, true, p.call)) return;
+  CudaWarp w(dynamic_shared, shape);
+  (void)ledger_combine<Cuda>(w, p);
+  Cuda::settle(w);
+}
+
+/// Room for a chunk, which is about a row of 16 KiB, in each warp.
+CudaShape ledger_shape(int64_t row_bytes, const DeviceLimits& limits) {
+  const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;
+  return fit_cuda_shape(kLedgerWarps, 1, static_cast<uint64_t>(row_bytes > kLedgerChunkBytes ? row_bytes : kLedgerChunkBytes),
+                        0, room);
+}
+
+}  // namespace
+
+void prepare_ledger_kernel(const DeviceLimits& limits) {
+  allow_shared(ledger_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(LedgerParams)) - 1024);
+}
+
+void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream) {
+  CudaLedgerParams p;
+  p.l.call = call;
+  p.state = state;
+  launch_ledger(p, limits.multiprocessors, limits, stream);
+}
+
+void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+  const CudaShape shape = ledger_shape(p.l.row_bytes, limits);
+  ledger_kernel<<<blocks, kLedgerWarps * kLanes, shape.shared_bytes(), stream>>>(p, shape);
+  check_cuda(cudaGetLastError(), "ledger kernel");
+}
+
+}  // namespace switchyard::detail

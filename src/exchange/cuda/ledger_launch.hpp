@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel of the ledger combine, as the host sees it. Every function enqueues on `stream` of the current device and returns
+// without waiting; failures of the launch throw Error(system).
+#pragma once
+
+#include "exchange/cuda/launch.hpp"
+#include "protocol/ledger_combine.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kLedgerWarps = 16;  ///< per block
+
+struct CudaLedgerParams {
+  LedgerParams l;  ///< all but the epoch
+  EpochState* state = nullptr;
+};
+
+void prepare_ledger_kernel(const DeviceLimits& limits);
+/// As warm_up_plan_kernel.
+void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream);
+void launch_ledger(const CudaLedgerParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
+
+}  // namespace switchyard::detail

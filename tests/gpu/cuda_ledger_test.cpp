@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ledger combine around its calls: by the tables of a dispatch, captured in graphs, on several streams, places for prepared
+// ledgers, misuse, ranks with other ledgers, a silent rank. What it computes: tests/protocol/ledger_test.cpp.
+#include <algorithm>
+
+#include "gpu/object_rig.hpp"
+#include "protocol/ledger_rig.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::LedgerCombine;
+using switchyard::LedgerCombineOptions;
+using switchyard::LedgerTables;
+using switchyard::PreparedLedger;
+
+std::shared_ptr<const LedgerCase> gpu_case(int world, uint64_t seed = 3, DType type = DType::bf16) {
+  LedgerScenario s;
+  s.name = "on GPUs";
+  s.problem.world = world;
+  s.problem.experts = 2 * world + 1;
+  s.problem.topk = 3;
+  s.problem.alignment = 4;
+  for (int r = 0; r < world; ++r) s.tokens.push_back(r % 3 == 1 ? 5 : 12);
+  s.hidden = 96;
+  s.type = type;
+  s.seed = seed;
+  s.drop_percent = 10;
+  return make_ledger_case(s);
+}
+size_t heap_of(const LedgerCase& c, int objects = 1) {
+  return static_cast<size_t>(objects) * LedgerCombine::heap_bytes_for(make_config(c), c.problem.world, kBackend);
+}
+
+/// One rank's object, inputs of one repetition in device memory, and what came out.
+struct LedgerStation {
+  LedgerStation(Station& s, const LedgerCase& c, int repetition = 0)
+      : me(s), data(c, s.rank(), repetition), y(data.y()), bytes(data.out().size()) {
+    y.data = s.upload(y.data, static_cast<size_t>(y.rows * y.cols) * 2);
+    probs = static_cast<const float*>(s.upload(data.probs(), data.probs_bytes()));
+    out = s.upload(data.out().data(), bytes);
+  }
+  LedgerCombineOptions options(int stream = 0) const { return {me.stream(stream), 2}; }
+  void combine(LedgerCombine& ledger, const PreparedLedger& prepared, int stream = 0) {
+    ledger.combine(y, probs, prepared, out, options(stream));
+  }
+  /// After all ranks are idle.
+  void check() {
+    if (bytes > 0) me.read(data.out().data(), out, bytes);
+    data.check_out(me.f);
+    std::fill(data.out().begin(), data.out().end(), std::byte{0xEE});
+  }
+
+  Station& me;
+  LedgerRankData data;
+  switchyard::ConstRows y;
+  const float* probs = nullptr;
+  void* out = nullptr;
+  size_t bytes;
+};
+
+TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
+  for (const int world : {2, 4}) {
+    const auto c = gpu_case(world);
+    switchyard::NormalConfig normal;
+    normal.hidden = c->scenario.hidden;
+    normal.num_experts = c->problem.experts;
+    normal.topk = c->problem.topk;
+    normal.max_tokens = c->problem.max_tokens;
+    normal.layout = Layout::expert_major;
+    normal.expert_alignment = c->problem.alignment;
+    on_gpus(world, heap_of(*c) + heap_for(normal, world), [&](Station& me) {
+      NormalExchange exchange(me.group, normal);
+      LedgerCombine ledger(me.group, make_config(*c));
+      LedgerStation mine(me, *c);
+      const std::vector<int64_t>& ids = c->problem.ids[static_cast<size_t>(me.rank())];
+      const int64_t tokens = c->problem.tokens(me.rank());
+      const auto* device_ids = static_cast<const int64_t*>(me.upload(ids.data(), ids.size() * 8));
+      const void* x = me.upload(mine.data.out().data(), mine.bytes);
+      std::byte* by_handle = me.room(mine.bytes);
+      me.meet();
+      DispatchOptions o;
+      o.stream = me.stream();
+      o.num_sms = 2;
+      const Dispatched d = exchange.dispatch({x, tokens, normal.hidden, DType::bf16},
+                                             switchyard::ExpertIds::of(device_ids, tokens, normal.topk), mine.probs, o);
+      CombineOptions by_route;
+      by_route.order = CombineOrder::per_route;
+      by_route.stream = o.stream;
+      by_route.num_sms = 2;
+      switchyard::ConstRows y = mine.y;
+      y.rows = d.x.rows;  // worst-case size: more is allocated than the experts wrote
+      std::byte* roomy = me.room(static_cast<size_t>(y.rows * y.cols) * 2);
+      must(cudaMemcpyAsync(roomy, mine.y.data, static_cast<size_t>(mine.y.rows * y.cols) * 2, cudaMemcpyDeviceToDevice,
+                           me.stream()),
+           "cudaMemcpyAsync");
+      y.data = roomy;
+      exchange.combine(y, d.handle, by_handle, by_route);
+      me.meet();
+      const LedgerTables tables = d.handle.ledger(), golden = golden_tables(*c, me.rank());
+      me.f.equal_range(golden.expanded_row_idx, tables.expanded_row_idx, "expanded_row_idx");
+      me.f.equal_range(golden.cumsum_per_expert, tables.cumsum_per_expert, "cumsum_per_expert");
+      const PreparedLedger prepared = ledger.prepare(tables);
+      me.meet();
+      mine.combine(ledger, prepared);
+      me.meet();
+      std::vector<std::byte> host(mine.bytes);
+      if (mine.bytes > 0) me.read(host.data(), by_handle, host.size());
+      mine.check();
+      if (mine.bytes > 0) me.read(mine.data.out().data(), mine.out, mine.bytes);
+      me.f.check(host == mine.data.out(), "combine by the ledger and by the handle differ");
+      me.meet();
+    });
+  }
+}
+
+/// Graphs of one, two and three calls, replayed with a call outside between them: nothing per call comes from the host.
+TEST(GpuLedger, GraphsAreReplayed) {
+  const auto a = gpu_case(2, 5), b = gpu_case(2, 6);
+  on_gpus(2, heap_of(*a), [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*a));
+    LedgerStation one(me, *a), two(me, *b);
+    PreparedLedger first = ledger.prepare(one.data.tables()), second = ledger.prepare(two.data.tables());
+    me.meet();
+    for (int calls = 1; calls <= 3; ++calls) {
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      for (int i = 0; i < calls; ++i) i % 2 == 0 ? one.combine(ledger, first) : two.combine(ledger, second);
+      must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+      must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+      if (calls == 3) first = second = PreparedLedger();  // the graph keeps them
+      for (int replay = 0; replay < 100; ++replay) must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+      me.meet();
+      me.f.set_context("graph of " + std::to_string(calls));
+      one.check();
+      if (calls > 1) two.check();
+      if (calls < 3) {
+        must(cudaMemsetAsync(one.out, 0xEE, one.bytes, me.stream()), "cudaMemsetAsync");
+        one.combine(ledger, first);
+        me.meet();
+        one.check();
+      }
+      must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+      must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+      me.meet();
+    }
+  });
+}
+
+/// The stream changes from call to call, with the rows of the next call written behind the one before.
+TEST(GpuLedger, StreamsInTurn) {
+  const auto c = gpu_case(2);
+  on_gpus(2, heap_of(*c), [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*c));
+    LedgerStation mine(me, *c);
+    const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+    me.meet();
+    for (int i = 0; i < 60; ++i) mine.combine(ledger, prepared, i);
+    me.meet();
+    mine.check();
+    me.meet();
+  });
+}
+
+TEST(GpuLedger, PlacesForLedgersAreBounded) {
+  const auto c = gpu_case(2);
+  on_gpus(2, heap_of(*c), [&](Station& me) {
+    switchyard::LedgerConfig config = make_config(*c);
+    config.max_ledgers = 2;
+    LedgerCombine ledger(me.group, config);
+    LedgerStation mine(me, *c);
+    PreparedLedger first = ledger.prepare(mine.data.tables());
+    const PreparedLedger second = ledger.prepare(mine.data.tables());
+    const Outcome o = outcome_of([&] { (void)ledger.prepare(mine.data.tables()); });
+    me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), o.text);
+    me.meet();
+    for (int i = 0; i < 20; ++i) {  // a place is used again only when the calls with its last ledger are over
+      mine.combine(ledger, first);
+      first = PreparedLedger();
+      me.meet();
+      first = ledger.prepare(mine.data.tables());
+      me.meet();
+    }
+    mine.combine(ledger, second);
+    me.meet();
+    mine.check();
+    me.meet();
+  });
+}
+
+TEST(GpuLedger, HostMemoryIsRefused) {
+  const auto c = gpu_case(2);
+  on_gpus(2, heap_of(*c), 60s, [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*c));
+    LedgerStation mine(me, *c);
+    const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+    me.meet();
+    if (me.rank() == 1) mine.y.data = mine.data.y().data;
+    const Outcome o = outcome_of([&] {
+      mine.combine(ledger, prepared);
+      me.synchronize();
+      mine.combine(ledger, prepared);
+    });
+    if (me.rank() == 1) {
+      me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(o.code), o.text);
+      me.f.check(o.text.find("expert_output.data is host memory") != std::string::npos, o.text);
+    } else {
+      me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), o.text);
+    }
+  });
+}
+
+TEST(GpuLedger, RanksWithOtherLedgersFindOut) {
+  const auto a = gpu_case(2, 3), b = gpu_case(2, 4);
+  on_gpus(2, heap_of(*a), 60s, [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*a));
+    LedgerStation mine(me, me.rank() == 0 ? *a : *b);
+    const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+    me.meet();
+    const Outcome o = outcome_of([&] {
+      mine.combine(ledger, prepared);
+      me.synchronize();
+      me.group.check();
+    });
+    const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::mismatch;
+    me.f.check(o.code == ErrorCode::mismatch || told, "ended with " + o.text);
+  });
+}
+
+TEST(GpuLedger, SilentRankIsReported) {
+  const auto c = gpu_case(2);
+  on_gpus(2, heap_of(*c), 500ms, [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*c));
+    LedgerStation mine(me, *c);
+    const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+    me.meet();
+    if (me.rank() == 0) {
+      mine.combine(ledger, prepared);
+      me.synchronize();
+      const Outcome o = outcome_of([&] { mine.combine(ledger, prepared); });
+      me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), o.text);
+      me.f.equal(1, o.report.awaited_rank, "awaited rank");
+      me.f.equal(std::string("ledger_rows"), std::string(o.report.site), "site");
+      me.f.equal(std::string("ledger combine"), std::string(o.report.operation), "operation");
+    }
+    me.gather();
+  });
+}
+
+}  // namespace
+}  // namespace harness
