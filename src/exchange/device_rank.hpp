@@ -32,6 +32,10 @@ class DeviceRank {
                                         std::shared_ptr<void>& mapping) = 0;
   /// A copy for kernels, until the slot gets another. `distances` has an entry per rank.
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
+  /// Kernels launched from now on record, up to `capacity` spans for each of blocks * warps tracks.
+  virtual void start_trace(int blocks, int warps, size_t capacity) = 0;
+  /// Waits for the GPU and brings what was recorded. Nothing if tracing was off.
+  virtual void stop_trace(Tracer& tracer) = 0;
   virtual std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) = 0;
   virtual std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) = 0;
   virtual std::unique_ptr<LedgerImpl> make_ledger(Group& group, const LedgerConfig& config) = 0;

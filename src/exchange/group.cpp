@@ -235,17 +235,21 @@ void Group::check() const {
 void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }
 
 void Group::set_trace(Trace* trace) {
-  if (!trace) {
-    impl_->tracer = nullptr;
-    return;
+  if (impl_->device && impl_->tracer) impl_->device->stop_trace(*impl_->tracer);
+  impl_->tracer = nullptr;
+  if (!trace) return;
+  const TraceOptions& o = trace->options();
+  if (trace->world() != size())
+    throw Error(ErrorCode::invalid_argument,
+                "trace: made for " + std::to_string(trace->world()) + " ranks, the group has " + std::to_string(size()));
+  if (impl_->device) {
+    impl_->device->start_trace(o.num_blocks, o.num_warps, o.events_per_track);
+  } else if (o.num_blocks != impl_->options.num_blocks || o.num_warps != impl_->options.num_warps) {
+    throw Error(ErrorCode::invalid_argument, "trace: made for ranks of " + std::to_string(o.num_blocks) + " x " +
+                                                 std::to_string(o.num_warps) + " workers, the group has " +
+                                                 std::to_string(impl_->options.num_blocks) + " x " +
+                                                 std::to_string(impl_->options.num_warps));
   }
-  if (trace->world() != size() || trace->options().num_blocks != impl_->options.num_blocks ||
-      trace->options().num_warps != impl_->options.num_warps)
-    throw Error(ErrorCode::invalid_argument, "trace: made for " + std::to_string(trace->world()) + " ranks of " +
-                                                 std::to_string(trace->options().num_blocks) + " x " +
-                                                 std::to_string(trace->options().num_warps) + " workers, the group has " +
-                                                 std::to_string(size()) + " of " + std::to_string(impl_->options.num_blocks) +
-                                                 " x " + std::to_string(impl_->options.num_warps));
   impl_->tracer = trace->tracer(rank());
 }
 

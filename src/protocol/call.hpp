@@ -6,6 +6,7 @@
 
 #include "arch/ops.hpp"
 #include "layout/heap_view.hpp"
+#include "trace/device_trace.hpp"
 #include "trace/tracer.hpp"
 
 namespace switchyard::detail {
@@ -59,6 +60,7 @@ struct CallContext {
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
   Tracer* tracer = nullptr;          ///< null when tracing is off
+  DeviceTrace device_trace;          ///< the same on a GPU
   uint64_t registered = 0;           ///< bit s: this rank reaches all ranks' memory in registration slot s
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
@@ -71,30 +73,40 @@ template <class A>
 class WarpSpan {
  public:
   SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) {
-    if constexpr (requires { A::kHostTracing; }) begin(w, call, event, arg);
+    if constexpr (kTraces) {
+      if constexpr (requires { A::kHostTracing; })
+        if (!call.tracer) return;
+      w_ = &w;
+      call_ = &call;
+      event_ = event;
+      arg_ = arg;
+      begin_ = now();
+    }
   }
   SWITCHYARD_FN ~WarpSpan() {
     if constexpr (requires { A::kHostTracing; })
-      if (tracer_) tracer_->span(track_, event_, begin_ns_, A::now_ns(), arg_);
+      if (w_) call_->tracer->span(w_->index(), event_, begin_, now(), arg_);
+    if constexpr (requires { A::kDeviceTracing; })
+      A::record(*w_, call_->device_trace, static_cast<uint16_t>(event_), begin_, now(), arg_);
   }
   WarpSpan(const WarpSpan&) = delete;
   WarpSpan& operator=(const WarpSpan&) = delete;
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
 
  private:
-  SWITCHYARD_FN void begin(typename A::Warp& w, const CallContext& call, Event event, int64_t arg) {
-    if (!call.tracer) return;
-    tracer_ = call.tracer;
-    track_ = w.index();
-    event_ = event;
-    arg_ = arg;
-    begin_ns_ = A::now_ns();
+  static constexpr bool kTraces = requires { A::kHostTracing; }
+  || requires { A::kDeviceTracing; };
+  SWITCHYARD_FN static uint64_t now() {
+    if constexpr (requires { A::kDeviceTracing; })
+      return A::ticks();
+    else
+      return A::now_ns();
   }
-  Tracer* tracer_ = nullptr;
-  int track_ = 0;
+  typename A::Warp* w_ = nullptr;
+  const CallContext* call_ = nullptr;
   Event event_{};
   int64_t arg_ = 0;
-  uint64_t begin_ns_ = 0;
+  uint64_t begin_ = 0;
 };
 
 }  // namespace switchyard::detail

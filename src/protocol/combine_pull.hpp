@@ -175,8 +175,8 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   if (prepares ? arrive_is_last<A>(w, p.outputs_done) : w.index() == 0)
     publish_placement<A>(w, call, p.control, p.place, Site::outputs, p.distances);
   {
-    const WarpSpan<A> span(w, call, Event::wait_outputs, -1);
-    if (!wait_placements<A>(w, call, p.control, Site::outputs)) return false;
+    WarpSpan<A> span(w, call, Event::wait_outputs, -1);
+    if (!wait_placements<A>(w, call, p.control, Site::outputs, &span)) return false;
   }
   if (all_agree(call, p.control, p.place.signature)) {
     WarpSpan<A> span(w, call, Event::pull_reduce);
@@ -190,8 +190,8 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   }
   call.moved[w.index()] = moved;
   if (w.index() != 0) return true;
-  const WarpSpan<A> span(w, call, Event::wait_pulled, -1);
-  return wait_placements<A>(w, call, p.control, Site::pulled);
+  WarpSpan<A> span(w, call, Event::wait_pulled, -1);
+  return wait_placements<A>(w, call, p.control, Site::pulled, &span);
 }
 
 }  // namespace switchyard::detail

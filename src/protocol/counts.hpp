@@ -59,10 +59,11 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
 
 /// Waits until all ranks have released `site` in this call.
 template <class A>
-SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
+SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
+                                   WarpSpan<A>* span = nullptr) {
   const uint64_t* mine[kMaxRanks];
   for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(control.flag(site, r));
-  return wait_all<A>(w, call, mine, call.world(), call.word(), site);
+  return wait_all<A>(w, call, mine, call.world(), call.word(), site, span);
 }
 
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.

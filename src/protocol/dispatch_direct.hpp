@@ -212,10 +212,10 @@ SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, in
 /// Waits until chunk c of all sources has come.
 template <class A>
 SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
-  const WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
+  WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
   const uint64_t* flags[kMaxRanks];
   for (int r = 0; r < p.call.world(); ++r) flags[r] = p.call.heap.local(p.control.rows_flag(r, c));
-  return wait_all<A>(w, p.call, flags, p.call.world(), p.call.word(), Site::rows);
+  return wait_all<A>(w, p.call, flags, p.call.world(), p.call.word(), Site::rows, &span);
 }
 
 /// Expert-major: places the repeated routes of chunk c of all sources. False after a fault.

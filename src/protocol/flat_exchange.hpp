@@ -31,6 +31,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
   bool here = false;
   if (!wait_message<A>(w, call, l, source, unit, here)) return false;
   if (!here) return true;
+  const WarpSpan<A> span(w, call, Event::return_rows, 1);
   const Message m = message_from<A>(w, call, l, source, unit);
   const int64_t t = unit / l.units_per_token();
   const PieceRange range = piece_range(p.d, piece);
@@ -67,13 +68,10 @@ SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const FlatParams& p) {
   if (w.index() == 0) enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
   send_pieces<A>(w, p.d, moved);
   if (!wait_entered<A>(w, call, p.d.layout, flat_kind(p))) return false;
-  {
-    const WarpSpan<A> span(w, call, Event::return_rows);
-    const bool ok = for_each_message<A>(w, call, p.d.layout, [&](int source, int64_t unit, int piece) {
-      return answer_piece<A>(w, p, source, unit, piece, moved);
-    });
-    if (!ok) return false;
-  }
+  const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int64_t unit, int piece) {
+    return answer_piece<A>(w, p, source, unit, piece, moved);
+  });
+  if (!answered) return false;
   call.moved[w.index()] = moved;
   return sum_pieces<A>(w, p.c, p.d.ids, p.d.tokens);
 }

@@ -39,8 +39,11 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
 /// Every warp: waits until all ranks have entered the same call.
 template <class A>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, uint64_t kind) {
+  WarpSpan<A> span(w, call, Event::wait_entered, -1);
   const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
-  if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; })) return false;
+  if (!wait_for<A>(
+          w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, &span))
+    return false;
   for (int r = 0; r < call.world(); ++r) {
     if (flag_value(*header(r)) >> kHeaderTokenBits == kind) continue;
     FaultRecord fault;

@@ -81,6 +81,7 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParam
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
     if (found.segment == experts) return;
+    const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const int piece = static_cast<int>(found.offset % l.pieces);
     const int64_t row = found.segment * l.rows_per_expert() + found.offset / l.pieces, from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
@@ -105,6 +106,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
     const int64_t t = found.offset / l.pieces;
     const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
+    const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     A::drain_sources(w);  // the sum before may still be on its way
     const ReduceSpec sum{w.scratch(), nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece)};
@@ -124,7 +126,6 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
 template <class A>
 SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const LowLatencyCombineParams& p) {
   if (w.index() == 0) enter_call<A>(w, p.call, p.layout, 0, p.kind());
-  const WarpSpan<A> span(w, p.call, Event::return_rows);
   MoveCounter moved;
   if (p.order == CombineOrder::per_route)
     return_rows<A>(w, p, moved);
@@ -139,6 +140,7 @@ SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombinePar
                                  uint64_t slots) {
   const LowLatencyLayout& l = p.layout;
   const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
+  WarpSpan<A> span(w, p.call, Event::wait_returned, -1);
   return wait_for<A>(
       w, p.call, n,
       [&](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
@@ -146,7 +148,7 @@ SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombinePar
                                                 : l.header(p.call.epoch, p.call.rank()));
       },
       p.call.word(), Site::returned,
-      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(ids(t * l.topk + s)); });
+      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(ids(t * l.topk + s)); }, &span);
 }
 
 /// One piece of one token.
@@ -171,6 +173,7 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
                                 })
                : A::lanes_where(w, l.topk, [&](int64_t k) { return id(k) >= 0 && first(static_cast<int>(k)) == k; });
   if (!wait_returned<A>(w, p, all_ids, t, piece, slots)) return false;
+  const WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
   const int64_t at = l.column(piece) * element;
   const ReduceSpec sum{p.out + t * p.row_bytes + at,         nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
                        l.column(piece + 1) - l.column(piece)};
@@ -190,7 +193,6 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
 /// This warp's share of the tokens' pieces. False: the fault is recorded.
 template <class A, class Ids>
 SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t tokens) {
-  const WarpSpan<A> span(w, p.call, Event::sum_returned);
   for (int64_t i = spread_index(w); i < tokens * p.layout.pieces; i += w.total())
     if (!sum_piece<A>(w, p, ids, i / p.layout.pieces, static_cast<int>(i % p.layout.pieces))) return false;
   A::settle(w);

@@ -143,6 +143,7 @@ template <class A>
 SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t unit, int piece,
                               MoveCounter& moved) {
   const LowLatencyLayout& l = p.layout;
+  const WarpSpan<A> span(w, p.call, Event::send_rows, 1);
   const int64_t t = unit / l.units_per_token();
   const int first_k = l.entries == 1 ? static_cast<int>(unit % l.units_per_token()) : 0;
   const int64_t f = t * l.topk + first_k;
@@ -184,7 +185,6 @@ SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const LowLatencyDispatch
 template <class A>
 SWITCHYARD_FN void send_pieces(typename A::Warp& w, const LowLatencyDispatchParams& p, MoveCounter& moved) {
   const LowLatencyLayout& l = p.layout;
-  const WarpSpan<A> span(w, p.call, Event::send_rows);
   const int64_t items = p.tokens * l.units_per_token() * l.pieces;
   for (int64_t i = spread_index(w); i < items; i += w.total())
     send_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces), moved);
@@ -231,19 +231,21 @@ template <class A, class Expert>
 SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int n,
                                       Expert&& expert) {
   const LowLatencyLayout& l = p.layout;
+  WarpSpan<A> span(w, p.call, Event::wait_expert_count, -1);
   return wait_for<A>(
       w, p.call, n * source,
       [&](int i) -> const uint64_t* {
         const int e = expert(i / source);
         return p.call.heap.local(e >= 0 ? l.expert_count(p.call.epoch, e, i % source) : l.header(p.call.epoch, i % source));
       },
-      p.call.word(), Site::expert_count, [&](int i) { return i % source; });
+      p.call.word(), Site::expert_count, [&](int i) { return i % source; }, &span);
 }
 
 /// Waits for all pieces of a message. On success `here` says whether it is for this rank.
 template <class A>
 SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
                                 int64_t unit, bool& here) {
+  const WarpSpan<A> span(w, call, Event::wait_piece, source);
   const auto flag = [&](int i) { return call.heap.local(l.piece(call.epoch, source, unit, i)); };
   const bool ok = wait_for<A>(w, call, l.pieces, flag, call.word(), Site::piece, [&](int) { return source; });
   here = ok && flag_value(*flag(0)) != 0;
@@ -302,6 +304,7 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
   const int first = l.map.first(p.call.rank());
   if (!wait_counts_before<A>(w, p, source, l.entries, [&](int j) { return mine >> j & 1 ? entries[j].expert - first : -1; }))
     return false;
+  const WarpSpan<A> span(w, p.call, Event::place_rows, 1);
   const auto row_of = [&](int j) {
     const int e = entries[j].expert - first;
     return e * l.rows_per_expert() + first_of_source(p, e, source) + entries[j].place();
@@ -364,7 +367,6 @@ SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const LowLatencyDisp
   const LowLatencyLayout& l = p.layout;
   if (!wait_entered<A>(w, p.call, l, dispatch_kind())) return false;
   {
-    const WarpSpan<A> span(w, p.call, Event::place_rows);
     const bool ok = for_each_message<A>(
         w, p.call, l, [&](int source, int64_t unit, int piece) { return place_piece<A>(w, p, source, unit, piece); });
     if (!ok) return false;

@@ -105,9 +105,10 @@ class WaitClock {
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
 /// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller returns without
 /// touching shared data.
+/// `span`, if given, is told the rank that was waited for last; nothing if no wait was needed.
 template <class A, class Flag, class Writer>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
-                            Writer&& writer) {
+                            Writer&& writer, WarpSpan<A>* span = nullptr) {
   int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
   if (missing < 0) return true;
   WaitClock<A> clock(call, writer(missing));
@@ -115,6 +116,7 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
     if (!clock.keep_waiting(w, call, site, flag(missing), expected)) return false;
     missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
     if (missing < 0) {
+      if (span) span->set_arg(clock.awaited());
       clock.charge(w, call, clock.awaited());
       return true;
     }
@@ -125,9 +127,9 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
 /// Waits for flags[i], written by rank i, for all i in [0, n).
 template <class A>
 SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
-                            uint64_t expected, Site site) {
+                            uint64_t expected, Site site, WarpSpan<A>* span = nullptr) {
   return wait_for<A>(
-      w, call, n, [&](int i) { return flags[i]; }, expected, site, [](int i) { return i; });
+      w, call, n, [&](int i) { return flags[i]; }, expected, site, [](int i) { return i; }, span);
 }
 
 /// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that

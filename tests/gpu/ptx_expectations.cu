@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One kernel per ordered op, for ptx_expectations.py, which compiles this file and reads the PTX. Never run.
-#include "arch/cuda/cuda_arch.cuh"
+#include "arch/cuda/cuda_traced.cuh"
+#include "protocol/call.hpp"
 
 using namespace switchyard::detail;
 
@@ -44,4 +45,24 @@ extern "C" __global__ void copy_then_drain(void* dst, const void* src) {
   CudaWarp w = make_warp();
   Cuda::copy(w, dst, src, 8192);
   Cuda::drain_sources(w);
+}
+
+namespace {
+
+template <class A>
+__device__ void spanned_copy(const CallContext& call, void* dst, const void* src) {
+  CudaWarp w = make_warp();
+  const KernelTrace<A> trace(w, call.device_trace);
+  const WarpSpan<A> span(w, call, Event::send_rows, 1);
+  A::copy(w, dst, src, 8192);
+  A::settle(w);
+}
+
+}  // namespace
+
+extern "C" __global__ void span_not_traced(const __grid_constant__ CallContext call, void* dst, const void* src) {
+  spanned_copy<Cuda>(call, dst, src);
+}
+extern "C" __global__ void span_traced(const __grid_constant__ CallContext call, void* dst, const void* src) {
+  spanned_copy<CudaTraced>(call, dst, src);
 }

@@ -26,6 +26,9 @@ EXPECTED = {
          r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_group 0", SYNC, r"st\.release\.sys\.global\.u64"], []),
     "copy_then_drain": ([r"cp\.async\.bulk\.global\.shared::cta", r"cp\.async\.bulk\.commit_group",
                          r"cp\.async\.bulk\.wait_group\.read 0", SYNC], []),
+    # Tracing: no code where it is off; where it is on, the clock before and after, and the anchor's timer.
+    "span_not_traced": ([r"cp\.async\.bulk\.wait_group 0"], [r"clock64", r"globaltimer", r"smid"]),
+    "span_traced": ([r"globaltimer", r"clock64", r"cp\.async\.bulk\.wait_group 0", r"clock64"], []),
 }
 
 

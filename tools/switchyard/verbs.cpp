@@ -210,6 +210,47 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
       "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n");
 }
 
+void declare_trace(CLI::App& app, VerbOptions& all) {
+  TraceVerbOptions& t = all.trace;
+  BenchOptions& o = t.run;
+  o.warmup = 3;
+  Options add(app);
+  add.group("What to trace: a dispatch and a combine");
+  add.choice("--mode", o.mode, kModes, "low_latency: layout and staging do not apply");
+  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: what every warp of the kernels did");
+  add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
+  add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
+  add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
+  add.choice("--staging", o.staging, kStaging, "How rows travel");
+  add.choice("--order", o.order, kOrders, "Order of combine's sum");
+  add.choice("--sending", o.sending, kOrders, "low_latency: a row crosses the link once per rank, or once per route");
+  add.automatic("--pieces", o.pieces, 1, 16, "low_latency: parts of a row that travel on their own");
+  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
+  add.group("Shape");
+  add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or one per GPU");
+  add.integer("--blocks", o.blocks, 1, 64, "CPU: workers of a rank = blocks x warps");
+  add.automatic("--warps", o.warps, 1, 256, "See --blocks; auto: 1");
+  add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors of each call; auto: the library's default");
+  add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
+  add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
+  add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
+  add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
+  add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
+  add.group("How");
+  add.integer("--calls", t.calls, 1, 1 << 16, "Traced pairs of calls");
+  add.integer("--warmup", o.warmup, 0, 1 << 16, "Calls before them");
+  add.integer("--events", t.events, 16, 1 << 20, "Room for spans in each worker, 32 bytes each");
+  add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
+  add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
+  add.group("Output");
+  add.text("--out", t.out, "FILE", "Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
+  add.toggle("--json", t.json, "The summary as JSON on stdout");
+  app.footer("\n" + RoutingSource::help() +
+             "\nExamples:\n"
+             "  switchyard trace --tokens 64 --hidden 1024 --ranks 4\n"
+             "  switchyard trace --backend cuda --mode low_latency --quantize f32 --tokens 128 --out ll.json\n");
+}
+
 void declare_doctor(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.toggle("--json", all.doctor.json, "All findings as JSON on stdout");
@@ -223,6 +264,7 @@ int act_verify(const VerbOptions& options) {
   return options.verify_ledger.chosen ? run_verify_ledger(options.verify_ledger) : run_verify(options.verify);
 }
 int act_bench(const VerbOptions& options) { return run_bench(options.bench); }
+int act_trace(const VerbOptions& options) { return run_trace(options.trace); }
 int act_doctor(const VerbOptions& options) { return run_doctor(options.doctor); }
 
 }  // namespace switchyard::tool

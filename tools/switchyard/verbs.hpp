@@ -7,6 +7,7 @@
 #include "bench.hpp"
 #include "demo.hpp"
 #include "doctor.hpp"
+#include "trace_verb.hpp"
 #include "verify.hpp"
 #include "verify_ledger.hpp"
 
@@ -17,18 +18,21 @@ struct VerbOptions {
   VerifyOptions verify;
   LedgerVerifyOptions verify_ledger;
   BenchOptions bench;
+  TraceVerbOptions trace;
   DoctorOptions doctor;
 };
 
 void declare_demo(CLI::App& app, VerbOptions& options);
 void declare_verify(CLI::App& app, VerbOptions& options);
 void declare_bench(CLI::App& app, VerbOptions& options);
+void declare_trace(CLI::App& app, VerbOptions& options);
 void declare_doctor(CLI::App& app, VerbOptions& options);
 
 /// \returns the exit status
 int act_demo(const VerbOptions& options);
 int act_verify(const VerbOptions& options);
 int act_bench(const VerbOptions& options);
+int act_trace(const VerbOptions& options);
 int act_doctor(const VerbOptions& options);
 
 }  // namespace switchyard::tool

@@ -4,6 +4,7 @@
 // Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
 // for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
 // time: the launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 #include "protocol/combine_ring.hpp"
@@ -21,6 +22,7 @@ __device__ void complete(CombineParams& c, const TablesHeader& header, const flo
   if (!header.any_weights && c.weights == handle_weights) c.weights = nullptr;
 }
 
+template <class A>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -29,15 +31,17 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   copy_to_shared(given, p);
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
+  const KernelTrace<A> trace(w, p.c.call.device_trace);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
-  if (!combine_pull<Cuda>(w, p.c)) return Cuda::settle(w);
+  if (!combine_pull<A>(w, p.c)) return Cuda::settle(w);
   (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
   Cuda::settle(w);
   if (w.index() == 0) end_call(given.state, p.c.call.epoch);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     ring_combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ RingParts ring,
                         const __grid_constant__ CudaShape shape) {
@@ -47,6 +51,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   copy_to_shared(given.c, p.c);
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
+  const KernelTrace<A> trace(w, p.c.call.device_trace);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) {
     complete(p.c, header, given.handle_weights);
@@ -59,13 +64,21 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   }
   __syncthreads();
   const CallContext& call = p.c.call;
-  if (w.index() == 0) publish_placement<Cuda>(w, call, p.c.control, p.c.place, Site::outputs);
-  if (!wait_placements<Cuda>(w, call, p.c.control, Site::outputs)) return Cuda::settle(w);
+  if (w.index() == 0) publish_placement<A>(w, call, p.c.control, p.c.place, Site::outputs);
+  if (!wait_placements<A>(w, call, p.c.control, Site::outputs)) return Cuda::settle(w);
   // A dispatch that moved nothing, on all ranks alike, has left no records to go by.
   const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature, given.soft) && header.moved != 0;
-  const bool ok = !moves || combine_ring_kernel<Cuda>(w, p);
+  const bool ok = !moves || combine_ring_kernel<A>(w, p);
   Cuda::settle(w);
   if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_call(given.state, call.epoch);
+}
+
+// The kernels that record, if the call is traced.
+auto kernel_for(const CudaCombineParams& p) {
+  return p.c.call.device_trace.records != nullptr ? combine_kernel<CudaTraced> : combine_kernel<Cuda>;
+}
+auto ring_kernel_for(const CudaCombineParams& p) {
+  return p.c.call.device_trace.records != nullptr ? ring_combine_kernel<CudaTraced> : ring_combine_kernel<Cuda>;
 }
 
 constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md
@@ -73,8 +86,11 @@ constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of regis
 }  // namespace
 
 void prepare_combine_kernel(const DeviceLimits& limits) {
-  allow_shared(combine_kernel, static_cast<int>(kShape.shared_bytes()));
-  allow_shared(ring_combine_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024);
+  const int ring = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
+  allow_shared(combine_kernel<Cuda>, static_cast<int>(kShape.shared_bytes()));
+  allow_shared(combine_kernel<CudaTraced>, static_cast<int>(kShape.shared_bytes()));
+  allow_shared(ring_combine_kernel<Cuda>, ring);
+  allow_shared(ring_combine_kernel<CudaTraced>, ring);
 }
 
 void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
@@ -82,19 +98,19 @@ void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits,
   p.c.call = call;
   p.state = state;
   const CudaShape ring_shape{kMoveWarps, 0, 0, 0};
-  launch_kernel(combine_kernel, limits.multiprocessors, kShape, false, stream, "combine kernel", p, kShape);
-  launch_kernel(ring_combine_kernel, limits.multiprocessors, ring_shape, false, stream, "combine kernel", p, RingParts{},
+  launch_kernel(kernel_for(p), limits.multiprocessors, kShape, false, stream, "combine kernel", p, kShape);
+  launch_kernel(ring_kernel_for(p), limits.multiprocessors, ring_shape, false, stream, "combine kernel", p, RingParts{},
                 ring_shape);
 }
 
 void launch_combine(const CudaCombineParams& p, int blocks, cudaStream_t stream) {
-  launch_kernel(combine_kernel, blocks, kShape, false, stream, "combine kernel", p, kShape);
+  launch_kernel(kernel_for(p), blocks, kShape, false, stream, "combine kernel", p, kShape);
 }
 
 void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          cudaStream_t stream) {
   const CudaShape shape = move_shape(kMoveWarps, p.c.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
-  launch_kernel(ring_combine_kernel, blocks, shape, false, stream, "combine kernel", p, ring, shape);
+  launch_kernel(ring_kernel_for(p), blocks, shape, false, stream, "combine kernel", p, ring, shape);
 }
 
 }  // namespace switchyard::detail

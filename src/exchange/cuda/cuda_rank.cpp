@@ -20,7 +20,7 @@ namespace switchyard::detail {
 namespace {
 
 constexpr size_t kControlBytes = size_t{64} << 10;
-constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512;
+constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024;
 constexpr size_t kClaimsAt = 0, kFailedAt = 128, kDistancesAt = 256;
 
 }  // namespace
@@ -91,6 +91,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   host_abort_device_ = reinterpret_cast<uint64_t*>(host);
   fault_device_ = reinterpret_cast<FaultRecord*>(host + kFaultAt);
   soft_device_ = reinterpret_cast<SoftFault*>(host + kSoftFaultAt);
+  mailbox_ = {control_ + kMailboxAt, host + kMailboxAt};
   const auto warps = static_cast<size_t>(max_warps()), world = static_cast<size_t>(heap_.view().world);
   const size_t waits_at = kDistancesAt + Group::kMaxRegistered * world * sizeof(uint64_t),
                moved_at = waits_at + warps * world * sizeof(WaitCounter);
@@ -109,6 +110,11 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   ended.abort_word = counters_.as<uint64_t>(kFailedAt);
   DeviceMemory state(sizeof(ObjectState), copies_);
   warm_up_plan_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
+  warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
+  warm_up_ledger_kernel(ended, limits_, state.as<EpochState>(), copies_);
+  ended.device_trace.records = counters_.as<DeviceRecord>();  // the kernels that record; they end before they do
   warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
@@ -141,6 +147,7 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
   call.waits = waits_;
   call.moved = moved_;
+  call.device_trace = tracing_.trace();
   return call;
 }
 
@@ -161,6 +168,15 @@ void CudaRank::raise_soft_fault(const char* context) {
   else
     text += std::string(" had no room for its rows (") + to_string(code) + ")";
   throw Error(code, text + "; nothing was moved and the group can be used");
+}
+
+void CudaRank::start_trace(int blocks, int warps, size_t capacity) {
+  const DeviceGuard guard(device());
+  tracing_.start(blocks, warps, capacity, copies_);
+}
+void CudaRank::stop_trace(Tracer& tracer) {
+  const DeviceGuard guard(device());
+  tracing_.stop(tracer, mailbox_, copies_);
 }
 
 template <class T>

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/cuda/device_tracing.hpp"
 #include "exchange/cuda/launch.hpp"
 #include "exchange/device_rank.hpp"
 #include "heap/cuda/cuda_heap.hpp"
@@ -21,27 +22,6 @@ namespace switchyard::detail {
 /// that waits for it (ranks of one process on one GPU).
 cudaStream_t take_stream(int device);
 void give_stream(int device, cudaStream_t stream) noexcept;
-
-/// Memory of cudaMalloc on the device that is current when it is made; zero.
-class DeviceMemory {
- public:
-  DeviceMemory() = default;
-  /// Waits for `stream`, on which it writes the zeros.
-  DeviceMemory(size_t bytes, cudaStream_t stream);
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~DeviceMemory();
-  template <class T>
-  T* as(size_t offset = 0) const {
-    return reinterpret_cast<T*>(data_ + offset);
-  }
-
- private:
-  std::byte* data_ = nullptr;
-};
 
 class CudaRank final : public DeviceRank {
  public:
@@ -70,6 +50,8 @@ class CudaRank final : public DeviceRank {
   /// `num_sms` is 0 or a grid whose blocks can all run at once.
   void check_pointer(const char* name, const void* p, size_t alignment) const;
   void check_sms(const char* name, int num_sms) const;
+  void start_trace(int blocks, int warps, size_t capacity) override;
+  void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
   std::vector<MoveCounter> move_counters() const;
   /// Expires with this object.
@@ -96,6 +78,8 @@ class CudaRank final : public DeviceRank {
   WaitCounter* waits_ = nullptr;
   MoveCounter* moved_ = nullptr;
   cudaStream_t copies_ = nullptr;
+  DeviceTracing tracing_;
+  ClockMailbox mailbox_;
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
   std::atomic<bool> captured_ = false;
 };

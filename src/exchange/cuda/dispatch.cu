@@ -6,6 +6,7 @@
 // the same time. Through rings a warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the
 // launcher gives each a multiprocessor that no other rank uses. Every warp polls all its streams in turn, and stops at the
 // deadline. Other kernels may delay a block, as long as they end.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 #include "protocol/dispatch_ring.hpp"
@@ -39,6 +40,7 @@ __device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows
     for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -48,19 +50,20 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   wait_for_previous();
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
+  const KernelTrace<A> trace(w, p.d.call.device_trace);
   const CallContext& call = p.d.call;
-  if (p.offers_place && w.index() == 0) publish_placement<Cuda>(w, call, p.d.control, p.place, Site::placement);
+  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place, Site::placement);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
   __syncthreads();
   bool moves = header.status == 0;
   if (moves) {
-    if (!wait_placements<Cuda>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
     moves = placements_agree(w, call, p.d.control, p.signature, p.soft);
   }
   if (moves) {
     fill_rest(w, p, header.rows, header.num_records);
-    const bool ok = dispatch_direct<Cuda>(w, p.d);
+    const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     if (ok && w.index() == 0) {
       if (p.received.records != nullptr && threadIdx.x == 0) given.header->moved = 1;
@@ -71,6 +74,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   }
 }
 
+template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     ring_dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ RingParts ring,
                          const __grid_constant__ CudaShape shape) {
@@ -87,25 +91,34 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   wait_for_previous();
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
+  const KernelTrace<A> trace(w, p.d.call.device_trace);
   const CallContext& call = p.d.call;
-  if (given.offers_place && w.index() == 0) publish_placement<Cuda>(w, call, p.d.control, given.place, Site::placement);
+  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, given.place, Site::placement);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
   __syncthreads();
   bool moves = header.status == 0;
   if (moves) {
-    if (!wait_placements<Cuda>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
     moves = placements_agree(w, call, p.d.control, given.signature, given.soft);
   }
   if (moves) {
     fill_rest(w, given, header.rows, header.num_records);
-    const bool ok = dispatch_ring<Cuda>(w, p);
+    const bool ok = dispatch_ring<A>(w, p);
     Cuda::settle(w);
     if (!ok) return;
   }
   if (!arrive_is_last<Cuda>(w, &given.state->exits)) return;
   if (moves && given.received.records != nullptr && threadIdx.x % kLanes == 0) given.header->moved = 1;
   end_call(given.state, call.epoch);
+}
+
+// The kernels that record, if the call is traced.
+auto kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? dispatch_kernel<CudaTraced> : dispatch_kernel<Cuda>;
+}
+auto ring_kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? ring_dispatch_kernel<CudaTraced> : ring_dispatch_kernel<Cuda>;
 }
 
 uint32_t scratch_bytes(const DispatchParams& d) {
@@ -116,9 +129,12 @@ uint32_t scratch_bytes(const DispatchParams& d) {
 }  // namespace
 
 void prepare_dispatch_kernel(const DeviceLimits& limits) {
-  allow_shared(dispatch_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024);
-  allow_shared(ring_dispatch_kernel,
-               static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingDispatchParams)) - 1024);
+  const int direct = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024;
+  const int ring = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingDispatchParams)) - 1024;
+  allow_shared(dispatch_kernel<Cuda>, direct);
+  allow_shared(dispatch_kernel<CudaTraced>, direct);
+  allow_shared(ring_dispatch_kernel<Cuda>, ring);
+  allow_shared(ring_dispatch_kernel<CudaTraced>, ring);
 }
 
 void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
@@ -126,22 +142,22 @@ void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits
   p.d.call = call;
   p.state = state;
   const CudaShape shape{kMoveWarps, 0, 0, 0};
-  launch_kernel(dispatch_kernel, limits.multiprocessors, shape, false, stream, "dispatch kernel", p, shape);
-  launch_kernel(ring_dispatch_kernel, limits.multiprocessors, shape, false, stream, "dispatch kernel", p, RingParts{}, shape);
+  launch_kernel(kernel_for(p), limits.multiprocessors, shape, false, stream, "dispatch kernel", p, shape);
+  launch_kernel(ring_kernel_for(p), limits.multiprocessors, shape, false, stream, "dispatch kernel", p, RingParts{}, shape);
 }
 
 void launch_dispatch(const CudaDispatchParams& p, bool after_plan, int blocks, const DeviceLimits& limits,
                      cudaStream_t stream) {
   const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes);
-  launch_kernel(dispatch_kernel, blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p, shape);
+  launch_kernel(kernel_for(p), blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p, shape);
 }
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, cudaStream_t stream) {
   // Rows are quantised into the ring: no scratch.
   const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
-  launch_kernel(ring_dispatch_kernel, blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p,
-                ring, shape);
+  launch_kernel(ring_kernel_for(p), blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p, ring,
+                shape);
 }
 
 }  // namespace switchyard::detail

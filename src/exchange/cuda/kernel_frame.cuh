@@ -29,6 +29,21 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
+/// One thread: if the group has failed, which `abort` says, and no other block did it before, tells the host what ended this
+/// call.
+__device__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
+  if (abort == 0 || given.operation == Operation::none) return;
+  if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
+  FaultRecord fault;
+  fault.operation = given.operation;
+  fault.aborted = true;
+  fault.seen_abort = abort;
+  fault.epoch = epoch;
+  fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
+  *given.fault = fault;
+  ptx::store_release<Scope::system>(&given.fault->ready, 1);
+}
+
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
 /// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
 __device__ inline bool begin_block(const CallContext& given, const ObjectState* state, CallContext& call) {
@@ -39,16 +54,7 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
   }
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) call.epoch = epoch;
-  if (abort != 0 && given.operation != Operation::none && ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) == 0) {
-    FaultRecord fault;
-    fault.operation = given.operation;
-    fault.aborted = true;
-    fault.seen_abort = abort;
-    fault.epoch = epoch;
-    fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
-    *given.fault = fault;
-    ptx::store_release<Scope::system>(&given.fault->ready, 1);
-  }
+  if (threadIdx.x == 0) report_abort(given, abort, epoch);
   __syncthreads();
   return !failed;
 }
@@ -65,16 +71,7 @@ __device__ inline bool begin_block(const CallContext& given, EpochState* state, 
       state->readers = 0;
       state->epoch = epoch;
     }
-    if (abort != 0 && given.operation != Operation::none && ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) == 0) {
-      FaultRecord fault;
-      fault.operation = given.operation;
-      fault.aborted = true;
-      fault.seen_abort = abort;
-      fault.epoch = epoch;
-      fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
-      *given.fault = fault;
-      ptx::store_release<Scope::system>(&given.fault->ready, 1);
-    }
+    report_abort(given, abort, epoch);
   }
   return !__syncthreads_or(abort != 0);
 }

@@ -4,6 +4,7 @@
 // Progress: a warp returns its share of the rows before it waits, and waits for other ranks' returns only. All blocks must be
 // able to run at the same time, because a block that has not begun has returned nothing: the launcher keeps the grid to one
 // block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/ledger_launch.hpp"
 
@@ -11,6 +12,7 @@ namespace switchyard::detail {
 
 namespace {
 
+template <class A>
 __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
     ledger_kernel(const __grid_constant__ CudaLedgerParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -20,7 +22,8 @@ __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
   __syncthreads();
   if (!begin_block(given.l.call, given.state, true, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  (void)ledger_combine<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.call.device_trace);
+  (void)ledger_combine<A>(w, p);
   Cuda::settle(w);
 }
 
@@ -34,7 +37,9 @@ CudaShape ledger_shape(int64_t row_bytes, const DeviceLimits& limits) {
 }  // namespace
 
 void prepare_ledger_kernel(const DeviceLimits& limits) {
-  allow_shared(ledger_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(LedgerParams)) - 1024);
+  const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(LedgerParams)) - 1024;
+  allow_shared(ledger_kernel<Cuda>, most);
+  allow_shared(ledger_kernel<CudaTraced>, most);
 }
 
 void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream) {
@@ -46,8 +51,9 @@ void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, 
 
 void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
   const CudaShape shape = ledger_shape(p.l.row_bytes, limits);
-  ledger_kernel<<<blocks, kLedgerWarps * kLanes, shape.shared_bytes(), stream>>>(p, shape);
-  check_cuda(cudaGetLastError(), "ledger kernel");
+  const bool traced = p.l.call.device_trace.records != nullptr;
+  launch_kernel(traced ? ledger_kernel<CudaTraced> : ledger_kernel<Cuda>, blocks, shape, false, stream, "ledger kernel", p,
+                shape);
 }
 
 }  // namespace switchyard::detail

@@ -4,6 +4,7 @@
 // Progress: all warps of a rank send before they wait, and wait for remote sends only. All blocks of a launch that receives
 // must be able to run at the same time, because a block that has not begun has not sent: the launcher keeps the grid to one
 // block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/low_latency_launch.hpp"
 
@@ -20,6 +21,7 @@ __device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
+template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch given, const __grid_constant__ CudaShape shape,
                                 const LaunchedHalves halves) {
@@ -34,11 +36,13 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   if (threadIdx.x == 0) p.tokens = tokens_now(given.d.tokens, given.device_tokens);
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
-  if (halves.send) low_latency_send<Cuda>(w, p);
-  if (halves.receive) (void)low_latency_receive<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.call.device_trace);
+  if (halves.send) low_latency_send<A>(w, p);
+  if (halves.receive) (void)low_latency_receive<A>(w, p);
   Cuda::settle(w);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_combine_kernel(const __grid_constant__ CudaLowLatencyCombine given, const __grid_constant__ CudaShape shape,
                                const LaunchedHalves halves) {
@@ -51,11 +55,13 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   wait_for_previous();
   if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  if (halves.send) low_latency_return<Cuda>(w, p);
-  if (halves.receive) (void)low_latency_sum<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.call.device_trace);
+  if (halves.send) low_latency_return<A>(w, p);
+  if (halves.receive) (void)low_latency_sum<A>(w, p);
   Cuda::settle(w);
 }
 
+template <class A>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     flat_kernel(const __grid_constant__ CudaFlat given, const __grid_constant__ CudaShape shape, const LaunchedHalves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -72,29 +78,13 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   }
   __syncthreads();
   CudaWarp w(dynamic_shared, shape);
-  (void)flat_exchange<Cuda>(w, p);
+  const KernelTrace<A> trace(w, p.d.call.device_trace);
+  (void)flat_exchange<A>(w, p);
   Cuda::settle(w);
 }
 
 CudaShape shape_of(int64_t scratch_bytes) {
   return {kLowLatencyWarps, 1, kStageBytes, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
-}
-
-/// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
-template <class Kernel, class Params>
-void launch(const char* name, Kernel kernel, const Params& params, const CudaShape& shape, LaunchedHalves halves, int blocks,
-            const DeviceLimits& limits, cudaStream_t stream) {
-  cudaLaunchAttribute dependent{};
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kLowLatencyWarps * kLanes);
-  config.dynamicSmemBytes = shape.shared_bytes();
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = limits.dependent_launches ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, params, shape, halves), name);
 }
 
 }  // namespace
@@ -107,9 +97,12 @@ int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
 void prepare_low_latency_kernels(const DeviceLimits& limits) {
   static_assert(sizeof(FlatParams) <= 3072 && sizeof(CudaFlat) <= 4096);
   const int most = static_cast<int>(shape_of(low_latency_scratch_limit(limits)).shared_bytes());
-  allow_shared(low_latency_dispatch_kernel, most);
-  allow_shared(low_latency_combine_kernel, most);
-  allow_shared(flat_kernel, most);
+  allow_shared(low_latency_dispatch_kernel<Cuda>, most);
+  allow_shared(low_latency_dispatch_kernel<CudaTraced>, most);
+  allow_shared(low_latency_combine_kernel<Cuda>, most);
+  allow_shared(low_latency_combine_kernel<CudaTraced>, most);
+  allow_shared(flat_kernel<Cuda>, most);
+  allow_shared(flat_kernel<CudaTraced>, most);
 }
 
 void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
@@ -128,20 +121,27 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
   launch_low_latency(f, {true, true}, 0, limits.multiprocessors, limits, stream);
 }
 
-void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+// Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
+void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  launch("low-latency dispatch kernel", low_latency_dispatch_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
-         stream);
+  const CudaShape shape = shape_of(scratch_bytes);
+  const bool traced = p.d.call.device_trace.records != nullptr;
+  launch_kernel(traced ? low_latency_dispatch_kernel<CudaTraced> : low_latency_dispatch_kernel<Cuda>, blocks, shape,
+                limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
 }
-void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
+void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  launch("low-latency combine kernel", low_latency_combine_kernel, params, shape_of(scratch_bytes), halves, blocks, limits,
-         stream);
+  const CudaShape shape = shape_of(scratch_bytes);
+  const bool traced = p.c.call.device_trace.records != nullptr;
+  launch_kernel(traced ? low_latency_combine_kernel<CudaTraced> : low_latency_combine_kernel<Cuda>, blocks, shape,
+                limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
 }
-
-void launch_low_latency(const CudaFlat& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream) {
-  launch("all-to-all kernel", flat_kernel, params, shape_of(scratch_bytes), halves, blocks, limits, stream);
+void launch_low_latency(const CudaFlat& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
+                        cudaStream_t stream) {
+  const CudaShape shape = shape_of(scratch_bytes);
+  const bool traced = p.f.d.call.device_trace.records != nullptr;
+  launch_kernel(traced ? flat_kernel<CudaTraced> : flat_kernel<Cuda>, blocks, shape, limits.dependent_launches, stream,
+                "all-to-all kernel", p, shape, halves);
 }
 
 }  // namespace switchyard::detail

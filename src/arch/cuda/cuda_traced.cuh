@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA arch with tracing: the same ops; WarpSpan records into device memory. Kernels are compiled for both, so that tracing
+// costs nothing where it is off.
+#pragma once
+
+#include "arch/cuda/cuda_arch.cuh"
+#include "trace/device_trace.hpp"
+
+namespace switchyard::detail {
+
+struct CudaTraced : Cuda {
+  static constexpr bool kDeviceTracing = true;
+
+  /// Cycles of this multiprocessor.
+  __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
+
+  __device__ static void record(Warp& w, const DeviceTrace& trace, uint16_t event, uint64_t begin, uint64_t end, int64_t arg) {
+    if (trace.records == nullptr || w.block() >= trace.blocks || w.warp() >= trace.warps) return;
+    if (threadIdx.x % kLanes == 0) {
+      const int64_t track = static_cast<int64_t>(w.block()) * trace.warps + w.warp();
+      const uint32_t n = trace.sizes[track]++;
+      if (n < trace.capacity)
+        trace.records[track * trace.capacity + n] = {begin, end, arg, event, static_cast<uint16_t>(multiprocessor()), 0};
+    }
+    __syncwarp();
+  }
+
+  /// Says when now is. One warp of each block, when a kernel begins and when it ends.
+  __device__ static void anchor(Warp& w, const DeviceTrace& trace) {
+    if (w.warp() == 0) record(w, trace, DeviceRecord::kAnchor, ticks(), ptx::global_timer(), 0);
+  }
+
+ private:
+  __device__ static uint32_t multiprocessor() {
+    uint32_t id;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+    return id;
+  }
+};
+
+static_assert(Arch<CudaTraced>);
+
+/// In a kernel of either arch: from construction to destruction its records have anchors.
+template <class A>
+class KernelTrace {
+ public:
+  __device__ KernelTrace(CudaWarp& w, const DeviceTrace& trace) : w_(w), trace_(trace) {
+    if constexpr (requires { A::kDeviceTracing; }) A::anchor(w_, trace_);
+  }
+  __device__ ~KernelTrace() {
+    if constexpr (requires { A::kDeviceTracing; }) A::anchor(w_, trace_);
+  }
+
+ private:
+  CudaWarp& w_;
+  const DeviceTrace& trace_;
+};
+
+}  // namespace switchyard::detail

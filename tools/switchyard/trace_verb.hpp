@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard trace`: a timeline of what every warp of every rank did in a few calls, and a summary of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench.hpp"
+
+namespace switchyard::tool {
+
+struct TraceVerbOptions {
+  BenchOptions run;  ///< what is run; its measuring options are not used
+  int64_t calls = 1;
+  int64_t events = 256;
+  std::string out = "switchyard-trace.json";
+  bool json = false;
+};
+
+/// \returns the exit status
+int run_trace(const TraceVerbOptions& options);
+
+}  // namespace switchyard::tool
