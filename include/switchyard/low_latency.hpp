@@ -149,7 +149,8 @@ class LowLatencyExchange {
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that scale their rows: rows go out, each
   /// expert's result goes back to its token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H]
-  /// of row_type, `out` likewise. Needs LowLatencyConfig::scales = none. A token without a route yields +0.
+  /// of row_type, `out` likewise, elsewhere. Needs LowLatencyConfig::scales = none. A token without a route yields +0. The same
+  /// bits as dispatch and combine with expert_scale. last_call() counts the rows of both ways.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const noexcept;

@@ -294,6 +294,9 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
       throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
     check_tokens(x, ids);
     if (!out && ids.tokens > 0) invalid("out is null");
+    const auto bytes = static_cast<uintptr_t>(ids.tokens * layout_.return_bytes);
+    const auto from = reinterpret_cast<uintptr_t>(x.data), to = reinterpret_cast<uintptr_t>(out);
+    if (from < to + bytes && to < from + bytes) invalid("out overlaps x.data: tokens are summed while others are still sent");
     check_sms("AllToAllOptions", o.num_sms);
     check_pointer("out", out, row_alignment(x.dtype));
     check_pointer("AllToAllOptions::weights", o.weights, 4);

@@ -56,6 +56,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
       call.word(), Site::returned);
   const auto answers = static_cast<uint64_t>(bits(A::lanes_where(w, l.entries, answered)));
   (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += answers * static_cast<uint64_t>(range.payload_bytes);
+  if (piece == 0) moved.rows += answers;
   return true;
 }
 

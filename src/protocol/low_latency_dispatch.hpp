@@ -79,8 +79,9 @@ SWITCHYARD_FN void send_entry(typename A::Warp& w, const LowLatencyDispatchParam
     int64_t first = begin;
     while (p.ids(first) != expert) ++first;
     // Tokens before this one that choose the expert: each counts once.
-    entry.index = static_cast<int32_t>(
-        A::count_where(w, begin, [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first(f / l.topk * l.topk, f); }));
+    if (p.with_places)
+      entry.index = static_cast<int32_t>(
+          A::count_where(w, begin, [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first(f / l.topk * l.topk, f); }));
     if (first != begin + k) entry.index |= LowLatencyEntry::kAlias;
     entry.k = static_cast<int32_t>(first - begin);
   }

@@ -16,6 +16,7 @@
 
 #include "arch/cpu/order_table.hpp"
 #include "protocol/ledger_rig.hpp"
+#include "protocol/flat_harness.hpp"
 #include "protocol/low_latency_harness.hpp"
 
 #if !defined(SWITCHYARD_MUTABLE_ORDERS) || !defined(__SANITIZE_THREAD__)
@@ -33,10 +34,11 @@ using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
 
-enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, ledger, low_latency };
-constexpr Phase kPhases[] = {Phase::dispatch,         Phase::cached, Phase::combine_in_place,
-                             Phase::combine_ordinary, Phase::ledger, Phase::low_latency};
-constexpr const char* kPhaseNames[] = {"dispatch", "cached", "combine_in_place", "combine_ordinary", "ledger", "low_latency"};
+enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, ledger, low_latency, flat };
+constexpr Phase kPhases[] = {Phase::dispatch,    Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::ledger,
+                             Phase::low_latency, Phase::flat};
+constexpr const char* kPhaseNames[] = {"dispatch",    "cached", "combine_in_place", "combine_ordinary", "ledger",
+                                       "low_latency", "flat"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -85,6 +87,9 @@ constexpr Use kUses[] = {
     {Site::expert_count, Phase::low_latency, Staging::direct},
     {Site::piece, Phase::low_latency, Staging::direct},
     {Site::returned, Phase::low_latency, Staging::direct},
+    {Site::call_header, Phase::flat, Staging::direct},
+    {Site::piece, Phase::flat, Staging::direct},
+    {Site::returned, Phase::flat, Staging::direct},
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -224,6 +229,13 @@ class PhaseRunner : StepRunner {
 
 constexpr size_t kLowLatencyHeap = size_t{1} << 20;
 
+void weaken(switchyard::Group& group, const std::optional<Mutant>& mutant, std::memory_order order) {
+  if (!mutant) return;
+  group.barrier();
+  if (group.rank() == 0) switchyard::detail::set_order(mutant->site, mutant->side, order);
+  group.barrier();
+}
+
 /// Queued calls of low-latency mode: both ways of sending, both orders, repeated experts. No barrier between them, because a
 /// flag orders what a later call overwrites, too.
 void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
@@ -238,19 +250,36 @@ void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<
   s.combine(CombineOrder::per_route);
   s.dispatch({5, 7, 6}).x_pattern = Pattern::random_values;
   s.combine(CombineOrder::per_rank);
-  const auto weaken = [&](std::memory_order order) {
-    if (!mutant) return;
-    group.barrier();
-    if (group.rank() == 0) switchyard::detail::set_order(mutant->site, mutant->side, order);
-    group.barrier();
-  };
   for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
     s.config.sending = sending;
     const auto c = make_low_latency_case(s);
     switchyard::LowLatencyExchange exchange(group, s.config);
-    weaken(std::memory_order_relaxed);
+    weaken(group, mutant, std::memory_order_relaxed);
     run_on(group, exchange, *c, f);
-    weaken(std::memory_order_acq_rel);
+    weaken(group, mutant, std::memory_order_acq_rel);
+  }
+}
+
+/// Likewise whole exchanges in one launch.
+void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
+  FlatScript s;
+  s.world = 3;
+  s.config.hidden = 272;
+  s.config.num_experts = 5;
+  s.config.topk = 3;
+  s.config.max_tokens = 7;
+  s.config.pieces = 2;
+  s.config.scales = ScaleKind::none;
+  s.call({7, 6, 5}, Routing::duplicates);
+  s.call({5, 7, 6}).scaled = false;
+  s.call({6, 5, 7});
+  for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
+    s.config.sending = sending;
+    const auto c = make_flat_case(s);
+    switchyard::LowLatencyExchange exchange(group, s.config);
+    weaken(group, mutant, std::memory_order_relaxed);
+    run_on(group, exchange, *c, f);
+    weaken(group, mutant, std::memory_order_acq_rel);
   }
 }
 
@@ -280,6 +309,8 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
         LedgerRunner(group, *ledger, f, mutant).run();
       else if (phase == Phase::low_latency)
         run_low_latency(group, f, mutant);
+      else if (phase == Phase::flat)
+        run_flat(group, f, mutant);
       else
         PhaseRunner(group, *c, f, mutant).run(phase);
     });
@@ -342,7 +373,7 @@ TEST(Survivors, AreDocumented) {
     std::printf("survivor %s: %s\n", switchyard::detail::site_name(site), reason);
     for (const Side side : {Side::acquire, Side::release}) {
       for (const Staging staging : {Staging::direct, Staging::ring}) {
-        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency}) {
+        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency, Phase::flat}) {
           const ChildEnd end = run_child(phase, staging, Mutant{site, side, phase, staging});
           EXPECT_EQ(end.status, 0) << "documented as redundant (" << reason << "), but: " << end.output;
         }

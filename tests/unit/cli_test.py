@@ -178,15 +178,26 @@ class Help(unittest.TestCase):
 
 class Verify(unittest.TestCase):
     def test_passes_and_counts(self):
-        code, out, err = run("verify", *SMALL, "--routings", "uniform,drops", "--dtypes", "bf16,fp8")
+        code, out, err = run("verify", *SMALL, "--modes", "normal", "--routings", "uniform,drops", "--dtypes", "bf16,fp8")
         self.assertEqual(code, 0, out + err)
         self.assertEqual(len(re.findall(r"^PASS  ", out, re.M)), 2 * 2 * 2 * 2)
         self.assertNotIn("FAIL", out)
         self.assertRegex(out.splitlines()[-1], r"^PASS: 16 cases, \d+ checks, [\d,]+ values compared, 0 cases failed")
 
+    def test_modes_without_layouts(self):
+        code, out, err = run("verify", *SMALL, "--modes", "low_latency,flat", "--routings", "drops", "--dtypes", "bf16,fp8")
+        self.assertEqual(code, 0, out + err)
+        cases = re.findall(r"^PASS  (\S+ \S+)", out, re.M)
+        self.assertEqual(cases, ["low_latency bf16", "low_latency fp8", "flat bf16"])  # flat rows are not fp8
+        for check in ("moe_all_to_all per rank", "moe_all_to_all per route", "combine, experts scale"):
+            self.assertIn(check, out)
+        code, _, err = run("verify", "--modes", "flat", "--dtypes", "fp8")
+        self.assertEqual(code, 2)
+        self.assertIn("flat rows", err)
+
     def test_json(self):
-        code, out, err = run("verify", *SMALL, "--routings", "zipf", "--layouts", "expert_major", "--staging", "direct",
-                             "--dtypes", "f32", "--processes", "--json")
+        code, out, err = run("verify", *SMALL, "--modes", "normal", "--routings", "zipf", "--layouts", "expert_major", "--staging",
+                             "direct", "--dtypes", "f32", "--processes", "--json")
         self.assertEqual(code, 0, out + err)
         report = json.loads(out)
         self.assertTrue(report["passed"])
@@ -314,6 +325,30 @@ class Bench(unittest.TestCase):
         for one in result["runs"]:
             self.check_run(one, limit["gb_per_s"])
         self.assertEqual(out.count("PASS"), 4)
+
+    def test_flat(self):
+        result, out = self.measure("--mode", "flat", "--dtype", "f32", "--topk", "3", "--sweep", "tokens=3,16")
+        self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [3, 16])
+        for one in result["runs"]:
+            self.assertTrue(one["verified"])
+            for form in ("all_to_all", "two_calls"):
+                self.assertEqual(one[form]["iterations"], 20)
+        self.assertEqual(out.count("PASS"), 2)
+
+    def test_contest(self):
+        result, out = self.measure("--mode", "flat", "--contest")
+        shapes = [(r["config"]["experts"], r["config"]["topk"], r["config"]["hidden"]) for r in result["runs"]]
+        self.assertEqual(shapes, [(8, 2, 6144), (64, 6, 2048), (128, 4, 2880), (128, 8, 4096), (256, 8, 7168)])
+        product = 1.0
+        for one in result["runs"]:
+            self.assertTrue(one["verified"])
+            self.assertEqual(one["config"]["dtype"], "f16")
+            self.assertTrue(all(1 <= t < one["config"]["tokens_per_rank"] for t in one["tokens"]))
+            product *= one["all_to_all"]["p50_us"]
+        self.assertAlmostEqual(product**0.2 / result["geometric_mean_us"], 1, places=6)
+        self.assertIn("Geometric mean", out)
+        for flags in (["--contest"], ["--mode", "flat", "--contest", "--sweep", "tokens=1"], ["--mode", "flat", "--dtype", "fp8"]):
+            self.assertEqual(run("bench", *flags)[0], 2)
 
     def check_run(self, one, limit):
         self.assertTrue(one["verified"])

@@ -217,6 +217,12 @@ int run_bench(const BenchOptions& options) {
     check_writable(options);
     return run_bench_low_latency(options, points_of(options));
   }
+  if (options.contest && options.mode != "flat") throw UsageError("--contest: needs --mode flat");
+  if (options.mode == "flat") {
+    if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: not with --contest, which sets the shapes");
+    check_writable(options);
+    return run_bench_flat(options, options.contest ? contest_points(options) : points_of(options));
+  }
   if (options.backend == "cuda") {
     check_writable(options);
     return run_bench_cuda(options, points_of(options));

@@ -44,6 +44,7 @@ struct BenchOptions {
   bool processes = false;
   bool verify = true;
   int64_t seed = 1;
+  bool contest = false;            ///< flat: the contest's five shapes instead of one
   std::vector<std::string> sweep;  ///< "tokens=128,512"
   std::string json_path;
   std::string html_path;

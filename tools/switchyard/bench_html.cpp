@@ -39,6 +39,8 @@ const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"}
                                   {"cached dispatch", {"cached_dispatch", "p50_us"}, "--plan"},
                                   {"combine per route", {"combine_per_route", "p50_us"}, "--compute"},
                                   {"combine per rank", {"combine_per_rank", "p50_us"}, "--plan"},
+                                  {"whole exchange", {"all_to_all", "p50_us"}, "--move"},
+                                  {"in two calls", {"two_calls", "p50_us"}, "--compute"},
                                   {"push limit", {"push_limit", "p50_us"}, "--move", true},
                                   {"pull limit", {"pull_limit", "p50_us"}, "--compute", true}};
 const std::vector<Line> kShares = {{"dispatch", {"share_of_limit", "dispatch"}, "--move"},
@@ -234,8 +236,11 @@ std::string machine_of(const json& d) {
 }
 
 std::string limits_text(const json& d) {
-  const bool low_latency = d.at("runs").at(0).at("config").value("mode", std::string()) == "low_latency";
-  if (low_latency && !d.contains("gpus")) return "Medians of the slowest rank from entry to exit.";
+  const std::string mode = d.at("runs").at(0).at("config").value("mode", std::string());
+  const bool low_latency = mode == "low_latency", flat = mode == "flat";
+  if (flat && d.contains("gpus"))
+    return "Medians of the slowest rank, each exchange timed inside a replayed CUDA graph with a cold L2.";
+  if ((low_latency || flat) && !d.contains("gpus")) return "Medians of the slowest rank from entry to exit.";
   if (low_latency)
     return "Medians of the slowest rank, each call timed inside a replayed CUDA graph with a cold L2. The limits are bare "
            "kernels that move the same rows on as many SMs in the same run, with a barrier at the end.";

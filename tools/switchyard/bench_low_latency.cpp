@@ -4,11 +4,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "build_info.hpp"
 #include "cli.hpp"
-#include "gpu_probe.hpp"
 #include "low_latency_check.hpp"
 #include "progress.hpp"
 #include "ranks.hpp"
@@ -18,27 +16,6 @@ namespace switchyard::tool {
 namespace {
 
 using nlohmann::json;
-
-class HostClock final : public LatencyClock {
- public:
-  explicit HostClock(Group& group) : group_(group), device_(make_host_device()) {}
-  RankDevice& device() override { return *device_; }
-  std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
-    std::vector<double> all;
-    for (int64_t i = 0; i < warmup + n; ++i) {
-      group_.barrier();
-      const auto begin = std::chrono::steady_clock::now();
-      call();
-      if (i >= warmup) all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    }
-    return all;
-  }
-  json limits(size_t, size_t, int64_t, int64_t) override { return json::object(); }
-
- private:
-  Group& group_;
-  std::unique_ptr<RankDevice> device_;
-};
 
 /// What is timed, in this order.
 struct Section {
@@ -91,7 +68,7 @@ Point make_point(const BenchOptions& o) {
 json run_rank(const Point& p, Group& group) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<LatencyClock> clock =
-      o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, p.returned_bytes) : std::make_unique<HostClock>(group);
+      o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, p.returned_bytes) : make_host_clock(group);
   LowLatencyRank rank(p.scenario, p.config, p.type, group, clock->device(), static_cast<int>(o.sms));
   rank.prepare(0);
   json out = {{"checks", json::array()}};
@@ -131,12 +108,6 @@ struct Run {
     return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
   }
 };
-
-bench::Times times_of(const std::vector<json>& ranks, const json::json_pointer& key) {
-  std::vector<std::vector<double>> all;
-  for (const json& r : ranks) all.push_back(r.at(key).get<std::vector<double>>());
-  return bench::summarize(bench::slowest(all));
-}
 
 bench::Times best_limit(const std::vector<json>& ranks, const std::string& name) {
   bench::Times best;
@@ -246,41 +217,10 @@ void print_runs(const std::vector<Run>& runs) {
       if (!c.passed) fmt::print("  {} {} at {} tokens: {}\n", red("FAIL"), c.name, r.point.options.tokens, c.detail);
 }
 
-/// Fills in what was left to choose. Returns what the JSON says of the GPUs.
-json fit(const BenchOptions& options, std::vector<BenchOptions>& points) {
-  json gpus = nullptr;
-  const bench::Machine machine = bench::this_machine();
-  if (options.backend == "cuda") {
-    const GpuProbe probe = probe_gpus();  // not here: ranks may be forked
-    if (probe.gpus.empty())
-      throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
-    std::vector<std::string> names;
-    for (const Gpu& g : probe.gpus) names.push_back(g.name);
-    const int sms = probe.gpus.front().multiprocessors;
-    gpus = {{"names", names},
-            {"sms", sms},
-            {"driver", probe.driver_version},
-            {"driver_cuda", probe.cuda_version},
-            {"runtime_cuda", cuda_runtime_version()}};
-    for (BenchOptions& o : points) {
-      if (o.ranks == 0) o.ranks = static_cast<int64_t>(names.size());
-      if (o.sms == 0) o.sms = sms / ((o.ranks + static_cast<int64_t>(names.size()) - 1) / static_cast<int64_t>(names.size()));
-    }
-  }
-  for (BenchOptions& o : points) {
-    if (o.ranks == 0) o.ranks = machine.usable_cores() >= 16 ? 8 : 2;
-    if (o.backend != "cuda" && o.warps == 0) o.warps = std::max<int64_t>(1, machine.usable_cores() / (o.ranks * o.blocks));
-    if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");
-    if (o.tokens > 65535) throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most 65535", o.tokens));
-    if (o.commit.empty()) o.commit = source_commit();
-  }
-  return gpus;
-}
-
 }  // namespace
 
 int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points) {
-  const json gpus = fit(options, points);
+  const json gpus = fit_points(options, points);
   fmt::print("{}\n  {} backend, hidden {}, commit {}, {}\n\n", bold("switchyard bench --mode low_latency"), options.backend,
              points.front().hidden, points.front().commit, bench::utc_now());
   Progress progress;

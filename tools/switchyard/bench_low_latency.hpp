@@ -28,12 +28,22 @@ class LatencyClock {
   virtual nlohmann::json limits(size_t sent, size_t returned, int64_t warmup, int64_t n) = 0;
 };
 
+std::unique_ptr<LatencyClock> make_host_clock(Group& group);
 /// Collective. \throws UsageError without CUDA code in this build
 std::unique_ptr<LatencyClock> make_cuda_clock(Group& group, const Scenario& s, const BenchOptions& options, size_t row_bytes);
 /// Symmetric memory that it takes of each rank's heap.
 size_t cuda_clock_bytes(const Scenario& s, const BenchOptions& options, size_t row_bytes);
 
-/// `points`: every configuration to measure, with ranks filled in. \returns the exit status
+/// The times at `key` of every rank's results; of each iteration the slowest rank's.
+bench::Times times_of(const std::vector<nlohmann::json>& ranks, const nlohmann::json::json_pointer& key);
+/// Fills in what was left to choose. Returns what the JSON says of the GPUs, null on the CPU. \throws UsageError
+nlohmann::json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points);
+
+/// `points`: every configuration to measure. \returns the exit status
 int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points);
+/// `switchyard bench --mode flat`: the whole exchange of scaling experts, in one launch and in two.
+int run_bench_flat(const BenchOptions& options, std::vector<BenchOptions> points);
+/// --contest: the five benchmark shapes of the published all-to-all contest.
+std::vector<BenchOptions> contest_points(const BenchOptions& options);
 
 }  // namespace switchyard::tool

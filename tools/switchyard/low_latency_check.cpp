@@ -107,13 +107,17 @@ LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config
       num_sms_(num_sms),
       rows_(distinct_rows(s, rank_)),
       exchange_(group, config),
-      output_(exchange_.make_output()) {}
+      output_(exchange_.make_output()) {
+  for (int e = 0; e < s.experts; ++e)
+    scale_.push_back(static_cast<float>(1 + s.owner(e)) + static_cast<float>(e - s.first_expert(s.owner(e))) / 8);
+  scale_.push_back(0);  // so that a rank without experts has something to point to
+}
 
 size_t LowLatencyRank::device_bytes(const Scenario& s, const LowLatencyConfig& c) {
   const int64_t experts = (s.experts + s.world - 1) / s.world, rows = experts * s.world * c.max_tokens;
   const size_t row_bytes = at(c.hidden) * dtype_bytes(c.row_type);
   return at(rows + 2 * c.max_tokens) * row_bytes + at(c.max_tokens) * scale_row_bytes(c.hidden, ScaleKind::f32, 32) +
-         at(c.max_tokens * c.topk * 8) + 4096;
+         at(c.max_tokens * c.topk * 8 + experts * 4) + 8192;
 }
 
 void LowLatencyRank::meet() {
@@ -121,7 +125,7 @@ void LowLatencyRank::meet() {
   group_.barrier();
 }
 
-void LowLatencyRank::prepare(uint64_t set) {
+void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   set_ = set;
   device_.release();
   const Routing& mine = s_.routing[at(rank_)];
@@ -134,14 +138,18 @@ void LowLatencyRank::prepare(uint64_t set) {
   ids_.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
   weights_ = mine.weights.empty() ? nullptr : device_.upload(mine.weights.data(), mine.weights.size() * 4);
   const size_t row_bytes = at(s_.hidden) * dtype_bytes(config_.row_type);
+  out_ = device_.allocate(std::max<size_t>(at(s_.tokens(rank_)) * row_bytes, 16));
+  device_.fill(out_, 0xEE, at(s_.tokens(rank_)) * row_bytes);
+  if (experts == Experts::scale) {
+    given_scale_ = device_.upload(scale_.data() + s_.first_expert(rank_), (rows_.size() + 1) * sizeof(float));
+    return meet();
+  }
   std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs, so that reading too much shows
   for (size_t e = 0; e < rows_.size(); ++e)
     for (size_t i = 0; i < rows_[e].size(); ++i)
       fill_row(y.data() + (e * at(output_.rows_per_expert) + i) * row_bytes, config_.row_type, s_.hidden,
                output_key(s_, set, rank_, rows_[e][i]));
   y_ = ConstRows{device_.upload(y.data(), y.size()), output_.x.rows, s_.hidden, config_.row_type};
-  out_ = device_.allocate(std::max<size_t>(at(s_.tokens(rank_)) * row_bytes, 16));
-  device_.fill(out_, 0xEE, at(s_.tokens(rank_)) * row_bytes);
   meet();
 }
 
@@ -165,6 +173,23 @@ void LowLatencyRank::combine(CombineOrder order, bool split) {
     exchange_.combine_send(y_, output_, out_, o)();
   else
     exchange_.combine(y_, output_, out_, o);
+}
+
+void LowLatencyRank::combine_scaled() {
+  LowLatencyCombineOptions o;
+  o.expert_scale = given_scale_;
+  o.stream = device_.stream();
+  o.num_sms = num_sms_;
+  exchange_.combine({output_.x.data, output_.x.rows, s_.hidden, output_.x.dtype}, output_, out_, o);
+}
+
+void LowLatencyRank::all_to_all() {
+  AllToAllOptions o;
+  o.weights = weights_;
+  o.expert_scale = given_scale_;
+  o.stream = device_.stream();
+  o.num_sms = num_sms_;
+  exchange_.moe_all_to_all(x_, ids_, out_, o);
 }
 
 LowLatencyRank::HostOutput LowLatencyRank::host_output() const {
@@ -240,15 +265,29 @@ CheckResult LowLatencyRank::check_dispatched(const std::string& name) const {
   return c.take();
 }
 
-CheckResult LowLatencyRank::check_combined(const std::string& name, CombineOrder order) const {
+std::vector<std::byte> LowLatencyRank::host_out() const {
   std::vector<std::byte> out(at(s_.tokens(rank_) * s_.hidden) * dtype_bytes(config_.row_type));
   device_.read(out.data(), out_, out.size());
+  return out;
+}
+
+CheckResult LowLatencyRank::check_combined(const std::string& name, CombineOrder order) const {
   CombineCase expected;
   expected.order = order;
   expected.type = config_.row_type;
   expected.set = set_;
   expected.repeats_alias = true;
-  return tool::check_combined(name, s_, rank_, out.data(), expected);
+  return tool::check_combined(name, s_, rank_, host_out().data(), expected);
+}
+
+CheckResult LowLatencyRank::check_scaled(const std::string& name) const {
+  CombineCase expected;
+  expected.order = CombineOrder::per_route;
+  expected.type = config_.row_type;
+  expected.set = set_;
+  expected.identity = true;
+  expected.expert_scale = &scale_;
+  return tool::check_combined(name, s_, rank_, host_out().data(), expected);
 }
 
 }  // namespace switchyard::tool

@@ -26,14 +26,20 @@ class LowLatencyRank {
   /// Memory that one of these takes from its device.
   static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
 
-  /// Uploads the inputs of data set `set` and what the experts will make of them.
-  void prepare(uint64_t set);
+  /// Uploads the inputs of data set `set`. Experts that compute: also what they will make of the rows. Experts that scale
+  /// their rows, by 1 + their rank + their number on it / 8: the factors.
+  enum class Experts { compute, scale };
+  void prepare(uint64_t set, Experts experts = Experts::compute);
   void dispatch(bool split = false);
   void combine(CombineOrder order, bool split = false);
+  /// After prepare(set, Experts::scale): the combine of dispatched rows, from where they lie; and the whole exchange at once.
+  void combine_scaled();
+  void all_to_all();
 
   /// Of the last dispatch, and of the last combine.
   CheckResult check_dispatched(const std::string& name) const;
   CheckResult check_combined(const std::string& name, CombineOrder order) const;
+  CheckResult check_scaled(const std::string& name) const;
 
   LowLatencyExchange& exchange() { return exchange_; }
 
@@ -43,6 +49,7 @@ class LowLatencyRank {
   void compare_rows(Comparison& c, const HostOutput& got) const;
   void compare_row(Comparison& c, const HostOutput& got, int64_t at, const RowOrigin& origin) const;
   void meet();
+  std::vector<std::byte> host_out() const;
 
   const Scenario& s_;
   LowLatencyConfig config_;
@@ -57,6 +64,8 @@ class LowLatencyRank {
   ConstRows x_, y_;
   ExpertIds ids_;
   const float* weights_ = nullptr;
+  std::vector<float> scale_;            ///< by expert
+  const float* given_scale_ = nullptr;  ///< of this rank's experts
   void* out_ = nullptr;
 };
 

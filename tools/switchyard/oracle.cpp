@@ -140,6 +140,9 @@ void expected_combine(const Scenario& s, const CombineCase& c, int source, int64
         c.identity ? row_key(s.seed, c.set, RowKind::token, static_cast<uint64_t>(source), static_cast<uint64_t>(token))
                    : output_key(s, c.set, dest, {source, token, c.repeats_alias ? first_with_expert(s, source, token, k) : k});
     fill_row(row.data(), c.type, s.hidden, key);
+    if (!c.expert_scale) return;
+    const float scale = (*c.expert_scale)[static_cast<size_t>(s.id(source, token, k))];
+    for (int64_t i = 0; i < s.hidden; ++i) store_element(row.data(), c.type, i, element(row.data(), c.type, i) * scale);
   };
   const bool weighted = s.layout == Layout::expert_major && c.apply_weights && s.weighted();
   const bool per_route = s.layout == Layout::expert_major && c.order == CombineOrder::per_route;

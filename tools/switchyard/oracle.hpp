@@ -63,7 +63,8 @@ struct CombineCase {
   bool apply_weights = true;
   uint64_t set = 0;
   int num_bias = 0;
-  bool identity = false;       ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged
+  bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged, or scaled:
+  const std::vector<float>* expert_scale = nullptr;  ///< by expert; with identity: rows are round(row * scale)
   bool repeats_alias = false;  ///< low latency: an expert that a token names again is one row, of its first k
   const Kept* kept = nullptr;
 };

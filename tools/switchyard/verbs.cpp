@@ -6,7 +6,7 @@
 namespace switchyard::tool {
 namespace {
 
-const std::vector<std::string> kModes = {"normal", "low_latency"};
+const std::vector<std::string> kModes = {"normal", "low_latency", "flat"};
 const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
 const std::vector<std::string> kDtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
 const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
@@ -93,7 +93,8 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.group("What to check (lists: every combination is run)");
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: every rank has a GPU, or shares one with other ranks");
-  add.choices("--modes", o.modes, kModes, "Modes of the exchange; low_latency has no layouts and no staging");
+  add.choices("--modes", o.modes, kModes,
+              "Modes of the exchange; low_latency and flat have no layouts and no staging, flat takes no fp8 rows");
   add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtypes", o.dtypes, kDtypes, "Row types; fp8 rows come with float32 or UE8M0 scales");
   add.choices("--quantize", o.quantize, kQuantize, "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales");
@@ -133,25 +134,13 @@ void declare_verify(CLI::App& app, VerbOptions& all) {
       "  switchyard verify --ranks 1-5,8 --routings recorded,all_to_one --tokens 0,1,64 --processes\n"
       "  switchyard verify --quantize all --dtypes bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n"
       "  switchyard verify --backend cuda --ranks 2,8 --sms 4,24 --processes\n"
+      "  switchyard verify --modes flat --ranks 2,8 --hidden 131,2880 --topk 3\n"
       "  switchyard verify ledger --help\n");
 }
 
-void declare_bench(CLI::App& app, VerbOptions& all) {
-  BenchOptions& o = all.bench;
-  Options add(app);
-  add.group("What to measure");
-  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: ranks are threads (or processes) with a GPU each");
-  add.choice("--mode", o.mode, kModes, "low_latency: decode-sized exchanges; layout, staging, order and cached do not apply");
-  add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
-  add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
-  add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
-  add.choice("--staging", o.staging, kStaging, "How rows travel");
-  add.choice("--order", o.order, kOrders, "Order of combine's sum");
-  add.choice("--sending", o.sending, kOrders, "low_latency: a row crosses the link once per rank, or once per route");
-  add.automatic("--pieces", o.pieces, 1, 16,
-                "low_latency: parts of a row that travel on their own; auto: the library's default");
-  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
-  add.toggle("--cached", o.cached, "Dispatch by the handle of an earlier one: no counting, no exchange of counts");
+namespace {
+
+void add_bench_shape(Options& add, BenchOptions& o) {
   add.group("Shape");
   add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more; CUDA: one per GPU");
   add.integer("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
@@ -162,8 +151,33 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
+  add.toggle("--contest", o.contest, "flat: the five benchmark shapes of the published all-to-all contest, f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
             "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk or pieces; several sweeps are combined");
+}
+
+}  // namespace
+
+void declare_bench(CLI::App& app, VerbOptions& all) {
+  BenchOptions& o = all.bench;
+  Options add(app);
+  add.group("What to measure");
+  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: ranks are threads (or processes) with a GPU each");
+  add.choice(
+      "--mode", o.mode, kModes,
+      "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; for both, layout, staging, "
+      "order and cached do not apply");
+  add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
+  add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
+  add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
+  add.choice("--staging", o.staging, kStaging, "How rows travel");
+  add.choice("--order", o.order, kOrders, "Order of combine's sum");
+  add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
+  add.automatic("--pieces", o.pieces, 1, 16,
+                "low_latency, flat: parts of a row that travel on their own; auto: the library's default");
+  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
+  add.toggle("--cached", o.cached, "Dispatch by the handle of an earlier one: no counting, no exchange of counts");
+  add_bench_shape(add, o);
   add.group("Ring staging (auto: the library's default)");
   add.automatic("--channels", o.channels, 1, 256, "Token ranges that travel independently");
   add.automatic("--send-chunk", o.send_chunk, 1, 1 << 20, "Rows appended before the consumer is told");
@@ -192,7 +206,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
       "  switchyard bench --sweep tokens=128,512,2048,8192 --json results.json\n"
       "  switchyard bench --ranks 8 --layout expert_major --quantize f32 --routing recorded\n"
       "  switchyard bench --backend cuda --tokens 4096 --sweep sms=4,8,16,24,48 --html sms.html\n"
-      "  switchyard bench --mode low_latency --backend cuda --quantize f32 --sweep tokens=1,8,32,128,512\n");
+      "  switchyard bench --mode low_latency --backend cuda --quantize f32 --sweep tokens=1,8,32,128,512\n"
+      "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n");
 }
 
 void declare_trace(CLI::App& app, VerbOptions& all) {

@@ -98,10 +98,13 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
   vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
   vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
-  // Low-latency mode has one layout and one way to stage.
+  // Low-latency calls have one layout and one way to stage.
   std::erase_if(cases, [&](const VerifyCase& c) {
-    return c.mode == "low_latency" && (c.layout != o.layouts.front() || c.staging != o.staging.front());
+    return c.mode != "normal" && (c.layout != o.layouts.front() || c.staging != o.staging.front());
   });
+  // Flat: rows travel as they are.
+  std::erase_if(cases,
+                [](const VerifyCase& c) { return c.mode == "flat" && (c.quantize != "none" || c.dtype.rfind("fp8", 0) == 0); });
   // fp8 rows are quantised already.
   std::erase_if(cases, [](const VerifyCase& c) { return c.quantize != "none" && c.dtype.rfind("fp8", 0) == 0; });
   return cases;
@@ -142,7 +145,10 @@ std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& opt
 
 /// Throws what is wrong before anything runs. Returns the largest device_bytes.
 size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions& options) {
-  if (cases.empty()) throw UsageError("the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only");
+  if (cases.empty())
+    throw UsageError(
+        "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, and flat rows are neither fp8 "
+        "nor quantised");
   size_t arena = 0;
   for (VerifyCase& c : cases) {
     c.gpus = gpus;

@@ -14,7 +14,7 @@ namespace switchyard::tool {
 
 struct VerifyOptions {
   std::string backend = "cpu";
-  std::vector<std::string> modes = {"normal", "low_latency"};
+  std::vector<std::string> modes = {"normal", "low_latency", "flat"};
   std::vector<std::string> layouts = {"rank_major", "expert_major"};
   std::vector<std::string> dtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
   std::vector<std::string> quantize = {"none"};

@@ -353,7 +353,7 @@ Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
   s.experts = source.experts();
   s.topk = source.topk();
   s.hidden = c.hidden;
-  const bool low_latency = c.mode == "low_latency";
+  const bool low_latency = c.mode != "normal";
   s.layout = low_latency || c.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
   s.alignment = low_latency ? 1 : static_cast<int>(options.alignment);
   s.seed = c.seed;
@@ -386,6 +386,29 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
   return results;
 }
 
+/// Flat: the whole exchange at once, and as dispatch and combine of rows that stay where they are, with both ways of sending.
+std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
+  std::vector<CheckResult> results;
+  for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
+    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, c.sms);
+    const std::string how = config.sending == Sending::per_rank ? "per rank" : "per route";
+    rank.prepare(0, LowLatencyRank::Experts::scale);
+    rank.all_to_all();
+    results.push_back(rank.check_scaled("moe_all_to_all " + how));
+    rank.prepare(1, LowLatencyRank::Experts::scale);
+    rank.dispatch();
+    results.push_back(rank.check_dispatched("dispatch " + how));
+    group.barrier();
+    rank.combine_scaled();
+    results.push_back(rank.check_scaled("combine, experts scale"));
+    rank.prepare(2, LowLatencyRank::Experts::scale);
+    rank.all_to_all();
+    results.push_back(rank.check_scaled("moe_all_to_all after other calls"));
+    group.barrier();
+  }
+  return results;
+}
+
 json to_json(const std::vector<CheckResult>& results) {
   json out = json::array();
   for (const CheckResult& r : results) out.push_back({r.name, r.passed, r.detail, r.compared});
@@ -403,7 +426,7 @@ void check_verify_case(const VerifyCase& c, const VerifyOptions& options) {
   s.hidden = c.hidden;
   s.routing.resize(static_cast<size_t>(c.ranks));
   s.routing.front().tokens = c.tokens;  // sizes only
-  if (c.mode == "low_latency") {
+  if (c.mode != "normal") {
     for (const LowLatencyConfig& config : low_latency_configs(c, s)) LowLatencyExchange::memory_required(config, c.ranks);
     return;
   }
@@ -412,7 +435,7 @@ void check_verify_case(const VerifyCase& c, const VerifyOptions& options) {
 
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
   const Scenario s = scenario_of(c, options);
-  if (c.mode == "low_latency") {
+  if (c.mode != "normal") {
     size_t most = 0;
     for (const LowLatencyConfig& config : low_latency_configs(c, s))
       most = std::max(most, LowLatencyRank::device_bytes(s, config));
@@ -435,7 +458,7 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.timeout = std::chrono::milliseconds(options.timeout_ms);
   job.group.deferred_copies = options.deferred;
   job.group.backend = backend_of(c);
-  const bool low_latency = c.mode == "low_latency";
+  const bool low_latency = c.mode != "normal";
   if (low_latency) {
     for (const LowLatencyConfig& config : low_latency_configs(c, s))
       job.group.heap_bytes = std::max(job.group.heap_bytes, LowLatencyExchange::heap_bytes_for(config, c.ranks));
@@ -447,7 +470,8 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
     group.barrier();  // every rank has its stream and its memory before any waits for another
     if (low_latency) {
       const std::unique_ptr<RankDevice> host = make_host_device();
-      return to_json(low_latency_checks(c, s, group, device ? *device : *host));
+      RankDevice& memory = device ? *device : *host;
+      return to_json(c.mode == "flat" ? flat_checks(c, s, group, memory) : low_latency_checks(c, s, group, memory));
     }
     return to_json(RankChecks(c, s, group, device).run());
   });

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flat exchange as an object: how evenly its work is split (E19), wrong arguments, different calls, ranks that never come
+// or die. Deadlines are long where a peer must be told at once and short where time must run out.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <map>
+#include <thread>
+
+#include "arch/cpu/cpu_arch.hpp"
+#include "exchange/group_impl.hpp"
+#include "exchange/low_latency_impl.hpp"
+#include "protocol/fault_rig.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::AllToAllOptions;
+using switchyard::CombineOrder;
+using switchyard::ConstRows;
+using switchyard::DType;
+using switchyard::ErrorCode;
+using switchyard::ExpertIds;
+using switchyard::Group;
+using switchyard::LowLatencyConfig;
+using switchyard::LowLatencyExchange;
+using switchyard::ScaleKind;
+using switchyard::Sending;
+
+/// An object with valid arguments for every call; a test spoils one of them.
+struct FlatRig {
+  static constexpr int kExperts = 8, kTopk = 2;
+  static constexpr int64_t kHidden = 64, kTokens = 6;
+
+  static LowLatencyConfig config() {
+    LowLatencyConfig c;
+    c.hidden = kHidden;
+    c.num_experts = kExperts;
+    c.topk = kTopk;
+    c.max_tokens = kTokens;
+    c.scales = ScaleKind::none;
+    return c;
+  }
+  /// What a call is given.
+  struct Arguments {
+    ConstRows x;
+    ExpertIds ids;
+    void* out;
+    AllToAllOptions options;
+  };
+
+  explicit FlatRig(Group& group, const LowLatencyConfig& c = config()) : exchange(group, c), output(exchange.make_output()) {
+    for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + group.rank()) % kExperts));
+    scale.assign(kExperts, 2.0f);
+  }
+  Arguments arguments() {
+    Arguments a{{rows.data(), kTokens, kHidden, DType::bf16}, ExpertIds::of(ids.data(), kTokens, kTopk), out.data(), {}};
+    a.options.weights = weights.data();
+    a.options.expert_scale = scale.data();
+    return a;
+  }
+  void call(const Arguments& a) { exchange.moe_all_to_all(a.x, a.ids, a.out, a.options); }
+  void round() { call(arguments()); }
+  void dispatch() {
+    const Arguments a = arguments();
+    exchange.dispatch(a.x, a.ids, output);
+  }
+  void combine(CombineOrder order = CombineOrder::per_route, const float* expert_scale = nullptr) {
+    switchyard::LowLatencyCombineOptions o;
+    o.order = order;
+    o.expert_scale = expert_scale;
+    exchange.combine({output.x.data, output.x.rows, kHidden, DType::bf16}, output, out.data(), o);
+  }
+
+  LowLatencyExchange exchange;
+  switchyard::LowLatencyOutput output;
+  std::vector<int32_t> ids;
+  std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);
+  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5f), scale;
+};
+
+// --- E19: an even split of uneven work
+
+using switchyard::detail::Cpu;
+using switchyard::detail::CpuWarp;
+
+/// Messages are numbered through over all sources: every warp gets the same number, whoever sent them.
+TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
+  namespace detail = switchyard::detail;
+  LowLatencyConfig config = FlatRig::config();
+  config.max_tokens = 1000;
+  for (const int pieces : {1, 3}) {
+    for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
+      config.hidden = 128 * pieces;
+      config.pieces = pieces;
+      config.sending = sending;
+      const std::vector<int64_t> tokens = {900, 31, 0, 69};  // one rank holds nine tenths
+      const auto layout = detail::low_latency_layout(config, 4, 0);
+      std::vector<uint64_t> flags(static_cast<size_t>(layout.flags_bytes()) / 8);
+      detail::CallContext call;
+      call.epoch = 7;
+      call.heap.world = 4;
+      call.heap.base[0] = reinterpret_cast<std::byte*>(flags.data());
+      for (int s = 0; s < 4; ++s)
+        *call.heap.local(layout.header(7, s)) = detail::flag_word(7, static_cast<uint64_t>(tokens[static_cast<size_t>(s)]));
+      for (const int blocks : {1, 2, 7, 40}) {
+        std::map<std::tuple<int, int64_t, int>, int> seen;
+        std::vector<int64_t> share;
+        for (int i = 0; i < 3 * blocks; ++i) {
+          CpuWarp warp(i / 3, i % 3, blocks, 3, nullptr);
+          int64_t n = 0;
+          detail::for_each_message<Cpu>(warp, call, layout, [&](int source, int64_t unit, int piece) {
+            ++seen[{source, unit, piece}];
+            ++n;
+            return true;
+          });
+          share.push_back(n);
+        }
+        const auto [least, most] = std::minmax_element(share.begin(), share.end());
+        EXPECT_LE(*most - *least, 1) << blocks << " blocks";
+        EXPECT_EQ(seen.size(), static_cast<size_t>(1000 * pieces * layout.units_per_token()));
+        for (const auto& [message, times] : seen) EXPECT_EQ(times, 1);
+      }
+    }
+  }
+}
+
+/// The same in a call: where every token comes to every rank, the answered rows of the warps differ by one at most.
+TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
+  constexpr int kWorld = 4;
+  LowLatencyConfig config = FlatRig::config();
+  config.num_experts = config.topk = kWorld;
+  config.max_tokens = 200;
+  auto options = options_with(60s);
+  options.num_blocks = 2;
+  options.num_warps = 3;
+  options.heap_bytes = LowLatencyExchange::heap_bytes_for(config, kWorld);
+  const auto all = outcomes(kWorld, options, [&](Group& group) {
+    LowLatencyExchange exchange(group, config);
+    const int64_t tokens = group.rank() == 0 ? 180 : group.rank() == 1 ? 20 : 0;
+    std::vector<int32_t> ids;
+    for (int64_t f = 0; f < tokens * kWorld; ++f) ids.push_back(static_cast<int32_t>(f % kWorld));
+    std::vector<uint16_t> x(static_cast<size_t>(tokens * FlatRig::kHidden), 0x3F80), out(x.size());
+    exchange.moe_all_to_all({x.data(), tokens, FlatRig::kHidden, DType::bf16}, ExpertIds::of(ids.data(), tokens, kWorld),
+                            out.data());
+    for (const uint16_t y : out) ASSERT_EQ(y, 0x4080);  // four times 1
+    if (tokens > 0) return;                             // these count what they send, too
+    uint64_t least = ~uint64_t{0}, most = 0, sum = 0;
+    for (const auto& warp : group.impl().moved) {
+      least = std::min(least, warp.rows);
+      most = std::max(most, warp.rows);
+      sum += warp.rows;
+    }
+    EXPECT_EQ(sum, 200u);
+    EXPECT_LE(most - least, 1u);
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+// --- Misuse on one rank
+
+struct FlatMisuse {
+  const char* name;
+  const char* in_text;  ///< the error must name the argument
+  std::function<void(FlatRig::Arguments&)> spoil;
+};
+std::ostream& operator<<(std::ostream& out, const FlatMisuse& m) { return out << m.name; }
+
+std::vector<FlatMisuse> misuses() {
+  using A = FlatRig::Arguments;
+  return {
+      {"wrong_hidden", "x.cols = 72", [](A& a) { a.x.cols = 72; }},
+      {"wrong_rows", "x.rows = 5", [](A& a) { a.x.rows = 5; }},
+      {"null_rows", "x.data", [](A& a) { a.x.data = nullptr; }},
+      {"other_type", "x.dtype = f16", [](A& a) { a.x.dtype = DType::f16; }},
+      {"fp8", "x.dtype = fp8_e4m3", [](A& a) { a.x.dtype = DType::fp8_e4m3; }},
+      {"scales", "x.scale_kind", [](A& a) { a.x.scale_kind = ScaleKind::f32; }},
+      {"too_many_tokens", "ids.tokens = 7", [](A& a) { a.ids.tokens = 7; }},
+      {"wrong_topk", "ids.topk = 3", [](A& a) { a.ids.topk = 3; }},
+      {"null_ids", "ids.data", [](A& a) { a.ids.data = nullptr; }},
+      {"null_out", "out is null", [](A& a) { a.out = nullptr; }},
+      {"in_place", "out overlaps x.data", [](A& a) { a.out = const_cast<void*>(a.x.data); }},
+      {"partly_in_place", "out overlaps x.data",
+       [](A& a) { a.out = static_cast<std::byte*>(const_cast<void*>(a.x.data)) - 16; }},
+  };
+}
+
+/// The bad rank is told what is wrong, the others that it failed, and with what.
+void expect_named(const std::vector<Outcome>& all, size_t bad, ErrorCode code, const char* in_text) {
+  EXPECT_EQ(code_name(all[bad].code), code_name(code)) << all[bad].text;
+  EXPECT_NE(all[bad].text.find(in_text), std::string::npos) << all[bad].text;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (r == bad) continue;
+    EXPECT_EQ(code_name(all[r].code), "peer_failed") << all[r].text;
+    EXPECT_EQ(all[r].failed_rank, static_cast<int>(bad));
+    EXPECT_EQ(code_name(all[r].reason), code_name(code)) << all[r].text;
+  }
+}
+
+class FlatMisuseOnOneRank : public testing::TestWithParam<FlatMisuse> {};
+
+TEST_P(FlatMisuseOnOneRank, ThrowsThereAndEndsThePeers) {
+  const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    FlatRig::Arguments a = rig.arguments();
+    if (group.rank() == 1) GetParam().spoil(a);
+    rig.call(a);
+  });
+  expect_named(all, 1, ErrorCode::invalid_argument, GetParam().in_text);
+}
+
+INSTANTIATE_TEST_SUITE_P(Arguments, FlatMisuseOnOneRank, testing::ValuesIn(misuses()),
+                         [](const auto& m) { return std::string(m.param.name); });
+
+TEST(FlatMisuse, QuantisedRows) {
+  for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::ue8m0}) {
+    const auto all = outcomes(1, options_with(60s), [&](Group& group) {
+      LowLatencyConfig config = FlatRig::config();
+      config.scales = scales;
+      FlatRig(group, config).round();
+    });
+    expect_named(all, 0, ErrorCode::unsupported, "LowLatencyConfig::scales must be none");
+  }
+}
+
+TEST(FlatMisuse, ExpertScaleOfSums) {
+  const auto all = outcomes(2, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    rig.dispatch();
+    rig.combine(CombineOrder::per_rank, group.rank() == 0 ? rig.scale.data() : nullptr);
+  });
+  expect_named(all, 0, ErrorCode::unsupported, "expert_scale with per_rank");
+}
+
+TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
+  const auto all = outcomes(2, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    const auto a = rig.arguments();
+    const auto receive = rig.exchange.dispatch_send(a.x, a.ids, rig.output);
+    if (group.rank() == 0) rig.round();
+    receive();
+    rig.combine();
+  });
+  expect_named(all, 0, ErrorCode::invalid_argument, "call its hook first");
+}
+
+// --- Different calls
+
+TEST(FlatMismatch, AnotherCallOnOneRank) {
+  const std::function<void(FlatRig&)> others[] = {
+      [](FlatRig& rig) { rig.dispatch(); },
+      [](FlatRig& rig) { rig.combine(); },
+      [](FlatRig& rig) { rig.combine(CombineOrder::per_rank); },
+  };
+  for (const auto& other : others) {
+    const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+      FlatRig rig(group);
+      rig.dispatch();
+      group.rank() == 2 ? other(rig) : rig.round();
+    });
+    int found = 0;
+    for (const Outcome& o : all) {
+      found += o.code == ErrorCode::mismatch;
+      const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::mismatch;
+      EXPECT_TRUE(o.code == ErrorCode::mismatch || told) << code_name(o.code) << ": " << o.text;
+    }
+    EXPECT_GE(found, 1);
+  }
+}
+
+// --- Ranks that never come, or die
+
+TEST(FlatFaults, ASilentRankIsNamed) {
+  for (const int calls_before : {0, 3}) {
+    auto config = FlatRig::config();
+    config.first_epoch = uint64_t{1} << 40;  // the number in the report is that of the call
+    const auto all = outcomes(3, options_with(150ms), [&](Group& group) {
+      FlatRig rig(group, config);
+      for (int i = 0; i < calls_before; ++i) rig.round();
+      if (group.rank() != 2) rig.round();
+      while (group.rank() == 2 && outcome_of([&] { group.check(); }).code == ErrorCode::ok)
+        std::this_thread::sleep_for(1ms);  // there, but not calling
+    });
+    for (size_t r = 0; r < 2; ++r) {
+      const Outcome& o = all[r];
+      EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
+      EXPECT_STREQ(o.report.operation, "moe_all_to_all");
+      EXPECT_STREQ(o.report.site, "call_header");
+      EXPECT_EQ(o.report.call, static_cast<uint64_t>(calls_before + 1));
+      EXPECT_EQ(o.report.awaited_rank, 2);
+      EXPECT_NE(o.text.find("rank 2"), std::string::npos) << o.text;
+    }
+  }
+}
+
+TEST(FlatFaults, AreSticky) {
+  const auto all = outcomes(2, options_with(150ms), [&](Group& group) {
+    FlatRig rig(group);
+    if (group.rank() == 1) return;
+    EXPECT_EQ(code_name(outcome_of([&] { rig.round(); }).code), "peer_timeout");
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(code_name(outcome_of([&] { rig.round(); }).code), "peer_failed");
+  });
+  EXPECT_EQ(code_name(all[0].code), "ok") << all[0].text;
+}
+
+TEST(FlatFaults, AbortEndsAWaitAndNamesTheRank) {
+  const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    rig.round();
+    if (group.rank() == 2) return group.abort(static_cast<int32_t>(ErrorCode::io));
+    rig.round();
+  });
+  for (const size_t r : {size_t{0}, size_t{1}}) {
+    EXPECT_EQ(code_name(all[r].code), "peer_failed") << all[r].text;
+    EXPECT_EQ(all[r].failed_rank, 2);
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)
+TEST(FlatFaults, ADeadProcessIsNamed) {
+  Fleet fleet;
+  fleet.world = 3;
+  fleet.options = options_with(60s);
+  const auto failures = run_processes(
+      fleet,
+      [](Group& group, Failures& f) {
+        FlatRig rig(group);
+        rig.round();
+        if (group.rank() == 1) ::raise(SIGKILL);
+        const Outcome o = outcome_of([&] {
+          for (int i = 0; i < 4; ++i) rig.round();
+        });
+        f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
+        f.equal(1, o.failed_rank, "failed rank");
+      },
+      2);
+  EXPECT_EQ(joined(failures), "");
+}
+#endif
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Acceptance cases E1 to E20 of the flat exchange: every sum, and in the two-call form every row, source and count, bit by bit,
+// with both ways of sending.
+//
+// Compiled as flat_threads and flat_processes; on GPUs as gpu_flat_threads and gpu_flat_processes. The contest's shapes in
+// full: flat_full_test.
+#include "protocol/acceptance.hpp"
+#include "protocol/flat_shapes.hpp"
+
+namespace harness {
+namespace {
+
+class Flat : public testing::TestWithParam<Where> {
+ protected:
+  int world() const { return GetParam().world; }
+
+  FlatScript script(const std::string& name, int experts, int topk, int64_t max_tokens, int64_t hidden = 144) const {
+    FlatScript s;
+    s.name = name;
+    s.world = world();
+    s.config.hidden = hidden;
+    s.config.num_experts = experts;
+    s.config.topk = topk;
+    s.config.max_tokens = max_tokens;
+    s.config.row_type = DType::f16;
+    s.config.scales = ScaleKind::none;
+    s.num_sms = GetParam().workers.warps;
+    s.seed = oracle::mix(std::hash<std::string>{}(name), static_cast<uint64_t>(world()));
+    return s;
+  }
+  /// Different on every rank, from 0 to `most`.
+  std::vector<int64_t> tokens(int64_t most, uint64_t seed) const {
+    std::vector<int64_t> t;
+    for (int r = 0; r < world(); ++r)
+      t.push_back(static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(most + 1)));
+    return t;
+  }
+  std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
+
+  void expect_exact(const std::vector<FlatScript>& scripts) const {
+    std::vector<FlatScript> both;
+    for (FlatScript s : scripts) {
+      for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
+        s.config.sending = sending;
+        both.push_back(s);
+        both.back().name += sending == Sending::per_rank ? " (per rank)" : " (per route)";
+      }
+    }
+    EXPECT_EQ(run_scripts(kRanks, GetParam().workers, both), "");
+  }
+};
+
+/// Sources with no rows for some ranks, or none at all, back to back: no flag is lost, none is seen too late.
+TEST_P(Flat, E15_BackToBack) {
+  auto s = script("E15", 2 * world(), 2, 5, 48);
+  std::vector<int64_t> only_last = all(0);
+  only_last.back() = 5;
+  s.call(all(5), Routing::single_peer);
+  s.call(only_last, Routing::own_rank);
+  s.call(all(3), Routing::own_rank);
+  s.call(tokens(5, 1), Routing::one_rank);
+  s.call(all(0));
+  s.repeats = kSanitizer || world() > 5 ? 40 : 200;
+  expect_exact({s});
+}
+
+TEST_P(Flat, E16_OddShapes) {
+  struct Shape {
+    int64_t hidden;
+    int topk, experts, pieces;
+  };
+  const Shape shapes[] = {{2880, 3, 12, 0}, {1, 5, 7, 0},       {7, 1, 1, 1},
+                          {131, 3, 9, 2},   {1001, 32, 40, 16}, {272, 5, world(), 3}};
+  constexpr DType kTypes[] = {DType::f16, DType::bf16, DType::f32};
+  const int64_t most = kSanitizer ? 2 : 5;
+  std::vector<FlatScript> scripts;
+  for (const Shape& shape : shapes) {
+    auto s = script("E16 H " + std::to_string(shape.hidden), shape.experts, shape.topk, most, shape.hidden);
+    s.config.row_type = kTypes[(scripts.size() + static_cast<size_t>(world())) % 3];
+    s.config.pieces = shape.pieces;
+    s.call(tokens(most, 3));
+    s.call(all(most), Routing::zipf).two_calls = true;
+    s.calls.back().int64_ids = false;
+    scripts.push_back(s);
+  }
+  expect_exact(scripts);
+}
+
+TEST_P(Flat, E17_FullAndEmpty) {
+  auto s = script("E17", world() + 1, 3, 6);
+  std::vector<int64_t> first_empty = all(6);
+  first_empty.front() = 0;
+  for (const auto& t : {all(6), all(0), first_empty, all(1), all(0), all(0), all(6)}) s.call(t);
+  s.calls[2].two_calls = true;
+  auto one = script("E17 at most one token", world(), 2, 1);
+  one.call(all(1));
+  one.call(tokens(1, 4));
+  expect_exact({s, one});
+}
+
+TEST_P(Flat, TypesAndOptions) {
+  std::vector<FlatScript> scripts;
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    auto s = script("types " + std::to_string(static_cast<int>(type)), 2 * world() + 1, 4, 6, 200);
+    s.config.row_type = type;
+    for (int i = 0; i < 4; ++i) {
+      FlatCall& call = s.call(tokens(6, static_cast<uint64_t>(i)));
+      call.weights = (i & 1) == 0;
+      call.scaled = (i & 2) == 0;
+      call.int64_ids = i < 2;
+      call.x_pattern = Pattern::wild_values;
+    }
+    s.call(all(6)).two_calls = true;
+    s.calls.back().x_pattern = Pattern::wild_values;
+    scripts.push_back(s);
+  }
+  expect_exact(scripts);
+}
+
+TEST_P(Flat, DuplicatesAndDrops) {
+  std::vector<FlatScript> scripts;
+  auto repeated = script("duplicates", 2 * world() + 1, 5, 7);
+  repeated.call(all(7), Routing::duplicates);
+  repeated.call(tokens(7, 2), Routing::one_expert);
+  repeated.call(all(7), Routing::duplicates).two_calls = true;
+  scripts.push_back(repeated);
+  for (const int percent : {30, 100}) {
+    auto s = script("drops " + std::to_string(percent), world() + 2, 4, 7);
+    s.call(tokens(7, 5)).drop_percent = percent;
+    s.call(all(7), Routing::duplicates).drop_percent = percent;
+    s.call(all(7)).two_calls = true;
+    s.calls.back().drop_percent = percent;
+    scripts.push_back(s);
+  }
+  expect_exact(scripts);
+}
+
+/// Whole calls and pairs of calls on one object, odd numbers of each between two of the other, over the wrap of the epoch.
+TEST_P(Flat, InterleavedOverTheWrap) {
+  auto s = script("interleaved", world() + 1, 3, 4, 32);
+  s.config.first_epoch = (uint64_t{1} << 40) - 5;
+  s.max_delay_us = 40;
+  for (const int whole : {1, 2, 3, 1}) {
+    for (int i = 0; i < whole; ++i) s.call(tokens(4, static_cast<uint64_t>(10 * whole + i)));
+    s.call(tokens(4, static_cast<uint64_t>(whole))).two_calls = true;
+  }
+  s.repeats = 3;
+  expect_exact({s});
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(everywhere(false)), where_name);
+
+// --- The contest's shapes
+
+class Contest : public testing::TestWithParam<ContestShape> {};
+
+/// E1 to E14; long rows are cut, so that a shape takes a second at most.
+TEST_P(Contest, IsExact) {
+  const ContestShape& shape = GetParam();
+  const int64_t elements = shape.max_tokens * shape.topk * shape.hidden;
+  const int64_t cut = kSanitizer ? elements >> 16 : elements >> 20;
+  const int64_t columns = shape.hidden / std::max<int64_t>(1, cut);
+  const auto script = contest_script(shape, 8, columns);
+  EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, {script}), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(kContestShapes));
+
+/// The contest's leaderboard runs again and again with another seed.
+TEST(ContestSeeds, E20_EveryThirteenth) {
+  std::vector<FlatScript> scripts;
+  ContestShape shape = kContestShapes[0];
+  for (int i = 0; i < (kSanitizer ? 25 : 100); ++i, shape.seed += 13) scripts.push_back(contest_script(shape, 4, 48));
+  EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, scripts), "");
+}
+
+// --- Workers
+
+class FlatWorkers : public testing::TestWithParam<Workers> {};
+
+TEST_P(FlatWorkers, E18_OneToMany) {
+  const auto script = contest_script({8, 3, 272, 12, 5}, 4, 272);
+  EXPECT_EQ(run_scripts(kRanks, GetParam(), {script}), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(E18, FlatWorkers,
+                         testing::Values(Workers{1, 1}, Workers{1, 8}, Workers{8, 1, true}, Workers{4, 4}, Workers{33, 1}),
+                         [](const auto& kind) { return to_string(kind.param); });
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the benches of decode-sized calls share: the CPU's clock, the slowest rank, what is left to choose.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "bench_low_latency.hpp"
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "gpu_probe.hpp"
+#include "low_latency_check.hpp"
+
+namespace switchyard::tool {
+
+using nlohmann::json;
+
+namespace {
+
+class HostClock final : public LatencyClock {
+ public:
+  explicit HostClock(Group& group) : group_(group), device_(make_host_device()) {}
+  RankDevice& device() override { return *device_; }
+  std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
+    std::vector<double> all;
+    for (int64_t i = 0; i < warmup + n; ++i) {
+      group_.barrier();
+      const auto begin = std::chrono::steady_clock::now();
+      call();
+      if (i >= warmup) all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return all;
+  }
+  json limits(size_t, size_t, int64_t, int64_t) override { return json::object(); }
+
+ private:
+  Group& group_;
+  std::unique_ptr<RankDevice> device_;
+};
+
+}  // namespace
+
+std::unique_ptr<LatencyClock> make_host_clock(Group& group) { return std::make_unique<HostClock>(group); }
+
+bench::Times times_of(const std::vector<json>& ranks, const json::json_pointer& key) {
+  std::vector<std::vector<double>> all;
+  for (const json& r : ranks) all.push_back(r.at(key).get<std::vector<double>>());
+  return bench::summarize(bench::slowest(all));
+}
+
+json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points) {
+  json gpus = nullptr;
+  const bench::Machine machine = bench::this_machine();
+  if (options.backend == "cuda") {
+    const GpuProbe probe = probe_gpus();  // not here: ranks may be forked
+    if (probe.gpus.empty())
+      throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
+    std::vector<std::string> names;
+    for (const Gpu& g : probe.gpus) names.push_back(g.name);
+    const int sms = probe.gpus.front().multiprocessors;
+    gpus = {{"names", names},
+            {"sms", sms},
+            {"driver", probe.driver_version},
+            {"driver_cuda", probe.cuda_version},
+            {"runtime_cuda", cuda_runtime_version()}};
+    for (BenchOptions& o : points) {
+      if (o.ranks == 0) o.ranks = static_cast<int64_t>(names.size());
+      if (o.sms == 0) o.sms = sms / ((o.ranks + static_cast<int64_t>(names.size()) - 1) / static_cast<int64_t>(names.size()));
+    }
+  }
+  for (BenchOptions& o : points) {
+    if (o.ranks == 0) o.ranks = machine.usable_cores() >= 16 ? 8 : 2;
+    if (o.backend != "cuda" && o.warps == 0) o.warps = std::max<int64_t>(1, machine.usable_cores() / (o.ranks * o.blocks));
+    if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");
+    if (o.tokens > 65535) throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most 65535", o.tokens));
+    if (o.commit.empty()) o.commit = source_commit();
+  }
+  return gpus;
+}
+
+}  // namespace switchyard::tool
