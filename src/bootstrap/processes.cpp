@@ -7,9 +7,11 @@
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <system_error>
 
 #include "bootstrap/deadline.hpp"
@@ -37,6 +39,9 @@ bool is_readable(int fd) {
   pollfd entry = {fd, POLLIN, 0};
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
+
+/// How long the departure of a peer waits for the death of another that explains it.
+constexpr Milliseconds kExplanationTime{250};
 
 const char* name_of(FrameKind kind) { return kind == FrameKind::data ? "all_gather" : "exchange_fds"; }
 
@@ -218,6 +223,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
   const std::string context =
       std::string(operation) + " (set-up step " + std::to_string(sequence_) + ") on rank " + std::to_string(rank());
   std::unique_lock lock(mutex_);
+  std::optional<Deadline> until_explained;
   for (;;) {
     std::vector<int> missing;
     int gone = -1;
@@ -231,7 +237,14 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
         if (!known_death) gone = r;
       }
     }
-    if (gone >= 0) throw PeerFailed(gone, ErrorCode::system, context);
+    if (gone >= 0) {
+      // A peer that left may have heard of a death before this rank: its news is on the way.
+      if (!until_explained) until_explained.emplace(kExplanationTime);
+      const bool explained = peers_[static_cast<size_t>(gone)].state == State::dead;
+      if (explained || until_explained->passed() || deadline.passed()) throw PeerFailed(gone, ErrorCode::system, context);
+      changed_.wait_until(lock, std::min(until_explained->time(), deadline.time()));
+      continue;
+    }
     if (missing.empty()) break;
     if (deadline.passed()) {
       throw RendezvousError(context + ": " + describe_ranks(missing) + " of " + std::to_string(world()) +

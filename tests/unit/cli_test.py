@@ -36,7 +36,7 @@ class Usage(unittest.TestCase):
         self.assertIn("--help", err)
 
     def test_verbs(self):
-        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, doctor", "Did you mean 'demo'?")
+        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, trace, doctor", "Did you mean 'demo'?")
         self.expect(["xyzzy"], "'xyzzy': no such verb")
 
     def test_flags(self):
@@ -147,9 +147,9 @@ class Help(unittest.TestCase):
         for args in (["--help"], [], ["help"], ["-h"]):
             code, out, _ = run(*args)
             self.assertEqual(code, 0)
-            for verb in ("demo", "verify", "bench", "doctor"):
+            for verb in ("demo", "verify", "bench", "trace", "doctor"):
                 self.assertIn(verb, out)
-        for verb in ("demo", "verify", "bench", "doctor"):
+        for verb in ("demo", "verify", "bench", "trace", "doctor"):
             for args in ([verb, "--help"], ["help", verb]):
                 code, out, _ = run(*args)
                 self.assertEqual(code, 0)
@@ -158,12 +158,12 @@ class Help(unittest.TestCase):
                     self.assertIn("Examples:", out)
 
     def test_lines_fit(self):
-        for verb in ("demo", "verify", "bench", "doctor"):
+        for verb in ("demo", "verify", "bench", "trace", "doctor"):
             for line in run(verb, "--help")[1].splitlines():
                 self.assertLessEqual(len(line), 140, line)
 
     def test_every_flag_of_the_examples_exists(self):
-        for verb in ("demo", "verify", "verify ledger", "bench"):
+        for verb in ("demo", "verify", "verify ledger", "bench", "trace"):
             out = run(*verb.split(), "--help")[1]
             self.assertIn(f"Usage: switchyard {verb}", out)
             declared = set(re.findall(r"^  (?:-h,)?(--[a-z-]+)", out, re.M))
@@ -174,6 +174,42 @@ class Help(unittest.TestCase):
         code, out, _ = run("--version")
         self.assertEqual(code, 0)
         self.assertRegex(out, r"^switchyard \d+\.\d+\.\d+, commit ")
+
+
+class TraceVerb(unittest.TestCase):
+    def test_timeline_and_summary(self):
+        for mode, phases in (("normal", {"dispatch", "combine", "send_rows", "pull_reduce"}),
+                             ("low_latency", {"dispatch", "combine", "send_rows", "wait_piece", "place_rows", "sum_returned"}),
+                             ("flat", {"all_to_all", "send_rows", "return_rows", "sum_returned"})):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "trace.json"
+                code, out, err = run("trace", *SMALL, "--mode", mode, "--calls", "2", "--json", "--events", "2048", "--out", str(path))
+                self.assertEqual(code, 0, err)
+                summary, document = json.loads(out), json.loads(path.read_text())
+            self.assertEqual(summary["lost_events"], 0)
+            self.assertLessEqual(phases, {p["phase"] for p in summary["phases"]})
+            spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
+            self.assertEqual(len(spans), sum(p["count"] for p in summary["phases"]))
+            self.assertEqual({e["pid"] for e in spans}, {0, 1})
+            calls = [p for p in summary["phases"] if p["category"] == "call"]
+            self.assertTrue(all(p["count"] == 2 for p in calls), calls)
+            for rank in summary["ranks"]:
+                self.assertGreater(rank["window_us"], 0)
+                self.assertTrue(0 <= rank["idle_share"] <= 1, rank)
+
+    def test_events_that_find_no_room_are_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("trace", "--mode", "low_latency", "--tokens", "64", "--hidden", "64", "--events", "16",
+                                 "--out", str(Path(folder) / "t.json"))
+        self.assertEqual(code, 0, err)
+        self.assertIn("found no room", out)
+
+    def test_errors(self):
+        code, _, err = run("trace", *SMALL, "--out", "/nowhere/at/all.json")
+        self.assertNotEqual(code, 0)
+        self.assertIn("/nowhere/at/all.json", err)
+        self.assertEqual(run("trace", "--mode", "flatt")[0], 2)
+        self.assertEqual(run("trace", "--order", "per_route")[0], 2)
 
 
 class Verify(unittest.TestCase):

@@ -33,6 +33,9 @@ CombineOrder order_of(const BenchOptions& o) {
   return o.order == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
 }
 
+/// Modes of LowLatencyExchange.
+bool fixed_shape(const BenchOptions& o) { return o.mode != "normal"; }
+
 /// What is traced: calls of one rank.
 class TracedCalls {
  public:
@@ -44,7 +47,8 @@ class LowLatencyCalls final : public TracedCalls {
  public:
   LowLatencyCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)
       : order_(order_of(o)), rank_(s, config(o, s), type_of(o), group, device, static_cast<int>(o.sms)) {
-    rank_.prepare(0);
+    flat_ = o.mode == "flat";
+    rank_.prepare(0, flat_ ? LowLatencyRank::Experts::scale : LowLatencyRank::Experts::compute);
   }
   static LowLatencyConfig config(const BenchOptions& o, const Scenario& s) {
     LowLatencyConfig c = low_latency_config(s, type_of(o), scales_of(o));
@@ -56,11 +60,13 @@ class LowLatencyCalls final : public TracedCalls {
     return LowLatencyExchange::heap_bytes_for(config(o, s), s.world);
   }
   void call() override {
+    if (flat_) return rank_.all_to_all();
     rank_.dispatch();
     rank_.combine(order_);
   }
 
  private:
+  bool flat_ = false;
   CombineOrder order_;
   LowLatencyRank rank_;
 };
@@ -131,8 +137,8 @@ Scenario scenario_of(BenchOptions& o) {
   s.experts = source.experts();
   s.topk = source.topk();
   s.hidden = o.hidden;
-  s.layout = o.mode == "low_latency" || o.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
-  s.alignment = o.mode == "low_latency" ? 1 : static_cast<int>(o.alignment);
+  s.layout = fixed_shape(o) || o.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
+  s.alignment = fixed_shape(o) ? 1 : static_cast<int>(o.alignment);
   s.seed = static_cast<uint64_t>(o.seed);
   s.routing = source.all_ranks(o.tokens);
   o.experts = s.experts;
@@ -141,7 +147,7 @@ Scenario scenario_of(BenchOptions& o) {
 }
 
 size_t arena_bytes(const BenchOptions& o, const Scenario& s) {
-  if (o.mode == "low_latency") return LowLatencyRank::device_bytes(s, LowLatencyCalls::config(o, s)) + (size_t{1} << 20);
+  if (fixed_shape(o)) return LowLatencyRank::device_bytes(s, LowLatencyCalls::config(o, s)) + (size_t{1} << 20);
   return static_cast<size_t>(o.tokens) * (static_cast<size_t>(o.hidden) * 9 + static_cast<size_t>(o.topk) * 8) +
          (size_t{1} << 20);
 }
@@ -155,7 +161,7 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   Trace trace(s.world, trace_options);
   {
     std::unique_ptr<TracedCalls> calls;
-    if (o.mode == "low_latency")
+    if (fixed_shape(o))
       calls = std::make_unique<LowLatencyCalls>(o, s, group, device);
     else
       calls = std::make_unique<NormalCalls>(o, s, group, device);
@@ -331,12 +337,15 @@ int fit(BenchOptions& o) {
     if (gpus == 0) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
     if (o.ranks == 0) o.ranks = gpus;
     const int64_t most = probe.gpus.front().multiprocessors / ((o.ranks + gpus - 1) / gpus);
-    if (o.sms == 0) o.sms = o.mode == "low_latency" ? most : std::min<int64_t>(kDefaultSms, most);
+    if (o.sms == 0) o.sms = fixed_shape(o) ? most : std::min<int64_t>(kDefaultSms, most);
   }
   if (o.ranks == 0) o.ranks = 2;
   if (o.warps == 0) o.warps = 1;
-  if (o.mode != "low_latency" && o.order == "per_route" && o.layout == "rank_major")
+  if (!fixed_shape(o) && o.order == "per_route" && o.layout == "rank_major")
     throw UsageError("--order: 'per_route' given with --layout rank_major; allowed: per_rank, or --layout expert_major");
+  if (o.mode == "flat" && (o.dtype == "fp8" || o.quantize != "none"))
+    throw UsageError(
+        "--mode: 'flat' given with fp8 rows; its rows travel as they are: --dtype bf16, f16 or f32, --quantize none");
   if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");
   return gpus;
 }
@@ -359,7 +368,7 @@ int run_trace(const TraceVerbOptions& asked) {
   job.group.backend = gpus > 0 ? Backend::cuda : Backend::cpu;
   job.group.num_blocks = static_cast<int>(o.blocks);
   job.group.num_warps = static_cast<int>(o.warps);
-  job.group.heap_bytes = o.mode == "low_latency" ? LowLatencyCalls::heap_bytes(o, s) : NormalCalls::heap_bytes(o, s);
+  job.group.heap_bytes = fixed_shape(o) ? LowLatencyCalls::heap_bytes(o, s) : NormalCalls::heap_bytes(o, s);
   if (!options.json)
     fmt::print("{}\n  {} mode on {}, {} ranks, {} tokens per rank, hidden {}, top-{} of {}, {} after {} to warm up\n",
                bold("switchyard trace"), o.mode, gpus > 0 ? "GPUs" : "the CPU", o.ranks, o.tokens, o.hidden, o.topk, o.experts,

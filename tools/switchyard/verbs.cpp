@@ -216,7 +216,7 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   o.warmup = 3;
   Options add(app);
   add.group("What to trace: a dispatch and a combine");
-  add.choice("--mode", o.mode, kModes, "low_latency: layout and staging do not apply");
+  add.choice("--mode", o.mode, kModes, "low_latency, and flat, which does both in one call: layout and staging do not apply");
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: what every warp of the kernels did");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
