@@ -362,6 +362,17 @@ class Bench(unittest.TestCase):
             self.check_run(one, limit["gb_per_s"])
         self.assertEqual(out.count("PASS"), 4)
 
+    def test_low_latency(self):
+        result, out = self.measure("--mode", "low_latency", "--quantize", "f32", "--sweep", "tokens=3,16")
+        self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [3, 16])
+        for one in result["runs"]:
+            self.assertTrue(one["verified"])
+            self.assertEqual(len(one["checks"]), one["config"]["ranks"] * 4)
+            for section in ("dispatch", "combine_per_route", "combine_per_rank", "both_per_route", "both_per_rank"):
+                self.assertEqual(one[section]["iterations"], 20)
+            self.assertGreater(one["largest_remote_bytes"], 0)
+        self.assertEqual(out.count("PASS"), 2)
+
     def test_flat(self):
         result, out = self.measure("--mode", "flat", "--dtype", "f32", "--topk", "3", "--sweep", "tokens=3,16")
         self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [3, 16])

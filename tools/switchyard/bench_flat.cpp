@@ -104,35 +104,19 @@ Run measure(const BenchOptions& options) {
   Run run;
   run.point = make_point(options);
   const Point& p = run.point;
-  RankJob job;
-  job.world = p.scenario.world;
-  job.processes = options.processes;
-  job.group.timeout = std::chrono::seconds(10);
-  job.group.num_blocks = static_cast<int>(options.blocks);
-  job.group.num_warps = static_cast<int>(std::max<int64_t>(1, options.warps));
-  job.group.heap_bytes = LowLatencyExchange::heap_bytes_for(p.config, job.world);
-  if (options.backend == "cuda") {
-    job.group.backend = Backend::cuda;
-    job.group.heap_bytes +=
-        cuda_clock_bytes(p.scenario, options, static_cast<size_t>(options.hidden) * dtype_bytes(p.config.row_type));
-  }
+  const RankJob job =
+      latency_job(p.scenario, p.config, options, static_cast<size_t>(options.hidden) * dtype_bytes(p.config.row_type));
   const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return run_rank(p, group); });
   run.whole = times_of(ranks, json::json_pointer("/all_to_all"));
   run.two_calls = times_of(ranks, json::json_pointer("/two_calls"));
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    run.remote_bytes = std::max(run.remote_bytes, ranks[r].at("remote_bytes").get<double>());
-    for (const json& c : ranks[r].at("checks"))
-      run.checks.push_back({fmt::format("{} on rank {}", c[0].get<std::string>(), r), c[1].get<bool>(), c[2].get<std::string>(),
-                            c[3].get<int64_t>()});
-  }
+  run.remote_bytes = most_remote_bytes(ranks);
+  run.checks = checks_of(ranks);
   return run;
 }
 
 json describe(const Run& r) {
   const BenchOptions& o = r.point.options;
-  json checks = json::array(), tokens = json::array();
-  for (const CheckResult& c : r.checks)
-    checks.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
+  json tokens = json::array();
   for (int rank = 0; rank < r.point.scenario.world; ++rank) tokens.push_back(r.point.scenario.tokens(rank));
   return {{"config",
            {{"backend", o.backend},
@@ -164,7 +148,7 @@ json describe(const Run& r) {
           {"link_us_at_353_gbs", r.link_seconds() * 1e6},
           {"bar_us", o.backend == "cuda" ? json(r.bar_seconds() * 1e6) : json(nullptr)},
           {"symmetric_bytes_per_rank", LowLatencyExchange::memory_required(r.point.config, r.point.scenario.world).total()},
-          {"checks", checks},
+          {"checks", checks_json(r.checks)},
           {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
 }
 

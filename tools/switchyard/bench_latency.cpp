@@ -42,6 +42,43 @@ class HostClock final : public LatencyClock {
 
 std::unique_ptr<LatencyClock> make_host_clock(Group& group) { return std::make_unique<HostClock>(group); }
 
+RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const BenchOptions& o, size_t row_bytes) {
+  RankJob job;
+  job.world = s.world;
+  job.processes = o.processes;
+  job.group.timeout = std::chrono::seconds(10);
+  job.group.num_blocks = static_cast<int>(o.blocks);
+  job.group.num_warps = static_cast<int>(std::max<int64_t>(1, o.warps));
+  job.group.heap_bytes = LowLatencyExchange::heap_bytes_for(config, s.world);
+  if (o.backend == "cuda") {
+    job.group.backend = Backend::cuda;
+    job.group.heap_bytes += cuda_clock_bytes(s, o, row_bytes);
+  }
+  return job;
+}
+
+double most_remote_bytes(const std::vector<json>& ranks) {
+  double most = 0;
+  for (const json& r : ranks) most = std::max(most, r.at("remote_bytes").get<double>());
+  return most;
+}
+
+std::vector<CheckResult> checks_of(const std::vector<json>& ranks) {
+  std::vector<CheckResult> checks;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    for (const json& c : ranks[r].at("checks"))
+      checks.push_back({fmt::format("{} on rank {}", c[0].get<std::string>(), r), c[1].get<bool>(), c[2].get<std::string>(),
+                        c[3].get<int64_t>()});
+  return checks;
+}
+
+json checks_json(const std::vector<CheckResult>& checks) {
+  json out = json::array();
+  for (const CheckResult& c : checks)
+    out.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
+  return out;
+}
+
 bench::Times times_of(const std::vector<json>& ranks, const json::json_pointer& key) {
   std::vector<std::vector<double>> all;
   for (const json& r : ranks) all.push_back(r.at(key).get<std::vector<double>>());

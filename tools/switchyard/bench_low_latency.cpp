@@ -123,17 +123,7 @@ Run measure(const BenchOptions& options) {
   Run run;
   run.point = make_point(options);
   const Point& p = run.point;
-  RankJob job;
-  job.world = p.scenario.world;
-  job.processes = options.processes;
-  job.group.timeout = std::chrono::seconds(10);
-  job.group.num_blocks = static_cast<int>(options.blocks);
-  job.group.num_warps = static_cast<int>(std::max<int64_t>(1, options.warps));
-  job.group.heap_bytes = LowLatencyExchange::heap_bytes_for(p.config, job.world);
-  if (options.backend == "cuda") {
-    job.group.backend = Backend::cuda;
-    job.group.heap_bytes += cuda_clock_bytes(p.scenario, options, p.returned_bytes);
-  }
+  const RankJob job = latency_job(p.scenario, p.config, options, p.returned_bytes);
   const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return run_rank(p, group); });
   for (size_t i = 0; i < std::size(kSections); ++i)
     run.times[i] = times_of(ranks, json::json_pointer(std::string("/") + kSections[i].key));
@@ -142,20 +132,13 @@ Run measure(const BenchOptions& options) {
     run.push = best_limit(ranks, "push");
     run.pull = best_limit(ranks, "pull");
   }
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    run.remote_bytes = std::max(run.remote_bytes, ranks[r].at("remote_bytes").get<double>());
-    for (const json& c : ranks[r].at("checks"))
-      run.checks.push_back({fmt::format("{} on rank {}", c[0].get<std::string>(), r), c[1].get<bool>(), c[2].get<std::string>(),
-                            c[3].get<int64_t>()});
-  }
+  run.remote_bytes = most_remote_bytes(ranks);
+  run.checks = checks_of(ranks);
   return run;
 }
 
 json describe(const Run& r) {
   const BenchOptions& o = r.point.options;
-  json checks = json::array();
-  for (const CheckResult& c : r.checks)
-    checks.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
   json out = {{"config",
                {{"backend", o.backend},
                 {"mode", "low_latency"},
@@ -181,7 +164,7 @@ json describe(const Run& r) {
                 {"statistic", "slowest rank"}}},
               {"largest_remote_bytes", r.remote_bytes},
               {"symmetric_bytes_per_rank", LowLatencyExchange::memory_required(r.point.config, r.point.scenario.world).total()},
-              {"checks", checks},
+              {"checks", checks_json(r.checks)},
               {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
   for (size_t i = 0; i < std::size(kSections); ++i) out[kSections[i].key] = to_json(r.times[i]);
   if (r.has_limits) {

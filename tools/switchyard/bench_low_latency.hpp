@@ -11,7 +11,8 @@
 #include "bench.hpp"
 #include "oracle.hpp"
 #include "rank_device.hpp"
-#include "switchyard/group.hpp"
+#include "ranks.hpp"
+#include "switchyard/low_latency.hpp"
 
 namespace switchyard::tool {
 
@@ -36,6 +37,12 @@ size_t cuda_clock_bytes(const Scenario& s, const BenchOptions& options, size_t r
 
 /// The times at `key` of every rank's results; of each iteration the slowest rank's.
 bench::Times times_of(const std::vector<nlohmann::json>& ranks, const nlohmann::json::json_pointer& key);
+/// The group of a point: `row_bytes` of a row that comes back.
+RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const BenchOptions& options, size_t row_bytes);
+/// Of what every rank returned: the largest "remote_bytes", and all "checks" by rank.
+double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
+std::vector<CheckResult> checks_of(const std::vector<nlohmann::json>& ranks);
+nlohmann::json checks_json(const std::vector<CheckResult>& checks);
 /// Fills in what was left to choose. Returns what the JSON says of the GPUs, null on the CPU. \throws UsageError
 nlohmann::json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points);
 
