@@ -93,6 +93,12 @@ struct AnyLanePredicate {
 struct AnyLength {
   SWITCHYARD_FN int64_t operator()(int) const { return 0; }
 };
+struct AnyColdPath {
+  template <class W>
+  SWITCHYARD_FN bool operator()(W&) const {
+    return false;
+  }
+};
 struct AnyWeight {
   SWITCHYARD_FN float operator()(int) const { return 0.0f; }
 };
@@ -155,8 +161,9 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
-  A::count(w, flag, value);         // *flag += value, for a statistic that only this warp writes; ordered with nothing
-  A::count_max(w, flag, value);     // likewise the maximum
+  { A::cold(w, AnyColdPath{}) } -> std::same_as<bool>;  // f(warp), out of line: code that is to stay out of the way
+  A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; ordered with nothing
+  A::count_max(w, flag, value);  // likewise the maximum
   { A::now_ns() } -> std::same_as<uint64_t>;
   A::pause(w, n);  // between polls; n counts polls so far
 };

@@ -2,6 +2,13 @@
 // Annotations of functions that both host and device compilers see. The only macros that protocol code uses.
 #pragma once
 
+// In front of a loop that runs few times or waits for memory: its code is not to grow.
+#if defined(__CUDA_ARCH__)
+#define SWITCHYARD_ROLLED _Pragma("unroll 1")
+#else
+#define SWITCHYARD_ROLLED
+#endif
+
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define SWITCHYARD_FN __host__ __device__
 #define SWITCHYARD_INLINE __host__ __device__ __forceinline__

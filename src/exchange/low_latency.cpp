@@ -57,6 +57,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
       c.pieces > 0 ? c.pieces : std::min<int64_t>(kMaxPieces, (c.hidden + kPieceColumns - 1) / kPieceColumns);
   l.piece_columns = round_up((c.hidden + wanted - 1) / wanted, kColumnUnit);
   l.pieces = static_cast<int>((c.hidden + l.piece_columns - 1) / l.piece_columns);
+  l.place();
   return l;
 }
 

@@ -39,6 +39,7 @@ struct LowLatencyLayout {
 
   uint64_t base = 0;  ///< heap offset
   ExpertMap map;
+  int experts_base = 0, experts_extra = 0;  ///< experts / world and the rest: kernels do not divide
   int topk = 1;
   int entries = 1;  ///< per message: K, or 1 if routes travel alone
   int64_t max_tokens = 0;
@@ -50,62 +51,86 @@ struct LowLatencyLayout {
   int64_t piece_columns = 0;
 
   SWITCHYARD_FN int world() const { return map.world; }
-  SWITCHYARD_FN int units_per_token() const { return topk / entries; }
+  SWITCHYARD_FN int first_expert(int rank) const { return rank * experts_base + (rank < experts_extra ? rank : experts_extra); }
+  SWITCHYARD_FN int experts_of(int rank) const { return experts_base + (rank < experts_extra ? 1 : 0); }
+  SWITCHYARD_FN bool owns(int rank, int32_t expert) const {
+    const int first = first_expert(rank);
+    return expert >= first && expert < first + experts_of(rank);
+  }
+  SWITCHYARD_FN int units_per_token() const { return entries == topk ? 1 : topk; }
   SWITCHYARD_FN int64_t max_units() const { return max_tokens * units_per_token(); }
+  SWITCHYARD_FN int64_t token_of(int64_t unit) const {
+    return entries == topk ? unit : static_cast<int64_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(topk));
+  }
+  /// First of the token's choices that the unit carries.
+  SWITCHYARD_FN int first_k_of(int64_t unit) const { return static_cast<int>(unit - token_of(unit) * units_per_token()); }
   SWITCHYARD_FN int64_t rows_per_expert() const { return max_tokens * world(); }
   SWITCHYARD_FN int64_t column(int piece) const {
     const int64_t c = piece * piece_columns;
     return c < hidden ? c : hidden;
   }
 
-  // A message: payload, scales, entries.
-  SWITCHYARD_FN int64_t scales_at() const { return round_up(payload_bytes, 128); }
-  SWITCHYARD_FN int64_t entries_at() const { return scales_at() + round_up(scale_bytes, 128); }
-  SWITCHYARD_FN int64_t message_bytes() const {
-    return entries_at() + round_up(entries * static_cast<int64_t>(sizeof(LowLatencyEntry)), 128);
+  /// What follows from the sizes above, computed once by place().
+  struct Offsets {
+    int64_t scales = 0, entries = 0, message_bytes = 0;          // in a message: payload, scales, entries
+    int64_t counts = 0, pieces = 0, returns = 0, set_words = 0;  // words of a set: headers, counts, pieces, returns
+    int64_t return_rows = 0, return_stride = 0, set_bytes = 0;   // bytes of a set's staging: messages, returned rows
+    int64_t flags_bytes = 0;
+    int slots = 1;  // rows that can come back for a token
+  } at;
+
+  /// Completes the layout. Flags: headers [2][W], counts [2][experts here][W], pieces [2][W][units][P], returns
+  /// [2][T][slots][P].
+  void place() {
+    experts_base = map.experts / map.world;
+    experts_extra = map.experts % map.world;
+    at.slots = topk > world() ? topk : world();
+    at.scales = round_up(payload_bytes, 128);
+    at.entries = at.scales + round_up(scale_bytes, 128);
+    at.message_bytes = at.entries + round_up(entries * static_cast<int64_t>(sizeof(LowLatencyEntry)), 128);
+    at.counts = int64_t{world()} * (kLine / 8);
+    at.pieces = at.counts + int64_t{experts_of(0)} * world();
+    at.returns = at.pieces + world() * max_units() * pieces;
+    at.set_words = at.returns + max_tokens * at.slots * pieces;
+    at.flags_bytes = round_up(2 * at.set_words * 8, 4096);
+    at.return_rows = world() * max_units() * at.message_bytes;
+    at.return_stride = round_up(return_bytes, 128);
+    at.set_bytes = at.return_rows + max_tokens * at.slots * at.return_stride;
   }
 
-  // Flags: headers [2][W], counts [2][experts here][W], pieces [2][W][units][P], returns [2][T][slots][P].
-  SWITCHYARD_FN int64_t slots() const { return topk > world() ? topk : world(); }  ///< rows that can come back for a token
-  SWITCHYARD_FN int64_t header_words() const { return int64_t{world()} * (kLine / 8); }
-  SWITCHYARD_FN int64_t count_words() const { return int64_t{map.max_count()} * world(); }
-  SWITCHYARD_FN int64_t piece_words() const { return world() * max_units() * pieces; }
-  SWITCHYARD_FN int64_t return_words() const { return max_tokens * slots() * pieces; }
-  SWITCHYARD_FN int64_t set_words() const { return header_words() + count_words() + piece_words() + return_words(); }
-  SWITCHYARD_FN int64_t flags_bytes() const { return round_up(2 * set_words() * 8, 4096); }
-  SWITCHYARD_FN int64_t messages_bytes() const { return world() * max_units() * message_bytes(); }
-  SWITCHYARD_FN int64_t returns_bytes() const { return max_tokens * slots() * round_up(return_bytes, 128); }
-  SWITCHYARD_FN int64_t staging_bytes() const { return 2 * (messages_bytes() + returns_bytes()); }
+  SWITCHYARD_FN int64_t scales_at() const { return at.scales; }
+  SWITCHYARD_FN int64_t entries_at() const { return at.entries; }
+  SWITCHYARD_FN int64_t flags_bytes() const { return at.flags_bytes; }
+  SWITCHYARD_FN int64_t staging_bytes() const { return 2 * at.set_bytes; }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + staging_bytes(); }
 
   /// T and kind of the call that rank `writer` has entered.
   SWITCHYARD_FN SymPtr<uint64_t> header(uint64_t epoch, int writer) const { return word(epoch, writer * (kLine / 8)); }
   /// Rows that `writer` sends to one of the reader's experts.
   SWITCHYARD_FN SymPtr<uint64_t> expert_count(uint64_t epoch, int local_expert, int writer) const {
-    return word(epoch, header_words() + int64_t{local_expert} * world() + writer);
+    return word(epoch, at.counts + int64_t{local_expert} * world() + writer);
   }
   /// A piece of a message has arrived (value 1), or the message is not for this rank (value 0).
   SWITCHYARD_FN SymPtr<uint64_t> piece(uint64_t epoch, int writer, int64_t unit, int piece) const {
-    return word(epoch, header_words() + count_words() + (writer * max_units() + unit) * pieces + piece);
+    return word(epoch, at.pieces + (writer * max_units() + unit) * pieces + piece);
   }
   /// A piece of a row has come back to slot `slot` of token t.
   SWITCHYARD_FN SymPtr<uint64_t> returned(uint64_t epoch, int64_t t, int64_t slot, int piece) const {
-    return word(epoch, header_words() + count_words() + piece_words() + (t * slots() + slot) * pieces + piece);
+    return word(epoch, at.returns + (t * at.slots + slot) * pieces + piece);
   }
   SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int64_t unit) const {
-    return staging(epoch, (writer * max_units() + unit) * message_bytes());
+    return staging(epoch, (writer * max_units() + unit) * at.message_bytes);
   }
   SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int64_t t, int64_t slot) const {
-    return staging(epoch, messages_bytes() + (t * slots() + slot) * round_up(return_bytes, 128));
+    return staging(epoch, at.return_rows + (t * at.slots + slot) * at.return_stride);
   }
 
  private:
   SWITCHYARD_FN SymPtr<uint64_t> word(uint64_t epoch, int64_t index) const {
-    return {base + static_cast<uint64_t>((static_cast<int64_t>(epoch & 1) * set_words() + index) * 8)};
+    return {base + static_cast<uint64_t>(((epoch & 1) != 0 ? at.set_words + index : index) * 8)};
   }
-  SWITCHYARD_FN SymPtr<std::byte> staging(uint64_t epoch, int64_t at) const {
-    const int64_t set = static_cast<int64_t>(epoch & 1) * (messages_bytes() + returns_bytes());
-    return {base + static_cast<uint64_t>(flags_bytes() + set + at)};
+  SWITCHYARD_FN SymPtr<std::byte> staging(uint64_t epoch, int64_t offset) const {
+    return {base + static_cast<uint64_t>(at.flags_bytes + ((epoch & 1) != 0 ? at.set_bytes + offset : offset))};
   }
 };
 

@@ -33,7 +33,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
   if (!here) return true;
   const WarpSpan<A> span(w, call, Event::return_rows, 1);
   const Message m = message_from<A>(w, call, l, source, unit);
-  const int64_t t = unit / l.units_per_token();
+  const int64_t t = l.token_of(unit);
   const PieceRange range = piece_range(p.d, piece);
   const std::byte* from = m.payload + range.payload_at;
   const auto answered = [&](int j) { return (m.mine >> j & 1) != 0 && !m.entries[j].alias(); };
@@ -47,7 +47,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
   } else {
     for (int j = 0; j < l.entries; ++j)
       if (answered(j))
-        return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.map.first(call.rank()));
+        return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
   }
   A::settle(w);
   A::template publish_to<Scope::system>(

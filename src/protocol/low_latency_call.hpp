@@ -13,6 +13,16 @@
 
 namespace switchyard::detail {
 
+/// A flat index over (item, piece), pieces fastest. There are fewer than 2^32.
+struct ItemPiece {
+  int64_t item;
+  int piece;
+};
+SWITCHYARD_FN inline ItemPiece split_index(int64_t i, int pieces) {
+  const auto index = static_cast<uint32_t>(i), p = static_cast<uint32_t>(pieces), item = index / p;
+  return {item, static_cast<int>(index - item * p)};
+}
+
 /// Number of a warp in its rank such that neighbours are on different multiprocessors.
 template <class Warp>
 SWITCHYARD_FN int64_t spread_index(const Warp& w) {
@@ -44,6 +54,7 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
   if (!wait_for<A>(
           w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, &span))
     return false;
+  SWITCHYARD_ROLLED
   for (int r = 0; r < call.world(); ++r) {
     if (flag_value(*header(r)) >> kHeaderTokenBits == kind) continue;
     FaultRecord fault;
@@ -72,10 +83,18 @@ struct IdReader {
     const int64_t id = is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
     return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1;
   }
+  /// True if one of the `topk` routes from `begin` on is to `expert`.
+  SWITCHYARD_FN bool any_is(int64_t begin, int topk, int32_t expert) const {
+    bool found = false;
+    SWITCHYARD_ROLLED
+    for (int k = 0; k < topk; ++k) found = found || (*this)(begin + k) == expert;
+    return found;
+  }
   /// True if route f, of a token whose first route is `begin`, is the first with its expert, and has one.
   SWITCHYARD_FN bool is_first(int64_t begin, int64_t f) const {
     const int32_t id = (*this)(f);
     bool first = id >= 0;
+    SWITCHYARD_ROLLED
     for (int64_t g = begin; g < f; ++g) first = first && (*this)(g) != id;
     return first;
   }

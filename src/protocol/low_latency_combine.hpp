@@ -77,13 +77,13 @@ template <class A>
 SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParams& p, MoveCounter& moved) {
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
-  const int experts = l.map.count(p.call.rank());
+  const int experts = l.experts_of(p.call.rank());
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
     if (found.segment == experts) return;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
-    const int piece = static_cast<int>(found.offset % l.pieces);
-    const int64_t row = found.segment * l.rows_per_expert() + found.offset / l.pieces, from = p.row_source[row];
+    const auto [r, piece] = split_index(found.offset, l.pieces);
+    const int64_t row = found.segment * l.rows_per_expert() + r, from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
     const auto t = static_cast<int64_t>(from & 0xffffffff);
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
@@ -102,8 +102,8 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
     if (found.segment == world) return;
-    const int owner = found.segment, piece = static_cast<int>(found.offset % l.pieces);
-    const int64_t t = found.offset / l.pieces;
+    const int owner = found.segment;
+    const auto [t, piece] = split_index(found.offset, l.pieces);
     const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
@@ -161,6 +161,7 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
   /// The first of the token's choices that is the same expert.
   const auto first = [&](int k) {
     int j = 0;
+    SWITCHYARD_ROLLED
     while (id(j) != id(k)) ++j;
     return j;
   };
@@ -168,7 +169,8 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
       per_rank ? A::lanes_where(w, p.call.world(),
                                 [&](int64_t r) {
                                   bool any = false;
-                                  for (int k = 0; k < l.topk; ++k) any = any || (id(k) >= 0 && l.map.owner(id(k)) == r);
+                                  SWITCHYARD_ROLLED
+                                  for (int k = 0; k < l.topk; ++k) any = any || l.owns(static_cast<int>(r), id(k));
                                   return any;
                                 })
                : A::lanes_where(w, l.topk, [&](int64_t k) { return id(k) >= 0 && first(static_cast<int>(k)) == k; });
@@ -193,8 +195,10 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
 /// This warp's share of the tokens' pieces. False: the fault is recorded.
 template <class A, class Ids>
 SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t tokens) {
-  for (int64_t i = spread_index(w); i < tokens * p.layout.pieces; i += w.total())
-    if (!sum_piece<A>(w, p, ids, i / p.layout.pieces, static_cast<int>(i % p.layout.pieces))) return false;
+  for (int64_t i = spread_index(w); i < tokens * p.layout.pieces; i += w.total()) {
+    const auto [t, piece] = split_index(i, p.layout.pieces);
+    if (!sum_piece<A>(w, p, ids, t, piece)) return false;
+  }
   A::settle(w);
   return true;
 }

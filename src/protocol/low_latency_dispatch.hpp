@@ -77,11 +77,12 @@ SWITCHYARD_FN void send_entry(typename A::Warp& w, const LowLatencyDispatchParam
   LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
   if (expert >= 0) {
     int64_t first = begin;
+    SWITCHYARD_ROLLED
     while (p.ids(first) != expert) ++first;
     // Tokens before this one that choose the expert: each counts once.
     if (p.with_places)
-      entry.index = static_cast<int32_t>(
-          A::count_where(w, begin, [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first(f / l.topk * l.topk, f); }));
+      entry.index =
+          static_cast<int32_t>(A::count_where(w, t, [&](int64_t u) { return p.ids.any_is(u * l.topk, l.topk, expert); }));
     if (first != begin + k) entry.index |= LowLatencyEntry::kAlias;
     entry.k = static_cast<int32_t>(first - begin);
   }
@@ -144,15 +145,13 @@ SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParam
                               MoveCounter& moved) {
   const LowLatencyLayout& l = p.layout;
   const WarpSpan<A> span(w, p.call, Event::send_rows, 1);
-  const int64_t t = unit / l.units_per_token();
-  const int first_k = l.entries == 1 ? static_cast<int>(unit % l.units_per_token()) : 0;
+  const int64_t t = l.token_of(unit);
+  const int first_k = l.first_k_of(unit);
   const int64_t f = t * l.topk + first_k;
   const uint64_t places = A::lanes_where(w, p.call.world(), [&](int64_t r) {
     bool here = false;
-    for (int j = 0; j < l.entries; ++j) {
-      const int32_t id = p.ids(f + j);
-      here = here || (id >= 0 && l.map.owner(id) == r);
-    }
+    SWITCHYARD_ROLLED
+    for (int j = 0; j < l.entries; ++j) here = here || l.owns(static_cast<int>(r), p.ids(f + j));
     return here;
   });
   if (places != 0) {
@@ -186,8 +185,10 @@ template <class A>
 SWITCHYARD_FN void send_pieces(typename A::Warp& w, const LowLatencyDispatchParams& p, MoveCounter& moved) {
   const LowLatencyLayout& l = p.layout;
   const int64_t items = p.tokens * l.units_per_token() * l.pieces;
-  for (int64_t i = spread_index(w); i < items; i += w.total())
-    send_piece<A>(w, p, i / l.pieces, static_cast<int>(i % l.pieces), moved);
+  for (int64_t i = spread_index(w); i < items; i += w.total()) {
+    const ItemPiece at = split_index(i, l.pieces);
+    send_piece<A>(w, p, at.item, at.piece, moved);
+  }
 }
 
 /// The kind of a dispatch.
@@ -204,13 +205,12 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatc
   if (w.index() == 0) enter_call<A>(w, p.call, l, p.tokens, dispatch_kind());
   send_pieces<A>(w, p, moved);
   const WarpSpan<A> span(w, p.call, Event::send_counts, l.map.experts);
-  const int64_t routes = p.tokens * l.topk;
   for (int64_t e = w.total() - 1 - spread_index(w); e < l.map.experts; e += w.total()) {
     const int64_t n =
-        A::count_where(w, routes, [&](int64_t f) { return p.ids(f) == e && p.ids.is_first(f / l.topk * l.topk, f); });
+        A::count_where(w, p.tokens, [&](int64_t t) { return p.ids.any_is(t * l.topk, l.topk, static_cast<int32_t>(e)); });
     const int owner = l.map.owner(static_cast<int>(e));
     uint64_t* flag =
-        p.call.heap.at(owner, l.expert_count(p.call.epoch, static_cast<int>(e) - l.map.first(owner), p.call.rank()));
+        p.call.heap.at(owner, l.expert_count(p.call.epoch, static_cast<int>(e) - l.first_expert(owner), p.call.rank()));
     A::template store_release<Scope::system>(w, flag, flag_word(p.call.epoch, static_cast<uint64_t>(n)), Site::expert_count);
   }
   keep_own_routes<A>(w, p);
@@ -221,6 +221,7 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatc
 /// Rows of sources before `source` for local expert e; its counts have been acquired.
 SWITCHYARD_FN inline int64_t first_of_source(const LowLatencyDispatchParams& p, int e, int source) {
   int64_t first = 0;
+  SWITCHYARD_ROLLED
   for (int s = 0; s < source; ++s)
     first += static_cast<int64_t>(flag_value(*p.call.heap.local(p.layout.expert_count(p.call.epoch, e, s))));
   return first;
@@ -261,8 +262,9 @@ SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call
   for (int s = 0; s < call.world(); ++s) units += units_of(s);
   if (units == 0) return true;
   for (int64_t i = spread_index(w); i < units * l.pieces; i += w.total()) {
-    const Located message = A::locate(w, i % units, call.world(), units_of);
-    if (!f(message.segment, message.offset, static_cast<int>(i / units))) return false;
+    const auto piece = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
+    const Located message = A::locate(w, i - piece * units, call.world(), units_of);
+    if (!f(message.segment, message.offset, static_cast<int>(piece))) return false;
   }
   return true;
 }
@@ -279,7 +281,7 @@ SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call,
   Message m;
   m.payload = call.heap.local(l.message(call.epoch, source, unit));
   m.entries = reinterpret_cast<const LowLatencyEntry*>(m.payload + l.entries_at());
-  const int first = l.map.first(call.rank()), last = first + l.map.count(call.rank());
+  const int first = l.first_expert(call.rank()), last = first + l.experts_of(call.rank());
   m.mine = A::lanes_where(w, l.entries, [&](int64_t j) { return m.entries[j].expert >= first && m.entries[j].expert < last; });
   return m;
 }
@@ -288,8 +290,8 @@ SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call,
 template <class A>
 SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int64_t unit, int piece) {
   const LowLatencyLayout& l = p.layout;
-  const int64_t t = unit / l.units_per_token();
-  const int first_k = l.entries == 1 ? static_cast<int>(unit % l.units_per_token()) : 0;
+  const int64_t t = l.token_of(unit);
+  const int first_k = l.first_k_of(unit);
   LowLatencyRoute* routes = p.routes + (source * l.max_tokens + t) * l.topk + first_k;
   bool here = false;
   if (!wait_message<A>(w, p.call, l, source, unit, here)) return false;
@@ -301,7 +303,7 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
   const LowLatencyEntry* entries = m.entries;
   const std::byte* message = m.payload;
   const uint64_t mine = m.mine;
-  const int first = l.map.first(p.call.rank());
+  const int first = l.first_expert(p.call.rank());
   if (!wait_counts_before<A>(w, p, source, l.entries, [&](int j) { return mine >> j & 1 ? entries[j].expert - first : -1; }))
     return false;
   const WarpSpan<A> span(w, p.call, Event::place_rows, 1);
@@ -349,7 +351,7 @@ template <class A>
 SWITCHYARD_FN bool report_counts(typename A::Warp& w, const LowLatencyDispatchParams& p) {
   const LowLatencyLayout& l = p.layout;
   const int world = p.call.world();
-  for (int e = static_cast<int>(w.total() - 1 - spread_index(w)); e < l.map.count(p.call.rank()); e += w.total()) {
+  for (int e = static_cast<int>(w.total() - 1 - spread_index(w)); e < l.experts_of(p.call.rank()); e += w.total()) {
     if (!wait_counts_before<A>(w, p, world, 1, [&](int) { return e; })) return false;
     A::for_lanes(w, world, [&](int s) {
       const int64_t first = first_of_source(p, e, s), next = first_of_source(p, e, s + 1);

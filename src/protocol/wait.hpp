@@ -60,6 +60,25 @@ class WaitClock {
 
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
+    A::cold(w, [&](auto& me) {
+      charge_now(me, call, next_awaited);
+      return true;
+    });
+  }
+
+  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must
+  /// end.
+  SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
+                                  uint64_t expected) {
+    A::pause(w, polls_++);
+    if ((polls_ & 15) != 0) return true;
+    return A::cold(w, [&](auto& me) { return may_go_on(me, call, site, flag, expected); });
+  }
+
+  SWITCHYARD_FN int awaited() const { return awaited_; }
+
+ private:
+  SWITCHYARD_FN void charge_now(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns(), spent = now - slice_;
     WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
     A::count(w, &c.total_ns, spent);
@@ -69,12 +88,8 @@ class WaitClock {
     awaited_ = next_awaited;
   }
 
-  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must
-  /// end.
-  SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
-                                  uint64_t expected) {
-    A::pause(w, polls_++);
-    if ((polls_ & 15) != 0) return true;
+  SWITCHYARD_FN bool may_go_on(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
+                               uint64_t expected) {
     uint64_t abort = A::template load_acquire<Scope::system>(call.abort_word, Site::none);
     if (abort == 0 && call.host_abort_word && polls_ % kHostPolls == 0)
       abort = A::template load_acquire<Scope::system>(call.host_abort_word, Site::none);
@@ -89,13 +104,10 @@ class WaitClock {
     fault.seen = A::template load_acquire<Scope::system>(flag, site);
     fault.waited_ns = now - start_;
     record_fault<A>(w, call, fault);
-    charge(w, call, awaited_);
+    charge_now(w, call, awaited_);
     return false;
   }
 
-  SWITCHYARD_FN int awaited() const { return awaited_; }
-
- private:
   static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
   uint64_t start_, slice_, deadline_;
   int awaited_;

@@ -169,6 +169,11 @@ struct BasicCpu {
   static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }
 
   template <class F>
+  static bool cold(Warp& w, F&& f) {
+    return f(w);
+  }
+
+  template <class F>
   static void for_lanes(Warp&, int64_t n, F&& f) {
     for (int64_t i = 0; i < n; ++i) f(static_cast<int>(i));
   }

@@ -233,6 +233,11 @@ struct Cuda {
     w.lane_writes_ = true;
   }
 
+  template <class F>
+  __device__ static bool cold(Warp&, F&& f) {
+    return called(f);
+  }
+
   /// The same value in all lanes.
   __device__ static uint64_t now_ns() { return __shfl_sync(kAllLanes, ptx::global_timer(), 0); }
 
@@ -241,6 +246,13 @@ struct Cuda {
   }
 
  private:
+  /// The warp stays behind: passed on, it could not be kept in registers anywhere.
+  template <class F>
+  __device__ __noinline__ static bool called(F& f) {
+    CudaWarp bare{CudaWarp::Bare{}};
+    return f(bare);
+  }
+
   __device__ static int lane_id() { return static_cast<int>(threadIdx.x) % kLanes; }
 
   /// The first n lanes, at most 32.

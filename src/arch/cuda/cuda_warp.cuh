@@ -63,6 +63,13 @@ class CudaWarp {
     }
     __syncwarp();
   }
+  /// Only who it is: moves no rows in bulk. For code that is called out of line (Cuda::cold).
+  struct Bare {};
+  __device__ explicit CudaWarp(Bare)
+      : lane_(static_cast<int>(threadIdx.x) % kLanes),
+        warp_(static_cast<int>(threadIdx.x) / kLanes),
+        stages_(0),
+        stage_bytes_(0) {}
   CudaWarp(const CudaWarp&) = delete;
   CudaWarp& operator=(const CudaWarp&) = delete;
 
