@@ -123,14 +123,18 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const LowLatencyDispatchPar
         return at ? at + range.payload_at : nullptr;
       },
       row, static_cast<size_t>(range.payload_bytes));
-  if (range.scale_bytes > 0) {
-    A::multicast_to(
-        w, p.call.world(),
-        [&](int r) -> void* {
-          std::byte* at = message(r);
-          return at ? at + l.scales_at() + range.scale_at : nullptr;
-        },
-        scales, static_cast<size_t>(range.scale_bytes));
+  if (range.scale_bytes > 0) {  // few, and at any address that suits their type
+    const auto step = static_cast<int>(p.scale_element_bytes), count = static_cast<int>(range.scale_bytes) / step;
+    A::for_lanes(w, static_cast<int64_t>(p.call.world()) * count, [&](int i) {
+      const int r = i / count, b = (i - r * count) * step;
+      std::byte* to = message(r);
+      if (to == nullptr) return;
+      to += l.scales_at() + range.scale_at + b;
+      if (step == 4)
+        *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(scales + b);
+      else
+        *to = scales[b];
+    });
   }
   const auto bytes = static_cast<uint64_t>(range.payload_bytes + range.scale_bytes);
   const uint64_t own = places >> p.call.rank() & 1;
@@ -155,13 +159,15 @@ SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParam
     return here;
   });
   if (places != 0) {
+    SWITCHYARD_ROLLED
     for (int j = piece; j < l.entries; j += l.pieces) send_entry<A>(w, p, unit, t, first_k + j, j, places);
     // A route that travels alone and repeats an earlier one brings no row.
     if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, piece, places, moved);
     A::settle(w);
   }
   const auto flag = [&](int r) { return p.call.heap.at(r, l.piece(p.call.epoch, p.call.rank(), unit, piece)); };
-  for (const uint64_t arrives : {uint64_t{1}, uint64_t{0}})
+  SWITCHYARD_ROLLED
+  for (uint64_t arrives = 0; arrives < 2; ++arrives)
     A::template publish_to<Scope::system>(
         w, p.call.world(), [&](int r) { return (places >> r & 1) == arrives ? flag(r) : nullptr; },
         flag_word(p.call.epoch, arrives), Site::piece);

@@ -37,6 +37,7 @@ struct Cuda {
 
   __device__ static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
     if (bytes == 0) return;
+#pragma unroll 1  // code from memory is slower than the loop
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
       multicast_group(w, i < n ? dsts[i] : nullptr, lanes_below(n - base), src, bytes);
@@ -45,6 +46,7 @@ struct Cuda {
 
   template <class F>
   __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+#pragma unroll 1  // code from memory is slower than the loop
     for (int base = 0; base < n; base += kLanes) {
       void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
       const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
@@ -55,6 +57,7 @@ struct Cuda {
   template <class F>
   __device__ static uint64_t lanes_where(Warp& w, int n, F&& f) {
     uint64_t mask = 0;
+#pragma unroll 1  // code from memory is slower than the loop
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
       mask |= static_cast<uint64_t>(__ballot_sync(kAllLanes, i < n && f(i))) << base;
@@ -71,6 +74,7 @@ struct Cuda {
 
   template <class F>
   __device__ static Located locate(Warp& w, int64_t index, int n, F&& length) {
+#pragma unroll 1  // code from memory is slower than the loop
     for (int base = 0; base < n; base += kLanes) {
       const int64_t here = base + w.lane_ < n ? length(base + w.lane_) : 0;
       int64_t end = here;  // of this lane's segment, from the first of the 32
@@ -176,6 +180,7 @@ struct Cuda {
   __device__ static void publish_to(Warp& w, int n, F&& f, uint64_t value, Site) {
     __syncwarp();
     ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
+#pragma unroll 1              // code from memory is slower than the loop
     for (int i = w.lane_; i < n; i += kLanes)
       if (uint64_t* const flag = f(i)) ptx::store_relaxed<S>(flag, value);
   }
@@ -188,6 +193,7 @@ struct Cuda {
 
   template <Scope S, class F>
   __device__ static int poll_from(Warp& w, int n, F&& f, uint64_t value, Site) {
+#pragma unroll 1  // code from memory is slower than the loop
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
       const bool missing = i < n && !flag_reached(ptx::load_relaxed<S>(f(i)), value);
@@ -229,6 +235,7 @@ struct Cuda {
 
   template <class F>
   __device__ static void for_lanes(Warp& w, int64_t n, F&& f) {
+#pragma unroll 1  // code from memory is slower than the loop
     for (int64_t i = w.lane_; i < n; i += kLanes) f(static_cast<int>(i));
     w.lane_writes_ = true;
   }
