@@ -101,8 +101,7 @@ TEST_P(CudaHeapShares, NothingIsLeftAfterManyHeaps) {
     make_heap(me, kLarge).reset();  // what the driver sets up once
     me.meet();
     const size_t free = free_bytes();
-    const int fds = open_descriptors();
-    me.meet();
+    const int fds = open_descriptors(me);
     for (int i = 0; i < 10; ++i) {
       Heap heap = make_heap(me, kLarge);
       me.meet();
@@ -112,8 +111,8 @@ TEST_P(CudaHeapShares, NothingIsLeftAfterManyHeaps) {
     me.meet();
     const size_t left = free_bytes();
     require(left + kSlack >= free, "free memory is " + std::to_string(left) + ", was " + std::to_string(free));
-    require(open_descriptors() == fds, std::to_string(open_descriptors()) + " descriptors, were " + std::to_string(fds));
-    me.meet();
+    const int fds_left = open_descriptors(me);
+    require(fds_left == fds, std::to_string(fds_left) + " descriptors, were " + std::to_string(fds));
   });
 }
 

@@ -145,10 +145,10 @@ TEST_P(CudaRegister, NothingIsLeft) {
     for (int i = 0; i < 20; ++i) {
       heap->register_range(me.link, plain, kMiB, kLong);
       heap->register_range(me.link, memory.data(), kChunk, kLong);
-      if (i == 0) fds = open_descriptors();
+      if (i == 0) fds = open_descriptors(me);
     }
-    require(open_descriptors() == fds, std::to_string(open_descriptors()) + " descriptors, were " + std::to_string(fds));
-    me.meet();
+    const int fds_left = open_descriptors(me);
+    require(fds_left == fds, std::to_string(fds_left) + " descriptors, were " + std::to_string(fds));
     cuda(cudaFree(plain), "cudaFree");
   });
 }

@@ -12,6 +12,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -184,12 +185,19 @@ inline size_t free_bytes() {
   return free;
 }
 
-inline int open_descriptors() {
+/// Collective: number of descriptors of this process while no rank opens or closes any. Ranks may be threads of one process,
+/// and reading the folder takes a descriptor itself.
+inline int open_descriptors(const GpuRank& me) {
+  static std::mutex one_reader;
+  me.meet();
+  std::unique_lock lock(one_reader);
   DIR* const folder = ::opendir("/proc/self/fd");
   require(folder != nullptr, "/proc/self/fd can be read");
   int count = 0;
   while (::readdir(folder) != nullptr) ++count;
   ::closedir(folder);
+  lock.unlock();
+  me.meet();
   return count;
 }
 

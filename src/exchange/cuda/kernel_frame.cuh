@@ -30,7 +30,7 @@ __device__ inline void wait_for_previous() {
 }
 
 /// One thread: if the group has failed, which `abort` says, and no other block did it before, tells the host what ended this
-/// call.
+/// call. It waited for nobody, so the record names no awaited rank: that may be this very rank.
 __device__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
   if (abort == 0 || given.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
@@ -39,7 +39,6 @@ __device__ inline void report_abort(const CallContext& given, uint64_t abort, ui
   fault.aborted = true;
   fault.seen_abort = abort;
   fault.epoch = epoch;
-  fault.awaited_rank = abort_awaited(abort) == 255 ? -1 : abort_awaited(abort);
   *given.fault = fault;
   ptx::store_release<Scope::system>(&given.fault->ready, 1);
 }
