@@ -7,7 +7,7 @@
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
-//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::count_where, A::locate, A::count, A::count_max, A::now_ns,
+//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::now_ns,
 //   A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
@@ -102,6 +102,17 @@ struct AnyColdPath {
 struct AnyWeight {
   SWITCHYARD_FN float operator()(int) const { return 0.0f; }
 };
+struct AnyBits {
+  SWITCHYARD_FN uint64_t operator()(int) const { return 0; }
+};
+/// What publish_to writes: `value` to `flag`, nothing if null.
+struct FlagStore {
+  uint64_t* flag;
+  uint64_t value;
+};
+struct AnyFlagStore {
+  SWITCHYARD_FN FlagStore operator()(int) const { return {nullptr, 0}; }
+};
 struct AnyFlag {
   SWITCHYARD_FN uint64_t* operator()(int) const { return nullptr; }
 };
@@ -150,13 +161,14 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::template publish<Scope::system>(w, flags, n, value, Site::counts);  // release of value to n flags
   // Index of the first flag that has not reached `value` (flag_reached), or -1: then all of them are acquired.
   { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
-  // The same over flags f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side. publish_to skips null.
-  A::template publish_to<Scope::system>(w, n, AnyFlag{}, value, Site::counts);
+  // The same over f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side.
+  A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site::counts);
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   A::block_sync(w);
 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
+  { A::lanes_union(w, n, AnyBits{}) } -> std::same_as<uint64_t>;                  // f(0) | f(1) | ... | f(n - 1)
   { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // how often f(i), for i in [0, n)
   // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;

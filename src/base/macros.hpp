@@ -9,6 +9,13 @@
 #define SWITCHYARD_ROLLED
 #endif
 
+// A function that is called in the middle of others' hot code and rarely does anything.
+#if defined(__CUDA_ARCH__)
+#define SWITCHYARD_OUTLINED __noinline__
+#else
+#define SWITCHYARD_OUTLINED
+#endif
+
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define SWITCHYARD_FN __host__ __device__
 #define SWITCHYARD_INLINE __host__ __device__ __forceinline__

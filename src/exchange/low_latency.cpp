@@ -112,7 +112,10 @@ LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : Exchan
 
 int64_t LowLatencyImpl::scratch_bytes() const {
   const auto widest = static_cast<int64_t>(dtype_bytes(config.row_type));
-  return round_up(layout_.piece_columns * widest, 128) + round_up(layout_.piece_columns / config.scale_group * 4 + 16, 128);
+  const int64_t row =
+      round_up(layout_.piece_columns * widest, 128) + round_up(layout_.piece_columns / config.scale_group * 4 + 16, 128);
+  const int64_t places = round_up(layout_.topk * 8, 128);
+  return row > places ? row : places;
 }
 
 LowLatencyOutput LowLatencyImpl::make_output() {

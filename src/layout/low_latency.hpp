@@ -53,6 +53,11 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int world() const { return map.world; }
   SWITCHYARD_FN int first_expert(int rank) const { return rank * experts_base + (rank < experts_extra ? rank : experts_extra); }
   SWITCHYARD_FN int experts_of(int rank) const { return experts_base + (rank < experts_extra ? 1 : 0); }
+  SWITCHYARD_FN int owner(int32_t expert) const {
+    const auto each = static_cast<uint32_t>(experts_base), wide = static_cast<uint32_t>(experts_extra) * (each + 1);
+    const auto e = static_cast<uint32_t>(expert);
+    return static_cast<int>(e < wide ? e / (each + 1) : static_cast<uint32_t>(experts_extra) + (e - wide) / each);
+  }
   SWITCHYARD_FN bool owns(int rank, int32_t expert) const {
     const int first = first_expert(rank);
     return expert >= first && expert < first + experts_of(rank);

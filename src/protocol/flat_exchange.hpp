@@ -52,8 +52,11 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
   A::settle(w);
   A::template publish_to<Scope::system>(
       w, l.entries,
-      [&](int j) { return answered(j) ? call.heap.at(source, l.returned(call.epoch, t, m.entries[j].k, piece)) : nullptr; },
-      call.word(), Site::returned);
+      [&](int j) {
+        uint64_t* flag = answered(j) ? call.heap.at(source, l.returned(call.epoch, t, m.entries[j].k, piece)) : nullptr;
+        return FlagStore{flag, call.word()};
+      },
+      Site::returned);
   const auto answers = static_cast<uint64_t>(bits(A::lanes_where(w, l.entries, answered)));
   (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += answers * static_cast<uint64_t>(range.payload_bytes);
   if (piece == 0) moved.rows += answers;

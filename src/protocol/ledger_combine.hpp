@@ -62,8 +62,11 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const LedgerParams& p,
   });
   A::settle(w);
   A::template publish_to<Scope::system>(
-      w, call.world(), [&](int r) { return owners >> r & 1 ? call.heap.at(r, p.layout.flag(call.rank())) : nullptr; },
-      call.word(), Site::ledger_rows);
+      w, call.world(),
+      [&](int r) {
+        return FlagStore{owners >> r & 1 ? call.heap.at(r, p.layout.flag(call.rank())) : nullptr, call.word()};
+      },
+      Site::ledger_rows);
 }
 
 /// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each

@@ -42,8 +42,11 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
                               uint64_t kind) {
   const uint64_t value = (kind << kHeaderTokenBits) | static_cast<uint64_t>(tokens);
   A::template publish_to<Scope::system>(
-      w, call.world(), [&](int r) { return call.heap.at(r, layout.header(call.epoch, call.rank())); },
-      flag_word(call.epoch, value), Site::call_header);
+      w, call.world(),
+      [&](int r) {
+        return FlagStore{call.heap.at(r, layout.header(call.epoch, call.rank())), flag_word(call.epoch, value)};
+      },
+      Site::call_header);
 }
 
 /// Every warp: waits until all ranks have entered the same call.
@@ -83,13 +86,6 @@ struct IdReader {
     const int64_t id = is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
     return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1;
   }
-  /// True if one of the `topk` routes from `begin` on is to `expert`.
-  SWITCHYARD_FN bool any_is(int64_t begin, int topk, int32_t expert) const {
-    bool found = false;
-    SWITCHYARD_ROLLED
-    for (int k = 0; k < topk; ++k) found = found || (*this)(begin + k) == expert;
-    return found;
-  }
   /// True if route f, of a token whose first route is `begin`, is the first with its expert, and has one.
   SWITCHYARD_FN bool is_first(int64_t begin, int64_t f) const {
     const int32_t id = (*this)(f);
@@ -97,6 +93,11 @@ struct IdReader {
     SWITCHYARD_ROLLED
     for (int64_t g = begin; g < f; ++g) first = first && (*this)(g) != id;
     return first;
+  }
+  /// The same of tokens that choose `topk` experts each.
+  SWITCHYARD_FN SWITCHYARD_OUTLINED bool is_first_of_token(int64_t f, int topk) const {
+    const auto k = static_cast<int64_t>(static_cast<uint32_t>(f) % static_cast<uint32_t>(topk));
+    return is_first(f - k, f);
   }
 };
 

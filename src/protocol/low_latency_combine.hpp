@@ -40,14 +40,35 @@ struct LowLatencyCombineParams {
   SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(LowLatencyKind::combine, order, type); }
 };
 
-/// Tells the owner of token t that a piece lies in its slot. Settles.
+/// Pieces that a warp has sent to slots of their owners and not yet told them of: one release serves several. The flags lie in
+/// the warp's scratch.
 template <class A>
-SWITCHYARD_FN void release_returned(typename A::Warp& w, const LowLatencyCombineParams& p, int owner, int64_t t, int slot,
-                                    int piece) {
-  A::settle(w);
-  A::template store_release<Scope::system>(w, p.call.heap.at(owner, p.layout.returned(p.call.epoch, t, slot, piece)),
-                                           p.call.word(), Site::returned);
-}
+class ReturnedPieces {
+ public:
+  SWITCHYARD_FN explicit ReturnedPieces(const LowLatencyCombineParams& p) : p_(p) {}
+
+  SWITCHYARD_FN void add(typename A::Warp& w, int owner, int64_t t, int slot, int piece) {
+    A::for_lanes(w, 1, [&](int) {
+      flags(w)[count_] = p_.call.heap.at(owner, p_.layout.returned(p_.call.epoch, t, slot, piece));
+    });
+    if (++count_ == kMost) announce(w);
+  }
+  /// After the last piece.
+  SWITCHYARD_FN void announce(typename A::Warp& w) {
+    if (count_ == 0) return;
+    A::settle(w);
+    uint64_t* const* sent = flags(w);
+    A::template publish_to<Scope::system>(
+        w, count_, [&](int i) { return FlagStore{sent[i], p_.call.word()}; }, Site::returned);
+    count_ = 0;
+  }
+
+ private:
+  static constexpr int kMost = 4;
+  SWITCHYARD_FN static uint64_t** flags(typename A::Warp& w) { return reinterpret_cast<uint64_t**>(w.scratch()); }
+  const LowLatencyCombineParams& p_;
+  int count_ = 0;
+};
 
 SWITCHYARD_FN inline void add_moved(const LowLatencyCombineParams& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
   (owner == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
@@ -61,15 +82,14 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const LowLatencyCombinePara
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int64_t at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
+  std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
   if (p.expert_scale != nullptr) {
-    A::drain_sources(w);  // the row before may still be on its way
-    const ReduceSpec scaled{w.scratch(), nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
+    const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
     A::reduce_rows_from(
         w, scaled, 1, true, [&](int) -> const void* { return from; }, [&](int) { return p.expert_scale[expert]; });
-    A::settle(w);
-    from = w.scratch();
+  } else {
+    A::copy(w, to, from, static_cast<size_t>(columns * element));
   }
-  A::copy(w, p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at, from, static_cast<size_t>(columns * element));
 }
 
 /// per_route: every row that dispatch delivered goes back.
@@ -78,9 +98,10 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParam
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int experts = l.experts_of(p.call.rank());
+  ReturnedPieces<A> returned(p);
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
-    if (found.segment == experts) return;
+    if (found.segment == experts) break;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const auto [r, piece] = split_index(found.offset, l.pieces);
     const int64_t row = found.segment * l.rows_per_expert() + r, from = p.row_source[row];
@@ -89,8 +110,9 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParam
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     return_piece<A>(w, p, owner, t, k, piece, p.y + row * p.row_bytes + at, found.segment);
     add_moved(p, owner, piece, bytes, moved);
-    release_returned<A>(w, p, owner, t, k, piece);
+    returned.add(w, owner, t, k, piece);
   }
+  returned.announce(w);
 }
 
 /// per_rank: the rows of a token here are summed, and one goes back.
@@ -99,27 +121,26 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
   const LowLatencyLayout& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int world = p.call.world();
+  ReturnedPieces<A> returned(p);
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
-    if (found.segment == world) return;
+    if (found.segment == world) break;
     const int owner = found.segment;
     const auto [t, piece] = split_index(found.offset, l.pieces);
     const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
-    A::drain_sources(w);  // the sum before may still be on its way
-    const ReduceSpec sum{w.scratch(), nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece)};
+    std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at;
+    const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece)};
     A::reduce_rows_from(
         w, sum, l.topk, true,
         [&](int k) -> const void* { return routes[k].row >= 0 ? p.y + routes[k].row * p.row_bytes + at : nullptr; },
         [&](int k) { return routes[k].weight; });
-    A::settle(w);
-    A::copy(w, p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at, w.scratch(),
-            static_cast<size_t>(bytes));
     add_moved(p, owner, piece, bytes, moved);
-    release_returned<A>(w, p, owner, t, p.call.rank(), piece);
+    returned.add(w, owner, t, p.call.rank(), piece);
   }
+  returned.announce(w);
 }
 
 /// Sending half; waits for nobody.
@@ -148,7 +169,7 @@ SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombinePar
                                                 : l.header(p.call.epoch, p.call.rank()));
       },
       p.call.word(), Site::returned,
-      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.map.owner(ids(t * l.topk + s)); }, &span);
+      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.owner(ids(t * l.topk + s)); }, &span);
 }
 
 /// One piece of one token.
@@ -165,15 +186,10 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
     while (id(j) != id(k)) ++j;
     return j;
   };
-  const uint64_t slots =
-      per_rank ? A::lanes_where(w, p.call.world(),
-                                [&](int64_t r) {
-                                  bool any = false;
-                                  SWITCHYARD_ROLLED
-                                  for (int k = 0; k < l.topk; ++k) any = any || l.owns(static_cast<int>(r), id(k));
-                                  return any;
-                                })
-               : A::lanes_where(w, l.topk, [&](int64_t k) { return id(k) >= 0 && first(static_cast<int>(k)) == k; });
+  const uint64_t slots = A::lanes_union(w, l.topk, [&](int k) -> uint64_t {
+    if (id(k) < 0 || (!per_rank && first(k) != k)) return 0;
+    return uint64_t{1} << (per_rank ? l.owner(id(k)) : k);
+  });
   if (!wait_returned<A>(w, p, all_ids, t, piece, slots)) return false;
   const WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
   const int64_t at = l.column(piece) * element;

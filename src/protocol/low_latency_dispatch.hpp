@@ -58,13 +58,24 @@ SWITCHYARD_FN inline PieceRange piece_range(const LowLatencyDispatchParams& p, i
   PieceRange range;
   range.column = l.column(piece);
   range.columns = l.column(piece + 1) - range.column;
-  const int64_t element = l.payload_bytes / l.hidden;
+  const int64_t element = p.quantize != ScaleKind::none ? 1 : static_cast<int64_t>(dtype_bytes(p.src_type));
   range.payload_at = range.column * element;
   range.payload_bytes = range.columns * element;
   const int64_t per_group = l.scale_bytes > 0 ? p.scale_element_bytes : 0;
-  range.scale_at = range.column / p.scale_group * per_group;
-  range.scale_bytes = num_scales(range.columns, p.scale_group) * per_group;
+  const auto groups = [&](int64_t columns) {  // 32 bits: GPUs divide them faster
+    return static_cast<int64_t>((static_cast<uint32_t>(columns) + static_cast<uint32_t>(p.scale_group) - 1) /
+                                static_cast<uint32_t>(p.scale_group));
+  };
+  range.scale_at = groups(range.column) * per_group;
+  range.scale_bytes = groups(range.columns) * per_group;
   return range;
+}
+
+/// How many of the first `tokens` tokens choose the expert: each counts once.
+template <class A>
+SWITCHYARD_FN int64_t tokens_choosing(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t tokens, int32_t expert) {
+  return A::count_where(w, tokens * p.layout.topk,
+                        [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first_of_token(f, p.layout.topk); });
 }
 
 /// Writes entry j of unit's message at all ranks of `places`: what the receiver needs to place route k of token t.
@@ -79,10 +90,7 @@ SWITCHYARD_FN void send_entry(typename A::Warp& w, const LowLatencyDispatchParam
     int64_t first = begin;
     SWITCHYARD_ROLLED
     while (p.ids(first) != expert) ++first;
-    // Tokens before this one that choose the expert: each counts once.
-    if (p.with_places)
-      entry.index =
-          static_cast<int32_t>(A::count_where(w, t, [&](int64_t u) { return p.ids.any_is(u * l.topk, l.topk, expert); }));
+    if (p.with_places) entry.index = static_cast<int32_t>(tokens_choosing<A>(w, p, t, expert));
     if (first != begin + k) entry.index |= LowLatencyEntry::kAlias;
     entry.k = static_cast<int32_t>(first - begin);
   }
@@ -152,25 +160,24 @@ SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParam
   const int64_t t = l.token_of(unit);
   const int first_k = l.first_k_of(unit);
   const int64_t f = t * l.topk + first_k;
-  const uint64_t places = A::lanes_where(w, p.call.world(), [&](int64_t r) {
-    bool here = false;
-    SWITCHYARD_ROLLED
-    for (int j = 0; j < l.entries; ++j) here = here || l.owns(static_cast<int>(r), p.ids(f + j));
-    return here;
+  const uint64_t places = A::lanes_union(w, l.entries, [&](int j) {
+    const int32_t expert = p.ids(f + j);
+    return expert >= 0 ? uint64_t{1} << l.owner(expert) : 0;
   });
   if (places != 0) {
-    SWITCHYARD_ROLLED
-    for (int j = piece; j < l.entries; j += l.pieces) send_entry<A>(w, p, unit, t, first_k + j, j, places);
     // A route that travels alone and repeats an earlier one brings no row.
     if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, piece, places, moved);
+    SWITCHYARD_ROLLED
+    for (int j = piece; j < l.entries; j += l.pieces) send_entry<A>(w, p, unit, t, first_k + j, j, places);
     A::settle(w);
   }
-  const auto flag = [&](int r) { return p.call.heap.at(r, l.piece(p.call.epoch, p.call.rank(), unit, piece)); };
-  SWITCHYARD_ROLLED
-  for (uint64_t arrives = 0; arrives < 2; ++arrives)
-    A::template publish_to<Scope::system>(
-        w, p.call.world(), [&](int r) { return (places >> r & 1) == arrives ? flag(r) : nullptr; },
-        flag_word(p.call.epoch, arrives), Site::piece);
+  A::template publish_to<Scope::system>(
+      w, p.call.world(),
+      [&](int r) {
+        uint64_t* flag = p.call.heap.at(r, l.piece(p.call.epoch, p.call.rank(), unit, piece));
+        return FlagStore{flag, flag_word(p.call.epoch, places >> r & 1)};
+      },
+      Site::piece);
 }
 
 /// What combine will need of this rank's own routes.
@@ -212,9 +219,8 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatc
   send_pieces<A>(w, p, moved);
   const WarpSpan<A> span(w, p.call, Event::send_counts, l.map.experts);
   for (int64_t e = w.total() - 1 - spread_index(w); e < l.map.experts; e += w.total()) {
-    const int64_t n =
-        A::count_where(w, p.tokens, [&](int64_t t) { return p.ids.any_is(t * l.topk, l.topk, static_cast<int32_t>(e)); });
-    const int owner = l.map.owner(static_cast<int>(e));
+    const int64_t n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));
+    const int owner = l.owner(static_cast<int>(e));
     uint64_t* flag =
         p.call.heap.at(owner, l.expert_count(p.call.epoch, static_cast<int>(e) - l.first_expert(owner), p.call.rank()));
     A::template store_release<Scope::system>(w, flag, flag_word(p.call.epoch, static_cast<uint64_t>(n)), Site::expert_count);
@@ -313,15 +319,17 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
   if (!wait_counts_before<A>(w, p, source, l.entries, [&](int j) { return mine >> j & 1 ? entries[j].expert - first : -1; }))
     return false;
   const WarpSpan<A> span(w, p.call, Event::place_rows, 1);
-  const auto row_of = [&](int j) {
+  auto* const row_of = reinterpret_cast<int64_t*>(w.scratch());  // of entry j: its row, -1 if it is not for this rank
+  A::for_lanes(w, l.entries, [&](int j) {
     const int e = entries[j].expert - first;
-    return e * l.rows_per_expert() + first_of_source(p, e, source) + entries[j].place();
-  };
-  const auto placed = [&](int j) { return (mine >> j & 1) != 0 && !entries[j].alias(); };
+    row_of[j] = (mine >> j & 1) == 0 ? -1 : e * l.rows_per_expert() + first_of_source(p, e, source) + entries[j].place();
+  });
+  A::settle(w);
+  const auto placed = [&](int j) { return row_of[j] >= 0 && !entries[j].alias(); };
   const PieceRange range = piece_range(p, piece);
   A::multicast_to(
       w, l.entries,
-      [&](int j) -> void* { return placed(j) ? p.rows + row_of(j) * l.payload_bytes + range.payload_at : nullptr; },
+      [&](int j) -> void* { return placed(j) ? p.rows + row_of[j] * l.payload_bytes + range.payload_at : nullptr; },
       message + range.payload_at, static_cast<size_t>(range.payload_bytes));
   if (l.scale_bytes > 0) {  // the last piece also writes the padding
     const int64_t end = piece + 1 == l.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
@@ -332,7 +340,7 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
       const int j = i / count;
       if (!placed(j)) return;
       const int64_t b = range.scale_at + int64_t{i % count} * step;
-      std::byte* to = p.out_scales + p.scale_place.at(row_of(j), b);
+      std::byte* to = p.out_scales + p.scale_place.at(row_of[j], b);
       if (step == 4)
         *reinterpret_cast<uint32_t*>(to) = b < l.scale_bytes ? *reinterpret_cast<const uint32_t*>(scales + b) : 0;
       else
@@ -341,13 +349,9 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
   }
   if (piece != 0) return true;
   A::for_lanes(w, l.entries, [&](int j) {
-    if ((mine >> j & 1) == 0) {
-      routes[j] = {-1, 0.0f};
-      return;
-    }
-    const int64_t row = row_of(j);
-    routes[j] = {static_cast<int32_t>(row), entries[j].weight};
-    if (!entries[j].alias()) p.row_source[row] = pack_source(source, entries[j].k, t);
+    const int64_t row = row_of[j];
+    routes[j] = {static_cast<int32_t>(row), row >= 0 ? entries[j].weight : 0.0f};
+    if (placed(j)) p.row_source[row] = pack_source(source, entries[j].k, t);
   });
   return true;
 }

@@ -201,6 +201,18 @@ TYPED_TEST_P(ArchConformance, LanesWhereGivesABitPerPlace) {
   }
 }
 
+TYPED_TEST_P(ArchConformance, LanesUnionIsTheOrOfAllWords) {
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{32}, size_t{33}, size_t{64}, size_t{100}}) {
+    std::vector<uint64_t> of(n);
+    uint64_t want = 0;
+    for (uint64_t& word : of) {
+      word = uint64_t{1} << this->random_() % 64;
+      want |= word;
+    }
+    EXPECT_EQ(this->warp_.lanes_union(of), want) << n;
+  }
+}
+
 TYPED_TEST_P(ArchConformance, CountWhereCountsTrueAnswers) {
   for (const int n : {0, 1, 31, 32, 33, 64, 65, 1000, 4097}) {
     std::vector<bool> which(static_cast<size_t>(n));
@@ -409,7 +421,7 @@ namespace switchyard::conformance {
 
 REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesLargeRowsAtEveryAlignment,
                             MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, MulticastToSkipsNoPlace,
-                            LanesWhereGivesABitPerPlace, CountWhereCountsTrueAnswers, LocateFindsEveryIndexOnce,
+                            LanesWhereGivesABitPerPlace, LanesUnionIsTheOrOfAllWords, CountWhereCountsTrueAnswers, LocateFindsEveryIndexOnce,
                             FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained,
                             SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags,
                             PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,

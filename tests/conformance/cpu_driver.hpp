@@ -75,7 +75,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   }
   void publish_to(uint64_t* const* flags, int n, uint64_t value) {
     Cpu::template publish_to<kScope>(
-        warp, n, [&](int i) { return flags[i]; }, value, kSite);
+        warp, n, [&](int i) { return detail::FlagStore{flags[i], value}; }, kSite);
   }
   int poll_from(const uint64_t* const* flags, int n, uint64_t value) {
     return Cpu::template poll_from<kScope>(
@@ -89,6 +89,9 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   }
   uint64_t lanes_where(const std::vector<bool>& which) {
     return Cpu::lanes_where(warp, static_cast<int>(which.size()), [&](int i) { return which[static_cast<size_t>(i)]; });
+  }
+  uint64_t lanes_union(const std::vector<uint64_t>& of) {
+    return Cpu::lanes_union(warp, static_cast<int>(of.size()), [&](int i) { return of[static_cast<size_t>(i)]; });
   }
   int64_t count_where(const std::vector<bool>& which) {
     return Cpu::count_where(warp, static_cast<int64_t>(which.size()), [&](int64_t i) { return which[static_cast<size_t>(i)]; });

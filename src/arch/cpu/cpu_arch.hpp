@@ -108,9 +108,11 @@ struct BasicCpu {
   }
 
   template <Scope, class F>
-  static void publish_to(Warp&, int n, F&& f, uint64_t value, Site site) {
-    for (int i = 0; i < n; ++i)
-      if (uint64_t* flag = f(i)) store_flag(flag, value, release_order(site));
+  static void publish_to(Warp&, int n, F&& f, Site site) {
+    for (int i = 0; i < n; ++i) {
+      const FlagStore store = f(i);
+      if (store.flag) store_flag(store.flag, store.value, release_order(site));
+    }
   }
 
   template <Scope, class F>
@@ -144,6 +146,13 @@ struct BasicCpu {
     uint64_t mask = 0;
     for (int i = 0; i < n; ++i) mask |= static_cast<uint64_t>(f(i)) << i;
     return mask;
+  }
+
+  template <class F>
+  static uint64_t lanes_union(Warp&, int n, F&& f) {
+    uint64_t all = 0;
+    for (int i = 0; i < n; ++i) all |= f(i);
+    return all;
   }
 
   template <class F>

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "arch/cuda/cuda_quantize.cuh"
 #include "arch/cuda/cuda_rows.cuh"
 #include "arch/cuda/cuda_warp.cuh"
 #include "arch/cuda/ptx.cuh"
@@ -24,7 +25,10 @@
 
 namespace switchyard::detail {
 
-struct Cuda {
+/// kBulk: see above. Without, all rows move by the lanes: faster for short rows, which arrive before a bulk copy has gone
+/// through shared memory, and kernels are smaller.
+template <bool kBulk>
+struct CudaArch {
   using Warp = CudaWarp;
   /// Smaller copies are made by the lanes: 1 KiB is two 16-byte accesses a lane.
   static constexpr size_t kBulkMinBytes = 1024;
@@ -66,8 +70,18 @@ struct Cuda {
   }
 
   template <class F>
+  __device__ static uint64_t lanes_union(Warp& w, int n, F&& f) {
+    uint64_t mine = 0;
+#pragma unroll 1  // code from memory is slower than the loop
+    for (int i = w.lane_; i < n; i += kLanes) mine |= f(i);
+    const unsigned low = __reduce_or_sync(kAllLanes, static_cast<unsigned>(mine));
+    return static_cast<uint64_t>(__reduce_or_sync(kAllLanes, static_cast<unsigned>(mine >> 32))) << 32 | low;
+  }
+
+  template <class F>
   __device__ static int64_t count_where(Warp& w, int64_t n, F&& f) {
     int mine = 0;
+#pragma unroll 4  // several loads under way
     for (int64_t i = w.lane_; i < n; i += kLanes) mine += static_cast<int>(f(i));
     return __reduce_add_sync(kAllLanes, mine);
   }
@@ -100,14 +114,14 @@ struct Cuda {
 
   __device__ static void drain_sources(Warp& w) {
     store_pending(w);
-    if (w.lane_ == 0) ptx::bulk_wait_read();
+    if (kBulk && w.lane_ == 0) ptx::bulk_wait_read();
     __syncwarp();
   }
 
   __device__ static void settle(Warp& w) {
     store_pending(w);
-    if (w.lane_ == 0) ptx::bulk_wait();
-    if (w.lane_writes_) ptx::fence_proxy_async();  // a later copy of this warp may read them in bulk
+    if (kBulk && w.lane_ == 0) ptx::bulk_wait();
+    if (w.lane_writes_) fence_bulk();  // a later copy of this warp may read them in bulk
     w.lane_writes_ = false;
     __syncwarp();
   }
@@ -151,7 +165,7 @@ struct Cuda {
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
                                       ScaleKind kind, int group = kScaleGroup) {
     quantize_row_lanes(w.lane_, q, scales, src, type, hidden, kind, group);
-    ptx::fence_proxy_async();  // complete on return: also for a bulk copy out of q
+    fence_bulk();  // complete on return: also for a bulk copy out of q
     __syncwarp();
   }
 
@@ -160,7 +174,7 @@ struct Cuda {
     uint64_t value = 0;
     if (lane_id() == 0) value = ptx::load_acquire<S>(flag);
     __syncwarp();
-    ptx::fence_proxy_async();
+    fence_bulk();
     return __shfl_sync(kAllLanes, value, 0);
   }
 
@@ -173,16 +187,18 @@ struct Cuda {
   template <Scope S>
   __device__ static void publish(Warp& w, uint64_t* const* flags, int n, uint64_t value, Site site) {
     publish_to<S>(
-        w, n, [&](int i) { return flags[i]; }, value, site);
+        w, n, [&](int i) { return FlagStore{flags[i], value}; }, site);
   }
 
   template <Scope S, class F>
-  __device__ static void publish_to(Warp& w, int n, F&& f, uint64_t value, Site) {
+  __device__ static void publish_to(Warp& w, int n, F&& f, Site) {
     __syncwarp();
     ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
 #pragma unroll 1              // code from memory is slower than the loop
-    for (int i = w.lane_; i < n; i += kLanes)
-      if (uint64_t* const flag = f(i)) ptx::store_relaxed<S>(flag, value);
+    for (int i = w.lane_; i < n; i += kLanes) {
+      const FlagStore store = f(i);
+      if (store.flag != nullptr) ptx::store_relaxed<S>(store.flag, store.value);
+    }
   }
 
   template <Scope S>
@@ -191,18 +207,18 @@ struct Cuda {
         w, n, [&](int i) { return polled[i]; }, value, site);
   }
 
+  // Each lane acquires: a fence behind relaxed loads would also wait for this warp's own stores.
   template <Scope S, class F>
   __device__ static int poll_from(Warp& w, int n, F&& f, uint64_t value, Site) {
 #pragma unroll 1  // code from memory is slower than the loop
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
-      const bool missing = i < n && !flag_reached(ptx::load_relaxed<S>(f(i)), value);
+      const bool missing = i < n && !flag_reached(ptx::load_acquire<S>(f(i)), value);
       const unsigned all_missing = __ballot_sync(kAllLanes, missing);
       if (all_missing != 0) return base + __ffs(static_cast<int>(all_missing)) - 1;
     }
-    ptx::fence_acq_rel<S>();
     __syncwarp();
-    ptx::fence_proxy_async();
+    fence_bulk();
     return -1;
   }
 
@@ -212,13 +228,13 @@ struct Cuda {
     __syncwarp();
     if (w.lane_ == 0) old = ptx::add_acq_rel<S>(counter, value);
     __syncwarp();
-    ptx::fence_proxy_async();
+    fence_bulk();
     return __shfl_sync(kAllLanes, old, 0);
   }
 
   __device__ static void block_sync(Warp&) {
     __syncthreads();
-    ptx::fence_proxy_async();
+    fence_bulk();
   }
 
   __device__ static void prefetch(Warp& w, const void* src) {
@@ -253,6 +269,11 @@ struct Cuda {
   }
 
  private:
+  /// Orders earlier ordinary accesses before later bulk copies.
+  __device__ static void fence_bulk() {
+    if constexpr (kBulk) ptx::fence_proxy_async();
+  }
+
   /// The warp stays behind: passed on, it could not be kept in registers anywhere.
   template <class F>
   __device__ __noinline__ static bool called(F& f) {
@@ -269,17 +290,15 @@ struct Cuda {
   __device__ static void multicast_group(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     constexpr unsigned kNotGlobal = 16;
     unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
-    if (mine != nullptr && !__isGlobal(mine)) low_bits |= kNotGlobal;
+    if (kBulk && mine != nullptr && !__isGlobal(mine)) low_bits |= kNotGlobal;
     low_bits = __reduce_or_sync(kAllLanes, low_bits) | (static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u);
-    const bool bulk = ptx::kHasBulkCopies && low_bits == 0 && bytes % 16 == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
-    if (bulk && __isGlobal(src)) {
-      multicast_bulk(w, mine, lanes, static_cast<const std::byte*>(src), bytes);
-    } else if (bulk && __isShared(src)) {
-      multicast_from_shared(w, mine, lanes, src, bytes);
-    } else {
-      multicast_lanes(w.lane_, mine, lanes, static_cast<const std::byte*>(src), bytes, low_bits);
-      w.lane_writes_ = true;
+    if constexpr (kBulk && ptx::kHasBulkCopies) {
+      const bool bulk = low_bits == 0 && bytes % 16 == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
+      if (bulk && __isGlobal(src)) return multicast_bulk(w, mine, lanes, static_cast<const std::byte*>(src), bytes);
+      if (bulk && __isShared(src)) return multicast_from_shared(w, mine, lanes, src, bytes);
     }
+    multicast_lanes(w.lane_, mine, lanes, static_cast<const std::byte*>(src), bytes, low_bits);
+    w.lane_writes_ = true;
   }
 
   __device__ static void multicast_bulk(Warp& w, void* mine, unsigned lanes, const std::byte* src, size_t bytes) {
@@ -306,6 +325,7 @@ struct Cuda {
 
   /// Waits for the pending load and issues its stores.
   __device__ static void store_pending(Warp& w) {
+    if constexpr (!kBulk) return;
     const unsigned lanes = w.pending_lanes_;
     if (lanes == 0) return;
     const int stage = w.pending_stage_;
@@ -334,6 +354,9 @@ struct Cuda {
   }
 };
 
-static_assert(Arch<Cuda>);
+using Cuda = CudaArch<true>;
+using CudaLanes = CudaArch<false>;
+
+static_assert(Arch<Cuda> && Arch<CudaLanes>);
 
 }  // namespace switchyard::detail

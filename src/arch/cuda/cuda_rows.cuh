@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows by the lanes of one warp: copies of any alignment, zeros, weighted sums, quantisation. All lanes call every function
+// Rows by the lanes of one warp: copies of any alignment, zeros, weighted sums. All lanes call every function
 // together with equal arguments (`mine` apart). Sources may be global or shared memory, never the read-only path. Arithmetic is
 // IEEE, without contraction and without flush to zero; compile without fast-math flags.
 #pragma once
@@ -307,82 +307,6 @@ __device__ __noinline__ inline void reduce_array_rows(int lane, const ReduceSpec
     case DType::f32: return reduce_array_typed<DType::f32>(lane, spec);
     case DType::fp8_e4m3: return;
   }
-}
-
-/// Elements [c, c + 8) of a row as float32; those from `hidden` on are 0.
-template <DType T>
-__device__ void load_eight(const void* row, int64_t c, int64_t hidden, bool vectors, float* x) {
-  using E = RowElements<T>;
-  const auto* at = static_cast<const typename E::Element*>(row) + c;
-  if (vectors && c + 8 <= hidden) {
-#pragma unroll
-    for (int i = 0; i < 8 / E::kPerVector; ++i) E::widen(reinterpret_cast<const uint4*>(at)[i], x + i * E::kPerVector);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = c + i < hidden ? E::widen_one(at[i]) : 0.0f;
-}
-
-/// 256 channels at a time, 8 in a lane; `group` / 8 lanes share a scale.
-template <DType T>
-__device__ void quantize_typed(int lane, uint8_t* q, void* scales, const void* src, int64_t hidden, ScaleKind kind, int size) {
-  const bool src_vectors = (reinterpret_cast<uintptr_t>(src) & 15u) == 0,
-             q_vectors = (reinterpret_cast<uintptr_t>(q) & 7u) == 0;
-  const int lanes = size / 8;
-  for (int64_t base = 0; base < hidden; base += 32 * 8) {
-    const int64_t c = base + lane * 8;
-    const int64_t group = c / size;
-    float x[8];
-    load_eight<T>(src, c, hidden, src_vectors, x);
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float magnitude = fabsf(x[i]);
-      if (magnitude <= 3.402823466e+38f) amax = fmaxf(amax, magnitude);
-    }
-#pragma unroll
-    for (int step = 1; step < 16; step *= 2) {
-      const float other = __shfl_xor_sync(kAllLanes, amax, step);
-      if (step < lanes) amax = fmaxf(amax, other);
-    }
-    float scale = __fdiv_rn(amax, kE4m3Max);
-    const bool zero = scale == 0.0f;
-    const bool writes_scale = lane % lanes == 0 && c < hidden;
-    if (kind == ScaleKind::ue8m0) {
-      const uint8_t exponent = ue8m0_from_scale(scale);
-      scale = f32_from_ue8m0(exponent);
-      if (writes_scale) static_cast<uint8_t*>(scales)[group] = exponent;
-    } else if (writes_scale) {
-      static_cast<float*>(scales)[group] = scale;
-    }
-    uint32_t packed[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint8_t byte = isnan(x[i]) ? kE4m3Nan : zero ? uint8_t{0} : ptx::e4m3_from_f32(__fdiv_rn(x[i], scale));
-      packed[i / 4] |= static_cast<uint32_t>(byte) << (i % 4 * 8);
-    }
-    if (q_vectors && c + 8 <= hidden) {
-      *reinterpret_cast<uint2*>(q + c) = uint2{packed[0], packed[1]};
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (c + i < hidden) q[c + i] = static_cast<uint8_t>(packed[i / 4] >> (i % 4 * 8));
-      }
-    }
-  }
-}
-
-__device__ __noinline__ inline void quantize_row_lanes(int lane, uint8_t* q, void* scales, const void* src, DType type,
-                                                       int64_t hidden, ScaleKind kind, int group) {
-  switch (type) {
-    case DType::bf16: quantize_typed<DType::bf16>(lane, q, scales, src, hidden, kind, group); break;
-    case DType::f16: quantize_typed<DType::f16>(lane, q, scales, src, hidden, kind, group); break;
-    case DType::f32: quantize_typed<DType::f32>(lane, q, scales, src, hidden, kind, group); break;
-    case DType::fp8_e4m3: return;  // already quantised; callers check
-  }
-  const int64_t used = num_scales(hidden, group) * (kind == ScaleKind::f32 ? 4 : 1);
-  const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));
-  for (int64_t i = used + lane; i < total; i += 32) static_cast<uint8_t*>(scales)[i] = 0;
 }
 
 }  // namespace switchyard::detail

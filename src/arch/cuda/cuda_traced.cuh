@@ -8,7 +8,9 @@
 
 namespace switchyard::detail {
 
-struct CudaTraced : Cuda {
+template <class Base>
+struct TracedArch : Base {
+  using Warp = CudaWarp;
   static constexpr bool kDeviceTracing = true;
 
   /// Cycles of this multiprocessor.
@@ -38,7 +40,10 @@ struct CudaTraced : Cuda {
   }
 };
 
-static_assert(Arch<CudaTraced>);
+using CudaTraced = TracedArch<Cuda>;
+using CudaLanesTraced = TracedArch<CudaLanes>;
+
+static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced>);
 
 /// In a kernel of either arch: from construction to destruction its records have anchors.
 template <class A>

@@ -21,14 +21,16 @@ struct CudaShape {
   int stages = 1;  ///< bulk-copy stages per warp: 0 (copies by lanes only), 1, or 2 (next row loads while one is stored)
   uint32_t stage_bytes = 0;    ///< multiple of 16; longer rows travel in pieces of this size
   uint32_t scratch_bytes = 0;  ///< multiple of 16; what CudaWarp::scratch() offers
+  uint32_t block_bytes = 0;    ///< behind all that: what the kernel keeps for all its warps
 
   SWITCHYARD_FN constexpr uint32_t barrier_bytes() const {
     return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128;
   }
   SWITCHYARD_FN constexpr uint32_t warp_bytes() const { return static_cast<uint32_t>(stages) * stage_bytes + scratch_bytes; }
   SWITCHYARD_FN constexpr uint32_t shared_bytes() const {
-    return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes();
+    return block_at() + block_bytes;
   }
+  SWITCHYARD_FN constexpr uint32_t block_at() const { return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes(); }
 };
 
 /// Largest stage for which a block of `warps` fits into `shared_limit` bytes, at most `row_bytes` rounded up to 16. 0 if none
@@ -101,7 +103,8 @@ class CudaWarp {
   SWITCHYARD_FN std::byte* scratch() const { return scratch_; }
 
  private:
-  friend struct Cuda;
+  template <bool kBulk>
+  friend struct CudaArch;
 
   int lane_;
   int warp_;

@@ -150,15 +150,4 @@ __device__ __forceinline__ uint64_t global_timer() {
   return t;
 }
 
-/// Nearest even, saturating; NaN gives 0x7F.
-__device__ __forceinline__ uint8_t e4m3_from_f32(float x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  return static_cast<uint8_t>(pair & 0xffu);
-#else
-  return detail::e4m3_from_f32(x);
-#endif
-}
-
 }  // namespace switchyard::detail::ptx

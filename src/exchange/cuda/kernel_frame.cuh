@@ -59,20 +59,21 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
 }
 
 /// The same for calls whose last launch knows that it is the last when it begins: if this one `ends_call`, the last block to
-/// read the epoch advances it.
+/// read the epoch advances it. The last warp does so, while the others go on.
 __device__ inline bool begin_block(const CallContext& given, EpochState* state, bool ends_call, CallContext& call) {
-  uint64_t abort = 0, epoch = 0;
+  uint64_t abort = 0;
   if (threadIdx.x == 0) {
     abort = ptx::load_relaxed<Scope::system>(given.abort_word);
-    epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
-    call.epoch = epoch;
-    if (ends_call && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
-      state->readers = 0;
-      state->epoch = epoch;
-    }
-    report_abort(given, abort, epoch);
+    call.epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
+    report_abort(given, abort, call.epoch);
   }
-  return !__syncthreads_or(abort != 0);
+  const bool failed = __syncthreads_or(abort != 0);
+  if (ends_call && threadIdx.x + kLanes == blockDim.x &&
+      ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
+    state->readers = 0;
+    state->epoch = call.epoch;
+  }
+  return !failed;
 }
 
 /// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch.

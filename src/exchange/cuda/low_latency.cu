@@ -12,13 +12,33 @@ namespace switchyard::detail {
 
 namespace {
 
-constexpr uint32_t kStageBytes = 2048;
-
 /// T of this launch.
 __device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
   if (device_tokens == nullptr) return bound;
   const int64_t tokens = *device_tokens;
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
+}
+
+/// All threads of a block, before a barrier: a copy of the ids of `count` routes in the block's shared memory, in one round of
+/// loads; counting reads them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy.
+__device__ void stage_ids(const IdReader& given, int64_t count, std::byte* shared, const CudaShape& shape, IdReader& ids) {
+  if (count * 4 > shape.block_bytes) return;
+  auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) copy[i] = given(i);
+  if (threadIdx.x == 0) ids = {copy, false, given.experts};
+}
+
+/// Each warp: the rows that it will send first are on their way while the call begins.
+__device__ void prefetch_first_piece(const CudaWarp& w, const LowLatencyDispatchParams& p, int64_t tokens) {
+  const ItemPiece at = split_index(spread_index(w), p.layout.pieces);
+  const int64_t t = p.layout.token_of(at.item);
+  if (t >= tokens) return;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.src_type));
+  const std::byte* row = p.x + t * p.src_row_bytes;
+  const int64_t end = p.layout.column(at.piece + 1) * element;
+  for (int64_t b = p.layout.column(at.piece) * element + threadIdx.x % kLanes * 128; b < end; b += kLanes * 128)
+    ptx::prefetch(row + b);
 }
 
 template <class A>
@@ -32,10 +52,12 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.d, p);
   __syncthreads();
   wait_for_previous();
-  if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
-  if (threadIdx.x == 0) p.tokens = tokens_now(given.d.tokens, given.device_tokens);
-  __syncthreads();
   CudaWarp w(dynamic_shared, shape);
+  const int64_t tokens = tokens_now(given.d.tokens, given.device_tokens);
+  if (halves.send) prefetch_first_piece(w, given.d, tokens);
+  if (halves.send) stage_ids(given.d.ids, tokens * given.d.layout.topk, dynamic_shared, shape, p.ids);
+  if (threadIdx.x == 0) p.tokens = tokens;
+  if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_send<A>(w, p);
   if (halves.receive) (void)low_latency_receive<A>(w, p);
@@ -53,8 +75,12 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.c, p);
   __syncthreads();
   wait_for_previous();
-  if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
+  const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
+  IdReader staged = own;
+  if (halves.receive) stage_ids(own, given.c.layout.max_tokens * given.c.layout.topk, dynamic_shared, shape, staged);
+  if (threadIdx.x == 0) p.own_ids = static_cast<const int32_t*>(staged.ids);
+  if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_return<A>(w, p);
   if (halves.receive) (void)low_latency_sum<A>(w, p);
@@ -71,38 +97,45 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   copy_to_shared(given.f, p);
   __syncthreads();
   wait_for_previous();
-  if (!begin_block(given.f.d.call, given.state, true, p.d.call)) return;
-  if (threadIdx.x == 0) {
-    p.c.call.epoch = p.d.call.epoch;
-    p.d.tokens = tokens_now(given.f.d.tokens, given.device_tokens);
-  }
-  __syncthreads();
   CudaWarp w(dynamic_shared, shape);
+  const int64_t tokens = tokens_now(given.f.d.tokens, given.device_tokens);
+  prefetch_first_piece(w, given.f.d, tokens);
+  stage_ids(given.f.d.ids, tokens * given.f.d.layout.topk, dynamic_shared, shape, p.d.ids);
+  if (threadIdx.x == 0) p.d.tokens = tokens;
+  if (!begin_block(given.f.d.call, given.state, true, p.d.call)) return;
+  if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
+  __syncthreads();
   const KernelTrace<A> trace(w, p.d.call.device_trace);
   (void)flat_exchange<A>(w, p);
   Cuda::settle(w);
 }
 
-CudaShape shape_of(int64_t scratch_bytes) {
-  return {kLowLatencyWarps, 1, kStageBytes, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
+constexpr int64_t kStaticShared = 3072;  ///< parameters
+static_assert(sizeof(FlatParams) <= kStaticShared && sizeof(CudaFlat) <= 4096);
+
+/// With room for the ids of `routes` routes, if there is.
+CudaShape shape_of(int64_t scratch_bytes, int64_t routes, const DeviceLimits& limits) {
+  CudaShape shape{kLowLatencyWarps, 0, 0, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
+  const int64_t ids = round_up(routes * 4, 16);
+  if (shape.shared_bytes() + ids + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(ids);
+  return shape;
 }
 
 }  // namespace
 
 int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
-  const auto room = static_cast<int64_t>(limits.shared_bytes) - 3072 - shape_of(0).shared_bytes();  // 3072: parameters
+  const auto room = static_cast<int64_t>(limits.shared_bytes) - kStaticShared - shape_of(0, 0, limits).shared_bytes();
   return room / kLowLatencyWarps / 16 * 16;
 }
 
 void prepare_low_latency_kernels(const DeviceLimits& limits) {
-  static_assert(sizeof(FlatParams) <= 3072 && sizeof(CudaFlat) <= 4096);
-  const int most = static_cast<int>(shape_of(low_latency_scratch_limit(limits)).shared_bytes());
-  allow_shared(low_latency_dispatch_kernel<Cuda>, most);
-  allow_shared(low_latency_dispatch_kernel<CudaTraced>, most);
-  allow_shared(low_latency_combine_kernel<Cuda>, most);
-  allow_shared(low_latency_combine_kernel<CudaTraced>, most);
-  allow_shared(flat_kernel<Cuda>, most);
-  allow_shared(flat_kernel<CudaTraced>, most);
+  const int most = static_cast<int>(limits.shared_bytes - kStaticShared);
+  allow_shared(low_latency_dispatch_kernel<CudaLanes>, most);
+  allow_shared(low_latency_dispatch_kernel<CudaLanesTraced>, most);
+  allow_shared(low_latency_combine_kernel<CudaLanes>, most);
+  allow_shared(low_latency_combine_kernel<CudaLanesTraced>, most);
+  allow_shared(flat_kernel<CudaLanes>, most);
+  allow_shared(flat_kernel<CudaLanesTraced>, most);
 }
 
 void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
@@ -124,23 +157,23 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
 // Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = shape_of(scratch_bytes);
+  const CudaShape shape = shape_of(scratch_bytes, p.d.tokens * p.d.layout.topk, limits);
   const bool traced = p.d.call.device_trace.records != nullptr;
-  launch_kernel(traced ? low_latency_dispatch_kernel<CudaTraced> : low_latency_dispatch_kernel<Cuda>, blocks, shape,
+  launch_kernel(traced ? low_latency_dispatch_kernel<CudaLanesTraced> : low_latency_dispatch_kernel<CudaLanes>, blocks, shape,
                 limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
 }
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = shape_of(scratch_bytes);
+  const CudaShape shape = shape_of(scratch_bytes, p.c.layout.max_tokens * p.c.layout.topk, limits);
   const bool traced = p.c.call.device_trace.records != nullptr;
-  launch_kernel(traced ? low_latency_combine_kernel<CudaTraced> : low_latency_combine_kernel<Cuda>, blocks, shape,
+  launch_kernel(traced ? low_latency_combine_kernel<CudaLanesTraced> : low_latency_combine_kernel<CudaLanes>, blocks, shape,
                 limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
 }
 void launch_low_latency(const CudaFlat& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
-  const CudaShape shape = shape_of(scratch_bytes);
+  const CudaShape shape = shape_of(scratch_bytes, p.f.d.tokens * p.f.d.layout.topk, limits);
   const bool traced = p.f.d.call.device_trace.records != nullptr;
-  launch_kernel(traced ? flat_kernel<CudaTraced> : flat_kernel<Cuda>, blocks, shape, limits.dependent_launches, stream,
+  launch_kernel(traced ? flat_kernel<CudaLanesTraced> : flat_kernel<CudaLanes>, blocks, shape, limits.dependent_launches, stream,
                 "all-to-all kernel", p, shape, halves);
 }
 

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantisation of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments. The
+// bytes are those of IEEE division, x / scale, rounded to nearest even, on every path; compile without fast-math flags.
+#pragma once
+
+#include <type_traits>
+
+#include "arch/cuda/cuda_rows.cuh"
+
+namespace switchyard::detail {
+
+/// Two channels: `low` in the low byte.
+__device__ inline uint32_t e4m3_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return static_cast<uint32_t>(e4m3_from_f32(low)) | static_cast<uint32_t>(e4m3_from_f32(high)) << 8;
+#endif
+}
+
+/// x / scale as IEEE rounds it, where `inverse` is 1 / scale rounded: a quotient and two corrections by its exact remainder.
+/// For finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
+inline constexpr float kSmallestFastScale = 0x1p-60f;
+__device__ inline float divide_by(float x, float scale, float inverse) {
+  const float first = __fmul_rn(x, inverse);
+  const float second = __fmaf_rn(__fmaf_rn(-first, scale, x), inverse, first);
+  return __fmaf_rn(__fmaf_rn(-second, scale, x), inverse, second);
+}
+
+/// One channel, whatever x and scale are. Scale 0: all finite channels of the group are (nearly) 0.
+__device__ inline uint32_t e4m3_exactly(float x, float scale) {
+  return isnan(x) ? kE4m3Nan : scale == 0.0f ? 0u : e4m3_pair(__fdiv_rn(x, scale), 0.0f);
+}
+__device__ __noinline__ inline uint32_t four_exactly(float a, float b, float c, float d, float scale) {
+  return e4m3_exactly(a, scale) | e4m3_exactly(b, scale) << 8 | e4m3_exactly(c, scale) << 16 | e4m3_exactly(d, scale) << 24;
+}
+
+/// Where the scales of a row go, and how large a group is.
+struct ScaleTarget {
+  void* scales;
+  ScaleKind kind;
+  int group;
+};
+
+/// Eight channels of this lane, from channel c on; all lanes of the groups together. Writes the group's scale.
+__device__ inline uint2 quantize_eight(int lane, const float* x, int64_t c, bool used, const ScaleTarget& to) {
+  const int sharing = to.group / 8;  // lanes
+  constexpr uint32_t kLargestFinite = 0x7f7fffffu;
+  const auto magnitude = [](float f) { return __float_as_uint(f) & 0x7fffffffu; };
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = max(largest, magnitude(x[i]));
+  const bool odd = __any_sync(kAllLanes, largest > kLargestFinite);
+  if (odd) {  // infinities and NaNs do not count
+    largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, magnitude(x[i]) <= kLargestFinite ? magnitude(x[i]) : 0u);
+  }
+#pragma unroll
+  for (int step = 1; step < 16; step *= 2) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, largest, step);
+    if (step < sharing) largest = max(largest, other);
+  }
+  const float amax = __uint_as_float(largest);
+  const bool fast = __all_sync(kAllLanes, !odd && (amax == 0.0f || amax >= 448.0f * kSmallestFastScale));
+  float scale = fast ? divide_by(amax, kE4m3Max, 1.0f / kE4m3Max) : __fdiv_rn(amax, kE4m3Max);
+  const bool writes_scale = used && lane % sharing == 0;
+  const auto group = static_cast<uint32_t>(c) / static_cast<uint32_t>(to.group);
+  if (to.kind == ScaleKind::ue8m0) {
+    const uint8_t exponent = ue8m0_from_scale(scale);
+    scale = f32_from_ue8m0(exponent);
+    if (writes_scale) static_cast<uint8_t*>(to.scales)[group] = exponent;
+  } else if (writes_scale) {
+    static_cast<float*>(to.scales)[group] = scale;
+  }
+  if (!fast) return {four_exactly(x[0], x[1], x[2], x[3], scale), four_exactly(x[4], x[5], x[6], x[7], scale)};
+  const float inverse = __frcp_rn(scale);
+  uint32_t pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = e4m3_pair(divide_by(x[2 * i], scale, inverse), divide_by(x[2 * i + 1], scale, inverse));
+  if (amax == 0.0f) return {0, 0};
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+/// Eight elements of a row as they lie in memory: 16-bit ones in `low`, 32-bit ones in both.
+struct RawEight {
+  uint4 low, high;
+};
+
+/// Elements [c, c + 8) of the `hidden` elements of kBytes at `src`; 0 behind the end. `whole`: 16 bytes at a time.
+template <int kBytes>
+__device__ RawEight load_eight(const void* src, int64_t c, int64_t hidden, bool whole) {
+  using Element = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
+  RawEight raw{};
+  if (c >= hidden) return raw;
+  const auto* at = static_cast<const Element*>(src) + c;
+  if (whole) {
+    raw.low = reinterpret_cast<const uint4*>(at)[0];
+    if (kBytes == 4) raw.high = reinterpret_cast<const uint4*>(at)[1];
+    return raw;
+  }
+  uint32_t words[8] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t bits = c + i < hidden ? at[i] : 0;
+    if (kBytes == 4)
+      words[i] = bits;
+    else
+      words[i / 2] |= bits << (i % 2 * 16);
+  }
+  return {{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}};
+}
+
+__device__ inline void widen_eight(DType type, const RawEight& raw, float* x) {
+  if (type == DType::bf16) {
+    RowElements<DType::bf16>::widen(raw.low, x);
+  } else if (type == DType::f16) {
+    RowElements<DType::f16>::widen(raw.low, x);
+  } else {
+    RowElements<DType::f32>::widen(raw.low, x);
+    RowElements<DType::f32>::widen(raw.high, x + 4);
+  }
+}
+
+/// 256 channels at a time, 8 in a lane; the next ones are on their way meanwhile. One loop for all types: kernels start faster
+/// if they are small. fp8 rows are already quantised; callers check.
+__device__ __noinline__ inline void quantize_row_lanes(int lane, uint8_t* q, void* scales, const void* src, DType type,
+                                                       int64_t hidden, ScaleKind kind, int group) {
+  const ScaleTarget to{scales, kind, group};
+  const bool whole = ((reinterpret_cast<uintptr_t>(src) & 15u) | (reinterpret_cast<uintptr_t>(q) & 7u) | (hidden & 7)) == 0;
+  const auto load = [&](int64_t c) {
+    return type == DType::f32 ? load_eight<4>(src, c, hidden, whole) : load_eight<2>(src, c, hidden, whole);
+  };
+  RawEight next = load(lane * 8);
+#pragma unroll 1
+  for (int64_t base = 0; base < hidden; base += 256) {
+    const int64_t c = base + lane * 8;
+    const RawEight now = next;
+    next = load(c + 256);
+    float x[8];
+    widen_eight(type, now, x);
+    const uint2 bytes = quantize_eight(lane, x, c, c < hidden, to);
+    if (whole) {
+      if (c < hidden) *reinterpret_cast<uint2*>(q + c) = bytes;
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
+  }
+  const int64_t used = num_scales(hidden, group) * (kind == ScaleKind::f32 ? 4 : 1);
+  const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));
+#pragma unroll 1
+  for (int64_t i = used + lane; i < total; i += 32) static_cast<uint8_t*>(scales)[i] = 0;
+}
+
+}  // namespace switchyard::detail
