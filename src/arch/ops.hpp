@@ -5,7 +5,7 @@
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
-//   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row
+//   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row, A::quantize_to
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
 //   A::block_sync lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::now_ns,
 //   A::pause
@@ -120,6 +120,15 @@ struct AnyDestination {
   SWITCHYARD_FN void* operator()(int) const { return nullptr; }
 };
 
+/// Where quantize_to writes a row and its scales; null: nowhere.
+struct QuantizedRow {
+  uint8_t* q;
+  void* scales;
+};
+struct AnyQuantizedRow {
+  SWITCHYARD_FN QuantizedRow operator()(int) const { return {nullptr, nullptr}; }
+};
+
 /// Where a flat index lies in segments that follow each other.
 struct Located {
   int segment;     ///< n if the index is past the end
@@ -155,6 +164,9 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
   // Complete on return, for this warp. The last argument is the channels of a scale, 32, 64 or 128 (and may be left out: 128).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
+  // The same row to f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch, where a row and
+  // its scales must have room.
+  A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
   A::template store_release<Scope::system>(w, flag, value, Site::counts);

@@ -81,6 +81,7 @@ struct IdReader {
   const void* ids = nullptr;
   bool is_int64 = false;
   int32_t experts = 0;
+  const int32_t* firsts = nullptr;  ///< null, or the ids, but -1 where a token repeats an expert: counting is faster
 
   SWITCHYARD_FN int32_t operator()(int64_t f) const {
     const int64_t id = is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];

@@ -74,7 +74,9 @@ SWITCHYARD_FN inline PieceRange piece_range(const LowLatencyDispatchParams& p, i
 /// How many of the first `tokens` tokens choose the expert: each counts once.
 template <class A>
 SWITCHYARD_FN int64_t tokens_choosing(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t tokens, int32_t expert) {
-  return A::count_where(w, tokens * p.layout.topk,
+  const int64_t routes = tokens * p.layout.topk;
+  if (const int32_t* firsts = p.ids.firsts) return A::count_where(w, routes, [&](int64_t f) { return firsts[f] == expert; });
+  return A::count_where(w, routes,
                         [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first_of_token(f, p.layout.topk); });
 }
 
@@ -108,41 +110,35 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const LowLatencyDispatchPar
   const LowLatencyLayout& l = p.layout;
   const PieceRange range = piece_range(p, piece);
   const std::byte* row = p.x + t * p.src_row_bytes;
-  const std::byte* scales = p.scales ? p.scales + t * p.src_scale_bytes + range.scale_at : nullptr;
-  if (p.quantize != ScaleKind::none) {
-    A::drain_sources(w);  // the staged piece before may still be read
-    std::byte* staged = w.scratch();
-    std::byte* staged_scales = staged + round_up(range.columns, 128);
-    A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), staged_scales,
-                    row + range.column * static_cast<int64_t>(dtype_bytes(p.src_type)), p.src_type, range.columns, p.quantize,
-                    p.scale_group);
-    row = staged;
-    scales = staged_scales;
-  } else {
-    row += range.payload_at;
-  }
   const auto message = [&](int r) {
     return (places >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
   };
-  A::multicast_to(
-      w, p.call.world(),
-      [&](int r) -> void* {
-        std::byte* at = message(r);
-        return at ? at + range.payload_at : nullptr;
-      },
-      row, static_cast<size_t>(range.payload_bytes));
-  if (range.scale_bytes > 0) {  // few, and at any address that suits their type
-    const auto step = static_cast<int>(p.scale_element_bytes), count = static_cast<int>(range.scale_bytes) / step;
-    A::for_lanes(w, static_cast<int64_t>(p.call.world()) * count, [&](int i) {
-      const int r = i / count, b = (i - r * count) * step;
-      std::byte* to = message(r);
-      if (to == nullptr) return;
-      to += l.scales_at() + range.scale_at + b;
-      if (step == 4)
-        *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(scales + b);
-      else
-        *to = scales[b];
-    });
+  if (p.quantize != ScaleKind::none) {
+    A::quantize_to(
+        w, p.call.world(),
+        [&](int r) -> QuantizedRow {
+          std::byte* at = message(r);
+          if (at == nullptr) return {nullptr, nullptr};
+          return {reinterpret_cast<uint8_t*>(at + range.payload_at), at + l.scales_at() + range.scale_at};
+        },
+        row + range.column * static_cast<int64_t>(dtype_bytes(p.src_type)), p.src_type, range.columns, p.quantize,
+        p.scale_group);
+  } else {
+    A::multicast_to(
+        w, p.call.world(),
+        [&](int r) -> void* {
+          std::byte* at = message(r);
+          return at ? at + range.payload_at : nullptr;
+        },
+        row + range.payload_at, static_cast<size_t>(range.payload_bytes));
+    if (p.scales != nullptr)
+      A::multicast_to(
+          w, p.call.world(),
+          [&](int r) -> void* {
+            std::byte* at = message(r);
+            return at ? at + l.scales_at() + range.scale_at : nullptr;
+          },
+          p.scales + t * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
   }
   const auto bytes = static_cast<uint64_t>(range.payload_bytes + range.scale_bytes);
   const uint64_t own = places >> p.call.rank() & 1;

@@ -42,6 +42,7 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.reduce_rows(spec);
   d.reduce_rows_from(spec, std::vector<int>());  // rows and weights at the places given, ascending; nothing elsewhere
   d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
+  d.quantize_to(std::vector<detail::QuantizedRow>(), src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { d.load_acquire(flag) } -> std::same_as<uint64_t>;
   d.store_release(flag, value);

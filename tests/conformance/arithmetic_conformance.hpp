@@ -387,6 +387,18 @@ void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType
       ASSERT_TRUE(scales.holds(want_scales.data())) << type_name(type) << ", scale kind " << static_cast<int>(kind);
       ASSERT_TRUE(q.guards_intact());
       ASSERT_TRUE(scales.guards_intact());
+      const size_t used = static_cast<size_t>(num_scales(hidden, size)) * (kind == ScaleKind::f32 ? 4 : 1);
+      q.refill();
+      scales.refill();
+      Guarded<A> other_q(values.size(), misalignment), other_scales(used, element_offset<A>(misalignment, 4));
+      warp.quantize_to({{reinterpret_cast<uint8_t*>(q.data()), scales.data()},
+                        {nullptr, nullptr},
+                        {reinterpret_cast<uint8_t*>(other_q.data()), other_scales.data()}},
+                       src.data(), type, hidden, kind, size);
+      warp.settle();
+      ASSERT_TRUE(q.holds(want_codes.data()) && other_q.holds(want_codes.data())) << type_name(type) << ", direct";
+      ASSERT_EQ(std::memcmp(scales.data(), want_scales.data(), used), 0) << type_name(type) << ", direct";
+      ASSERT_TRUE(other_scales.holds(want_scales.data()) && other_q.guards_intact() && other_scales.guards_intact());
     });
   }
 }

@@ -67,6 +67,12 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
     Cpu::quantize_row(warp, q, scales, src, type, hidden, kind, group);
   }
 
+  void quantize_to(const std::vector<detail::QuantizedRow>& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
+                   int group) {
+    Cpu::quantize_to(
+        warp, static_cast<int>(to.size()), [&](int i) { return to[static_cast<size_t>(i)]; }, src, type, hidden, kind, group);
+  }
+
   uint64_t load_acquire(const uint64_t* flag) { return Cpu::template load_acquire<kScope>(flag, kSite); }
   void store_release(uint64_t* flag, uint64_t value) { Cpu::template store_release<kScope>(warp, flag, value, kSite); }
   void publish(uint64_t* const* flags, int n, uint64_t value) { Cpu::template publish<kScope>(warp, flags, n, value, kSite); }

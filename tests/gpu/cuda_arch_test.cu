@@ -235,18 +235,29 @@ void reduce(DType type, int64_t hidden, int n, bool weighted, int num_bias, int6
                                                  std::to_string(num_bias) + " offset " + std::to_string(offset));
 }
 
-/// Rows are quantised into scratch and leave from there for three places: quantised dispatch.
+/// Rows are quantised for three places: `direct`ly, as low-latency dispatch does, or into scratch, from where they leave.
 __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::byte* src, int64_t src_pitch, int rows,
-                                DType type, int64_t hidden, ScaleKind kind, int group, CudaShape shape) {
+                                DType type, int64_t hidden, ScaleKind kind, int group, bool direct, CudaShape shape) {
   CudaWarp w(shared_memory, shape);
   const size_t scale_bytes = scale_row_bytes(hidden, kind, group);
   const int64_t q_bytes = (hidden + 15) / 16 * 16;
   for (int r = w.index(); r < rows; r += w.total()) {
+    std::byte* const places = out + r * 3 * out_pitch;
+    if (direct) {
+      Cuda::quantize_to(
+          w, 4,
+          [&](int i) {
+            std::byte* const to = i == 1 ? nullptr : places + (i - (i > 1)) * out_pitch;
+            return QuantizedRow{reinterpret_cast<uint8_t*>(to), to == nullptr ? nullptr : to + q_bytes};
+          },
+          src + r * src_pitch, type, hidden, kind, group);
+      continue;
+    }
     Cuda::drain_sources(w);
     std::byte* const scales = w.scratch() + q_bytes;
     Cuda::quantize_row(w, reinterpret_cast<uint8_t*>(w.scratch()), scales, src + r * src_pitch, type, hidden, kind, group);
     void *q_to[3], *s_to[3];
-    for (int i = 0; i < 3; ++i) q_to[i] = out + (r * 3 + i) * out_pitch, s_to[i] = out + (r * 3 + i) * out_pitch + q_bytes;
+    for (int i = 0; i < 3; ++i) q_to[i] = places + i * out_pitch, s_to[i] = places + i * out_pitch + q_bytes;
     Cuda::multicast_copy(w, q_to, 3, w.scratch(), static_cast<size_t>(hidden));
     Cuda::multicast_copy(w, s_to, 3, scales, scale_bytes);
   }
@@ -281,7 +292,7 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
   }
 }
 
-void quantize(DType type, int64_t hidden, ScaleKind kind, int group) {
+void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct) {
   constexpr int kRows = 37;
   const auto src_pitch = hidden * static_cast<int64_t>(dtype_bytes(type));
   auto src = random_rows(type, hidden * kRows, 31);
@@ -300,17 +311,17 @@ void quantize(DType type, int64_t hidden, ScaleKind kind, int group) {
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < 3; ++i) {
       std::byte* at = &want[static_cast<size_t>((r * 3 + i) * pitch)];
-      std::memset(at + q_bytes, 0, static_cast<size_t>(scale_bytes));
+      if (!direct) std::memset(at + q_bytes, 0, static_cast<size_t>(scale_bytes));  // the padding
       quantize_reference(at, at + q_bytes, &src[static_cast<size_t>(r * src_pitch)], type, hidden, kind, group);
     }
   }
   const Device<std::byte> in(src), out(std::vector<std::byte>(want.size(), std::byte{0xEE}));
   const CudaShape shape{2, 1, 2048, static_cast<uint32_t>(pitch)};
   quantize_kernel<<<2, 64, shape.shared_bytes()>>>(out.data, pitch, in.data, src_pitch, kRows, type, hidden, kind, group,
-                                                   shape);
+                                                   direct, shape);
   CHECK_CUDA(cudaDeviceSynchronize());
   check(out.host() == want, "quantize_row: type " + std::to_string(static_cast<int>(type)) + " hidden " +
-                                std::to_string(hidden) + " kind " + std::to_string(static_cast<int>(kind)));
+                                std::to_string(hidden) + " kind " + std::to_string(static_cast<int>(kind)) + (direct ? " direct" : ""));
 }
 
 /// Blocks pass a token round a ring of flags and a counter: payload written by bulk copy, read by bulk copy after the acquire.
@@ -385,7 +396,8 @@ int main() {
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
     for (const int64_t hidden : {8, 100, 128, 144, 1040, 7168})
       for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})
-        for (const int group : {32, 64, 128}) quantize(type, hidden, kind, group);
+        for (const int group : {32, 64, 128})
+          for (const bool direct : {false, true}) quantize(type, hidden, kind, group, direct);
   relay(256, "by lanes");
   relay(8192, "in bulk");
   std::printf("%d passed, %d failed\n", passed, failed);

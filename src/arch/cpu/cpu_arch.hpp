@@ -84,6 +84,19 @@ struct BasicCpu {
     detail::quantize_row(q, scales, src, type, hidden, kind, group);
   }
 
+  template <class F>
+  static void quantize_to(Warp& w, int n, F&& f, const void* src, DType type, int64_t hidden, ScaleKind kind, int group) {
+    drain_sources(w);  // what was in the scratch
+    auto* const q = reinterpret_cast<uint8_t*>(w.scratch());
+    std::byte* const scales = w.scratch() + (hidden + 127) / 128 * 128;
+    detail::quantize_row(q, scales, src, type, hidden, kind, group);
+    const auto scale_bytes = static_cast<size_t>(num_scales(hidden, group)) * (kind == ScaleKind::f32 ? 4 : 1);
+    multicast_to(
+        w, n, [&](int i) -> void* { return f(i).q; }, q, static_cast<size_t>(hidden));
+    multicast_to(
+        w, n, [&](int i) -> void* { return f(i).q ? f(i).scales : nullptr; }, scales, scale_bytes);
+  }
+
   template <Scope>
   static uint64_t load_acquire(const uint64_t* flag, Site site) {
     return load_flag(flag, acquire_order(site));

@@ -20,16 +20,18 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
-/// x / scale as IEEE rounds it, where `inverse` is 1 / scale rounded: a quotient and two corrections by its exact remainder.
-/// For finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
+/// x / scale as IEEE rounds it, where `inverse` is 1 / scale rounded: a quotient and two corrections by its exact remainder,
+/// which lose the sign of a zero. For finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3
+/// result depends on it.
 inline constexpr float kSmallestFastScale = 0x1p-60f;
 __device__ inline float divide_by(float x, float scale, float inverse) {
   const float first = __fmul_rn(x, inverse);
   const float second = __fmaf_rn(__fmaf_rn(-first, scale, x), inverse, first);
-  return __fmaf_rn(__fmaf_rn(-second, scale, x), inverse, second);
+  const float third = __fmaf_rn(__fmaf_rn(-second, scale, x), inverse, second);
+  return __uint_as_float((__float_as_uint(third) & 0x7fffffffu) | (__float_as_uint(x) & 0x80000000u));
 }
 
-/// One channel, whatever x and scale are. Scale 0: all finite channels of the group are (nearly) 0.
+/// One channel, whatever x is. Scale 0: all finite channels of the group are (nearly) 0.
 __device__ inline uint32_t e4m3_exactly(float x, float scale) {
   return isnan(x) ? kE4m3Nan : scale == 0.0f ? 0u : e4m3_pair(__fdiv_rn(x, scale), 0.0f);
 }
@@ -37,16 +39,14 @@ __device__ __noinline__ inline uint32_t four_exactly(float a, float b, float c, 
   return e4m3_exactly(a, scale) | e4m3_exactly(b, scale) << 8 | e4m3_exactly(c, scale) << 16 | e4m3_exactly(d, scale) << 24;
 }
 
-/// Where the scales of a row go, and how large a group is.
-struct ScaleTarget {
-  void* scales;
-  ScaleKind kind;
-  int group;
+/// Eight channels as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
+struct QuantizedEight {
+  uint2 bytes;
+  uint32_t scale;
 };
 
-/// Eight channels of this lane, from channel c on; all lanes of the groups together. Writes the group's scale.
-__device__ inline uint2 quantize_eight(int lane, const float* x, int64_t c, bool used, const ScaleTarget& to) {
-  const int sharing = to.group / 8;  // lanes
+/// Eight channels of this lane; `sharing` lanes (4, 8 or 16) have the channels of one group. All lanes together.
+__device__ inline QuantizedEight quantize_eight(const float* x, int sharing, ScaleKind kind) {
   constexpr uint32_t kLargestFinite = 0x7f7fffffu;
   const auto magnitude = [](float f) { return __float_as_uint(f) & 0x7fffffffu; };
   uint32_t largest = 0;
@@ -66,22 +66,21 @@ __device__ inline uint2 quantize_eight(int lane, const float* x, int64_t c, bool
   const float amax = __uint_as_float(largest);
   const bool fast = __all_sync(kAllLanes, !odd && (amax == 0.0f || amax >= 448.0f * kSmallestFastScale));
   float scale = fast ? divide_by(amax, kE4m3Max, 1.0f / kE4m3Max) : __fdiv_rn(amax, kE4m3Max);
-  const bool writes_scale = used && lane % sharing == 0;
-  const auto group = static_cast<uint32_t>(c) / static_cast<uint32_t>(to.group);
-  if (to.kind == ScaleKind::ue8m0) {
-    const uint8_t exponent = ue8m0_from_scale(scale);
-    scale = f32_from_ue8m0(exponent);
-    if (writes_scale) static_cast<uint8_t*>(to.scales)[group] = exponent;
-  } else if (writes_scale) {
-    static_cast<float*>(to.scales)[group] = scale;
+  const bool zero = scale == 0.0f;
+  uint32_t scale_bits = __float_as_uint(scale);
+  if (kind == ScaleKind::ue8m0) {
+    scale_bits = ue8m0_from_scale(scale);
+    scale = f32_from_ue8m0(static_cast<uint8_t>(scale_bits));
   }
-  if (!fast) return {four_exactly(x[0], x[1], x[2], x[3], scale), four_exactly(x[4], x[5], x[6], x[7], scale)};
+  if (zero && !fast) scale = 0.0f;
+  if (!fast)
+    return {{four_exactly(x[0], x[1], x[2], x[3], scale), four_exactly(x[4], x[5], x[6], x[7], scale)}, scale_bits};
   const float inverse = __frcp_rn(scale);
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) pairs[i] = e4m3_pair(divide_by(x[2 * i], scale, inverse), divide_by(x[2 * i + 1], scale, inverse));
-  if (amax == 0.0f) return {0, 0};
-  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+  if (amax == 0.0f) return {{0, 0}, scale_bits};
+  return {{pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16}, scale_bits};
 }
 
 /// Eight elements of a row as they lie in memory: 16-bit ones in `low`, 32-bit ones in both.
@@ -124,15 +123,24 @@ __device__ inline void widen_eight(DType type, const RawEight& raw, float* x) {
   }
 }
 
+/// Destinations of a quantised row: the given lanes hold one each. All lanes hold or'ed `low_bits` of all rows.
+struct LaneTargets {
+  uint8_t* q;
+  void* scales;
+  unsigned lanes;
+  unsigned low_bits;
+};
+
 /// 256 channels at a time, 8 in a lane; the next ones are on their way meanwhile. One loop for all types: kernels start faster
 /// if they are small. fp8 rows are already quantised; callers check.
-__device__ __noinline__ inline void quantize_row_lanes(int lane, uint8_t* q, void* scales, const void* src, DType type,
+__device__ __noinline__ inline void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type,
                                                        int64_t hidden, ScaleKind kind, int group) {
-  const ScaleTarget to{scales, kind, group};
-  const bool whole = ((reinterpret_cast<uintptr_t>(src) & 15u) | (reinterpret_cast<uintptr_t>(q) & 7u) | (hidden & 7)) == 0;
+  const bool whole =
+      ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u) | (to.low_bits & 7u) | (hidden & 7)) == 0;
   const auto load = [&](int64_t c) {
     return type == DType::f32 ? load_eight<4>(src, c, hidden, whole) : load_eight<2>(src, c, hidden, whole);
   };
+  const int sharing = group / 8, shift = 31 - __clz(group);
   RawEight next = load(lane * 8);
 #pragma unroll 1
   for (int64_t base = 0; base < hidden; base += 256) {
@@ -141,15 +149,29 @@ __device__ __noinline__ inline void quantize_row_lanes(int lane, uint8_t* q, voi
     next = load(c + 256);
     float x[8];
     widen_eight(type, now, x);
-    const uint2 bytes = quantize_eight(lane, x, c, c < hidden, to);
-    if (whole) {
-      if (c < hidden) *reinterpret_cast<uint2*>(q + c) = bytes;
-      continue;
-    }
+    const QuantizedEight eight = quantize_eight(x, sharing, kind);
+#pragma unroll 1
+    for (unsigned left = to.lanes; left != 0; left &= left - 1) {
+      const int holder = __ffs(static_cast<int>(left)) - 1;
+      auto* q = reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.q), holder));
+      auto* scales = reinterpret_cast<void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.scales), holder));
+      if (c >= hidden) continue;
+      if (lane % sharing == 0 && kind == ScaleKind::f32) static_cast<uint32_t*>(scales)[c >> shift] = eight.scale;
+      if (lane % sharing == 0 && kind != ScaleKind::f32)
+        static_cast<uint8_t*>(scales)[c >> shift] = static_cast<uint8_t>(eight.scale);
+      if (whole) {
+        *reinterpret_cast<uint2*>(q + c) = eight.bytes;
+      } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
+        for (int i = 0; i < 8; ++i)
+          if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? eight.bytes.x : eight.bytes.y) >> (i % 4 * 8));
+      }
+    }
   }
+}
+
+/// Zeros behind the scales of a row.
+__device__ inline void zero_scale_padding(int lane, void* scales, int64_t hidden, ScaleKind kind, int group) {
   const int64_t used = num_scales(hidden, group) * (kind == ScaleKind::f32 ? 4 : 1);
   const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));
 #pragma unroll 1

@@ -19,14 +19,28 @@ __device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
-/// All threads of a block, before a barrier: a copy of the ids of `count` routes in the block's shared memory, in one round of
+/// All threads of a block, before a barrier: a copy of the ids of `tokens` tokens in the block's shared memory, in one round of
 /// loads; counting reads them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy.
-__device__ void stage_ids(const IdReader& given, int64_t count, std::byte* shared, const CudaShape& shape, IdReader& ids) {
-  if (count * 4 > shape.block_bytes) return;
+__device__ void stage_ids(const IdReader& given, int64_t tokens, int topk, std::byte* shared, const CudaShape& shape,
+                          IdReader& ids) {
+  const int64_t count = tokens * topk;
+  if (count * 8 > shape.block_bytes) return;
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
-#pragma unroll 4
-  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) copy[i] = given(i);
-  if (threadIdx.x == 0) ids = {copy, false, given.experts};
+  constexpr int kAhead = 2;
+#pragma unroll 1  // code from memory is slower than the loop
+  for (int64_t base = threadIdx.x; base < count; base += kAhead * blockDim.x) {
+    int32_t id[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) id[a] = base + a * blockDim.x < count ? given(base + a * blockDim.x) : -1;
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t i = base + a * blockDim.x;
+      if (i >= count) break;
+      copy[i] = id[a];
+      copy[count + i] = given.is_first_of_token(i, topk) ? id[a] : -1;
+    }
+  }
+  if (threadIdx.x == 0) ids = {copy, false, given.experts, copy + count};
 }
 
 /// Each warp: the rows that it will send first are on their way while the call begins.
@@ -55,7 +69,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const int64_t tokens = tokens_now(given.d.tokens, given.device_tokens);
   if (halves.send) prefetch_first_piece(w, given.d, tokens);
-  if (halves.send) stage_ids(given.d.ids, tokens * given.d.layout.topk, dynamic_shared, shape, p.ids);
+  if (halves.send) stage_ids(given.d.ids, tokens, given.d.layout.topk, dynamic_shared, shape, p.ids);
   if (threadIdx.x == 0) p.tokens = tokens;
   if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
@@ -78,7 +92,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
   IdReader staged = own;
-  if (halves.receive) stage_ids(own, given.c.layout.max_tokens * given.c.layout.topk, dynamic_shared, shape, staged);
+  if (halves.receive) stage_ids(own, given.c.layout.max_tokens, given.c.layout.topk, dynamic_shared, shape, staged);
   if (threadIdx.x == 0) p.own_ids = static_cast<const int32_t*>(staged.ids);
   if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
@@ -100,7 +114,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const int64_t tokens = tokens_now(given.f.d.tokens, given.device_tokens);
   prefetch_first_piece(w, given.f.d, tokens);
-  stage_ids(given.f.d.ids, tokens * given.f.d.layout.topk, dynamic_shared, shape, p.d.ids);
+  stage_ids(given.f.d.ids, tokens, given.f.d.layout.topk, dynamic_shared, shape, p.d.ids);
   if (threadIdx.x == 0) p.d.tokens = tokens;
   if (!begin_block(given.f.d.call, given.state, true, p.d.call)) return;
   if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
@@ -116,7 +130,7 @@ static_assert(sizeof(FlatParams) <= kStaticShared && sizeof(CudaFlat) <= 4096);
 /// With room for the ids of `routes` routes, if there is.
 CudaShape shape_of(int64_t scratch_bytes, int64_t routes, const DeviceLimits& limits) {
   CudaShape shape{kLowLatencyWarps, 0, 0, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
-  const int64_t ids = round_up(routes * 4, 16);
+  const int64_t ids = round_up(routes * 8, 16);
   if (shape.shared_bytes() + ids + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(ids);
   return shape;
 }
