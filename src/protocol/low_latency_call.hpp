@@ -29,6 +29,13 @@ SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
+/// The same for what a rank receives: the warps that had nothing to send come first, and so wait already while the others send.
+template <class Warp>
+SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
+  const int64_t i = spread_index(w), half = w.total() / 2;
+  return i < half ? i + w.total() - half : i - half;
+}
+
 /// Which call a rank has entered, in its header word: 8 bits. Equal on all ranks that make the same call.
 enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 };
 SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder order, DType type) {

@@ -211,7 +211,7 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
 /// This warp's share of the tokens' pieces. False: the fault is recorded.
 template <class A, class Ids>
 SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t tokens) {
-  for (int64_t i = spread_index(w); i < tokens * p.layout.pieces; i += w.total()) {
+  for (int64_t i = receiving_index(w); i < tokens * p.layout.pieces; i += w.total()) {
     const auto [t, piece] = split_index(i, p.layout.pieces);
     if (!sum_piece<A>(w, p, ids, t, piece)) return false;
   }

@@ -269,7 +269,7 @@ SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call
   int64_t units = 0;
   for (int s = 0; s < call.world(); ++s) units += units_of(s);
   if (units == 0) return true;
-  for (int64_t i = spread_index(w); i < units * l.pieces; i += w.total()) {
+  for (int64_t i = receiving_index(w); i < units * l.pieces; i += w.total()) {
     const auto piece = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
     const Located message = A::locate(w, i - piece * units, call.world(), units_of);
     if (!f(message.segment, message.offset, static_cast<int>(piece))) return false;

@@ -165,7 +165,7 @@ struct CudaArch {
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
                                       ScaleKind kind, int group = kScaleGroup) {
     const unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(q));
-    quantize_row_lanes(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
+    quantize_row_lanes<4>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
     zero_scale_padding(w.lane_, scales, hidden, kind, group);
     fence_bulk();  // complete on return: also for a bulk copy out of q
     __syncwarp();
@@ -179,7 +179,7 @@ struct CudaArch {
       const QuantizedRow mine = base + w.lane_ < n ? f(base + w.lane_) : QuantizedRow{nullptr, nullptr};
       const unsigned low_bits = __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine.q)));
       const LaneTargets to{mine.q, mine.scales, __ballot_sync(kAllLanes, mine.q != nullptr), low_bits};
-      if (to.lanes != 0) quantize_row_lanes(w.lane_, to, src, type, hidden, kind, group);
+      if (to.lanes != 0) quantize_row_lanes<1>(w.lane_, to, src, type, hidden, kind, group);
     }
     w.lane_writes_ = true;
   }

@@ -131,42 +131,60 @@ struct LaneTargets {
   unsigned low_bits;
 };
 
-/// 256 channels at a time, 8 in a lane; the next ones are on their way meanwhile. One loop for all types: kernels start faster
-/// if they are small. fp8 rows are already quantised; callers check.
-__device__ __noinline__ inline void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type,
-                                                       int64_t hidden, ScaleKind kind, int group) {
+/// To the destinations, channels [c, c + 8) of this lane and their group's scale.
+__device__ inline void store_eight(int lane, const LaneTargets& to, const QuantizedEight& eight, int64_t c, int64_t hidden,
+                                   bool whole, ScaleKind kind, int group) {
+  const bool writes_scale = lane % (group / 8) == 0;
+  const int64_t at = c >> (31 - __clz(group));
+#pragma unroll 1
+  for (unsigned left = to.lanes; left != 0; left &= left - 1) {
+    const int holder = __ffs(static_cast<int>(left)) - 1;
+    auto* q = reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.q), holder));
+    auto* scales = reinterpret_cast<void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.scales), holder));
+    if (c >= hidden) continue;
+    if (writes_scale && kind == ScaleKind::f32) static_cast<uint32_t*>(scales)[at] = eight.scale;
+    if (writes_scale && kind != ScaleKind::f32) static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(eight.scale);
+    if (whole) {
+      *reinterpret_cast<uint2*>(q + c) = eight.bytes;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? eight.bytes.x : eight.bytes.y) >> (i % 4 * 8));
+    }
+  }
+}
+
+/// 256 channels at a time, 8 in a lane, and kAhead times that at once; the next ones are on their way meanwhile. kAhead 1: a
+/// small loop, for short rows of kernels that run for microseconds, which code from memory delays more than the loop. One loop
+/// for all types, for the same reason. fp8 rows are already quantised; callers check.
+template <int kAhead>
+__device__ __noinline__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden,
+                                                ScaleKind kind, int group) {
   const bool whole =
       ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u) | (to.low_bits & 7u) | (hidden & 7)) == 0;
   const auto load = [&](int64_t c) {
     return type == DType::f32 ? load_eight<4>(src, c, hidden, whole) : load_eight<2>(src, c, hidden, whole);
   };
-  const int sharing = group / 8, shift = 31 - __clz(group);
-  RawEight next = load(lane * 8);
-#pragma unroll 1
-  for (int64_t base = 0; base < hidden; base += 256) {
-    const int64_t c = base + lane * 8;
-    const RawEight now = next;
-    next = load(c + 256);
-    float x[8];
-    widen_eight(type, now, x);
-    const QuantizedEight eight = quantize_eight(x, sharing, kind);
-#pragma unroll 1
-    for (unsigned left = to.lanes; left != 0; left &= left - 1) {
-      const int holder = __ffs(static_cast<int>(left)) - 1;
-      auto* q = reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.q), holder));
-      auto* scales = reinterpret_cast<void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.scales), holder));
-      if (c >= hidden) continue;
-      if (lane % sharing == 0 && kind == ScaleKind::f32) static_cast<uint32_t*>(scales)[c >> shift] = eight.scale;
-      if (lane % sharing == 0 && kind != ScaleKind::f32)
-        static_cast<uint8_t*>(scales)[c >> shift] = static_cast<uint8_t>(eight.scale);
-      if (whole) {
-        *reinterpret_cast<uint2*>(q + c) = eight.bytes;
-      } else {
+  RawEight next[kAhead];
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-          if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? eight.bytes.x : eight.bytes.y) >> (i % 4 * 8));
-      }
+  for (int a = 0; a < kAhead; ++a) next[a] = load(a * 256 + lane * 8);
+#pragma unroll 1
+  for (int64_t base = 0; base < hidden; base += kAhead * 256) {
+    RawEight now[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      now[a] = next[a];
+      next[a] = load(base + (kAhead + a) * 256 + lane * 8);
     }
+    QuantizedEight eight[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      float x[8];
+      widen_eight(type, now[a], x);
+      eight[a] = quantize_eight(x, group / 8, kind);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) store_eight(lane, to, eight[a], base + a * 256 + lane * 8, hidden, whole, kind, group);
   }
 }
 

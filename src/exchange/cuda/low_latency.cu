@@ -19,28 +19,40 @@ __device__ int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
+/// True if no lane before this one, of the same token, has the same id. Lanes hold consecutive routes, of whole tokens.
+__device__ bool first_in_token(int32_t id, int topk) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const unsigned same = __match_any_sync(kAllLanes, id);
+  const unsigned before = (1u << lane) - 1u, tokens_before = (1u << (lane - lane % topk)) - 1u;
+  return (same & before & ~tokens_before) == 0;
+}
+
 /// All threads of a block, before a barrier: a copy of the ids of `tokens` tokens in the block's shared memory, in one round of
 /// loads; counting reads them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy.
-__device__ void stage_ids(const IdReader& given, int64_t tokens, int topk, std::byte* shared, const CudaShape& shape,
-                          IdReader& ids) {
+/// `counts`: they will be counted.
+__device__ void stage_ids(const IdReader& given, int64_t tokens, int topk, bool counts, std::byte* shared,
+                          const CudaShape& shape, IdReader& ids) {
   const int64_t count = tokens * topk;
   if (count * 8 > shape.block_bytes) return;
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
+  const bool by_lanes = kLanes % topk == 0;
   constexpr int kAhead = 2;
 #pragma unroll 1  // code from memory is slower than the loop
-  for (int64_t base = threadIdx.x; base < count; base += kAhead * blockDim.x) {
+  for (int64_t base = threadIdx.x; base - threadIdx.x < count; base += kAhead * blockDim.x) {
     int32_t id[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) id[a] = base + a * blockDim.x < count ? given(base + a * blockDim.x) : -1;
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       const int64_t i = base + a * blockDim.x;
-      if (i >= count) break;
-      copy[i] = id[a];
-      copy[count + i] = given.is_first_of_token(i, topk) ? id[a] : -1;
+      const bool used = i < count;
+      if (used) copy[i] = id[a];
+      if (!counts) continue;
+      const bool first = by_lanes ? first_in_token(id[a], topk) : used && given.is_first_of_token(i, topk);
+      if (used) copy[count + i] = first ? id[a] : -1;
     }
   }
-  if (threadIdx.x == 0) ids = {copy, false, given.experts, copy + count};
+  if (threadIdx.x == 0) ids = {copy, false, given.experts, counts ? copy + count : nullptr};
 }
 
 /// Each warp: the rows that it will send first are on their way while the call begins.
@@ -69,7 +81,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const int64_t tokens = tokens_now(given.d.tokens, given.device_tokens);
   if (halves.send) prefetch_first_piece(w, given.d, tokens);
-  if (halves.send) stage_ids(given.d.ids, tokens, given.d.layout.topk, dynamic_shared, shape, p.ids);
+  if (halves.send) stage_ids(given.d.ids, tokens, given.d.layout.topk, true, dynamic_shared, shape, p.ids);
   if (threadIdx.x == 0) p.tokens = tokens;
   if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
@@ -92,7 +104,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
   IdReader staged = own;
-  if (halves.receive) stage_ids(own, given.c.layout.max_tokens, given.c.layout.topk, dynamic_shared, shape, staged);
+  if (halves.receive) stage_ids(own, given.c.layout.max_tokens, given.c.layout.topk, false, dynamic_shared, shape, staged);
   if (threadIdx.x == 0) p.own_ids = static_cast<const int32_t*>(staged.ids);
   if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
@@ -114,7 +126,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const int64_t tokens = tokens_now(given.f.d.tokens, given.device_tokens);
   prefetch_first_piece(w, given.f.d, tokens);
-  stage_ids(given.f.d.ids, tokens, given.f.d.layout.topk, dynamic_shared, shape, p.d.ids);
+  stage_ids(given.f.d.ids, tokens, given.f.d.layout.topk, true, dynamic_shared, shape, p.d.ids);
   if (threadIdx.x == 0) p.d.tokens = tokens;
   if (!begin_block(given.f.d.call, given.state, true, p.d.call)) return;
   if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
