@@ -178,16 +178,12 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     WarpSpan<A> span(w, call, Event::wait_outputs, -1);
     if (!wait_placements<A>(w, call, p.control, Site::outputs, &span)) return false;
   }
-  if (all_agree(call, p.control, p.place.signature)) {
+  if (all_agree<A>(w, call, p.control, p.place.signature)) {
     WarpSpan<A> span(w, call, Event::pull_reduce);
     pull_and_reduce<A>(w, p, moved);
     span.set_arg(static_cast<int64_t>(moved.rows));
   }
-  if (arrive_is_last<A>(w, p.pulls_done)) {
-    uint64_t* theirs[kMaxRanks];
-    for (int r = 0; r < call.world(); ++r) theirs[r] = call.heap.at(r, p.control.flag(Site::pulled, call.rank()));
-    A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::pulled);
-  }
+  if (arrive_is_last<A>(w, p.pulls_done)) publish_all<A>(w, call, p.control, Site::pulled);
   call.moved[w.index()] = moved;
   if (w.index() != 0) return true;
   WarpSpan<A> span(w, call, Event::wait_pulled, -1);

@@ -14,22 +14,31 @@
 
 namespace switchyard::detail {
 
+/// Tells all ranks that this one has come to `site` in this call, with everything settled before.
+template <class A>
+SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
+  A::template publish_to<Scope::system>(
+      w, call.world(), [&](int r) { return FlagStore{call.heap.at(r, control.flag(site, call.rank())), call.word()}; }, site);
+}
+
+/// Waits until all ranks have come to `site` in this call.
+template <class A>
+SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
+                                   WarpSpan<A>* span = nullptr) {
+  return wait_ranks<A>(
+      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span);
+}
+
 /// Writes this rank's counts row (counts_row_bytes, prepared in private memory) to all ranks and waits for theirs.
 template <class A>
 SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
                                    const void* row) {
-  void* to[kMaxRanks];
-  uint64_t* theirs[kMaxRanks];
-  const uint64_t* mine[kMaxRanks];
-  for (int r = 0; r < call.world(); ++r) {
-    to[r] = call.heap.at(r, control.counts_head(call.epoch, call.rank()));
-    theirs[r] = call.heap.at(r, control.flag(Site::counts, call.rank()));
-    mine[r] = call.heap.local(control.flag(Site::counts, r));
-  }
-  A::multicast_copy(w, to, call.world(), row, static_cast<size_t>(control.counts_row_bytes()));
+  A::multicast_to(
+      w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.counts_head(call.epoch, call.rank())); }, row,
+      static_cast<size_t>(control.counts_row_bytes()));
   A::settle(w);
-  A::template publish<Scope::system>(w, theirs, call.world(), call.word(), Site::counts);
-  return wait_all<A>(w, call, mine, call.world(), call.word(), Site::counts);
+  publish_all<A>(w, call, control, Site::counts);
+  return wait_placements<A>(w, call, control, Site::counts);
 }
 
 /// Writes `place` to all ranks and releases `site` (placement for dispatch, outputs for combine), with everything settled
@@ -38,14 +47,10 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
                                      const Placement& place, Site site, const uint64_t* distances = nullptr) {
-  void* to[kMaxRanks];
-  uint64_t* theirs[kMaxRanks];
-  for (int r = 0; r < call.world(); ++r) {
-    to[r] = call.heap.at(r, control.placement(call.epoch, call.rank()));
-    theirs[r] = call.heap.at(r, control.flag(site, call.rank()));
-  }
   if (distances == nullptr) {
-    A::multicast_copy(w, to, call.world(), &place, sizeof(Placement));
+    A::multicast_to(
+        w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.placement(call.epoch, call.rank())); }, &place,
+        sizeof(Placement));
   } else {
     A::for_lanes(w, call.world(), [&](int r) {
       Placement theirs_to_read = place;
@@ -54,16 +59,7 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
     });
   }
   A::settle(w);
-  A::template publish<Scope::system>(w, theirs, call.world(), call.word(), site);
-}
-
-/// Waits until all ranks have released `site` in this call.
-template <class A>
-SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
-                                   WarpSpan<A>* span = nullptr) {
-  const uint64_t* mine[kMaxRanks];
-  for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(control.flag(site, r));
-  return wait_all<A>(w, call, mine, call.world(), call.word(), site, span);
+  publish_all<A>(w, call, control, site);
 }
 
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.
@@ -71,15 +67,23 @@ SWITCHYARD_FN inline bool reachable(const CallContext& call, const Placement& pl
   return place.memory == 0 || ((call.registered >> (place.memory - 1)) & 1u) != 0;
 }
 
+/// True if rank r can take part and made the same call.
+SWITCHYARD_FN inline bool agrees(const CallContext& call, const ControlLayout& control, uint64_t signature, int r) {
+  const Placement& place = *call.heap.local(control.placement(call.epoch, r));
+  return place.status == 0 && place.signature == signature && reachable(call, place);
+}
+
 /// After wait_placements: true if every rank can take part and made the same call. All ranks get the same answer, unless one
 /// has made another call or ended a registration that others use, which is a mismatch.
-SWITCHYARD_FN inline bool all_agree(const CallContext& call, const ControlLayout& control, uint64_t signature) {
+inline bool all_agree(const CallContext& call, const ControlLayout& control, uint64_t signature) {
   bool agree = true;
-  for (int r = 0; r < call.world(); ++r) {
-    const Placement& place = *call.heap.local(control.placement(call.epoch, r));
-    agree = agree && place.status == 0 && place.signature == signature && reachable(call, place);
-  }
+  for (int r = 0; r < call.world(); ++r) agree = agree && agrees(call, control, signature, r);
   return agree;
+}
+/// The same, by one warp.
+template <class A>
+SWITCHYARD_FN bool all_agree(typename A::Warp& w, const CallContext& call, const ControlLayout& control, uint64_t signature) {
+  return A::lanes_where(w, call.world(), [&](int r) { return !agrees(call, control, signature, r); }) == 0;
 }
 
 }  // namespace switchyard::detail

@@ -202,20 +202,21 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
 template <class A>
 SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c) {
   const CallContext& call = p.call;
-  for (int r = 0; r < call.world(); ++r) {
-    const auto records = p.chunk_records ? static_cast<uint64_t>(p.chunk_records[c * call.world() + r]) : 0;
-    A::template store_release<Scope::system>(w, call.heap.at(r, p.control.rows_flag(call.rank(), c)),
-                                             flag_word(call.epoch, records), Site::rows);
-  }
+  A::template publish_to<Scope::system>(
+      w, call.world(),
+      [&](int r) {
+        const auto records = p.chunk_records ? static_cast<uint64_t>(p.chunk_records[c * call.world() + r]) : 0;
+        return FlagStore{call.heap.at(r, p.control.rows_flag(call.rank(), c)), flag_word(call.epoch, records)};
+      },
+      Site::rows);
 }
 
 /// Waits until chunk c of all sources has come.
 template <class A>
 SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
-  const uint64_t* flags[kMaxRanks];
-  for (int r = 0; r < p.call.world(); ++r) flags[r] = p.call.heap.local(p.control.rows_flag(r, c));
-  return wait_all<A>(w, p.call, flags, p.call.world(), p.call.word(), Site::rows, &span);
+  return wait_ranks<A>(
+      w, p.call, [&](int r) { return p.call.heap.local(p.control.rows_flag(r, c)); }, Site::rows, &span);
 }
 
 /// Expert-major: places the repeated routes of chunk c of all sources. False after a fault.
@@ -224,9 +225,9 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
                                MoveCounter& moved) {
   if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
+  // The flags were acquired: a plain load will do.
   const auto records = [&](int source, int chunk) {
-    const uint64_t* flag = call.heap.local(p.control.rows_flag(source, chunk));
-    return static_cast<int64_t>(flag_value(A::template load_acquire<Scope::system>(flag, Site::rows)));
+    return static_cast<int64_t>(flag_value(*call.heap.local(p.control.rows_flag(source, chunk))));
   };
   for (int step = 0; step < call.world(); ++step) {
     const int source = (call.rank() + step) % call.world();

@@ -136,12 +136,12 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
   }
 }
 
-/// Waits for flags[i], written by rank i, for all i in [0, n).
-template <class A>
-SWITCHYARD_FN bool wait_all(typename A::Warp& w, const CallContext& call, const uint64_t* const* flags, int n,
-                            uint64_t expected, Site site, WarpSpan<A>* span = nullptr) {
+/// Waits until all ranks' flags, flag(r) written by rank r, have reached this call.
+template <class A, class Flag>
+SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site,
+                              WarpSpan<A>* span = nullptr) {
   return wait_for<A>(
-      w, call, n, [&](int i) { return flags[i]; }, expected, site, [](int i) { return i; }, span);
+      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span);
 }
 
 /// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that

@@ -165,7 +165,7 @@ struct CudaArch {
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
                                       ScaleKind kind, int group = kScaleGroup) {
     const unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(q));
-    quantize_row_lanes<4>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
+    quantize_row_lanes<2>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
     zero_scale_padding(w.lane_, scales, hidden, kind, group);
     fence_bulk();  // complete on return: also for a bulk copy out of q
     __syncwarp();

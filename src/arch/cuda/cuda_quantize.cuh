@@ -20,23 +20,90 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
-/// x / scale as IEEE rounds it, where `inverse` is 1 / scale rounded: a quotient and two corrections by its exact remainder,
-/// which lose the sign of a zero. For finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3
-/// result depends on it.
+/// x / scale as IEEE rounds it, but for the sign of a zero: a quotient and two corrections by its exact remainder. `inverse` is
+/// 1 / scale rounded correctly: with a guess of it, quotients next to a power of two come out wrong. For finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
 inline constexpr float kSmallestFastScale = 0x1p-60f;
 __device__ inline float divide_by(float x, float scale, float inverse) {
   const float first = __fmul_rn(x, inverse);
   const float second = __fmaf_rn(__fmaf_rn(-first, scale, x), inverse, first);
-  const float third = __fmaf_rn(__fmaf_rn(-second, scale, x), inverse, second);
-  return __uint_as_float((__float_as_uint(third) & 0x7fffffffu) | (__float_as_uint(x) & 0x80000000u));
+  return __fmaf_rn(__fmaf_rn(-second, scale, x), inverse, second);
 }
 
-/// One channel, whatever x is. Scale 0: all finite channels of the group are (nearly) 0.
-__device__ inline uint32_t e4m3_exactly(float x, float scale) {
-  return isnan(x) ? kE4m3Nan : scale == 0.0f ? 0u : e4m3_pair(__fdiv_rn(x, scale), 0.0f);
+/// Eight elements of a row as they lie in memory: 16-bit ones in `low`, 32-bit ones in both.
+struct RawEight {
+  uint4 low, high;
+};
+
+/// Elements [c, c + 8) of the `hidden` elements at `src`; 0 behind the end. kWhole: 16 bytes at a time.
+template <DType T, bool kWhole>
+__device__ RawEight load_eight(const void* src, int c, int hidden) {
+  using Element = std::conditional_t<T == DType::f32, uint32_t, uint16_t>;
+  RawEight raw{};
+  if (c >= hidden) return raw;
+  const auto* at = static_cast<const Element*>(src) + c;
+  if constexpr (kWhole) {
+    raw.low = reinterpret_cast<const uint4*>(at)[0];
+    if (T == DType::f32) raw.high = reinterpret_cast<const uint4*>(at)[1];
+    return raw;
+  }
+  uint32_t words[8] = {};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t bits = c + i < hidden ? at[i] : 0;
+    if (T == DType::f32)
+      words[i] = bits;
+    else
+      words[i / 2] |= bits << (i % 2 * 16);
+  }
+  return {{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}};
 }
-__device__ __noinline__ inline uint32_t four_exactly(float a, float b, float c, float d, float scale) {
-  return e4m3_exactly(a, scale) | e4m3_exactly(b, scale) << 8 | e4m3_exactly(c, scale) << 16 | e4m3_exactly(d, scale) << 24;
+
+template <DType T>
+__device__ void widen_eight(const RawEight& raw, float* x) {
+  RowElements<T>::widen(raw.low, x);
+  if (T == DType::f32) RowElements<T>::widen(raw.high, x + 4);
+}
+
+/// The largest magnitude of eight elements, as bits of their type: infinities and NaNs are the largest.
+template <DType T>
+__device__ uint32_t largest_bits(const RawEight& raw) {
+  if constexpr (T == DType::f32) {
+    const auto of = [](const uint4& v) {
+      return max(max(v.x & 0x7fffffffu, v.y & 0x7fffffffu), max(v.z & 0x7fffffffu, v.w & 0x7fffffffu));
+    };
+    return max(of(raw.low), of(raw.high));
+  } else {
+    const auto of = [](uint32_t v) { return v & 0x7fff7fffu; };
+    const uint32_t pair =
+        __vmaxu2(__vmaxu2(of(raw.low.x), of(raw.low.y)), __vmaxu2(of(raw.low.z), of(raw.low.w)));
+    return max(pair & 0xffffu, pair >> 16);
+  }
+}
+template <DType T>
+__device__ float value_of_bits(uint32_t bits) {
+  if constexpr (T == DType::f32) return __uint_as_float(bits);
+  if constexpr (T == DType::bf16) return __uint_as_float(bits << 16);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+/// The sign bits of elements [4 i, 4 i + 4), each in the top bit of a byte.
+template <DType T>
+__device__ uint32_t four_signs(const RawEight& raw, int i) {
+  if constexpr (T == DType::f32) {
+    const uint4& v = i == 0 ? raw.low : raw.high;
+    return __byte_perm(__byte_perm(v.x, v.y, 0x0073), __byte_perm(v.z, v.w, 0x0073), 0x5410) & 0x80808080u;
+  } else {
+    return __byte_perm(i == 0 ? raw.low.x : raw.low.z, i == 0 ? raw.low.y : raw.low.w, 0x7531) & 0x80808080u;
+  }
+}
+
+struct PowerOfTwoScale {
+  uint32_t exponent;
+  float scale;
+};
+__device__ __noinline__ inline PowerOfTwoScale power_of_two_from(float scale) {
+  const uint8_t exponent = ue8m0_from_scale(scale);
+  return {exponent, f32_from_ue8m0(exponent)};
 }
 
 /// Eight channels as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
@@ -45,82 +112,69 @@ struct QuantizedEight {
   uint32_t scale;
 };
 
-/// Eight channels of this lane; `sharing` lanes (4, 8 or 16) have the channels of one group. All lanes together.
-__device__ inline QuantizedEight quantize_eight(const float* x, int sharing, ScaleKind kind) {
-  constexpr uint32_t kLargestFinite = 0x7f7fffffu;
-  const auto magnitude = [](float f) { return __float_as_uint(f) & 0x7fffffffu; };
-  uint32_t largest = 0;
+/// Any values: infinities and NaNs do not count for the scale, and groups of tiny values are divided as they are.
+template <DType T>
+__device__ __noinline__ QuantizedEight quantize_any_eight(RawEight raw, int sharing, ScaleKind kind) {
+  float x[8];
+  widen_eight<T>(raw, x);
+  float amax = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) largest = max(largest, magnitude(x[i]));
-  const bool odd = __any_sync(kAllLanes, largest > kLargestFinite);
-  if (odd) {  // infinities and NaNs do not count
-    largest = 0;
+  for (int i = 0; i < 8; ++i)
+    if (isfinite(x[i])) amax = fmaxf(amax, fabsf(x[i]));
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max(largest, magnitude(x[i]) <= kLargestFinite ? magnitude(x[i]) : 0u);
+  for (int step = 1; step < 16; step *= 2) {
+    const float other = __shfl_xor_sync(kAllLanes, amax, step);
+    if (step < sharing) amax = fmaxf(amax, other);
   }
+  float scale = __fdiv_rn(amax, kE4m3Max);
+  const bool zero = scale == 0.0f;
+  uint32_t scale_bits = __float_as_uint(scale);
+  if (kind == ScaleKind::ue8m0) {
+    const PowerOfTwoScale power = power_of_two_from(scale);
+    scale_bits = power.exponent;
+    scale = power.scale;
+  }
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t byte = isnan(x[i]) ? kE4m3Nan : zero ? 0u : e4m3_pair(__fdiv_rn(x[i], scale), 0.0f);
+    words[i / 4] |= byte << (i % 4 * 8);
+  }
+  return {{words[0], words[1]}, scale_bits};
+}
+
+/// Eight channels of this lane; `sharing` lanes (4, 8 or 16) have the channels of one group. All lanes together.
+template <DType T>
+__device__ QuantizedEight quantize_eight(const RawEight& raw, int sharing, ScaleKind kind) {
+  uint32_t largest = largest_bits<T>(raw);
 #pragma unroll
   for (int step = 1; step < 16; step *= 2) {
     const uint32_t other = __shfl_xor_sync(kAllLanes, largest, step);
     if (step < sharing) largest = max(largest, other);
   }
-  const float amax = __uint_as_float(largest);
-  const bool fast = __all_sync(kAllLanes, !odd && (amax == 0.0f || amax >= 448.0f * kSmallestFastScale));
-  float scale = fast ? divide_by(amax, kE4m3Max, 1.0f / kE4m3Max) : __fdiv_rn(amax, kE4m3Max);
-  const bool zero = scale == 0.0f;
+  const float amax = value_of_bits<T>(largest);
+  const bool fast = amax <= 3.402823466e+38f && (largest == 0 || amax >= 448.0f * kSmallestFastScale);
+  if (!__all_sync(kAllLanes, fast)) return quantize_any_eight<T>(raw, sharing, kind);
+  float scale = divide_by(amax, kE4m3Max, 1.0f / kE4m3Max);
   uint32_t scale_bits = __float_as_uint(scale);
   if (kind == ScaleKind::ue8m0) {
-    scale_bits = ue8m0_from_scale(scale);
-    scale = f32_from_ue8m0(static_cast<uint8_t>(scale_bits));
+    const PowerOfTwoScale power = power_of_two_from(scale);
+    scale_bits = power.exponent;
+    scale = power.scale;
   }
-  if (zero && !fast) scale = 0.0f;
-  if (!fast)
-    return {{four_exactly(x[0], x[1], x[2], x[3], scale), four_exactly(x[4], x[5], x[6], x[7], scale)}, scale_bits};
   const float inverse = __frcp_rn(scale);
-  uint32_t pairs[4];
+  float x[8];
+  widen_eight<T>(raw, x);
+  uint32_t words[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) pairs[i] = e4m3_pair(divide_by(x[2 * i], scale, inverse), divide_by(x[2 * i + 1], scale, inverse));
-  if (amax == 0.0f) return {{0, 0}, scale_bits};
-  return {{pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16}, scale_bits};
-}
-
-/// Eight elements of a row as they lie in memory: 16-bit ones in `low`, 32-bit ones in both.
-struct RawEight {
-  uint4 low, high;
-};
-
-/// Elements [c, c + 8) of the `hidden` elements of kBytes at `src`; 0 behind the end. `whole`: 16 bytes at a time.
-template <int kBytes>
-__device__ RawEight load_eight(const void* src, int64_t c, int64_t hidden, bool whole) {
-  using Element = std::conditional_t<kBytes == 2, uint16_t, uint32_t>;
-  RawEight raw{};
-  if (c >= hidden) return raw;
-  const auto* at = static_cast<const Element*>(src) + c;
-  if (whole) {
-    raw.low = reinterpret_cast<const uint4*>(at)[0];
-    if (kBytes == 4) raw.high = reinterpret_cast<const uint4*>(at)[1];
-    return raw;
+  for (int i = 0; i < 2; ++i) {
+    const auto pair = [&](int j) {
+      return e4m3_pair(divide_by(x[j], scale, inverse), divide_by(x[j + 1], scale, inverse));
+    };
+    const uint32_t four = pair(4 * i) | pair(4 * i + 2) << 16;
+    words[i] = largest == 0 ? 0 : (four & 0x7f7f7f7fu) | four_signs<T>(raw, i);
   }
-  uint32_t words[8] = {};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t bits = c + i < hidden ? at[i] : 0;
-    if (kBytes == 4)
-      words[i] = bits;
-    else
-      words[i / 2] |= bits << (i % 2 * 16);
-  }
-  return {{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}};
-}
-
-__device__ inline void widen_eight(DType type, const RawEight& raw, float* x) {
-  if (type == DType::bf16) {
-    RowElements<DType::bf16>::widen(raw.low, x);
-  } else if (type == DType::f16) {
-    RowElements<DType::f16>::widen(raw.low, x);
-  } else {
-    RowElements<DType::f32>::widen(raw.low, x);
-    RowElements<DType::f32>::widen(raw.high, x + 4);
-  }
+  return {{words[0], words[1]}, scale_bits};
 }
 
 /// Destinations of a quantised row: the given lanes hold one each. All lanes hold or'ed `low_bits` of all rows.
@@ -132,59 +186,72 @@ struct LaneTargets {
 };
 
 /// To the destinations, channels [c, c + 8) of this lane and their group's scale.
-__device__ inline void store_eight(int lane, const LaneTargets& to, const QuantizedEight& eight, int64_t c, int64_t hidden,
-                                   bool whole, ScaleKind kind, int group) {
-  const bool writes_scale = lane % (group / 8) == 0;
-  const int64_t at = c >> (31 - __clz(group));
+template <bool kWhole>
+__device__ void store_eight(int lane, const LaneTargets& to, const QuantizedEight& eight, int c, int hidden, ScaleKind kind,
+                            int group) {
+  const bool writes_scale = c < hidden && lane % (group / 8) == 0;
+  const int at = c >> (31 - __clz(group));
 #pragma unroll 1
   for (unsigned left = to.lanes; left != 0; left &= left - 1) {
     const int holder = __ffs(static_cast<int>(left)) - 1;
     auto* q = reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.q), holder));
     auto* scales = reinterpret_cast<void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.scales), holder));
-    if (c >= hidden) continue;
-    if (writes_scale && kind == ScaleKind::f32) static_cast<uint32_t*>(scales)[at] = eight.scale;
-    if (writes_scale && kind != ScaleKind::f32) static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(eight.scale);
-    if (whole) {
-      *reinterpret_cast<uint2*>(q + c) = eight.bytes;
-    } else {
+    if (kWhole && c < hidden) *reinterpret_cast<uint2*>(q + c) = eight.bytes;
+    if (!kWhole) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
         if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? eight.bytes.x : eight.bytes.y) >> (i % 4 * 8));
     }
+    if (!writes_scale) continue;
+    if (kind == ScaleKind::f32)
+      static_cast<uint32_t*>(scales)[at] = eight.scale;
+    else
+      static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(eight.scale);
   }
 }
 
-/// 256 channels at a time, 8 in a lane, and kAhead times that at once; the next ones are on their way meanwhile. kAhead 1: a
-/// small loop, for short rows of kernels that run for microseconds, which code from memory delays more than the loop. One loop
-/// for all types, for the same reason. fp8 rows are already quantised; callers check.
-template <int kAhead>
-__device__ __noinline__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden,
-                                                ScaleKind kind, int group) {
-  const bool whole =
-      ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u) | (to.low_bits & 7u) | (hidden & 7)) == 0;
-  const auto load = [&](int64_t c) {
-    return type == DType::f32 ? load_eight<4>(src, c, hidden, whole) : load_eight<2>(src, c, hidden, whole);
-  };
+/// 256 channels at a time, 8 in a lane, and kAhead times that at once; the next ones are on their way meanwhile.
+template <DType T, int kAhead, bool kWhole>
+__device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
+                                            int group) {
   RawEight next[kAhead];
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) next[a] = load(a * 256 + lane * 8);
+  for (int a = 0; a < kAhead; ++a) next[a] = load_eight<T, kWhole>(src, a * 256 + lane * 8, hidden);
 #pragma unroll 1
-  for (int64_t base = 0; base < hidden; base += kAhead * 256) {
+  for (int base = 0; base < hidden; base += kAhead * 256) {
+    QuantizedEight eight[kAhead];
     RawEight now[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       now[a] = next[a];
-      next[a] = load(base + (kAhead + a) * 256 + lane * 8);
-    }
-    QuantizedEight eight[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      float x[8];
-      widen_eight(type, now[a], x);
-      eight[a] = quantize_eight(x, group / 8, kind);
+      next[a] = load_eight<T, kWhole>(src, base + (kAhead + a) * 256 + lane * 8, hidden);
     }
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) store_eight(lane, to, eight[a], base + a * 256 + lane * 8, hidden, whole, kind, group);
+    for (int a = 0; a < kAhead; ++a) eight[a] = quantize_eight<T>(now[a], group / 8, kind);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      store_eight<kWhole>(lane, to, eight[a], base + a * 256 + lane * 8, hidden, kind, group);
+  }
+}
+
+/// kAhead 1: a small loop, for short rows in kernels that run for microseconds, which code from memory delays more than the
+/// loop. fp8 rows are already quantised; callers check.
+template <int kAhead>
+__device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
+                                   int group) {
+  const auto n = static_cast<int>(hidden);
+  const bool whole = ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u) | (to.low_bits & 7u) | (n & 7)) == 0;
+  const auto typed = [&]<DType T>() {
+    if (whole)
+      quantize_typed<T, kAhead, true>(lane, to, src, n, kind, group);
+    else
+      quantize_typed<T, 1, false>(lane, to, src, n, kind, group);
+  };
+  switch (type) {
+    case DType::bf16: return typed.template operator()<DType::bf16>();
+    case DType::f16: return typed.template operator()<DType::f16>();
+    case DType::f32: return typed.template operator()<DType::f32>();
+    case DType::fp8_e4m3: return;
   }
 }
 

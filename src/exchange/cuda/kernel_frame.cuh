@@ -96,7 +96,7 @@ __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) 
 /// reports why: a mismatch is sticky, a rank without room is not. One warp or more, same answer everywhere.
 __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control, uint64_t signature,
                                         SoftFault* soft) {
-  if (all_agree(call, control, signature)) return true;
+  if (all_agree<Cuda>(w, call, control, signature)) return true;
   if (w.index() != 0) return false;
   for (int r = 0; r < call.world(); ++r) {
     const Placement& place = *call.heap.local(control.placement(call.epoch, r));

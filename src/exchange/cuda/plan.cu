@@ -95,9 +95,12 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
     for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = v.gathered[c];
     if (v.lane == 0) *to = CountsHead{p.signature, v.b.tokens, p.capacity, static_cast<uint64_t>(p.weights != nullptr)};
     if (v.lane == 1 && p.offers_place) *call.heap.at(r, p.control.placement(call.epoch, call.rank())) = p.place;
-    uint64_t* flags[2] = {call.heap.at(r, p.control.flag(Site::counts, call.rank())),
-                          call.heap.at(r, p.control.flag(Site::placement, call.rank()))};
-    Cuda::publish<Scope::system>(w, flags, p.offers_place ? 2 : 1, call.word(), Site::counts);
+    Cuda::publish_to<Scope::system>(
+        w, p.offers_place ? 2 : 1,
+        [&](int i) {
+          return FlagStore{call.heap.at(r, p.control.flag(i == 0 ? Site::counts : Site::placement, call.rank())), call.word()};
+        },
+        Site::counts);
   }
   __syncthreads();
 }
@@ -105,9 +108,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
 /// One warp: waits for all counts and compares what the ranks called. False: the call ends here.
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
-  const uint64_t* mine[kMaxRanks];
-  for (int r = 0; r < call.world(); ++r) mine[r] = call.heap.local(v.p.control.flag(Site::counts, r));
-  if (!wait_all<Cuda>(w, call, mine, call.world(), call.word(), Site::counts)) return false;
+  if (!wait_placements<Cuda>(w, call, v.p.control, Site::counts)) return false;
   uint64_t weights = 0, missing = 0, other = 0;
   for (int base = 0; base < call.world(); base += kLanes) {
     const int r = base + v.lane;
