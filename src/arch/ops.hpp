@@ -7,8 +7,8 @@
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row, A::quantize_to
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
-//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::now_ns,
-//   A::pause
+//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count,
+//   A::count_max, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone

@@ -18,7 +18,11 @@ namespace switchyard::detail {
 template <class A>
 SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
   A::template publish_to<Scope::system>(
-      w, call.world(), [&](int r) { return FlagStore{call.heap.at(r, control.flag(site, call.rank())), call.word()}; }, site);
+      w, call.world(),
+      [&](int r) {
+        return FlagStore{call.heap.at(r, control.flag(site, call.rank())), call.word()};
+      },
+      site);
 }
 
 /// Waits until all ranks have come to `site` in this call.

@@ -48,9 +48,8 @@ class ReturnedPieces {
   SWITCHYARD_FN explicit ReturnedPieces(const LowLatencyCombineParams& p) : p_(p) {}
 
   SWITCHYARD_FN void add(typename A::Warp& w, int owner, int64_t t, int slot, int piece) {
-    A::for_lanes(w, 1, [&](int) {
-      flags(w)[count_] = p_.call.heap.at(owner, p_.layout.returned(p_.call.epoch, t, slot, piece));
-    });
+    A::for_lanes(w, 1,
+                 [&](int) { flags(w)[count_] = p_.call.heap.at(owner, p_.layout.returned(p_.call.epoch, t, slot, piece)); });
     if (++count_ == kMost) announce(w);
   }
   /// After the last piece.
@@ -59,7 +58,11 @@ class ReturnedPieces {
     A::settle(w);
     uint64_t* const* sent = flags(w);
     A::template publish_to<Scope::system>(
-        w, count_, [&](int i) { return FlagStore{sent[i], p_.call.word()}; }, Site::returned);
+        w, count_,
+        [&](int i) {
+          return FlagStore{sent[i], p_.call.word()};
+        },
+        Site::returned);
     count_ = 0;
   }
 

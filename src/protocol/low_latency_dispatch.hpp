@@ -76,8 +76,7 @@ template <class A>
 SWITCHYARD_FN int64_t tokens_choosing(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t tokens, int32_t expert) {
   const int64_t routes = tokens * p.layout.topk;
   if (const int32_t* firsts = p.ids.firsts) return A::count_where(w, routes, [&](int64_t f) { return firsts[f] == expert; });
-  return A::count_where(w, routes,
-                        [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first_of_token(f, p.layout.topk); });
+  return A::count_where(w, routes, [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first_of_token(f, p.layout.topk); });
 }
 
 /// Writes entry j of unit's message at all ranks of `places`: what the receiver needs to place route k of token t.
@@ -228,10 +227,9 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatc
 
 /// Rows of sources before `source` for local expert e; its counts have been acquired.
 SWITCHYARD_FN inline int64_t first_of_source(const LowLatencyDispatchParams& p, int e, int source) {
+  const uint64_t* counts = p.call.heap.local(p.layout.expert_count(p.call.epoch, e, 0));  // one word per source
   int64_t first = 0;
-  SWITCHYARD_ROLLED
-  for (int s = 0; s < source; ++s)
-    first += static_cast<int64_t>(flag_value(*p.call.heap.local(p.layout.expert_count(p.call.epoch, e, s))));
+  for (int s = 0; s < source; ++s) first += static_cast<int64_t>(flag_value(counts[s]));
   return first;
 }
 

@@ -421,13 +421,14 @@ namespace switchyard::conformance {
 
 REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesLargeRowsAtEveryAlignment,
                             MulticastFillsEveryDestination, MulticastReachesTheLargestGroup, MulticastToSkipsNoPlace,
-                            LanesWhereGivesABitPerPlace, LanesUnionIsTheOrOfAllWords, CountWhereCountsTrueAnswers, LocateFindsEveryIndexOnce,
-                            FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained, ScratchStagesRowsUntilDrained,
-                            SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd, PublishReachesExactlyItsFlags,
-                            PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
-                            TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
-                            ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
-                            ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference,
-                            QuantizeRoundsTiesToEven, QuantizeSpecialGroups, QuantizeScaleBoundaries);
+                            LanesWhereGivesABitPerPlace, LanesUnionIsTheOrOfAllWords, CountWhereCountsTrueAnswers,
+                            LocateFindsEveryIndexOnce, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
+                            ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
+                            PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch,
+                            LanesCoverEachIndexOnce, TheClockNeverRunsBackwards, ReduceMatchesTheReference,
+                            ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
+                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
+                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

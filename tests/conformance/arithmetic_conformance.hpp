@@ -385,8 +385,7 @@ void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType
             << ", scale kind " << static_cast<int>(kind) << ", groups of " << size;
       }
       ASSERT_TRUE(scales.holds(want_scales.data())) << type_name(type) << ", scale kind " << static_cast<int>(kind);
-      ASSERT_TRUE(q.guards_intact());
-      ASSERT_TRUE(scales.guards_intact());
+      ASSERT_TRUE(q.guards_intact() && scales.guards_intact());
       const size_t used = static_cast<size_t>(num_scales(hidden, size)) * (kind == ScaleKind::f32 ? 4 : 1);
       q.refill();
       scales.refill();

@@ -81,7 +81,11 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   }
   void publish_to(uint64_t* const* flags, int n, uint64_t value) {
     Cpu::template publish_to<kScope>(
-        warp, n, [&](int i) { return detail::FlagStore{flags[i], value}; }, kSite);
+        warp, n,
+        [&](int i) {
+          return detail::FlagStore{flags[i], value};
+        },
+        kSite);
   }
   int poll_from(const uint64_t* const* flags, int n, uint64_t value) {
     return Cpu::template poll_from<kScope>(

@@ -321,7 +321,8 @@ void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct
                                                    direct, shape);
   CHECK_CUDA(cudaDeviceSynchronize());
   check(out.host() == want, "quantize_row: type " + std::to_string(static_cast<int>(type)) + " hidden " +
-                                std::to_string(hidden) + " kind " + std::to_string(static_cast<int>(kind)) + (direct ? " direct" : ""));
+                                std::to_string(hidden) + " kind " + std::to_string(static_cast<int>(kind)) +
+                                (direct ? " direct" : ""));
 }
 
 /// Blocks pass a token round a ring of flags and a counter: payload written by bulk copy, read by bulk copy after the acquire.

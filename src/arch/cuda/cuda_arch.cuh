@@ -202,7 +202,11 @@ struct CudaArch {
   template <Scope S>
   __device__ static void publish(Warp& w, uint64_t* const* flags, int n, uint64_t value, Site site) {
     publish_to<S>(
-        w, n, [&](int i) { return FlagStore{flags[i], value}; }, site);
+        w, n,
+        [&](int i) {
+          return FlagStore{flags[i], value};
+        },
+        site);
   }
 
   template <Scope S, class F>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments. The
-// bytes are those of IEEE division, x / scale, rounded to nearest even, on every path; compile without fast-math flags.
+// Quantisation of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments.
+// The bytes are those of IEEE division, x / scale, rounded to nearest even, on every path; compile without fast-math flags.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,8 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 }
 
 /// x / scale as IEEE rounds it, but for the sign of a zero: a quotient and two corrections by its exact remainder. `inverse` is
-/// 1 / scale rounded correctly: with a guess of it, quotients next to a power of two come out wrong. For finite x and scale >= kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
+/// 1 / scale rounded correctly: with a guess of it, quotients next to a power of two come out wrong. For finite x and scale >=
+/// kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
 inline constexpr float kSmallestFastScale = 0x1p-60f;
 __device__ inline float divide_by(float x, float scale, float inverse) {
   const float first = __fmul_rn(x, inverse);
@@ -74,8 +75,7 @@ __device__ uint32_t largest_bits(const RawEight& raw) {
     return max(of(raw.low), of(raw.high));
   } else {
     const auto of = [](uint32_t v) { return v & 0x7fff7fffu; };
-    const uint32_t pair =
-        __vmaxu2(__vmaxu2(of(raw.low.x), of(raw.low.y)), __vmaxu2(of(raw.low.z), of(raw.low.w)));
+    const uint32_t pair = __vmaxu2(__vmaxu2(of(raw.low.x), of(raw.low.y)), __vmaxu2(of(raw.low.z), of(raw.low.w)));
     return max(pair & 0xffffu, pair >> 16);
   }
 }
@@ -168,9 +168,7 @@ __device__ QuantizedEight quantize_eight(const RawEight& raw, int sharing, Scale
   uint32_t words[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const auto pair = [&](int j) {
-      return e4m3_pair(divide_by(x[j], scale, inverse), divide_by(x[j + 1], scale, inverse));
-    };
+    const auto pair = [&](int j) { return e4m3_pair(divide_by(x[j], scale, inverse), divide_by(x[j + 1], scale, inverse)); };
     const uint32_t four = pair(4 * i) | pair(4 * i + 2) << 16;
     words[i] = largest == 0 ? 0 : (four & 0x7f7f7f7fu) | four_signs<T>(raw, i);
   }
@@ -229,8 +227,7 @@ __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, con
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) eight[a] = quantize_eight<T>(now[a], group / 8, kind);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a)
-      store_eight<kWhole>(lane, to, eight[a], base + a * 256 + lane * 8, hidden, kind, group);
+    for (int a = 0; a < kAhead; ++a) store_eight<kWhole>(lane, to, eight[a], base + a * 256 + lane * 8, hidden, kind, group);
   }
 }
 

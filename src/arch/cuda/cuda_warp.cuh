@@ -27,9 +27,7 @@ struct CudaShape {
     return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128;
   }
   SWITCHYARD_FN constexpr uint32_t warp_bytes() const { return static_cast<uint32_t>(stages) * stage_bytes + scratch_bytes; }
-  SWITCHYARD_FN constexpr uint32_t shared_bytes() const {
-    return block_at() + block_bytes;
-  }
+  SWITCHYARD_FN constexpr uint32_t shared_bytes() const { return block_at() + block_bytes; }
   SWITCHYARD_FN constexpr uint32_t block_at() const { return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes(); }
 };
 

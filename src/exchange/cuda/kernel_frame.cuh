@@ -68,8 +68,7 @@ __device__ inline bool begin_block(const CallContext& given, EpochState* state, 
     report_abort(given, abort, call.epoch);
   }
   const bool failed = __syncthreads_or(abort != 0);
-  if (ends_call && threadIdx.x + kLanes == blockDim.x &&
-      ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
+  if (ends_call && threadIdx.x + kLanes == blockDim.x && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
     state->readers = 0;
     state->epoch = call.epoch;
   }

@@ -199,8 +199,8 @@ void launch_low_latency(const CudaFlat& p, LaunchedHalves halves, int64_t scratc
                         cudaStream_t stream) {
   const CudaShape shape = shape_of(scratch_bytes, p.f.d.tokens * p.f.d.layout.topk, limits);
   const bool traced = p.f.d.call.device_trace.records != nullptr;
-  launch_kernel(traced ? flat_kernel<CudaLanesTraced> : flat_kernel<CudaLanes>, blocks, shape, limits.dependent_launches, stream,
-                "all-to-all kernel", p, shape, halves);
+  launch_kernel(traced ? flat_kernel<CudaLanesTraced> : flat_kernel<CudaLanes>, blocks, shape, limits.dependent_launches,
+                stream, "all-to-all kernel", p, shape, halves);
 }
 
 }  // namespace switchyard::detail
