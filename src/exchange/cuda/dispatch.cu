@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     if (ok && w.index() == 0) {
-      if (p.received.records != nullptr && threadIdx.x == 0) given.header->moved = 1;
+      if (p.d.with_records && threadIdx.x == 0) given.header->moved = 1;
       end_call(given.state, call.epoch);
     }
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     if (!ok) return;
   }
   if (!arrive_is_last<Cuda>(w, &given.state->exits)) return;
-  if (moves && given.received.records != nullptr && threadIdx.x % kLanes == 0) given.header->moved = 1;
+  if (moves && p.d.with_records && threadIdx.x % kLanes == 0) given.header->moved = 1;
   end_call(given.state, call.epoch);
 }
 

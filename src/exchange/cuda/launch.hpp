@@ -53,7 +53,7 @@ struct CudaDispatchParams {
   uint64_t signature = 0;
   SoftFault* soft = nullptr;
   // Filled beyond what arrives.
-  Received received;  ///< records null: cached dispatch
+  Received received;  ///< records null: cached dispatch, or nothing to receive
   int64_t rows_allocated = 0;
   const int64_t* padding = nullptr;  ///< expert-major: [num_ranges, 2] rows without a source
   int num_ranges = 0;
