@@ -58,39 +58,14 @@ SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint6
   return reinterpret_cast<const std::byte*>(reinterpret_cast<uint64_t>(heap.base[r]) + offset);
 }
 
-/// Some columns of a row.
-struct Columns {
-  int64_t begin, count;
-  SWITCHYARD_FN int64_t offset(DType type) const { return begin * static_cast<int64_t>(dtype_bytes(type)); }
-};
-
-/// How `n` rows are split over the warps: if a warp would get few, as quarters, so that the last ones end together.
-struct RowSplit {
-  int64_t items;
-  int64_t hidden;
-  bool quarters;
-
-  SWITCHYARD_FN RowSplit(int64_t n, int64_t channels, int64_t warps)
-      : items(n), hidden(channels), quarters(channels >= 4096 && n < 32 * warps) {
-    if (quarters) items *= 4;
-  }
-  SWITCHYARD_FN int64_t row(int64_t item) const { return quarters ? item >> 2 : item; }
-  SWITCHYARD_FN Columns columns(int64_t item) const {
-    if (!quarters) return {0, hidden};
-    const int64_t width = round_up(hidden >> 2, 64), begin = (item & 3) * width;
-    return {begin, (item & 3) == 3 ? hidden - begin : width};
-  }
-};
-
 /// Expert side: sums the rows of one record, k ascending, into its staged row. False if it has no row.
 template <class A>
-SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, std::byte* out, Columns part) {
+SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
   const int32_t* route = p.record_route + record * p.topk;
   if (A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; }) == 0) return false;
-  const int64_t at = part.offset(p.type);
   A::reduce_rows_from(
-      w, ReduceSpec{out + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, part.count}, p.topk, p.record_weight != nullptr,
-      [&](int k) -> const void* { return route[k] >= 0 ? p.y + route[k] * p.row_bytes + at : nullptr; },
+      w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, p.hidden}, p.topk, p.record_weight != nullptr,
+      [&](int k) -> const void* { return route[k] >= 0 ? p.y + route[k] * p.row_bytes : nullptr; },
       [&](int k) { return p.record_weight[record * p.topk + k]; });
   return true;
 }
@@ -110,13 +85,8 @@ SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, 
       A::copy(w, p.weights_staged + r * p.topk, p.weights_in + r * p.topk, static_cast<size_t>(bytes));
   }
   if (p.reduce_here) {
-    const RowSplit split(p.num_records, p.hidden, w.total());
-    for (int64_t i = w.index(); i < split.items; i += w.total()) {
-      const int64_t r = split.row(i);
-      const Columns part = split.columns(i);
-      if (reduce_record<A>(w, p, r, p.staged + r * p.row_bytes, part))
-        moved.copied_bytes += static_cast<uint64_t>(part.count) * dtype_bytes(p.type);
-    }
+    for (int64_t r = w.index(); r < p.num_records; r += w.total())
+      if (reduce_record<A>(w, p, r, p.staged + r * p.row_bytes)) moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
   }
   A::settle(w);
 }
@@ -141,35 +111,27 @@ SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
   return {&p, t * p.topk, p.sends.of(t), by_route ? p.topk : p.sends.places(t), by_route};
 }
 
-/// Owner side: sums some columns of token t out of the rows row_of(i); with the first ones, its weights out of weights_of(i) if
-/// asked for. Pending.
+/// Owner side: sums token t out of the rows row_of(i), and its weights out of weights_of(i) if asked for. Pending.
 template <class A, class Row, class Weights>
-SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, Columns part, const TokenRows& rows,
-                            Row&& row_of, Weights&& weights_of, MoveCounter& moved) {
+SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const TokenRows& rows, Row&& row_of,
+                            Weights&& weights_of, MoveCounter& moved) {
   const uint64_t all = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) >= 0; });
   const uint64_t own = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) == p.call.rank(); });
-  const auto bytes = static_cast<uint64_t>(part.count) * dtype_bytes(p.type);
-  if (part.begin == 0) moved.rows += static_cast<uint64_t>(bits(all));
-  moved.local_bytes += static_cast<uint64_t>(bits(own)) * bytes;
-  moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own)) * bytes;
-  const int64_t at = part.offset(p.type), first = t * p.row_bytes + at;
-  const auto bias = [&](int i) { return p.bias[i] ? p.bias[i] + first : nullptr; };
-  A::reduce_rows_from(
-      w, ReduceSpec{p.out + first, nullptr, nullptr, 0, {bias(0), bias(1)}, p.type, part.count}, rows.places,
-      rows.by_route && p.weights,
-      [&](int i) -> const void* {
-        const auto* row = static_cast<const std::byte*>(row_of(i));
-        return row ? row + at : nullptr;
-      },
-      [&](int i) { return p.weights[t * p.topk + i]; });
-  if (!p.out_weights || part.begin != 0) return;
+  moved.rows += static_cast<uint64_t>(bits(all));
+  moved.local_bytes += static_cast<uint64_t>(bits(own) * p.row_bytes);
+  moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * p.row_bytes);
+  const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
+  const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
+  A::reduce_rows_from(w, ReduceSpec{p.out + t * p.row_bytes, nullptr, nullptr, 0, {bias0, bias1}, p.type, p.hidden},
+                      rows.places, rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
+  if (!p.out_weights) return;
   A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
                       rows.places, false, weights_of, [](int) { return 0.0f; });
 }
 
-/// Owner side: sums some columns of token t where its rows lie. Pending.
+/// Owner side: sums token t where its rows lie. Pending.
 template <class A>
-SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, Columns part, MoveCounter& moved) {
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, MoveCounter& moved) {
   const HeapView& heap = p.call.heap;
   const TokenRows rows = rows_of(p, t);
   const auto row_of = [&](int i) -> const void* {
@@ -184,16 +146,15 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
     const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->weights;
     return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.topk * 4;
   };
-  sum_rows<A>(w, p, t, part, rows, row_of, weights_of, moved);
+  sum_rows<A>(w, p, t, rows, row_of, weights_of, moved);
 }
 
 /// Owner side: sums this warp's share of the tokens. Settled on return.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  const RowSplit split(p.tokens, p.hidden, w.total());
-  for (int64_t i = w.index(); i < split.items; i += w.total()) {
-    if (i + w.total() < split.items) A::prefetch(w, p.sends.of(split.row(i + w.total())));
-    reduce_token<A>(w, p, split.row(i), split.columns(i), moved);
+  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+    if (t + w.total() < p.tokens) A::prefetch(w, p.sends.of(t + w.total()));
+    reduce_token<A>(w, p, t, moved);
   }
   A::settle(w);
 }

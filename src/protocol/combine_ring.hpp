@@ -65,7 +65,7 @@ SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p
   if (s.k > 0) return false;
   s.k = 1;
   const bool any = A::lanes_where(w, c.topk, [&](int k) { return routes[k] >= 0; }) != 0;
-  return any && reduce_record<A>(w, c, s.next, ring.next_slot(), {0, c.hidden});
+  return any && reduce_record<A>(w, c, s.next, ring.next_slot());
 }
 
 /// Appends up to one chunk. Returns whether anything was announced.
@@ -139,7 +139,7 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, in
     const std::byte* slot = slot_of(i);
     return slot ? slot + p.rings.record_at() : nullptr;
   };
-  sum_rows<A>(w, c, t, {0, c.hidden}, rows, slot_of, weights_of, moved);
+  sum_rows<A>(w, c, t, rows, slot_of, weights_of, moved);
   A::settle(w);  // slots have been read
   A::for_lanes(w, c.call.world(), [&](int r) {
     for (int i = 0; i < rows.places; ++i) readers[r].moved += rows.rank(i) == r ? 1 : 0;
