@@ -69,33 +69,39 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const LedgerParams& p,
       Site::ledger_rows);
 }
 
+/// A chunk travels in so many parts, so that few rows keep many multiprocessors busy.
+inline constexpr int kChunkParts = 4;
+
 /// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each
 /// rank begins with another owner.
 template <class A>
 SWITCHYARD_FN void return_segments(typename A::Warp& w, const LedgerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
   int owner = -1;
-  uint64_t done = 0;  // chunks for `owner` since it was turned to
+  uint64_t done = 0;  // parts for `owner` since it was turned to
   const auto arrive = [&] {
     A::settle(w);
     uint64_t* counter = p.sends_done + owner;
     const uint64_t before = A::template fetch_add<Scope::device>(w, counter, done, Site::local_sends);
-    if (before + done != static_cast<uint64_t>(p.chunks_of[owner])) return;
+    if (before + done != static_cast<uint64_t>(p.chunks_of[owner]) * kChunkParts) return;
     A::for_lanes(w, 1, [&](int) { *counter = 0; });
     announce_returned<A>(w, p, uint64_t{1} << owner);
   };
-  for (int64_t i = w.index(); i < p.num_chunks; i += w.total()) {
-    const LedgerChunk c = p.chunks[i];
+  for (int64_t i = spread_index(w); i < p.num_chunks * kChunkParts; i += w.total()) {
+    const LedgerChunk c = p.chunks[i / kChunkParts];
+    const auto part = static_cast<int>(i % kChunkParts);
     if (c.owner != owner) {
       if (owner >= 0) arrive();
       owner = c.owner;
       done = 0;
     }
-    const int64_t bytes = c.rows * p.row_bytes;
-    A::copy(w, call.heap.at(owner, p.layout.buffer(call.epoch)) + c.to * p.row_bytes, p.y + c.from * p.row_bytes,
+    const int64_t whole = c.rows * p.row_bytes, width = round_up(whole / kChunkParts, 128);
+    const int64_t at = part * width < whole ? part * width : whole;
+    const int64_t bytes = part + 1 < kChunkParts && at + width < whole ? width : whole - at;
+    A::copy(w, call.heap.at(owner, p.layout.buffer(call.epoch)) + c.to * p.row_bytes + at, p.y + c.from * p.row_bytes + at,
             static_cast<size_t>(bytes));
     ++done;
-    moved.rows += static_cast<uint64_t>(c.rows);
+    if (part == 0) moved.rows += static_cast<uint64_t>(c.rows);
     (owner == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
   }
   if (owner >= 0) arrive();
@@ -117,14 +123,20 @@ template <class A>
 SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const LedgerParams& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
-  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
+  // Few tokens are summed in parts by many warps.
+  const int64_t width = p.tokens < w.total() ? 512 : p.hidden, parts = (p.hidden + width - 1) / width;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  for (int64_t i = spread_index(w); i < p.tokens * parts; i += w.total()) {
+    const int64_t t = i / parts, column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
     const uint64_t senders = p.senders_of[t];
     if (!wait_ledger_rows<A>(w, p, senders & ~here)) return false;
     here |= senders;
     const int32_t* row_of = p.row_of + t * p.topk;
     A::reduce_rows_from(
-        w, ReduceSpec{p.out + t * p.row_bytes, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, p.hidden}, p.topk,
-        p.probs != nullptr, [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes : nullptr; },
+        w,
+        ReduceSpec{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, left < width ? left : width},
+        p.topk, p.probs != nullptr,
+        [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
         [&](int k) { return p.probs[t * p.topk + k]; });
   }
   A::settle(w);

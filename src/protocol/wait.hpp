@@ -21,6 +21,12 @@ SWITCHYARD_FN inline int nth_bit(uint64_t mask, int n) {
   return bits((mask & (~mask + 1)) - 1);
 }
 
+/// Number of a warp in its rank such that neighbours are on different multiprocessors.
+template <class Warp>
+SWITCHYARD_FN int64_t spread_index(const Warp& w) {
+  return int64_t{w.warp()} * w.num_blocks() + w.block();
+}
+
 /// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {

@@ -17,19 +17,26 @@
 namespace switchyard::tool {
 
 /// One rank's clock and memory.
-class LatencyClock {
+class ReplayClock {
  public:
-  virtual ~LatencyClock() = default;
+  virtual ~ReplayClock() = default;
   virtual RankDevice& device() = 0;
   /// Collective. Seconds of `call`, `n` times after `warmup` more. Before each all ranks meet; on a GPU the call is a part of a
   /// graph that is replayed, and before it the L2 cache is filled with other lines.
   virtual std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) = 0;
+};
+/// One that also knows the limits of a routing.
+class LatencyClock : public ReplayClock {
+ public:
   /// Collective. Times of bare kernels that move the same rows, by name and block shape: "push" (each token's row of `sent`
   /// bytes to its ranks) and "pull" (the rows of `returned` bytes summed). Empty on the CPU.
   virtual nlohmann::json limits(size_t sent, size_t returned, int64_t warmup, int64_t n) = 0;
 };
 
 std::unique_ptr<LatencyClock> make_host_clock(Group& group);
+/// Collective. Only on GPUs, and with kReplayClockBytes of each rank's heap. \throws UsageError without CUDA code in this build
+std::unique_ptr<ReplayClock> make_cuda_replay_clock(Group& group);
+inline constexpr size_t kReplayClockBytes = size_t{2} << 20;
 /// Collective. \throws UsageError without CUDA code in this build
 std::unique_ptr<LatencyClock> make_cuda_clock(Group& group, const Scenario& s, const BenchOptions& options, size_t row_bytes);
 /// Symmetric memory that it takes of each rank's heap.

@@ -27,6 +27,30 @@ class BenchDevice final : public RankDevice {
   GpuRank& gpu_;
 };
 
+std::vector<double> time_on(Group& group, GpuRank& gpu, const std::function<void()>& call, int64_t warmup, int64_t n) {
+  group.barrier();
+  gpu.capture(call);
+  group.barrier();
+  std::vector<double> all = gpu.replay(static_cast<int>(warmup + n));
+  group.check();
+  group.barrier();
+  return {all.begin() + warmup, all.end()};
+}
+
+class PlainClock final : public ReplayClock {
+ public:
+  explicit PlainClock(Group& group) : group_(group), gpu_(group, 0), device_(gpu_) {}
+  RankDevice& device() override { return device_; }
+  std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
+    return time_on(group_, gpu_, call, warmup, n);
+  }
+
+ private:
+  Group& group_;
+  GpuRank gpu_;
+  BenchDevice device_;
+};
+
 class CudaClock final : public LatencyClock {
  public:
   CudaClock(Group& group, const Scenario& s, const BenchOptions& options, size_t row_bytes)
@@ -46,13 +70,7 @@ class CudaClock final : public LatencyClock {
   RankDevice& device() override { return device_; }
 
   std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
-    group_.barrier();
-    gpu_.capture(call);
-    group_.barrier();
-    std::vector<double> all = gpu_.replay(static_cast<int>(warmup + n));
-    group_.check();
-    group_.barrier();
-    return {all.begin() + warmup, all.end()};
+    return time_on(group_, gpu_, call, warmup, n);
   }
 
   json limits(size_t sent, size_t returned, int64_t warmup, int64_t n) override {
@@ -80,6 +98,7 @@ class CudaClock final : public LatencyClock {
 std::unique_ptr<LatencyClock> make_cuda_clock(Group& group, const Scenario& s, const BenchOptions& options, size_t row_bytes) {
   return std::make_unique<CudaClock>(group, s, options, row_bytes);
 }
+std::unique_ptr<ReplayClock> make_cuda_replay_clock(Group& group) { return std::make_unique<PlainClock>(group); }
 size_t cuda_clock_bytes(const Scenario& s, const BenchOptions&, size_t row_bytes) {
   return GpuRank::heap_bytes(CudaClock::cuda_clock_rows(s, row_bytes));
 }

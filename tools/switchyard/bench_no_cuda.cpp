@@ -10,6 +10,7 @@ int run_bench_cuda(const BenchOptions&, std::vector<BenchOptions>) { throw Usage
 std::unique_ptr<LatencyClock> make_cuda_clock(Group&, const Scenario&, const BenchOptions&, size_t) {
   throw UsageError(no_cuda_text());
 }
+std::unique_ptr<ReplayClock> make_cuda_replay_clock(Group&) { throw UsageError(no_cuda_text()); }
 size_t cuda_clock_bytes(const Scenario&, const BenchOptions&, size_t) { throw UsageError(no_cuda_text()); }
 
 }  // namespace switchyard::tool

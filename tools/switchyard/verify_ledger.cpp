@@ -8,8 +8,10 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "../../bench/machine.hpp"
+#include "bench_low_latency.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "low_latency_check.hpp"
@@ -165,6 +167,13 @@ class LedgerRank {
         {"prepare", prepares}, {"combine", samples}, {"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}};
   }
 
+  /// Collective, after run(): seconds of the call alone, replayed.
+  json time_replayed(ReplayClock& clock, int64_t n) {
+    LedgerCombineOptions options = options_;
+    options.stream = clock.device().stream();
+    return clock.time([&] { ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options); }, 10, n);
+  }
+
   /// Device memory of one iteration.
   static size_t device_bytes(const Fixture& f) {
     const auto rows = static_cast<size_t>(f.world * f.routes() + f.tokens);
@@ -290,16 +299,23 @@ std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions
   job.group.timeout = std::chrono::milliseconds(o.timeout_ms);
   job.group.backend = gpus > 0 ? Backend::cuda : Backend::cpu;
   job.group.heap_bytes = LedgerCombine::heap_bytes_for(fixture.config(), fixture.world, job.group.backend);
+  const bool timed = gpus >= fixture.world;  // ranks that share a GPU would wait for each other's kernels
+  if (timed) job.group.heap_bytes += kReplayClockBytes;
   const size_t arena = LedgerRank::device_bytes(fixture);
   return run_ranks(job, [&](Group& group, RankLink&) {
     const std::unique_ptr<RankDevice> host = gpus > 0 ? nullptr : make_host_device();
     RankDevice& device = gpus > 0 ? rank_device(group.rank(), gpus, arena) : *host;
     group.barrier();  // every rank has its stream and its memory before any waits for another
-    return LedgerRank(fixture, group, device, static_cast<int>(o.sms)).run(o.warmup, o.measured);
+    LedgerRank rank(fixture, group, device, static_cast<int>(o.sms));
+    json result = rank.run(o.warmup, o.measured);
+    if (timed) result["kernel"] = rank.time_replayed(*make_cuda_replay_clock(group), 100);
+    group.barrier();  // memory is freed only now
+    return result;
   });
 }
 
-json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, const Profile& prepare, const Profile& combine) {
+json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, const Profile& prepare, const Profile& combine,
+               const std::optional<bench::Times>& kernel) {
   return {{"pes", o.pes},
           {"tokens", o.tokens},
           {"hidden", o.hidden},
@@ -314,6 +330,7 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, con
           {"guard_bytes", bytes.guard},
           {"prepare_fixture_us", {{"avg", prepare.average}, {"max", prepare.largest}}},
           {"combine_e2e_us", {{"avg", combine.average}, {"max", combine.largest}}},
+          {"kernel_us", kernel ? json{{"median", kernel->p50 * 1e6}, {"p99", kernel->p99 * 1e6}} : json(nullptr)},
           {"samples", o.measured},
           {"commit", source_commit()},
           {"date", bench::utc_now()}};
@@ -342,6 +359,7 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
   std::vector<json> ranks;
   std::string problem;
   Profile prepare, combine;
+  std::optional<bench::Times> kernel;
   double max_diff = 0;
   int64_t compared = 0;
   try {
@@ -358,9 +376,10 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
   if (!ranks.empty()) {
     prepare = profile_of(ranks, "prepare");
     combine = profile_of(ranks, "combine");
+    if (ranks.front().contains("kernel")) kernel = times_of(ranks, json::json_pointer("/kernel"));
   }
   if (o.json) {
-    json report = report_of(o, bytes, prepare, combine);
+    json report = report_of(o, bytes, prepare, combine, kernel);
     report["passed"] = problem.empty();
     report["problem"] = problem;
     report["compared"] = compared;
@@ -375,6 +394,9 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
              bytes.guard);
   fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", prepare.average, prepare.largest);
   fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", combine.average, combine.largest);
+  if (kernel)
+    fmt::print("  kernel: median={:.1f} us p99={:.1f} us (replayed graph, cold L2, slowest rank)\n", kernel->p50 * 1e6,
+               kernel->p99 * 1e6);
   fmt::print("  compared={} max_diff={:.3g}\n", compared, max_diff);
   if (!problem.empty()) fmt::print("  {}\n", problem);
   fmt::print("  verify={}\n", problem.empty() ? "PASS" : "FAIL");
