@@ -24,7 +24,15 @@ __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const KernelTrace<A> trace(w, p.call.device_trace);
   (void)ledger_combine<A>(w, p);
-  Cuda::settle(w);
+  A::settle(w);
+}
+
+/// Of few chunks each warp has one part at most: it arrives sooner if it does not go through shared memory.
+auto kernel_for(const CudaLedgerParams& p, int blocks) {
+  const bool traced = p.l.call.device_trace.records != nullptr;
+  if (p.l.num_chunks * kChunkParts <= int64_t{blocks} * kLedgerWarps)
+    return traced ? ledger_kernel<CudaLanesTraced> : ledger_kernel<CudaLanes>;
+  return traced ? ledger_kernel<CudaTraced> : ledger_kernel<Cuda>;
 }
 
 /// Room for a chunk, which is about a row of 16 KiB, in each warp.
@@ -40,6 +48,8 @@ void prepare_ledger_kernel(const DeviceLimits& limits) {
   const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(LedgerParams)) - 1024;
   allow_shared(ledger_kernel<Cuda>, most);
   allow_shared(ledger_kernel<CudaTraced>, most);
+  allow_shared(ledger_kernel<CudaLanes>, most);
+  allow_shared(ledger_kernel<CudaLanesTraced>, most);
 }
 
 void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream) {
@@ -47,13 +57,13 @@ void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, 
   p.l.call = call;
   p.state = state;
   launch_ledger(p, limits.multiprocessors, limits, stream);
+  p.l.num_chunks = int64_t{limits.multiprocessors} * kLedgerWarps;  // the other kernel
+  launch_ledger(p, limits.multiprocessors, limits, stream);
 }
 
 void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
   const CudaShape shape = ledger_shape(p.l.row_bytes, limits);
-  const bool traced = p.l.call.device_trace.records != nullptr;
-  launch_kernel(traced ? ledger_kernel<CudaTraced> : ledger_kernel<Cuda>, blocks, shape, false, stream, "ledger kernel", p,
-                shape);
+  launch_kernel(kernel_for(p, blocks), blocks, shape, false, stream, "ledger kernel", p, shape);
 }
 
 }  // namespace switchyard::detail

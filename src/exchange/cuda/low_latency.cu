@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_send<A>(w, p);
   if (halves.receive) (void)low_latency_receive<A>(w, p);
-  Cuda::settle(w);
+  A::settle(w);
 }
 
 template <class A>
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_return<A>(w, p);
   if (halves.receive) (void)low_latency_sum<A>(w, p);
-  Cuda::settle(w);
+  A::settle(w);
 }
 
 template <class A>
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   __syncthreads();
   const KernelTrace<A> trace(w, p.d.call.device_trace);
   (void)flat_exchange<A>(w, p);
-  Cuda::settle(w);
+  A::settle(w);
 }
 
 constexpr int64_t kStaticShared = 3072;  ///< parameters
