@@ -12,16 +12,6 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Each warp: the rows that it will return first are on their way while the call begins.
-__device__ void prefetch_first_part(const CudaWarp& w, const LedgerParams& l) {
-  const int64_t i = spread_index(w);
-  if (i >= l.num_chunks * kChunkParts) return;
-  const LedgerChunk c = l.chunks[i / kChunkParts];
-  const int64_t whole = c.rows * l.row_bytes, width = whole / kChunkParts, lane = threadIdx.x % kLanes;
-  const std::byte* at = l.y + c.from * l.row_bytes + i % kChunkParts * width;
-  for (int64_t b = lane * 128; b < width; b += kLanes * 128) ptx::prefetch(at + b);
-}
-
 template <class A>
 __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
     ledger_kernel(const __grid_constant__ CudaLedgerParams given, const __grid_constant__ CudaShape shape) {
@@ -29,10 +19,9 @@ __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
   __shared__ __align__(16) std::byte params[sizeof(LedgerParams)];
   auto& p = *reinterpret_cast<LedgerParams*>(params);
   copy_to_shared(given.l, p);
-  CudaWarp w(dynamic_shared, shape);
-  if (given.l.y != nullptr) prefetch_first_part(w, given.l);
   __syncthreads();
   if (!begin_block(given.l.call, given.state, true, p.call)) return;
+  CudaWarp w(dynamic_shared, shape);
   const KernelTrace<A> trace(w, p.call.device_trace);
   (void)ledger_combine<A>(w, p);
   A::settle(w);
