@@ -18,10 +18,13 @@ EOF
 die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
 
 # The subset: program and filter. Two ranks, all kinds of calls: both layouts and stagings, cached calls, drops and padding,
-# quantised rows, weights and biases, ordinary, symmetric and registered memory.
+# quantised rows, weights and biases, ordinary, symmetric and registered memory; then the other modes.
 readonly subset=(
   'gpu_acceptance_a_processes */W2_*:-*A12*'
   'gpu_acceptance_b_processes *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
+  'gpu_low_latency_processes *C01*/W2_*:*C02*/W2_*:*C05*/W2_*:*C10*/W2_*'
+  'gpu_flat_processes *E15*/W2_*:*TypesAndOptions*/W2_*'
+  'gpu_ledger_processes *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
 # Two ranks that wait for each other in every call. If these cannot make progress under a tool, nothing else can.
 readonly proof='gpu_acceptance_b_processes *B02_CombineOfDispatchedRows/W2_*'

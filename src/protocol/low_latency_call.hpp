@@ -23,7 +23,8 @@ SWITCHYARD_FN inline ItemPiece split_index(int64_t i, int pieces) {
   return {item, static_cast<int>(index - item * p)};
 }
 
-/// As spread_index, for what a rank receives: the warps that had nothing to send come first, and so wait already while the others send.
+/// As spread_index, for what a rank receives: the warps that had nothing to send come first, and so wait already while the
+/// others send.
 template <class Warp>
 SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
   const int64_t i = spread_index(w), half = w.total() / 2;

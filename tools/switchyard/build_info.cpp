@@ -13,6 +13,9 @@
 #ifndef SWITCHYARD_COMMIT
 #define SWITCHYARD_COMMIT "unknown"
 #endif
+#ifndef SWITCHYARD_BUILT_BACKENDS
+#define SWITCHYARD_BUILT_BACKENDS "cpu"
+#endif
 #ifndef SWITCHYARD_BUILD_KIND
 #define SWITCHYARD_BUILD_KIND ""
 #endif
@@ -50,8 +53,8 @@ std::string build_description() {
   const std::string compiler = fmt::format("gcc {}.{}", __GNUC__, __GNUC_MINOR__);
 #endif
   const std::string kind = SWITCHYARD_BUILD_KIND;
-  return fmt::format("{}, commit {}, {}{}, backends: cpu", version(), source_commit(), compiler,
-                     kind.empty() ? "" : ", " + kind);
+  return fmt::format("{}, commit {}, {}{}, backends: {}", version(), source_commit(), compiler, kind.empty() ? "" : ", " + kind,
+                     SWITCHYARD_BUILT_BACKENDS);
 }
 
 std::string executable_path() {
