@@ -19,7 +19,7 @@ EXPECTED = {
     "load_acquire_device": ([r"ld\.acquire\.gpu\.global\.u64", SYNC, PROXY], [r"ld\.relaxed", r"\.sys"]),
     "store_release_system": ([SYNC, r"st\.release\.sys\.global\.u64"], [r"st\.relaxed"]),
     "publish_system": ([SYNC, r"fence\.acq_rel\.sys", r"st\.relaxed\.sys\.global\.u64"], [r"fence\.acq_rel\.gpu"]),
-    "poll_all_system": ([r"ld\.relaxed\.sys\.global\.u64", r"fence\.acq_rel\.sys", SYNC, PROXY], []),
+    "poll_all_system": ([r"ld\.acquire\.sys\.global\.u64", SYNC, PROXY], [r"ld\.relaxed", r"ld\.acquire\.gpu"]),
     "fetch_add_device": ([SYNC, r"atom\.acq_rel\.gpu\.global\.add\.u64", SYNC, PROXY], []),
     "copy_then_settle_then_release": (
         [r"cp\.async\.bulk\.shared::cluster\.global", r"mbarrier\.try_wait", r"cp\.async\.bulk\.global\.shared::cta",
