@@ -396,7 +396,7 @@ void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType
                        src.data(), type, hidden, kind, size);
       warp.settle();
       ASSERT_TRUE(q.holds(want_codes.data()) && other_q.holds(want_codes.data())) << type_name(type) << ", direct";
-      ASSERT_EQ(std::memcmp(scales.data(), want_scales.data(), used), 0) << type_name(type) << ", direct";
+      ASSERT_TRUE(used == 0 || std::memcmp(scales.data(), want_scales.data(), used) == 0) << type_name(type) << ", direct";
       ASSERT_TRUE(other_scales.holds(want_scales.data()) && other_q.guards_intact() && other_scales.guards_intact());
     });
   }
