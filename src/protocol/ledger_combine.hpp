@@ -124,10 +124,13 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const LedgerParams& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
   // Few tokens are summed in parts by many warps.
-  const int64_t width = p.tokens < w.total() ? 512 : p.hidden, parts = (p.hidden + width - 1) / width;
+  const bool split = p.tokens < w.total();
+  const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   for (int64_t i = spread_index(w); i < p.tokens * parts; i += w.total()) {
-    const int64_t t = i / parts, column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
+    // 32 bits: GPUs divide them faster.
+    const int64_t t = split ? static_cast<int64_t>(static_cast<uint32_t>(i) / static_cast<uint32_t>(parts)) : i;
+    const int64_t column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
     const uint64_t senders = p.senders_of[t];
     if (!wait_ledger_rows<A>(w, p, senders & ~here)) return false;
     here |= senders;

@@ -41,7 +41,7 @@ struct CudaArch {
 
   __device__ static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
     if (bytes == 0) return;
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
       multicast_group(w, i < n ? dsts[i] : nullptr, lanes_below(n - base), src, bytes);
@@ -50,7 +50,7 @@ struct CudaArch {
 
   template <class F>
   __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int base = 0; base < n; base += kLanes) {
       void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
       const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
@@ -61,7 +61,7 @@ struct CudaArch {
   template <class F>
   __device__ static uint64_t lanes_where(Warp& w, int n, F&& f) {
     uint64_t mask = 0;
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
       mask |= static_cast<uint64_t>(__ballot_sync(kAllLanes, i < n && f(i))) << base;
@@ -72,7 +72,7 @@ struct CudaArch {
   template <class F>
   __device__ static uint64_t lanes_union(Warp& w, int n, F&& f) {
     uint64_t mine = 0;
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int i = w.lane_; i < n; i += kLanes) mine |= f(i);
     const unsigned low = __reduce_or_sync(kAllLanes, static_cast<unsigned>(mine));
     return static_cast<uint64_t>(__reduce_or_sync(kAllLanes, static_cast<unsigned>(mine >> 32))) << 32 | low;
@@ -88,7 +88,7 @@ struct CudaArch {
 
   template <class F>
   __device__ static Located locate(Warp& w, int64_t index, int n, F&& length) {
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int base = 0; base < n; base += kLanes) {
       const int64_t here = base + w.lane_ < n ? length(base + w.lane_) : 0;
       int64_t end = here;  // of this lane's segment, from the first of the 32
@@ -174,7 +174,7 @@ struct CudaArch {
   template <class F>
   __device__ static void quantize_to(Warp& w, int n, F&& f, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                      int group) {
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int base = 0; base < n; base += kLanes) {
       const QuantizedRow mine = base + w.lane_ < n ? f(base + w.lane_) : QuantizedRow{nullptr, nullptr};
       const unsigned low_bits = __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine.q)));
@@ -213,7 +213,7 @@ struct CudaArch {
   __device__ static void publish_to(Warp& w, int n, F&& f, Site) {
     __syncwarp();
     ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
-#pragma unroll 1              // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int i = w.lane_; i < n; i += kLanes) {
       const FlagStore store = f(i);
       if (store.flag != nullptr) ptx::store_relaxed<S>(store.flag, store.value);
@@ -229,7 +229,7 @@ struct CudaArch {
   // Each lane acquires: a fence behind relaxed loads would also wait for this warp's own stores.
   template <Scope S, class F>
   __device__ static int poll_from(Warp& w, int n, F&& f, uint64_t value, Site) {
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int base = 0; base < n; base += kLanes) {
       const int i = base + w.lane_;
       const bool missing = i < n && !flag_reached(ptx::load_acquire<S>(f(i)), value);
@@ -270,7 +270,7 @@ struct CudaArch {
 
   template <class F>
   __device__ static void for_lanes(Warp& w, int64_t n, F&& f) {
-#pragma unroll 1  // code from memory is slower than the loop
+    SWITCHYARD_ROLLED
     for (int64_t i = w.lane_; i < n; i += kLanes) f(static_cast<int>(i));
     w.lane_writes_ = true;
   }
