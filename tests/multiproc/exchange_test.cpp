@@ -166,7 +166,7 @@ class Stopped : public testing::TestWithParam<Staging> {};
 TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
   int pids[2];  // rank 1 tells rank 0 its process id
   ASSERT_EQ(::pipe(pids), 0);
-  const auto failures = run_processes(fleet_of(2, 400ms), [&](Group& group, Failures& f) {
+  const auto failures = run_processes(fleet_of(2, kSoon), [&](Group& group, Failures& f) {
     FaultRig rig(group, FaultRig::config(GetParam()));
     rig.round();
     if (group.rank() == 1) {
@@ -197,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Staging, Stopped, testing::Values(Staging::direct, Stag
                          [](const auto& s) { return s.param == Staging::ring ? "ring" : "direct"; });
 
 TEST(Left, InOrderButTooEarly) {
-  const auto failures = run_processes(fleet_of(3, 400ms), [&](Group& group, Failures& f) {
+  const auto failures = run_processes(fleet_of(3, kSoon), [&](Group& group, Failures& f) {
     FaultRig rig(group);
     rig.round();
     if (group.rank() == 2) return;  // its Group is destroyed: an orderly leave
@@ -220,7 +220,7 @@ TEST(Left, InOrderWhenDone) {
 TEST(Deadlines, MayDifferByRank) {
   Fleet fleet = fleet_of(3, 60s);
   fleet.per_rank.assign(3, fleet.options);
-  fleet.per_rank[0].timeout = 300ms;
+  fleet.per_rank[0].timeout = kSoon;
   fleet.per_rank[1].num_warps = 3;
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
     FaultRig rig(group);

@@ -36,6 +36,10 @@ inline Outcome outcome_of(const std::function<void()>& call) {
   return o;
 }
 
+/// Deadline of a test that waits for it: short beside the patience of whoever runs it, long beside the pauses that a loaded
+/// machine imposes on a rank. Ranks meet before the call that is to fail, so that only its own lateness counts.
+inline constexpr std::chrono::milliseconds kSoon{1200};
+
 inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
 
 inline switchyard::GroupOptions options_with(std::chrono::milliseconds timeout, size_t heap = size_t{8} << 20) {

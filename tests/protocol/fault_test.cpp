@@ -68,7 +68,7 @@ TEST_P(SilentRank, OthersReportItInFull) {
   for (const int world : {2, 4}) {
     const int silent = world - 1;
     std::barrier gone(world);
-    const auto all = outcomes(world, options_with(250ms), [&](Group& group) {
+    const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {
       FaultRig rig(group, FaultRig::config(s.staging));
       const auto outcome = outcome_of([&] { s.body(rig, group.rank() == silent); });
       gone.arrive_and_wait();
@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, SilentRank, testing::ValuesIn(silences()),
 
 TEST(SilentRankElsewhere, ConstructionAndBarrier) {
   for (const bool barrier : {false, true}) {
-    const auto all = outcomes(3, options_with(200ms), [&](Group& group) {
+    const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
       if (group.rank() == 1) return;
       if (barrier) {
         group.barrier();
@@ -128,8 +128,7 @@ TEST(SilentRankElsewhere, ConstructionAndBarrier) {
 
 /// Ten queued calls after a fault cost one deadline, not ten: with a minute each, the test would not end in time.
 TEST(SilentRankElsewhere, LaterCallsFailAtOnce) {
-  auto options = options_with(150ms);
-  const auto all = outcomes(2, options, [&](Group& group) {
+  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
     FaultRig rig(group);
     if (group.rank() == 1) return;
     EXPECT_EQ(code_name(outcome_of([&] { rig.dispatch(); }).code), "peer_timeout");
@@ -267,7 +266,7 @@ TEST(Mismatch, Configurations) {
 
 /// Different modes wait for different flags: found by comparison or by the deadline, but always found, on all ranks.
 TEST(Mismatch, DispatchAgainstCombine) {
-  const auto all = outcomes(2, options_with(300ms), [&](Group& group) {
+  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
     FaultRig rig(group);
     const Dispatched d = rig.dispatch();
     if (group.rank() == 0) {

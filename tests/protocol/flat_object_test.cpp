@@ -275,7 +275,7 @@ TEST(FlatFaults, ASilentRankIsNamed) {
   for (const int calls_before : {0, 3}) {
     auto config = FlatRig::config();
     config.first_epoch = uint64_t{1} << 40;  // the number in the report is that of the call
-    const auto all = outcomes(3, options_with(150ms), [&](Group& group) {
+    const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
       FlatRig rig(group, config);
       for (int i = 0; i < calls_before; ++i) rig.round();
       if (group.rank() != 2) rig.round();
@@ -295,7 +295,7 @@ TEST(FlatFaults, ASilentRankIsNamed) {
 }
 
 TEST(FlatFaults, AreSticky) {
-  const auto all = outcomes(2, options_with(150ms), [&](Group& group) {
+  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
     FlatRig rig(group);
     if (group.rank() == 1) return;
     EXPECT_EQ(code_name(outcome_of([&] { rig.round(); }).code), "peer_timeout");

@@ -315,9 +315,10 @@ TEST(Ledger, SilentRankIsReportedInFull) {
   for (const int calls_before : {0, 3}) {
     const auto c = small_case();
     std::barrier gone(2);
-    const auto all = outcomes(2, options_with(250ms), [&](Group& group) {
+    const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
       Rig rig(group, *c);
       for (int i = 0; i < calls_before; ++i) rig.combine();
+      group.barrier();
       const auto outcome = outcome_of([&] {
         if (group.rank() == 0) rig.combine();
       });
@@ -347,8 +348,9 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   s.tokens.assign(8, 4);
   s.hidden = 16;
   const auto c = make_ledger_case(s);
-  const auto all = outcomes(8, options_with(250ms), [&](Group& group) {
+  const auto all = outcomes(8, options_with(kSoon), [&](Group& group) {
     Rig rig(group, *c);
+    group.barrier();
     if (group.rank() == 5) return;
     const Outcome o = outcome_of([&] { rig.combine(); });
     Failures f;

@@ -220,7 +220,7 @@ TEST_P(LowLatencySilentRank, OthersReportItInFull) {
     const int silent = world - 1;
     auto config = LowLatencyRig::config();
     config.first_epoch = uint64_t{1} << 40;  // the number in the report is that of the call
-    const auto all = outcomes(world, options_with(150ms), [&](Group& group) {
+    const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {
       LowLatencyRig rig(group, config);
       s.body(rig, group.rank() == silent);
       while (group.rank() == silent && outcome_of([&] { group.check(); }).code == ErrorCode::ok)
@@ -245,7 +245,7 @@ INSTANTIATE_TEST_SUITE_P(C12, LowLatencySilentRank, testing::ValuesIn(silences()
 
 /// A thousand calls after a fault cost one deadline.
 TEST(LowLatencyFaults, AreSticky) {
-  const auto all = outcomes(2, options_with(150ms), [&](Group& group) {
+  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
     LowLatencyRig rig(group);
     if (group.rank() == 1) return;
     const auto receive = rig.dispatch_send();
@@ -275,7 +275,7 @@ TEST(LowLatencyFaults, WaitStatisticsNameTheSlowRank) {
     rig.round();
     group.barrier();
     const auto before = group.wait_statistics();
-    if (group.rank() == 1) std::this_thread::sleep_for(50ms);
+    if (group.rank() == 1) std::this_thread::sleep_for(300ms);
     rig.round();
     const auto after = group.wait_statistics();
     if (group.rank() == 1) return;

@@ -330,7 +330,6 @@ TEST(Sleep, ObjectsAndGroupsMayEndWhileAsleep) {
 }
 
 TEST(Sleep, ARankThatDoesNotComeIsNamed) {
-  using namespace std::chrono_literals;
   EXPECT_EQ(run(
                 3, size_t{4} << 20,
                 [&](Group& group, Failures& f) {
@@ -347,7 +346,7 @@ TEST(Sleep, ARankThatDoesNotComeIsNamed) {
                   f.check(named, std::string(switchyard::to_string(o.code)) + ": " + o.text);
                   f.check(outcome_of([&] { group.check(); }).code != ErrorCode::ok, "not sticky");
                 },
-                500ms),
+                kSoon),
             "");
 }
 
