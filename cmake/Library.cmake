@@ -39,12 +39,33 @@ endif()
 set_property(TARGET ${main} PROPERTY EXCLUDE_FROM_ALL OFF)
 add_library(switchyard::switchyard ALIAS ${main})
 
+# For files of the caller that hold device code (include/switchyard/cuda): the headers that they include.
+if(SWITCHYARD_CUDA)
+  add_library(switchyard_device INTERFACE)
+  target_include_directories(switchyard_device INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/switchyard/internal>)
+  target_compile_options(switchyard_device INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+  target_link_libraries(switchyard_device INTERFACE ${main})
+  set_target_properties(switchyard_device PROPERTIES EXPORT_NAME device)
+  add_library(switchyard::device ALIAS switchyard_device)
+endif()
+
 if(SWITCHYARD_INSTALL)
   include(CMakePackageConfigHelpers)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)
   install(TARGETS ${main} EXPORT switchyard)
   install(DIRECTORY include/switchyard ${PROJECT_BINARY_DIR}/include/switchyard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-          FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
+          FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h" PATTERN "cuda" EXCLUDE)
+  if(SWITCHYARD_CUDA)
+    install(TARGETS switchyard_device EXPORT switchyard)
+    install(DIRECTORY include/switchyard/cuda DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard)
+    foreach(folder arch/cuda base exchange/cuda layout plan protocol trace)
+      cmake_path(GET folder PARENT_PATH parent)
+      install(DIRECTORY src/${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard/internal/${parent}
+              FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.def")
+    endforeach()
+    install(FILES src/arch/ops.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard/internal/arch)
+  endif()
   install(EXPORT switchyard NAMESPACE switchyard:: FILE switchyardTargets.cmake DESTINATION ${package_dir})
   configure_package_config_file(cmake/switchyardConfig.cmake.in ${PROJECT_BINARY_DIR}/switchyardConfig.cmake
                                 INSTALL_DESTINATION ${package_dir})

@@ -27,6 +27,7 @@
 #include <memory>
 
 #include "switchyard/normal.hpp"
+#include "switchyard/row_function.hpp"
 
 namespace switchyard {
 
@@ -89,8 +90,11 @@ struct LowLatencyCombineOptions {
 struct AllToAllOptions {
   const float* weights = nullptr;       ///< float32 [T, K]; null: 1
   const float* expert_scale = nullptr;  ///< float32 [experts here]: expert e returns round(x * scale); null: the row as it is
-  void* stream = nullptr;               ///< CUDA: as in LowLatencyDispatchOptions
-  int num_sms = 0;                      ///< CUDA: likewise
+  /// Instead of expert_scale: expert e returns round(f(x)), element by element. For the group's backend; null: none. Ranks may
+  /// give different functions, or none.
+  const RowFunction* row_function = nullptr;
+  void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
+  int num_sms = 0;                         ///< CUDA: likewise
   const int32_t* device_tokens = nullptr;  ///< CUDA: likewise
 };
 
@@ -147,10 +151,11 @@ class LowLatencyExchange {
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                            const LowLatencyCombineOptions& options = {});
 
-  /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that scale their rows: rows go out, each
-  /// expert's result goes back to its token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H]
-  /// of row_type, `out` likewise, elsewhere. Needs LowLatencyConfig::scales = none. A token without a route yields +0. The same
-  /// bits as dispatch and combine with expert_scale. last_call() counts the rows of both ways.
+  /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that turn each element of a row by
+  /// itself, as AllToAllOptions says (a factor per expert, or any function): rows go out, each expert's result goes back to its
+  /// token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H] of row_type, `out` likewise,
+  /// elsewhere. Needs LowLatencyConfig::scales = none. A token without a route yields +0. The same bits as dispatch and combine
+  /// with expert_scale. last_call() counts the rows of both ways.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const noexcept;

@@ -5,7 +5,7 @@
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
-//   arithmetic    A::reduce_rows, A::reduce_rows_from, A::quantize_row, A::quantize_to
+//   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
 //   A::block_sync lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count,
 //   A::count_max, A::now_ns, A::pause
@@ -102,6 +102,10 @@ struct AnyColdPath {
 struct AnyWeight {
   SWITCHYARD_FN float operator()(int) const { return 0.0f; }
 };
+struct AnyRowMap {
+  template <class N>
+  SWITCHYARD_FN void operator()(float*, int64_t, N) const {}
+};
 struct AnyBits {
   SWITCHYARD_FN uint64_t operator()(int) const { return 0; }
 };
@@ -162,6 +166,10 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // The same over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if asked for; of `reduce` rows,
   // weights and n are not used. On a GPU the lanes look up the rows side by side.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
+  // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) turns x[0 .. n), the elements
+  // from `column` on, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the warp's scratch,
+  // where a row must have room.
+  A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
   // Complete on return, for this warp. The last argument is the channels of a scale, 32, 64 or 128 (and may be left out: 128).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   // The same row to f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch, where a row and

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "base/macros.hpp"
 #include "switchyard/types.hpp"
@@ -124,6 +125,30 @@ inline void store_element(void* row, DType type, int64_t i, float value) {
   }
   const uint16_t bits = type == DType::bf16 ? bf16_from_f32(value) : f16_from_f32(value);
   std::memcpy(at, &bits, sizeof bits);
+}
+
+/// Calls f with `type`, which is a constant there: loops inside are compiled for it.
+template <class F>
+void with_type(DType type, F&& f) {
+  switch (type) {
+    case DType::bf16: return f(std::integral_constant<DType, DType::bf16>{});
+    case DType::f16: return f(std::integral_constant<DType, DType::f16>{});
+    case DType::f32: return f(std::integral_constant<DType, DType::f32>{});
+    case DType::fp8_e4m3: return f(std::integral_constant<DType, DType::fp8_e4m3>{});
+  }
+}
+
+/// The n elements of a row from `from` on, as load_element.
+inline void load_elements(const void* row, DType type, int64_t from, int64_t n, float* to) {
+  with_type(type, [&](auto t) {
+    for (int64_t i = 0; i < n; ++i) to[i] = load_element(row, t(), from + i);
+  });
+}
+/// x[0 .. n) as the elements of a row from `to` on, as store_element.
+inline void store_elements(void* row, DType type, int64_t to, int64_t n, const float* x) {
+  with_type(type, [&](auto t) {
+    for (int64_t i = 0; i < n; ++i) store_element(row, t(), to + i, x[i]);
+  });
 }
 
 }  // namespace switchyard::detail

@@ -61,11 +61,17 @@ class CpuLowLatency final : public LowLatencyImpl {
     end("combine", halves);
   }
 
-  void run(FlatParams& p, const AllToAllOptions&) override {
+  void run(FlatParams& p, const AllToAllOptions& o) override {
     begin(p.d.call, Operation::all_to_all, Halves::both);
     p.c.call = p.d.call;
     const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
-    launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p); });
+    if (o.row_function == nullptr) {
+      launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, ScaledRows{}); });
+    } else {
+      const auto& f = static_cast<const CpuRowFunction&>(*o.row_function->impl());
+      const auto make = [&f](float* x, int64_t n, const RowOrigin& row, int64_t column) { f.apply(x, n, row, column); };
+      launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, make); });
+    }
     end("moe_all_to_all", Halves::both);
   }
 

@@ -290,6 +290,18 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   combine_options_ = o;
 }
 
+void LowLatencyImpl::check_row_function(const AllToAllOptions& o) const {
+  if (o.row_function == nullptr) return;
+  if (o.expert_scale != nullptr)
+    invalid("AllToAllOptions::row_function and expert_scale are both given: a row function does the scaling itself");
+  if (!*o.row_function) invalid("AllToAllOptions::row_function is empty: give a function, or null for none");
+  const Backend backend = group_.options.backend;
+  if (o.row_function->impl()->backend != backend)
+    invalid(std::string("AllToAllOptions::row_function is made for the other backend: this group takes ") +
+            (backend == Backend::cpu ? "RowFunction::on_cpu" : "row_function_on_gpu"));
+  check_row_function(*o.row_function->impl());
+}
+
 void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& o) {
   group_.check_usable("moe_all_to_all");
   checked([&] {
@@ -306,6 +318,7 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
     check_pointer("AllToAllOptions::weights", o.weights, 4);
     check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4);
     check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4);
+    check_row_function(o);
   });
   FlatParams p;
   p.d = sent(x, ids);

@@ -77,6 +77,8 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Backends that know about memory check addresses here. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t) const {}
   virtual void check_sms(const char*, int) const {}
+  /// One for this backend.
+  virtual void check_row_function(const RowFunctionBase&) const {}
   /// Bytes of scratch that a warp needs.
   int64_t scratch_bytes() const;
   /// Of rows in the caller's memory, in bytes: 16, or what their odd size leaves.
@@ -97,6 +99,7 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;
+  void check_row_function(const AllToAllOptions& options) const;
   void check_output(const LowLatencyOutput& output) const;
   void check_idle(const char* operation) const;
   void receive(uint64_t call);

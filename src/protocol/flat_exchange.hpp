@@ -7,8 +7,11 @@
 // before they wait for answers; so answers wait for sends only, and sums for answers.
 #pragma once
 
+#include <type_traits>
+
 #include "protocol/low_latency_combine.hpp"
 #include "protocol/low_latency_dispatch.hpp"
+#include "switchyard/row_function.hpp"
 
 namespace switchyard::detail {
 
@@ -22,9 +25,48 @@ SWITCHYARD_FN inline uint64_t flat_kind(const FlatParams& p) {
   return low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type);
 }
 
+/// What experts make of a row unless the caller gives a function: the row itself, or times a number of the expert's.
+struct ScaledRows {};
+
+/// Sends to the token's owner what the experts in `answered` (of the message's entries) make of a piece. Pending.
+template <class A, class Answered>
+SWITCHYARD_FN void scale_answers(typename A::Warp& w, const FlatParams& p, const Message& m, int source, int64_t t, int piece,
+                                 const PieceRange& range, Answered&& answered) {
+  const LowLatencyLayout& l = p.d.layout;
+  const CallContext& call = p.d.call;
+  const std::byte* from = m.payload + range.payload_at;
+  if (p.c.expert_scale == nullptr) {
+    A::multicast_to(
+        w, l.entries,
+        [&](int j) -> void* {
+          return answered(j) ? call.heap.at(source, l.return_row(call.epoch, t, m.entries[j].k)) + range.payload_at : nullptr;
+        },
+        from, static_cast<size_t>(range.payload_bytes));
+    return;
+  }
+  for (int j = 0; j < l.entries; ++j)
+    if (answered(j))
+      return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
+}
+
+/// The same of a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in place.
+template <class A, class Make, class Answered>
+SWITCHYARD_FN void make_answers(typename A::Warp& w, const FlatParams& p, const Make& make, const Message& m, int source,
+                                int64_t t, const PieceRange& range, Answered&& answered) {
+  const LowLatencyLayout& l = p.d.layout;
+  const CallContext& call = p.d.call;
+  SWITCHYARD_ROLLED
+  for (int j = 0; j < l.entries; ++j) {
+    if (!answered(j)) continue;
+    const RowOrigin row{m.entries[j].expert, source, static_cast<int32_t>(t), m.entries[j].k};
+    A::map_row(w, call.heap.at(source, l.return_row(call.epoch, t, row.k)) + range.payload_at, m.payload + range.payload_at,
+               p.c.type, range.columns, [&](float* x, int64_t at, auto n) { make(x, n, row, range.column + at); });
+  }
+}
+
 /// A piece of a message that has come: what each of its experts here makes of it goes back.
-template <class A>
-SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int source, int64_t unit, int piece,
+template <class A, class Make>
+SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, const Make& make, int source, int64_t unit, int piece,
                                 MoveCounter& moved) {
   const LowLatencyLayout& l = p.d.layout;
   const CallContext& call = p.d.call;
@@ -35,20 +77,11 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
   const Message m = message_from<A>(w, call, l, source, unit);
   const int64_t t = l.token_of(unit);
   const PieceRange range = piece_range(p.d, piece);
-  const std::byte* from = m.payload + range.payload_at;
   const auto answered = [&](int j) { return (m.mine >> j & 1) != 0 && !m.entries[j].alias(); };
-  if (p.c.expert_scale == nullptr) {
-    A::multicast_to(
-        w, l.entries,
-        [&](int j) -> void* {
-          return answered(j) ? call.heap.at(source, l.return_row(call.epoch, t, m.entries[j].k)) + range.payload_at : nullptr;
-        },
-        from, static_cast<size_t>(range.payload_bytes));
-  } else {
-    for (int j = 0; j < l.entries; ++j)
-      if (answered(j))
-        return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
-  }
+  if constexpr (std::is_same_v<Make, ScaledRows>)
+    scale_answers<A>(w, p, m, source, t, piece, range, answered);
+  else
+    make_answers<A>(w, p, make, m, source, t, range, answered);
   A::settle(w);
   A::template publish_to<Scope::system>(
       w, l.entries,
@@ -63,16 +96,16 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, int so
   return true;
 }
 
-/// False: the fault is recorded.
-template <class A>
-SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const FlatParams& p) {
+/// `make`: ScaledRows, or a function as make_answers says. False: the fault is recorded.
+template <class A, class Make>
+SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const FlatParams& p, const Make& make) {
   const CallContext& call = p.d.call;
   MoveCounter moved;
   if (w.index() == 0) enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
   send_pieces<A>(w, p.d, moved);
   if (!wait_entered<A>(w, call, p.d.layout, flat_kind(p))) return false;
   const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int64_t unit, int piece) {
-    return answer_piece<A>(w, p, source, unit, piece, moved);
+    return answer_piece<A>(w, p, make, source, unit, piece, moved);
   });
   if (!answered) return false;
   call.moved[w.index()] = moved;

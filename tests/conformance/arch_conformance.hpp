@@ -426,9 +426,9 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
                             PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch,
                             LanesCoverEachIndexOnce, TheClockNeverRunsBackwards, ReduceMatchesTheReference,
-                            ReduceFromPlacesIsTheSameSum, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
-                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
-                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            ReduceFromPlacesIsTheSameSum, MapTurnsEveryElement, ReduceRoundsTiesToEven,
+                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
+                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
                             QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

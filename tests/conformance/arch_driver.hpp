@@ -41,6 +41,7 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.settle();
   d.reduce_rows(spec);
   d.reduce_rows_from(spec, std::vector<int>());  // rows and weights at the places given, ascending; nothing elsewhere
+  d.map_row(dst, src, DType::bf16, hidden);      // element c becomes x * 3 + (c mod 64)
   d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   d.quantize_to(std::vector<detail::QuantizedRow>(), src, DType::bf16, hidden, ScaleKind::f32, 128);
 

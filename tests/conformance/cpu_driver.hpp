@@ -62,6 +62,11 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         [&](int i) { return spec.weights[row_at[static_cast<size_t>(i)]]; });
   }
+  void map_row(void* out, const void* src, DType type, int64_t hidden) {
+    Cpu::map_row(warp, out, src, type, hidden, [](float* x, int64_t column, auto n) {
+      for (int64_t i = 0; i < n; ++i) x[i] = x[i] * 3 + static_cast<float>((column + i) % 64);
+    });
+  }
   void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                     int group = kScaleGroup) {
     Cpu::quantize_row(warp, q, scales, src, type, hidden, kind, group);

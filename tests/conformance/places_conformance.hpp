@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite about sums over looked-up rows. Included by arch_conformance.hpp only.
+// The part of the conformance suite about sums over looked-up rows, and rows by a function. Included by arch_conformance.hpp
+// only.
 #pragma once
 
 #include "conformance/arithmetic_conformance.hpp"
@@ -27,6 +28,37 @@ TYPED_TEST_P(ArchConformance, ReduceFromPlacesIsTheSameSum) {
           ASSERT_TRUE(work.matches(want));
         });
         if (this->HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Every element with its own column, in two calls whose sources may change once drained.
+TYPED_TEST_P(ArchConformance, MapTurnsEveryElement) {
+  for (const DType type : kRowTypes) {
+    for (const int64_t hidden : {0, 1, 7, 8, 129, 256, 257, 1000}) {
+      for (const size_t misalignment : {0, 16, 4, 62}) {
+        const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+        const size_t offset = element_offset<TypeParam>(misalignment, dtype_bytes(type));
+        Guarded<TypeParam> src(bytes, offset), one(bytes, 0), two(bytes, offset);
+        std::vector<std::byte> want[2];
+        Guarded<TypeParam>* const out[] = {&one, &two};
+        for (int call = 0; call < 2; ++call) {
+          fill_row(src.data(), type, hidden, static_cast<Content>(call), this->random_);
+          want[call].resize(bytes);
+          for (int64_t c = 0; c < hidden; ++c) {
+            const volatile float product = reference_load(src.data(), type, c) * 3;  // volatile: one rounding per operation
+            reference_store(want[call].data(), type, c, product + static_cast<float>(c % 64));
+          }
+          this->warp_.map_row(out[call]->data(), src.data(), type, hidden);
+          this->warp_.drain_sources();
+        }
+        this->warp_.settle();
+        for (int call = 0; call < 2; ++call) {
+          ASSERT_TRUE(out[call]->guards_intact());
+          for (int64_t c = 0; c < hidden; ++c)
+            ASSERT_TRUE(same_element(out[call]->data(), want[call].data(), type, c)) << "hidden " << hidden;
+        }
       }
     }
   }

@@ -235,6 +235,31 @@ void reduce(DType type, int64_t hidden, int n, bool weighted, int num_bias, int6
                                                  std::to_string(num_bias) + " offset " + std::to_string(offset));
 }
 
+__global__ void map_kernel(std::byte* out, const std::byte* src, DType type, int64_t hidden, CudaShape shape) {
+  CudaWarp w(shared_memory, shape);
+  Cuda::map_row(w, out, src, type, hidden, [](float* x, int64_t column, auto n) {
+    for (int i = 0; i < n; ++i) x[i] = __fadd_rn(__fmul_rn(x[i], 3.0f), static_cast<float>((column + i) % 64));
+  });
+  Cuda::settle(w);
+}
+
+void map(DType type, int64_t hidden, int64_t offset) {
+  const auto size = static_cast<int64_t>(dtype_bytes(type));
+  const auto src = random_rows(type, hidden + offset / size, 13);
+  std::vector<std::byte> want(src.size(), std::byte{0xEE});
+  for (int64_t c = 0; c < hidden; ++c) {
+    const auto at = static_cast<size_t>(offset + c * size);
+    const volatile float product = to_float(&src[at], type) * 3;  // volatile: one rounding per operation
+    from_float(&want[at], type, product + static_cast<float>(c % 64));
+  }
+  const Device<std::byte> in(src), out(std::vector<std::byte>(src.size(), std::byte{0xEE}));
+  const CudaShape shape{1, 0, 0, 0};
+  map_kernel<<<1, 32, shape.shared_bytes()>>>(out.data + offset, in.data + offset, type, hidden, shape);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  check(same_values(out.host(), want, type), "map_row: type " + std::to_string(static_cast<int>(type)) + " hidden " +
+                                                 std::to_string(hidden) + " offset " + std::to_string(offset));
+}
+
 /// Rows are quantised for three places: `direct`ly, as low-latency dispatch does, or into scratch, from where they leave.
 __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::byte* src, int64_t src_pitch, int rows,
                                 DType type, int64_t hidden, ScaleKind kind, int group, bool direct, CudaShape shape) {
@@ -394,6 +419,9 @@ int main() {
         for (const bool weighted : {false, true})
           for (const int num_bias : {0, 1, 2})
             for (const int64_t offset : {0, 4}) reduce(type, hidden, n, weighted, num_bias, offset);
+  for (const DType type : {DType::bf16, DType::f16, DType::f32})
+    for (const int64_t hidden : {1, 7, 8, 64, 1001, 7168})
+      for (const int64_t offset : {0, 4}) map(type, hidden, offset);
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
     for (const int64_t hidden : {8, 100, 128, 144, 1040, 7168})
       for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})

@@ -80,6 +80,25 @@ class Expecting {
     return row;
   }
 
+  /// FlatCall::function of one row.
+  std::vector<std::byte> made_by_function(const std::byte* x, int64_t expert, int rank, int64_t token, int k) const {
+    std::vector<std::byte> row(idx(c_.row_bytes()));
+    for (int64_t c = 0; c < c_.script.config.hidden; ++c) {
+      const double added = static_cast<double>(c_.script.seed % 4) + static_cast<double>(rank * 64 + token % 32 + k) / 8.0 +
+                           static_cast<double>(c % 13);
+      const float product = oracle::load(type_, x, c) * static_cast<float>(static_cast<double>(expert % 5 - 2) * 0.75);
+      oracle::store(type_, row.data(), c, product + static_cast<float>(added));
+    }
+    return row;
+  }
+  /// Its first choice that is the same expert as choice k of token t.
+  int first_choice(int r, int64_t t, int k) const {
+    const auto& ids = e_.problem.ids[idx(r)];
+    int j = 0;
+    while (ids[idx(t * e_.problem.topk + j)] != ids[idx(t * e_.problem.topk + k)]) ++j;
+    return j;
+  }
+
   void combine(int r, int64_t t, const std::byte* x, std::byte* out, float* closed) const {
     const oracle::Problem& p = e_.problem;
     std::vector<std::pair<float, std::vector<std::byte>>> made;  // by scale: experts of the contest share theirs
@@ -89,8 +108,10 @@ class Expecting {
       if (id < 0 || id >= p.experts) continue;
       const float scale = given_.scaled ? c_.scale[idx(id)] : 1.0f;
       size_t m = 0;
-      while (m < made.size() && made[m].first != scale) ++m;
-      if (m == made.size())
+      while (m < made.size() && (given_.function || made[m].first != scale)) ++m;
+      if (given_.function)
+        made.emplace_back(0.0f, made_by_function(x, id, r, t, first_choice(r, t, k)));
+      else if (m == made.size())
         made.emplace_back(scale, given_.scaled ? scaled(x, scale) : std::vector<std::byte>(x, x + c_.row_bytes()));
       routes.emplace_back(m, p.weights[idx(r)][idx(t * p.topk + k)]);
     }

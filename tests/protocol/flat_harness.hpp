@@ -24,6 +24,9 @@ struct FlatCall {
   bool two_calls = false;  ///< dispatch, then combine with expert_scale from where the rows lie; else moe_all_to_all
   bool weights = true;
   bool scaled = true;  ///< expert_scale given
+  /// Not with two_calls: experts make of x[c] of choice k (the token's first that is expert e) of token t of rank r
+  /// x[c] * 0.75 (e mod 5 - 2) + (s mod 4 + (64 r + t mod 32 + k) / 8 + c mod 13), s the script's seed, each operation rounded.
+  bool function = false;
   bool int64_ids = true;
   Pattern x_pattern = Pattern::random_values;
 };

@@ -245,6 +245,61 @@ TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
   expect_named(all, 0, ErrorCode::invalid_argument, "call its hook first");
 }
 
+/// Each rank's experts are its own affair: one rank adds 1 to the elements, one multiplies by 3, one gives them back.
+TEST(FlatFunctions, MayDifferByRank) {
+  const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    FlatRig::Arguments a = rig.arguments();
+    a.options.expert_scale = nullptr;
+    a.options.weights = nullptr;
+    const auto plus = switchyard::RowFunction::on_cpu([](float x, const switchyard::RowOrigin&, int64_t) { return x + 1; });
+    const auto times = switchyard::RowFunction::on_cpu([](float x, const switchyard::RowOrigin&, int64_t) { return x * 3; });
+    if (group.rank() == 0) a.options.row_function = &plus;
+    if (group.rank() == 1) a.options.row_function = &times;
+    rig.call(a);
+    const int owner_of[FlatRig::kExperts] = {0, 0, 0, 1, 1, 1, 2, 2};
+    const int answer[] = {2, 3, 1};
+    for (int64_t t = 0; t < FlatRig::kTokens; ++t) {
+      int sum = 0;
+      for (int k = 0; k < FlatRig::kTopk; ++k) sum += answer[owner_of[rig.ids[static_cast<size_t>(t * FlatRig::kTopk + k)]]];
+      const auto want = static_cast<float>(sum);
+      for (int64_t c = 0; c < FlatRig::kHidden; ++c)
+        ASSERT_EQ(switchyard::detail::f32_from_bf16(rig.out[static_cast<size_t>(t * FlatRig::kHidden + c)]), want) << t;
+    }
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+struct ForeignFunction final : switchyard::detail::RowFunctionBase {
+  ForeignFunction() noexcept : RowFunctionBase(switchyard::Backend::cuda) {}
+};
+
+TEST(FlatMisuse, RowFunction) {
+  using switchyard::RowFunction;
+  const auto identity = RowFunction::on_cpu([](float x, const switchyard::RowOrigin&, int64_t) { return x; });
+  const RowFunction none, foreign(std::make_shared<const ForeignFunction>());
+  struct Case {
+    const RowFunction* function;
+    bool scaled;
+    const char* in_text;
+  };
+  const Case cases[] = {{&identity, true, "row_function and expert_scale are both given"},
+                        {&none, false, "row_function is empty"},
+                        {&foreign, false, "made for the other backend: this group takes RowFunction::on_cpu"}};
+  for (const Case& bad : cases) {
+    const auto all = outcomes(2, options_with(60s), [&](Group& group) {
+      FlatRig rig(group);
+      FlatRig::Arguments a = rig.arguments();
+      if (group.rank() == 1) {
+        a.options.row_function = bad.function;
+        if (!bad.scaled) a.options.expert_scale = nullptr;
+      }
+      rig.call(a);
+    });
+    expect_named(all, 1, ErrorCode::invalid_argument, bad.in_text);
+  }
+}
+
 // --- Different calls
 
 TEST(FlatMismatch, AnotherCallOnOneRank) {

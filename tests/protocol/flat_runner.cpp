@@ -8,6 +8,7 @@
 
 #include "exchange/group_impl.hpp"
 #include "protocol/device_memory.hpp"
+#include "protocol/flat_function.hpp"
 #include "protocol/flat_harness.hpp"
 #include "protocol/harness_rows.hpp"
 
@@ -46,6 +47,8 @@ class Rank {
     scale_.push_back(0);  // never empty: null would mean no scaling
     given_scale_ = static_cast<const float*>(give(scale_.data(), scale_.size() * 4));
     for (size_t i = 0; i < c.calls.size(); ++i) prepare(i);
+    if (std::any_of(c.script.calls.begin(), c.script.calls.end(), [](const FlatCall& call) { return call.function; }))
+      function_ = flat_function(static_cast<float>(c.script.seed % 4));
   }
 
   /// On the CPU every call is checked when it returns; on a GPU all are when the last has been enqueued.
@@ -115,7 +118,10 @@ class Rank {
     if (!call.two_calls) {
       switchyard::AllToAllOptions o;
       o.weights = p.given_weights;
-      o.expert_scale = scale;
+      if (call.function)
+        o.row_function = &function_;
+      else
+        o.expert_scale = scale;
       o.stream = stream;
       o.num_sms = sms;
       exchange_.moe_all_to_all(p.rows, p.given_ids, p.out, o);
@@ -221,6 +227,7 @@ class Rank {
   DeviceMemory* memory_ = nullptr;  ///< null: host memory
   std::vector<float> scale_;
   const float* given_scale_ = nullptr;
+  switchyard::RowFunction function_;
   std::vector<Prepared> prepared_;
   uint64_t calls_ = 0;
 };

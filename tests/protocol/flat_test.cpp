@@ -135,6 +135,31 @@ TEST_P(Flat, DuplicatesAndDrops) {
   expect_exact(scripts);
 }
 
+/// The experts' function is the caller's: every element, whatever its row, type and column, in rows that are cut into pieces
+/// and in rows of odd sizes; in turn with calls without it.
+TEST_P(Flat, RowFunctions) {
+  std::vector<FlatScript> scripts;
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    for (const int64_t hidden : {int64_t{272}, int64_t{131}}) {
+      auto s = script("function " + std::to_string(static_cast<int>(type)) + " H " + std::to_string(hidden), 2 * world() + 1, 3,
+                      6, hidden);
+      s.config.row_type = type;
+      s.config.pieces = type == DType::f32 ? 1 : 2;
+      for (const auto routing : {Routing::uniform, Routing::duplicates, Routing::one_expert}) {
+        FlatCall& call = s.call(tokens(6, static_cast<uint64_t>(hidden)), routing);
+        call.function = true;
+        call.weights = routing != Routing::uniform;
+        call.x_pattern = Pattern::wild_values;
+        call.drop_percent = 20;
+      }
+      s.call(all(6));
+      s.call(all(6)).function = true;
+      scripts.push_back(s);
+    }
+  }
+  expect_exact(scripts);
+}
+
 /// Whole calls and pairs of calls on one object, odd numbers of each between two of the other, over the wrap of the epoch.
 TEST_P(Flat, InterleavedOverTheWrap) {
   auto s = script("interleaved", world() + 1, 3, 4, 32);

@@ -12,6 +12,7 @@
 #include "arch/cpu/row_ops.hpp"
 #include "arch/cpu/warp.hpp"
 #include "arch/ops.hpp"
+#include "base/number_formats.hpp"
 
 namespace switchyard::detail {
 
@@ -77,6 +78,20 @@ struct BasicCpu {
     spec.rows = rows;
     spec.weights = weighted ? weights : nullptr;
     reduce_rows(w, spec);
+  }
+
+  template <class F>
+  static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f) {
+    constexpr int64_t kBlock = 256;
+    drain_sources(w);  // what was in the scratch
+    float x[kBlock];
+    for (int64_t at = 0; at < hidden; at += kBlock) {
+      const int64_t n = std::min(kBlock, hidden - at);
+      load_elements(src, type, at, n, x);
+      f(x, at, n);
+      store_elements(w.scratch(), type, at, n, x);
+    }
+    copy(w, out, w.scratch(), static_cast<size_t>(hidden) * dtype_bytes(type));
   }
 
   static void quantize_row(Warp&, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,

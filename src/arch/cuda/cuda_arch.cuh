@@ -162,6 +162,12 @@ struct CudaArch {
     }
   }
 
+  template <class F>
+  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f) {
+    map_row_lanes(w.lane_, out, src, type, hidden, f);
+    w.lane_writes_ = true;
+  }
+
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
                                       ScaleKind kind, int group = kScaleGroup) {
     const unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(q));

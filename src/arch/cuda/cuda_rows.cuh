@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "arch/cuda/ptx.cuh"
 #include "arch/ops.hpp"
@@ -279,6 +280,48 @@ __device__ __noinline__ inline void reduce_lane_rows(int lane, const ReduceSpec&
     case DType::f16: return reduce_typed<DType::f16>(lane, spec, rows);
     case DType::f32: return reduce_typed<DType::f32>(lane, spec, rows);
     case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
+  }
+}
+
+/// See Arch::map_row. Each lane has kAhead loads under way.
+template <DType T, class F>
+__device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  constexpr int kAhead = 4, kPer = E::kPerVector;
+  const bool aligned = ((reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(src)) & 15u) == 0;
+  const int64_t vectors = aligned ? hidden / kPer : 0;
+  SWITCHYARD_ROLLED
+  for (int64_t base = lane; base < vectors; base += 32 * kAhead) {
+    uint4 given[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      given[a] = __ldcs(static_cast<const uint4*>(src) + (base + a * 32 < vectors ? base + a * 32 : base));
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t v = base + a * 32;
+      if (v >= vectors) break;
+      float x[kPer];
+      E::widen(given[a], x);
+      f(x, v * kPer, std::integral_constant<int, kPer>{});
+      static_cast<uint4*>(out)[v] = E::narrow(x);
+    }
+  }
+  SWITCHYARD_ROLLED
+  for (int64_t c = vectors * kPer + lane; c < hidden; c += 32) {
+    float x[1] = {E::widen_one(static_cast<const Element*>(src)[c])};
+    f(x, c, std::integral_constant<int, 1>{});
+    static_cast<Element*>(out)[c] = E::narrow_one(x[0]);
+  }
+}
+
+template <class F>
+__device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f) {
+  switch (type) {
+    case DType::bf16: return map_typed<DType::bf16>(lane, out, src, hidden, f);
+    case DType::f16: return map_typed<DType::f16>(lane, out, src, hidden, f);
+    case DType::f32: return map_typed<DType::f32>(lane, out, src, hidden, f);
+    case DType::fp8_e4m3: return;  // callers check
   }
 }
 

@@ -103,9 +103,19 @@ class CudaLowLatency final : public LowLatencyImpl {
   void run(FlatParams& p, const AllToAllOptions& o) override {
     enqueue(o.stream, o.num_sms, Operation::all_to_all, p.d.call, [&](int blocks, cudaStream_t stream) {
       p.c.call = p.d.call;
-      launch_low_latency(CudaFlat{p, state_.as<LowLatencyState>(), o.device_tokens}, {}, scratch_bytes(), blocks,
-                         launch_limits(), stream);
+      const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens};
+      if (o.row_function == nullptr) return launch_low_latency(flat, scratch_bytes(), blocks, launch_limits(), stream);
+      const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
+      check_cuda(f.launch(flat, scratch_bytes(), blocks, launch_limits(), stream), "all-to-all kernel of a row function");
     });
+  }
+  void check_row_function(const RowFunctionBase& given) const override {
+    const auto& f = static_cast<const CudaRowFunction&>(given);
+    if (f.abi != CudaRowFunction::kAbi)
+      invalid("AllToAllOptions::row_function was compiled against the headers of another version: compile it again");
+    if (f.device != gpu_.device())
+      invalid("AllToAllOptions::row_function was made for GPU " + std::to_string(f.device) + ", this rank's GPU is " +
+              std::to_string(gpu_.device()) + ": the GPU must be current when row_function_on_gpu is called");
   }
   static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
 

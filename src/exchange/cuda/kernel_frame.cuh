@@ -125,8 +125,8 @@ void check_cuda(cudaError_t status, const char* what);
 
 /// Launches `kernel` on `blocks` blocks; `overlapped`: as the dependent of the kernel before on the stream.
 template <class... Given>
-void launch_kernel(void (*kernel)(Given...), int blocks, const CudaShape& shape, bool overlapped, cudaStream_t stream,
-                   const char* name, const std::type_identity_t<Given>&... given) {
+cudaError_t launch_status(void (*kernel)(Given...), int blocks, const CudaShape& shape, bool overlapped, cudaStream_t stream,
+                          const std::type_identity_t<Given>&... given) {
   cudaLaunchAttribute dependent{};
   dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   dependent.val.programmaticStreamSerializationAllowed = 1;
@@ -137,13 +137,23 @@ void launch_kernel(void (*kernel)(Given...), int blocks, const CudaShape& shape,
   config.stream = stream;
   config.attrs = &dependent;
   config.numAttrs = overlapped ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, given...), name);
+  return cudaLaunchKernelEx(&config, kernel, given...);
+}
+/// The same; a failure is Error(system) naming the kernel.
+template <class... Given>
+void launch_kernel(void (*kernel)(Given...), int blocks, const CudaShape& shape, bool overlapped, cudaStream_t stream,
+                   const char* name, const std::type_identity_t<Given>&... given) {
+  check_cuda(launch_status(kernel, blocks, shape, overlapped, stream, given...), name);
 }
 
 /// Lets `kernel` have `bytes` of dynamic shared memory, and loads it.
 template <class Kernel>
+cudaError_t allow_shared_status(Kernel kernel, int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+template <class Kernel>
 void allow_shared(Kernel kernel, int bytes) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  check_cuda(allow_shared_status(kernel, bytes), "cudaFuncSetAttribute");
 }
 
 }  // namespace switchyard::detail

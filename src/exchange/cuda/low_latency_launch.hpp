@@ -5,6 +5,7 @@
 
 #include "exchange/cuda/launch.hpp"
 #include "protocol/flat_exchange.hpp"
+#include "switchyard/version.h"
 
 namespace switchyard::detail {
 
@@ -45,8 +46,20 @@ void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves hal
                         const DeviceLimits& limits, cudaStream_t stream);
 void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
                         const DeviceLimits& limits, cudaStream_t stream);
+/// Experts that scale.
+void launch_low_latency(const CudaFlat& params, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
+                        cudaStream_t stream);
 
-void launch_low_latency(const CudaFlat& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream);
+/// What row_function_on_gpu makes. Compiled in the caller's translation unit: kAbi tells whether that saw the same structures.
+struct CudaRowFunction : RowFunctionBase {
+  CudaRowFunction() noexcept : RowFunctionBase(Backend::cuda) {}
+  /// As launch_low_latency. Ready to be launched on `device`.
+  virtual cudaError_t launch(const CudaFlat& params, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
+                             cudaStream_t stream) const = 0;
+  static constexpr uint64_t kAbi = sizeof(CudaFlat) << 32 | sizeof(DeviceLimits) << 24 | SWITCHYARD_VERSION_MAJOR << 16 |
+                                   SWITCHYARD_VERSION_MINOR << 8 | SWITCHYARD_VERSION_PATCH;
+  uint64_t abi = kAbi;
+  int device = -1;
+};
 
 }  // namespace switchyard::detail

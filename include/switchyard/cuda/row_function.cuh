@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Row functions for CUDA groups. For nvcc (C++20, sm_80 or later); needs the CMake target switchyard::device, which adds the
+/// library's device headers to the include path. Compile against the headers of the library that you link.
+#pragma once
+
+#include <type_traits>
+
+#include "exchange/cuda/flat_kernel.cuh"
+#include "switchyard/row_function.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard {
+
+namespace detail {
+
+/// The caller's function, as the protocol calls it.
+template <class F>
+struct MadeByFunction {
+  F f;
+  template <class N>
+  __device__ void operator()(float* x, N, const RowOrigin& row, int64_t column) const {
+#pragma unroll
+    for (int i = 0; i < N::value; ++i) x[i] = f(x[i], row, column + i);
+  }
+};
+
+inline void check_row_function_step(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw Error(ErrorCode::system, std::string("row_function_on_gpu: ") + what + ": " + cudaGetErrorString(status));
+}
+
+template <class F>
+class GpuRowFunction final : public CudaRowFunction {
+ public:
+  explicit GpuRowFunction(const F& f) : make_{f} {
+    check_row_function_step(cudaGetDevice(&device), "cudaGetDevice");
+    DeviceLimits limits;
+    int shared = 0;
+    check_row_function_step(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                            "cudaDeviceGetAttribute");
+    limits.shared_bytes = static_cast<uint32_t>(shared);
+    check_row_function_step(prepare_flat_kernels<MadeByFunction<F>>(limits), "no kernel for this GPU");
+    warm_up(limits);
+  }
+  cudaError_t launch(const CudaFlat& p, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
+                     cudaStream_t stream) const override {
+    return launch_flat(p, make_, scratch_bytes, blocks, limits, stream);
+  }
+
+ private:
+  /// First launches may allocate, and then wait for all kernels of the GPU. These end at once: the word says "aborted".
+  void warm_up(const DeviceLimits& limits) const {
+    uint64_t* words = nullptr;
+    check_row_function_step(cudaMalloc(reinterpret_cast<void**>(&words), 2 * sizeof(EpochState) + 256), "cudaMalloc");
+    cudaError_t status = cudaMemset(words, 0, 2 * sizeof(EpochState) + 256);
+    if (status == cudaSuccess) status = cudaMemset(words, 1, sizeof(uint64_t));
+    CudaFlat p;
+    p.f.d.call.abort_word = words;
+    p.state = reinterpret_cast<EpochState*>(words + 16);
+    if (status == cudaSuccess) status = launch(p, 0, 1, limits, nullptr);
+    p.f.d.call.device_trace.records = reinterpret_cast<DeviceRecord*>(words + 16);  // the kernel that traces
+    if (status == cudaSuccess) status = launch(p, 0, 1, limits, nullptr);
+    if (status == cudaSuccess) status = cudaDeviceSynchronize();
+    (void)cudaFree(words);
+    check_row_function_step(status, "first launch");
+  }
+
+  MadeByFunction<F> make_;
+};
+
+}  // namespace detail
+
+/// `f`: trivially copyable, with `__device__ float operator()(float x, const RowOrigin& row, int64_t column) const`: called for
+/// every element of every (token, expert) that this rank's experts answer. x is the element as float32; the result is rounded
+/// to the row type once. Pointers in `f` must stay valid until the calls that use it have ended.
+/// Makes a function for the current device, which must be the rank's. Not for the hot path: loads the kernels, and waits for
+/// the device; so no rank of it may have a call under way. \throws Error(system), also if the file was not compiled for this
+/// GPU.
+template <class F>
+RowFunction row_function_on_gpu(const F& f) {
+  static_assert(std::is_trivially_copyable_v<F>, "row_function_on_gpu: the function travels as a kernel's argument");
+  static_assert(std::is_invocable_r_v<float, const F&, float, const RowOrigin&, int64_t>,
+                "row_function_on_gpu: needs float operator()(float x, const RowOrigin& row, int64_t column) const");
+  return RowFunction(std::make_shared<const detail::GpuRowFunction<F>>(f));
+}
+
+}  // namespace switchyard

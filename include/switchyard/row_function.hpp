@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// What the caller's experts make of a row in LowLatencyExchange::moe_all_to_all, element by element, in the launch that moves
+/// the rows. For a CPU group: RowFunction::on_cpu, here. For a CUDA group: row_function_on_gpu in cuda/row_function.cuh, which
+/// nvcc compiles.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "switchyard/types.hpp"
+
+namespace switchyard {
+
+/// A row and the expert that answers it.
+struct RowOrigin {
+  int32_t expert = 0;  ///< in [0, E)
+  int32_t rank = 0;    ///< that holds the token
+  int32_t token = 0;   ///< its index there
+  int32_t k = 0;       ///< the first of the token's choices that is this expert
+};
+
+namespace detail {
+
+/// A function for one backend; what it is a function of is known to that backend.
+struct RowFunctionBase {
+  explicit RowFunctionBase(Backend b) noexcept : backend(b) {}
+  RowFunctionBase(const RowFunctionBase&) = delete;
+  RowFunctionBase& operator=(const RowFunctionBase&) = delete;
+  virtual ~RowFunctionBase() = default;
+  const Backend backend;
+};
+
+struct CpuRowFunction : RowFunctionBase {
+  CpuRowFunction() noexcept : RowFunctionBase(Backend::cpu) {}
+  /// x[i] = f(x[i], row, column + i), i in [0, n). Called by several workers at a time.
+  virtual void apply(float* x, int64_t n, const RowOrigin& row, int64_t column) const noexcept = 0;
+};
+
+}  // namespace detail
+
+/// A function of a row's elements for one backend, or none. Cheap to copy; may be destroyed as soon as the call that used it
+/// has returned.
+class RowFunction {
+ public:
+  RowFunction() = default;
+  explicit RowFunction(std::shared_ptr<const detail::RowFunctionBase> impl) noexcept : impl_(std::move(impl)) {}
+
+  /// `f(float x, const RowOrigin& row, int64_t column) -> float`, const and without exceptions (one ends the program): called
+  /// for every element of every (token, expert) that this rank's experts answer, by all workers of the rank at once. x is the
+  /// element as float32; the result is rounded to the row type once.
+  template <class F>
+  static RowFunction on_cpu(F f) {
+    struct Function final : detail::CpuRowFunction {
+      explicit Function(F g) : f(std::move(g)) {}
+      void apply(float* x, int64_t n, const RowOrigin& row, int64_t column) const noexcept override {
+        for (int64_t i = 0; i < n; ++i) x[i] = f(x[i], row, column + i);
+      }
+      F f;
+    };
+    return RowFunction(std::make_shared<const Function>(std::move(f)));
+  }
+
+  explicit operator bool() const noexcept { return impl_ != nullptr; }
+  const detail::RowFunctionBase* impl() const noexcept { return impl_.get(); }  ///< library internal
+
+ private:
+  std::shared_ptr<const detail::RowFunctionBase> impl_;
+};
+
+}  // namespace switchyard

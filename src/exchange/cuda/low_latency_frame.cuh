@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every kernel of low-latency mode does before its protocol begins, and the shape of its launch.
+#pragma once
+
+#include "arch/cuda/cuda_traced.cuh"
+#include "exchange/cuda/kernel_frame.cuh"
+#include "exchange/cuda/low_latency_launch.hpp"
+
+namespace switchyard::detail {
+
+/// T of this launch.
+__device__ inline int64_t tokens_now(int64_t bound, const int32_t* device_tokens) {
+  if (device_tokens == nullptr) return bound;
+  const int64_t tokens = *device_tokens;
+  return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
+}
+
+/// True if no lane before this one, of the same token, has the same id. Lanes hold consecutive routes, of whole tokens.
+__device__ inline bool first_in_token(int32_t id, int topk) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const unsigned same = __match_any_sync(kAllLanes, id);
+  const unsigned before = (1u << lane) - 1u, tokens_before = (1u << (lane - lane % topk)) - 1u;
+  return (same & before & ~tokens_before) == 0;
+}
+
+/// All threads of a block, before a barrier: a copy of the ids of `tokens` tokens in the block's shared memory, in one round of
+/// loads; counting reads them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy.
+/// `counts`: they will be counted.
+__device__ inline void stage_ids(const IdReader& given, int64_t tokens, int topk, bool counts, std::byte* shared,
+                                 const CudaShape& shape, IdReader& ids) {
+  const int64_t count = tokens * topk;
+  if (count * 8 > shape.block_bytes) return;
+  auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
+  const bool by_lanes = kLanes % topk == 0;
+  constexpr int kAhead = 2;
+#pragma unroll 1  // code from memory is slower than the loop
+  for (int64_t base = threadIdx.x; base - threadIdx.x < count; base += kAhead * blockDim.x) {
+    int32_t id[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) id[a] = base + a * blockDim.x < count ? given(base + a * blockDim.x) : -1;
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t i = base + a * blockDim.x;
+      const bool used = i < count;
+      if (used) copy[i] = id[a];
+      if (!counts) continue;
+      const bool first = by_lanes ? first_in_token(id[a], topk) : used && given.is_first_of_token(i, topk);
+      if (used) copy[count + i] = first ? id[a] : -1;
+    }
+  }
+  if (threadIdx.x == 0) ids = {copy, false, given.experts, counts ? copy + count : nullptr};
+}
+
+/// Each warp: the rows that it will send first are on their way while the call begins.
+__device__ inline void prefetch_first_piece(const CudaWarp& w, const LowLatencyDispatchParams& p, int64_t tokens) {
+  const ItemPiece at = split_index(spread_index(w), p.layout.pieces);
+  const int64_t t = p.layout.token_of(at.item);
+  if (t >= tokens) return;
+  const auto element = static_cast<int64_t>(dtype_bytes(p.src_type));
+  const std::byte* row = p.x + t * p.src_row_bytes;
+  const int64_t end = p.layout.column(at.piece + 1) * element;
+  for (int64_t b = p.layout.column(at.piece) * element + threadIdx.x % kLanes * 128; b < end; b += kLanes * 128)
+    ptx::prefetch(row + b);
+}
+
+inline constexpr int64_t kStaticShared = 3072;  ///< parameters
+
+/// With room for the ids of `routes` routes, if there is.
+inline CudaShape low_latency_shape(int64_t scratch_bytes, int64_t routes, const DeviceLimits& limits) {
+  CudaShape shape{kLowLatencyWarps, 0, 0, static_cast<uint32_t>(round_up(scratch_bytes, 16))};
+  const int64_t ids = round_up(routes * 8, 16);
+  if (shape.shared_bytes() + ids + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(ids);
+  return shape;
+}
+
+}  // namespace switchyard::detail

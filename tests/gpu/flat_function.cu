@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// As a user's file: sees the public header and what it includes, nothing else.
+#include "protocol/flat_function.hpp"
+#include "switchyard/cuda/row_function.cuh"
+
+namespace harness {
+
+switchyard::RowFunction flat_function(float offset) { return switchyard::row_function_on_gpu(FlatFunction{offset}); }
+
+}  // namespace harness

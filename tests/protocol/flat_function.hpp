@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The experts' function of the row function tests: depends on the element and on everything that it is told of it. Multiplies,
+// then adds, each rounded: no contraction.
+#pragma once
+
+#include "switchyard/row_function.hpp"
+
+#if defined(__CUDACC__)
+#define SWITCHYARD_TEST_FN __host__ __device__
+#else
+#define SWITCHYARD_TEST_FN
+#endif
+
+namespace harness {
+
+struct FlatFunction {
+  float offset;
+
+  SWITCHYARD_TEST_FN float operator()(float x, const switchyard::RowOrigin& row, int64_t column) const {
+    const auto factor = static_cast<float>(row.expert % 5 - 2) * 0.75f;
+    const auto place = static_cast<float>(row.rank * 64 + row.token % 32 + row.k);
+    const float added = offset + place * 0.125f + static_cast<float>(column % 13);
+#if defined(__CUDA_ARCH__)
+    return __fadd_rn(__fmul_rn(x, factor), added);
+#else
+    return x * factor + added;
+#endif
+  }
+};
+
+/// FlatFunction{offset} for the backend that the suite is linked for; on a GPU, for the current device.
+switchyard::RowFunction flat_function(float offset);
+
+}  // namespace harness
