@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both CUDA archs under the conformance suite: bulk copies with every number of stages, and copies by the lanes.
+#include <gtest/gtest.h>
+
+#include "gpu/cuda_driver.cuh"  // before the suite, which needs it
+
+#include "conformance/arch_conformance.hpp"
+
+namespace switchyard::conformance {
+
+using CudaArchs = ::testing::Types<detail::Cuda, detail::CudaLanes>;
+struct CudaArchNames {
+  template <class A>
+  static std::string GetName(int) {
+    return std::is_same_v<A, detail::Cuda> ? "Cuda" : "CudaLanes";
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(Gpu, ArchConformance, CudaArchs, CudaArchNames);
+
+}  // namespace switchyard::conformance
