@@ -2,6 +2,8 @@
 // base/number_formats.hpp against the definition of the formats (conformance/reference.hpp).
 #include "base/number_formats.hpp"
 
+#include "base/exact_division.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,6 +15,12 @@
 
 namespace switchyard::conformance {
 namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 static_assert(detail::bf16_from_f32(1.0f) == 0x3F80 && detail::f32_from_bf16(0xC000) == -2.0f);
 static_assert(detail::f16_from_f32(65504.0f) == 0x7BFF && detail::f32_from_f16(0x0001) == 0x1p-24f);
@@ -114,6 +122,43 @@ TEST(NumberFormats, ElementsOfUnalignedRows) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3}) {
     for (int64_t i = 0; i < 8; ++i) detail::store_element(row + 1, type, i, static_cast<float>(i) - 3.5f);
     for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(detail::load_element(row + 1, type, i), static_cast<float>(i) - 3.5f);
+  }
+}
+
+/// Every significand, at exponents from the smallest that quantisation divides this way to the largest.
+TEST(ExactDivision, ScaleOfEveryMaximum) {
+  constexpr float kInverse = 1.0f / detail::kE4m3Max;
+  for (const int exponent : {-51, -50, -3, 0, 9, 126, 127}) {
+    const uint32_t first = static_cast<uint32_t>(exponent + 127) << 23;
+    for (uint32_t fraction = 0; fraction < 1u << 23; fraction += kSanitized ? 61 : 1) {
+      const float amax = detail::f32_of_bits(first | fraction);
+      if (amax < detail::kE4m3Max * detail::kSmallestFastScale) continue;
+      const volatile float want = amax / detail::kE4m3Max;
+      ASSERT_EQ(detail::bits_of(detail::divide_by(amax, detail::kE4m3Max, kInverse)), detail::bits_of(want)) << amax;
+    }
+  }
+}
+
+/// Quotients of a group: where e4m3 rounds, and next to there.
+TEST(ExactDivision, QuotientsRoundAsDivided) {
+  std::mt19937_64 random(17);
+  for (int i = 0; i < (kSanitized ? 20000 : 400000); ++i) {
+    const uint64_t bits = random();
+    const auto exponent = static_cast<uint32_t>(bits % 187) + 67;  // of the scale: 2^-60 to 2^126
+    const float scale = detail::f32_of_bits(exponent << 23 | static_cast<uint32_t>(bits >> 40 & 0x7FFFFF));
+    if (scale < detail::kSmallestFastScale || scale > std::numeric_limits<float>::max() / detail::kE4m3Max) continue;
+    const volatile float inverse = 1.0f / scale;
+    const auto code = static_cast<uint8_t>(bits >> 8 & 0x7F);
+    const float at = detail::f32_from_e4m3(code == 0x7F ? 0x7E : code),
+                next = detail::f32_from_e4m3(code >= 0x7E ? 0x7E : code + 1);
+    const float middle = (at + next) / 2 * scale;
+    for (const float x : {at * scale, middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e38f),
+                          scale * static_cast<float>(bits >> 16 & 0xFFFF) * 0x1p-7f}) {
+      if (!std::isfinite(x)) continue;
+      const volatile float want = x / scale;
+      ASSERT_EQ(int{detail::e4m3_from_f32(detail::divide_by(x, scale, inverse))}, int{detail::e4m3_from_f32(want)})
+          << x << " / " << scale;
+    }
   }
 }
 

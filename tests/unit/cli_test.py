@@ -258,6 +258,8 @@ class Verify(unittest.TestCase):
         self.assertEqual(code, 0, out + err)
         report = json.loads(out)
         self.assertTrue(report["passed"])
+        self.assertGreater(report["machine"]["logical_cpus"], 0)
+        self.assertEqual(report["gpus"], "")
         self.assertEqual([report[name] for name in ("workspace_bytes", "route_meta_bytes", "window_bytes", "guard_bytes")],
                          [2304, 2432, 7340160, 4096])
         code, out, err = run("verify", "ledger", "--pes", "3", "-M", "5", "-K", "37", "--dtype", "bf16", "--drop-percent", "30",

@@ -10,10 +10,11 @@
 #include <numeric>
 #include <optional>
 
-#include "../../bench/machine.hpp"
+#include "../../bench/measure.hpp"
 #include "bench_low_latency.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
+#include "gpu_probe.hpp"
 #include "low_latency_check.hpp"
 #include "numbers.hpp"
 #include "rank_device.hpp"
@@ -157,22 +158,32 @@ class LedgerRank {
       ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options_);
       device_.wait();
       const double sample = us_since(begin);
-      check(i);
+      check(i == 0 ? "" : fmt::format(" (call {})", i + 1));
       group_.barrier();
       if (i < warmup) continue;
       prepares.push_back(prepared);
       samples.push_back(sample);
     }
-    return {
-        {"prepare", prepares}, {"combine", samples}, {"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}};
+    return {{"prepare", prepares}, {"combine", samples}};
   }
 
-  /// Collective, after run(): seconds of the call alone, replayed.
+  /// Collective, after run(): seconds of the call alone, replayed. What the last replay wrote is checked.
   json time_replayed(ReplayClock& clock, int64_t n) {
     LedgerCombineOptions options = options_;
     options.stream = clock.device().stream();
-    return clock.time([&] { ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options); }, 10, n);
+    device_.fill(out_, 0xEE, static_cast<size_t>(f_.tokens) * f_.row_bytes());
+    device_.wait();
+    json seconds = clock.time(
+        [&] {
+          ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options);
+        },
+        10, n);
+    check(" after the timed replays");
+    return seconds;
   }
+
+  /// Of all checks so far.
+  json findings() const { return {{"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}}; }
 
   /// Device memory of one iteration.
   static size_t device_bytes(const Fixture& f) {
@@ -215,8 +226,7 @@ class LedgerRank {
     if (problem_.empty()) problem_ = what;
   }
 
-  void check(int64_t iteration) {
-    const std::string when = iteration == 0 ? "" : fmt::format(" (call {})", iteration + 1);
+  void check(const std::string& when) {
     std::vector<std::byte> row(f_.row_bytes()), got;
     const ConstRows returned = ledger_.returned();
     got.resize(static_cast<size_t>(returned.rows) * f_.row_bytes());
@@ -309,6 +319,7 @@ std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions
     LedgerRank rank(fixture, group, device, static_cast<int>(o.sms));
     json result = rank.run(o.warmup, o.measured);
     if (timed) result["kernel"] = rank.time_replayed(*make_cuda_replay_clock(group), 100);
+    result.update(rank.findings());
     group.barrier();  // memory is freed only now
     return result;
   });
@@ -332,6 +343,7 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, con
           {"combine_e2e_us", {{"avg", combine.average}, {"max", combine.largest}}},
           {"kernel_us", kernel ? json{{"median", kernel->p50 * 1e6}, {"p99", kernel->p99 * 1e6}} : json(nullptr)},
           {"samples", o.measured},
+          {"machine", to_json(bench::this_machine())},
           {"commit", source_commit()},
           {"date", bench::utc_now()}};
 }
@@ -356,6 +368,7 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
   const Fixture fixture(o);
   const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
   const int gpus = o.backend == "cuda" ? gpus_to_use(o.json) : 0;
+  const std::string gpu_names = gpus > 0 && o.json ? probe_gpus().names() : "";  // while this process has one thread
   std::vector<json> ranks;
   std::string problem;
   Profile prepare, combine;
@@ -380,6 +393,7 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
   }
   if (o.json) {
     json report = report_of(o, bytes, prepare, combine, kernel);
+    report["gpus"] = gpu_names;
     report["passed"] = problem.empty();
     report["problem"] = problem;
     report["compared"] = compared;

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "arch/cuda/cuda_rows.cuh"
+#include "base/exact_division.hpp"
 
 namespace switchyard::detail {
 
@@ -18,16 +19,6 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #else
   return static_cast<uint32_t>(e4m3_from_f32(low)) | static_cast<uint32_t>(e4m3_from_f32(high)) << 8;
 #endif
-}
-
-/// x / scale as IEEE rounds it, but for the sign of a zero: a quotient and two corrections by its exact remainder. `inverse` is
-/// 1 / scale rounded correctly: with a guess of it, quotients next to a power of two come out wrong. For finite x and scale >=
-/// kSmallestFastScale: no step underflows where a bit of the e4m3 result depends on it.
-inline constexpr float kSmallestFastScale = 0x1p-60f;
-__device__ inline float divide_by(float x, float scale, float inverse) {
-  const float first = __fmul_rn(x, inverse);
-  const float second = __fmaf_rn(__fmaf_rn(-first, scale, x), inverse, first);
-  return __fmaf_rn(__fmaf_rn(-second, scale, x), inverse, second);
 }
 
 /// Eight elements of a row as they lie in memory: 16-bit ones in `low`, 32-bit ones in both.
