@@ -19,6 +19,8 @@ class Deadline {
   Milliseconds budget() const noexcept { return budget_; }
   Clock::time_point time() const noexcept { return end_; }
   bool passed() const noexcept { return Clock::now() >= end_; }
+  /// For a wait that something else than its condition may end: time(), but at most some milliseconds from now.
+  Clock::time_point next_look() const noexcept { return std::min(end_, Clock::now() + Milliseconds{10}); }
   /// Rounded up, so that a wait for this long ends at or after the deadline.
   Milliseconds remaining() const noexcept {
     return std::max(Milliseconds{0}, std::chrono::ceil<Milliseconds>(end_ - Clock::now()));

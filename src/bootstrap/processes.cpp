@@ -246,12 +246,12 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       continue;
     }
     if (missing.empty()) break;
-    if (deadline.passed()) {
+    if (deadline.passed() || (interrupt() && interrupt()())) {
       throw RendezvousError(context + ": " + describe_ranks(missing) + " of " + std::to_string(world()) +
                                 " did not come within " + std::to_string(deadline.budget().count()) + " ms",
                             missing);
     }
-    changed_.wait_until(lock, deadline.time());
+    changed_.wait_until(lock, interrupt() ? deadline.next_look() : deadline.time());
   }
   std::vector<Arrival> arrivals(peers_.size());
   for (int r = 0; r < world(); ++r) {

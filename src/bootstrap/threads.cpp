@@ -31,8 +31,9 @@ class Meeting {
  public:
   explicit Meeting(int world) : left_(static_cast<size_t>(world)) {}
 
-  /// Adds `mine` to round `number` and waits for the others.
-  std::shared_ptr<const Round> meet(int rank, uint64_t number, Contribution mine, Milliseconds budget) {
+  /// Adds `mine` to round `number` and waits for the others, or until `interrupt`, if there is one, says so.
+  std::shared_ptr<const Round> meet(int rank, uint64_t number, Contribution mine, Milliseconds budget,
+                                    const std::function<bool()>& interrupt) {
     const Deadline deadline(budget);
     std::unique_lock lock(mutex_);
     std::shared_ptr<Round>& entry = rounds_[number];
@@ -53,8 +54,8 @@ class Meeting {
         throw PeerFailed(gone, ErrorCode::system,
                          "forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank));
       }
-      if (deadline.passed()) throw_missing(*round, rank, number, deadline.budget());
-      changed_.wait_until(lock, deadline.time());
+      if (deadline.passed() || (interrupt && interrupt())) throw_missing(*round, rank, number, deadline.budget());
+      changed_.wait_until(lock, interrupt ? deadline.next_look() : deadline.time());
     }
     return round;
   }
@@ -102,7 +103,7 @@ class ThreadBootstrap final : public Bootstrap {
     Contribution part;
     part.bytes.resize(bytes);
     if (bytes > 0) std::memcpy(part.bytes.data(), mine, bytes);
-    const auto round = meeting_->meet(rank(), ++rounds_, std::move(part), deadline);
+    const auto round = meeting_->meet(rank(), ++rounds_, std::move(part), deadline, interrupt());
     auto* out = static_cast<std::byte*>(all);
     for (int r = 0; r < world(); ++r) {
       const auto& theirs = round->of_rank[static_cast<size_t>(r)].bytes;
@@ -122,7 +123,7 @@ class ThreadBootstrap final : public Bootstrap {
   std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) override {
     Contribution part;
     part.object = std::move(mine);
-    const auto round = meeting_->meet(rank(), ++rounds_, std::move(part), deadline);
+    const auto round = meeting_->meet(rank(), ++rounds_, std::move(part), deadline, interrupt());
     std::vector<std::shared_ptr<void>> all;
     for (const Contribution& theirs : round->of_rank) all.push_back(theirs.object);
     return all;

@@ -49,6 +49,7 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
     std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
         .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
   });
+  raw->bootstrap->set_interrupt([raw] { return raw->abort_word() != 0; });
   return Group(std::move(impl));
 }
 
@@ -166,6 +167,8 @@ void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_
   fault.ready = 1;
   fault.site = Site::barrier;
   fault.awaited_rank = rank;
+  fault.seen_abort = abort_word();
+  fault.aborted = fault.seen_abort != 0;
   fault.expected = flag_word(1);
   fault.waited_ns = Cpu::now_ns() - start_ns;
   raise_fault(operation, 0);

@@ -50,7 +50,8 @@ struct Group::Impl {
   void check_usable(const char* context);
   /// Collective, through the bootstrap. A missing rank is reported as PeerTimeout under `operation`.
   void all_gather(const void* mine, size_t bytes, void* all, const char* operation);
-  /// Runs `step`, which makes collective calls of the bootstrap; a missing rank is reported likewise.
+  /// Runs `step`, which makes collective calls of the bootstrap; a missing rank is reported likewise. An abort of the group
+  /// ends them within milliseconds.
   template <class Step>
   void collectively(const char* operation, const Step& step) {
     const uint64_t start = detail::Cpu::now_ns();
@@ -59,6 +60,9 @@ struct Group::Impl {
     } catch (const RendezvousError& error) {
       if (error.missing_ranks().empty()) throw;
       raise_missing(operation, error.missing_ranks().front(), start);
+    } catch (const PeerFailed&) {  // gone; if it said why before, that is the story
+      if (const uint64_t word = abort_word()) throw_abort(word, operation);
+      throw;
     }
   }
   /// The live registration that holds [p, p + bytes), or null.

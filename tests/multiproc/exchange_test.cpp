@@ -243,6 +243,24 @@ TEST(Deadlines, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
+TEST(Misuse, EndsSetUpCallsOfThePeers) {
+  const auto failures = run_processes(fleet_of(3, 600s), [&](Group& group, Failures& f) {
+    FaultRig rig(group);
+    const Outcome o = outcome_of([&] {
+      auto x = rig.x();
+      x.cols = 8;
+      if (group.rank() == 1) (void)rig.exchange.dispatch(x, rig.expert_ids());
+      FaultRig another(group);
+    });
+    if (group.rank() == 1) {
+      f.check(o.code == ErrorCode::invalid_argument, o.text);
+    } else {
+      f.check(o.code == ErrorCode::peer_failed && o.failed_rank == 1 && o.reason == ErrorCode::invalid_argument, o.text);
+    }
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
 TEST(Misuse, EndsThePeersAtOnce) {
   const auto failures = run_processes(fleet_of(3, 60s), [&](Group& group, Failures& f) {
     FaultRig rig(group);

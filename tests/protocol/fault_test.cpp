@@ -384,6 +384,26 @@ TEST(Abort, EndsEveryWaitAndNamesTheRank) {
   }
 }
 
+/// Also the waits of set-up calls: a barrier, the construction of an object.
+TEST(Abort, EndsSetUpCallsLongBeforeTheirDeadline) {
+  for (const bool barrier : {false, true}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto all = outcomes(3, options_with(600s), [&](Group& group) {
+      if (group.rank() == 2) return group.abort(static_cast<int32_t>(ErrorCode::io));
+      if (barrier)
+        group.barrier();
+      else
+        NormalExchange exchange(group, FaultRig::config());
+    });
+    for (const size_t r : {size_t{0}, size_t{1}}) {
+      EXPECT_EQ(code_name(all[r].code), "peer_failed") << all[r].text;
+      EXPECT_EQ(all[r].failed_rank, 2);
+      EXPECT_EQ(code_name(all[r].reason), "io");
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 300s) << "it was the deadline that ended them";
+  }
+}
+
 TEST(WaitStatistics, NameTheSlowRank) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FaultRig rig(group);
