@@ -85,7 +85,7 @@ class PreparedLedger {
 /// Options of one call. May differ by rank.
 struct LedgerCombineOptions {
   void* stream = nullptr;  ///< CUDA: cudaStream_t on which the work is enqueued; null: the legacy default stream
-  int num_sms = 0;         ///< CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; 0: all
+  int num_sms = 0;         ///< CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; 0: as tuned, or all
 };
 
 /// The operator over one Group. Construction is collective; destruction is local. See the top of this file.

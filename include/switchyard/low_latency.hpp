@@ -55,11 +55,12 @@ struct LowLatencyConfig {
   int scale_group = kScaleGroup;      ///< channels of a scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
-  int pieces = 0;            ///< parts of a row that travel on their own, in [1, 16]; 0: one per kPieceColumns channels
+  /// Parts of a row that travel on their own, in [1, 16]; 0: as tuned (tuning.hpp), or one per kPieceColumns channels.
+  int pieces = 0;
   uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
-/// Channels of a piece unless LowLatencyConfig::pieces says otherwise.
+/// Channels of a piece unless LowLatencyConfig::pieces or a tuning says otherwise.
 inline constexpr int kPieceColumns = 896;
 
 /// Options of one dispatch.
@@ -67,7 +68,7 @@ struct LowLatencyDispatchOptions {
   const float* weights = nullptr;  ///< float32 [T, K]: go with the rows, for CombineOrder::per_rank
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  int num_sms = 0;         ///< in [1, those of the GPU / ranks on it]; 0: all
+  int num_sms = 0;         ///< in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
 };
@@ -129,7 +130,7 @@ class LowLatencyExchange {
   ~LowLatencyExchange();
 
   /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local, needs no group.
-  /// docs/concepts/low_latency.md gives the formula.
+  /// docs/concepts/low_latency.md gives the formula. With pieces = 0 enough for any number of them.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
   /// Heap size for a group whose only object has this config: header and alignment slack included.
   static size_t heap_bytes_for(const LowLatencyConfig& config, int world);

@@ -76,12 +76,12 @@ struct DispatchOptions {
   Padding padding = Padding::zero;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
-  int num_sms = 0;         ///< multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: kDefaultSms
+  int num_sms = 0;  ///< multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
 };
 
-/// Multiprocessors that a call on a GPU uses unless told otherwise. docs/design says why.
+/// Multiprocessors that a call on a GPU uses unless told otherwise, or tuned (tuning.hpp). docs/design says why.
 inline constexpr int kDefaultSms = 24;
 
 /// Options of one combine; equal on all ranks (pointers aside).

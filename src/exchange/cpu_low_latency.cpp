@@ -14,16 +14,12 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
-    checked([&] {
-      heap_offset_ =
-          group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096, static_cast<size_t>(layout_.flags_bytes()));
-    });
-    layout_ = low_latency_layout(config, world(), heap_offset_);
+    checked([&] { heap_offset_ = allocate_symmetric(); });
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {
       epoch_ = (config.first_epoch - 1) & kEpochMask;
       set_flags(group_.heap->view().base[rank()] + heap_offset_, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
-      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig");
+      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig or tuned");
     } catch (...) {
       group_.heap->release(heap_offset_);
       throw;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bootstrap/bootstrap.hpp"
@@ -21,6 +22,8 @@ class LedgerImpl;
 class DeviceRank {
  public:
   virtual ~DeviceRank() = default;
+  /// Of the GPU, as the driver gives it.
+  virtual const std::string& name() const noexcept = 0;
   /// The first fault that a kernel of this rank recorded, or null. Does not wait for the GPU.
   virtual const FaultRecord* fault() const noexcept = 0;
   /// Throws and forgets a fault that ended one call on all ranks and left the group usable, if there is one.

@@ -41,8 +41,9 @@ void check_options(const GroupOptions& o) {
 }
 
 template <class Memory>
-Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options) {
-  auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options);
+Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options,
+           const Group::Impl::TuningInForce& tuning) {
+  auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options, tuning);
   Group::Impl* raw = impl.get();
   raw->bootstrap->watch([raw](int rank) noexcept {
     uint64_t none = 0;
@@ -55,20 +56,23 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
 
 }  // namespace
 
-Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap> memory, const GroupOptions& opts)
+Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap> memory, const GroupOptions& opts,
+                  TuningInForce in_force)
     : bootstrap(std::move(link)),
       heap(std::move(memory)),
       options(opts),
+      tuning(std::move(in_force)),
       pool(opts.num_blocks, opts.num_warps),
       waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
       moved(static_cast<size_t>(pool.total())) {}
 
-Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts)
+Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts, TuningInForce in_force)
     : bootstrap(std::move(link)),
       heap(std::move(parts.heap)),
       control(std::move(parts.control)),
       device(std::move(parts.rank)),
       options(opts),
+      tuning(std::move(in_force)),
       pool(1, 1) {}
 
 Group::Impl::~Impl() {
@@ -77,6 +81,10 @@ Group::Impl::~Impl() {
     heap.reset();  // may be collective
   }
   bootstrap->leave();
+}
+
+TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens) const {
+  return tuning->find({device ? device->name() : "cpu", mode, bootstrap->world(), hidden, tokens});
 }
 
 HeapHeader* Group::Impl::header(int rank) const noexcept {
@@ -179,15 +187,16 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
     throw Error(ErrorCode::invalid_argument,
                 "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
   check_options(options);
+  const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
   auto links = make_thread_bootstraps(world);
   std::vector<Group> groups;
   if (options.backend == Backend::cuda) {
     auto parts = devices_in_process(world, options);
-    for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(parts[r]), options));
+    for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning));
     return groups;
   }
   auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
-  for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options));
+  for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options, tuning));
   return groups;
 }
 
@@ -195,13 +204,14 @@ namespace {
 
 Group join(const JoinSpec& spec, const GroupOptions& options) {
   check_options(options);
+  const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
   auto link = connect_processes(spec, options.rendezvous_timeout);
   if (options.backend == Backend::cuda) {
     auto parts = join_device(*link, options);
-    return form(std::move(link), std::move(parts), options);
+    return form(std::move(link), std::move(parts), options, tuning);
   }
   auto heap = SymmetricHeap::create(*link, options.heap_bytes, options.rendezvous_timeout);
-  return form(std::move(link), std::move(heap), options);
+  return form(std::move(link), std::move(heap), options, tuning);
 }
 
 }  // namespace

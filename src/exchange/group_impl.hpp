@@ -16,6 +16,7 @@
 #include "protocol/call.hpp"
 #include "switchyard/group.hpp"
 #include "switchyard/status.hpp"
+#include "switchyard/tuning.hpp"
 
 namespace switchyard {
 
@@ -36,8 +37,11 @@ struct Registration {
 }  // namespace detail
 
 struct Group::Impl {
-  Impl(std::unique_ptr<detail::Bootstrap> bootstrap, std::unique_ptr<detail::SymmetricHeap> heap, const GroupOptions& options);
-  Impl(std::unique_ptr<detail::Bootstrap> bootstrap, detail::DeviceParts parts, const GroupOptions& options);
+  using TuningInForce = std::shared_ptr<const Tuning>;
+  Impl(std::unique_ptr<detail::Bootstrap> bootstrap, std::unique_ptr<detail::SymmetricHeap> heap, const GroupOptions& options,
+       TuningInForce tuning);
+  Impl(std::unique_ptr<detail::Bootstrap> bootstrap, detail::DeviceParts parts, const GroupOptions& options,
+       TuningInForce tuning);
   ~Impl();
 
   /// Everything but the epoch of a new call. Clears the fault record and the move counters.
@@ -69,6 +73,8 @@ struct Group::Impl {
   const detail::Registration* registration_of(const void* p, size_t bytes) const;
   /// Bit s: slot s is registered on this rank.
   uint64_t registered_slots() const;
+  /// What the tuning in force when the group was formed says of an object on this rank's device.
+  TuningValues tuned(TuningMode mode, int64_t hidden, int64_t tokens) const;
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
@@ -78,6 +84,7 @@ struct Group::Impl {
   std::unique_ptr<detail::SymmetricHeap> control;  ///< host memory with the abort words; null: they are in `heap`
   std::unique_ptr<detail::DeviceRank> device;      ///< null: CPU
   GroupOptions options;
+  TuningInForce tuning;
   detail::WorkerPool pool;
   detail::Tracer* tracer = nullptr;
 

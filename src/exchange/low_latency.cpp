@@ -106,8 +106,22 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
 LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {
   group_.check_usable("LowLatencyExchange");
   checked([&] { check_config(config, world()); });
-  layout_ = low_latency_layout(config, world(), 0);
+  tuned_ = group_.tuned(TuningMode::low_latency, config.hidden, config.max_tokens);
+  tuned_.sms = group_.tuned(TuningMode::flat, config.hidden, config.max_tokens).sms;
+  cut_rows(config.pieces > 0 ? config.pieces : tuned_.pieces);
   scales_ = scale_place(config, world());
+}
+
+void LowLatencyImpl::cut_rows(int pieces) {
+  LowLatencyConfig cut = config;
+  cut.pieces = pieces;
+  layout_ = low_latency_layout(cut, world(), 0);
+}
+
+size_t LowLatencyImpl::allocate_symmetric() {
+  const size_t bytes = LowLatencyExchange::memory_required(config, world()).total();
+  layout_.base = group_.heap->allocate(bytes, 4096, static_cast<size_t>(layout_.flags_bytes()));
+  return layout_.base;
 }
 
 int64_t LowLatencyImpl::scratch_bytes() const {
@@ -358,7 +372,9 @@ LowLatencyExchange::~LowLatencyExchange() = default;
 
 MemoryRequirement LowLatencyExchange::memory_required(const LowLatencyConfig& config, int world) {
   check_config(config, world);
-  const LowLatencyLayout layout = low_latency_layout(config, world, 0);
+  LowLatencyConfig most = config;
+  if (most.pieces == 0) most.pieces = kMaxPieces;  // a tuning may choose any number
+  const LowLatencyLayout layout = low_latency_layout(most, world, 0);
   MemoryRequirement need;
   need.control_bytes = static_cast<size_t>(layout.flags_bytes());
   need.pool_bytes = static_cast<size_t>(layout.staging_bytes());

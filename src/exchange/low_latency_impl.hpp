@@ -86,8 +86,14 @@ class LowLatencyImpl : protected ExchangeBase {
     const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
     return row % 16 == 0 ? 16 : dtype_bytes(type);
   }
-  uint64_t hash() const { return config_hash(config); }
+  /// Of all that ranks must agree on: the config, and how rows are cut if it leaves that open.
+  uint64_t hash() const { return mix_hash(config_hash(config), static_cast<uint64_t>(layout_.piece_columns)); }
+  /// Lays the symmetric region out for rows in so many pieces; 0: as many as the library chooses without a tuning.
+  void cut_rows(int pieces);
+  /// Takes memory_required(config) of the heap and lets `layout_` begin there. \returns the offset
+  size_t allocate_symmetric();
 
+  TuningValues tuned_;  ///< of low-latency mode; `sms`: of the flat exchange
   LowLatencyLayout layout_;
   ScalePlace scales_;
 

@@ -381,10 +381,12 @@ TEST(FlatFaults, ADeadProcessIsNamed) {
       fleet,
       [](Group& group, Failures& f) {
         FlatRig rig(group);
-        rig.round();
-        if (group.rank() == 1) ::raise(SIGKILL);
-        const Outcome o = outcome_of([&] {
-          for (int i = 0; i < 4; ++i) rig.round();
+        if (group.rank() == 1) {
+          rig.round();
+          ::raise(SIGKILL);
+        }
+        const Outcome o = outcome_of([&] {  // the first round too may still be under way when it dies
+          for (int i = 0; i < 5; ++i) rig.round();
         });
         f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
         f.equal(1, o.failed_rank, "failed rank");

@@ -36,7 +36,7 @@ class Usage(unittest.TestCase):
         self.assertIn("--help", err)
 
     def test_verbs(self):
-        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, trace, doctor", "Did you mean 'demo'?")
+        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, trace, tune, doctor", "Did you mean 'demo'?")
         self.expect(["xyzzy"], "'xyzzy': no such verb")
 
     def test_flags(self):
@@ -147,9 +147,9 @@ class Help(unittest.TestCase):
         for args in (["--help"], [], ["help"], ["-h"]):
             code, out, _ = run(*args)
             self.assertEqual(code, 0)
-            for verb in ("demo", "verify", "bench", "trace", "doctor"):
+            for verb in ("demo", "verify", "bench", "trace", "tune", "doctor"):
                 self.assertIn(verb, out)
-        for verb in ("demo", "verify", "bench", "trace", "doctor"):
+        for verb in ("demo", "verify", "bench", "trace", "tune", "doctor"):
             for args in ([verb, "--help"], ["help", verb]):
                 code, out, _ = run(*args)
                 self.assertEqual(code, 0)
@@ -158,12 +158,12 @@ class Help(unittest.TestCase):
                     self.assertIn("Examples:", out)
 
     def test_lines_fit(self):
-        for verb in ("demo", "verify", "bench", "trace", "doctor"):
+        for verb in ("demo", "verify", "bench", "trace", "tune", "doctor"):
             for line in run(verb, "--help")[1].splitlines():
                 self.assertLessEqual(len(line), 140, line)
 
     def test_every_flag_of_the_examples_exists(self):
-        for verb in ("demo", "verify", "verify ledger", "bench", "trace"):
+        for verb in ("demo", "verify", "verify ledger", "bench", "trace", "tune"):
             out = run(*verb.split(), "--help")[1]
             self.assertIn(f"Usage: switchyard {verb}", out)
             declared = set(re.findall(r"^  (?:-h,)?(--[a-z-]+)", out, re.M))
@@ -445,7 +445,7 @@ class Doctor(unittest.TestCase):
         report = json.loads(out)
         self.assertEqual(code, 0 if report["ok"] else 1, err)
         groups = {f["group"] for f in report["findings"]}
-        self.assertLessEqual({"CPU", "Memory", "Processes", "GPU", "Libraries", "Environment", "Backends"}, groups)
+        self.assertLessEqual({"CPU", "Memory", "Processes", "GPU", "Libraries", "Tuning", "Environment", "Backends"}, groups)
         for finding in report["findings"]:
             self.assertIn(finding["verdict"], ("ok", "limited", "no", "note"))
             if finding["verdict"] in ("limited", "no"):

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -52,6 +54,36 @@ const Finding& named(const std::vector<Finding>& found, const std::string& name)
   for (const Finding& f : found)
     if (f.name == name) return f;
   throw std::runtime_error("no finding " + name);
+}
+
+std::string tuning_text(const char* text, Verdict verdict) {
+  const auto path = std::filesystem::temp_directory_path() / ("sy_doctor_" + std::to_string(getpid()));
+  std::ofstream(path) << text;
+  setenv("SWITCHYARD_TUNING", path.c_str(), 1);
+  const Finding f = tuning_finding({"cpu", "NVIDIA H200"});
+  unsetenv("SWITCHYARD_TUNING");
+  std::filesystem::remove(path);
+  EXPECT_EQ(f.verdict, verdict) << f.value;
+  EXPECT_EQ(f.reason.empty(), verdict == Verdict::ok);
+  EXPECT_EQ(f.action.empty(), verdict == Verdict::ok);
+  const size_t name = f.value.find(path.string());
+  EXPECT_NE(name, std::string::npos) << f.value;
+  return f.value.substr(name + path.string().size());
+}
+
+TEST(Doctor, TuningInForce) {
+  unsetenv("SWITCHYARD_TUNING");
+  const Finding built_in = tuning_finding({"cpu"});
+  EXPECT_EQ(built_in.verdict, Verdict::ok);
+  EXPECT_EQ(built_in.value.rfind("built-in values: ", 0), 0u) << built_in.value;
+  const std::string shape = " mode=flat ranks=1 hidden=1 tokens=1\n";
+  const std::string two = "switchyard-tuning 1\ndevice=\"NVIDIA H200\"" + shape + "device=tpu" + shape;
+  EXPECT_EQ(tuning_text(two.c_str(), Verdict::ok).rfind(": 1 of 2 entries for cpu, NVIDIA H200; then built-in values: ", 0),
+            0u);
+  EXPECT_EQ(tuning_text("switchyard-tuning 1", Verdict::limited).rfind(": nothing for cpu, NVIDIA H200; then built-in", 0), 0u);
+  EXPECT_EQ(tuning_text("switchyard-tuning 1\nbad", Verdict::no), ", line 2: 'bad' given: must be KEY=VALUE");
+  const std::vector<Finding> broken{{"Tuning", "tuning", Verdict::no, "", "", ""}};
+  for (const Finding& f : judge_backends(broken)) EXPECT_NE(f.verdict, Verdict::ok) << f.name;
 }
 
 TEST(Doctor, HealthyGpus) {

@@ -15,6 +15,7 @@
 #include "cli.hpp"
 #include "progress.hpp"
 #include "style.hpp"
+#include "switchyard/tuning.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -154,14 +155,7 @@ void print_failures(const std::vector<BenchRun>& runs) {
   }
 }
 
-/// A result that cannot be written is better known before minutes of measuring.
-void check_writable(const BenchOptions& o) {
-  for (const auto& [flag, path] : {std::pair("--json", &o.json_path), {"--html", &o.html_path}}) {
-    if (path->empty()) continue;
-    const std::ofstream out(*path, std::ios::app);
-    if (!out) throw UsageError(fmt::format("{}: cannot write '{}': {}", flag, *path, std::strerror(errno)));
-  }
-}
+}  // namespace
 
 bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title) {
   bench::CopyLimitOptions limit;
@@ -175,7 +169,34 @@ bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, cons
   return result;
 }
 
+void check_writable(const std::string& flag, const std::string& path) {
+  if (path.empty()) return;
+  const std::ofstream out(path, std::ios::app);
+  if (!out) throw UsageError(fmt::format("{}: cannot write '{}': {}", flag, path, std::strerror(errno)));
+}
+
+namespace {
+
+void check_outputs(const BenchOptions& o) {
+  check_writable("--json", o.json_path);
+  check_writable("--html", o.html_path);
+}
+
 }  // namespace
+
+void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
+  if (o.combine_sms == 0) o.combine_sms = o.sms;
+  if (o.sms > 0) return;
+  const TuningMode mode = o.mode == "flat"          ? TuningMode::flat
+                          : o.mode == "low_latency" ? TuningMode::low_latency
+                                                    : TuningMode::normal;
+  const TuningValues tuned = Tuning::from_environment().find({gpu, mode, static_cast<int>(o.ranks), o.hidden, o.tokens});
+  const auto chosen = [&](int value) {
+    return std::min<int64_t>(value > 0 ? value : mode == TuningMode::normal ? kDefaultSms : most, most);
+  };
+  o.sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.dispatch_sms);
+  o.combine_sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.combine_sms);
+}
 
 void write_results(const BenchOptions& options, const json& document) {
   if (!options.json_path.empty()) bench::write_json(options.json_path, document);
@@ -214,23 +235,23 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 
 int run_bench(const BenchOptions& options) {
   if (options.mode == "low_latency") {
-    check_writable(options);
+    check_outputs(options);
     return run_bench_low_latency(options, points_of(options));
   }
   if (options.contest && options.mode != "flat") throw UsageError("--contest: needs --mode flat");
   if (options.mode == "flat") {
     if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: not with --contest, which sets the shapes");
-    check_writable(options);
+    check_outputs(options);
     return run_bench_flat(options, options.contest ? contest_points(options) : points_of(options));
   }
   if (options.backend == "cuda") {
-    check_writable(options);
+    check_outputs(options);
     return run_bench_cuda(options, points_of(options));
   }
   const bench::Machine machine = bench::this_machine();
   std::vector<BenchOptions> points;
   for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));
-  check_writable(options);
+  check_outputs(options);
   fmt::print("{}\n  {}, {}, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
              counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)), machine.os,
              points.front().commit, bench::utc_now());

@@ -9,6 +9,7 @@
 
 #include "../../bench/measure.hpp"
 #include "exchange_check.hpp"
+#include "progress.hpp"
 #include "routing_source.hpp"
 
 namespace switchyard::tool {
@@ -18,8 +19,9 @@ struct BenchOptions {
   std::string mode = "normal";
   int64_t ranks = 0;  ///< 0: 2, or 8 with 16 cores or more
   int64_t blocks = 1;
-  int64_t warps = 0;  ///< 0: cores / ranks, at least 1
-  int64_t sms = 0;    ///< CUDA: multiprocessors of each call; 0: the library's default
+  int64_t warps = 0;        ///< 0: cores / ranks, at least 1
+  int64_t sms = 0;          ///< CUDA: multiprocessors of each call; 0: as tuned, or the library's default
+  int64_t combine_sms = 0;  ///< CUDA: of combine; 0: as `sms`
   int64_t tokens = 512;
   int64_t hidden = 7168;
   int64_t experts = 0;
@@ -43,6 +45,7 @@ struct BenchOptions {
   std::string pin = "auto";
   bool processes = false;
   bool verify = true;
+  bool limits = true;  ///< CUDA: also measure bare kernels
   int64_t seed = 1;
   bool contest = false;            ///< flat: the contest's five shapes instead of one
   std::vector<std::string> sweep;  ///< "tokens=128,512"
@@ -74,6 +77,13 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 /// \throws RankError, Error, UsageError. `on_progress` gets the share done.
 BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& machine,
                           const std::function<void(double)>& on_progress);
+/// CUDA: multiprocessors where they were left to choose: as tuned for this GPU and shape, else the library's own; at most
+/// `most`.
+void choose_sms(BenchOptions& options, const std::string& gpu, int64_t most);
+/// The copy limit of this machine, with a line of progress.
+bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title);
+/// A result that cannot be written is better known before minutes of measuring. \throws UsageError
+void check_writable(const std::string& flag, const std::string& path);
 /// --json and --html of `document`.
 void write_results(const BenchOptions& options, const nlohmann::json& document);
 void print_written(const BenchOptions& options);

@@ -131,11 +131,13 @@ class RankBench {
     out["combine"] = timed([&] { combine(d, y); });
     out["cached"] = timed([&] { (void)exchange_.dispatch(x_, d.handle, options()); });
     out["plan_us"] = plan_times();
-    out["push"] =
-        limits(s_.sent_row_bytes(), [&](size_t bytes, int shape) { gpu_.push(s_.options.tokens, bytes, sms(), shape); });
-    if (s_.out_type == DType::bf16)
-      out["pull"] =
-          limits(s_.out_row_bytes(), [&](size_t bytes, int shape) { gpu_.pull(s_.options.tokens, bytes, sms(), shape); });
+    if (s_.options.limits) {
+      out["push"] =
+          limits(s_.sent_row_bytes(), [&](size_t bytes, int shape) { gpu_.push(s_.options.tokens, bytes, sms(), shape); });
+      if (s_.out_type == DType::bf16)
+        out["pull"] = limits(s_.out_row_bytes(),
+                             [&](size_t bytes, int shape) { gpu_.pull(s_.options.tokens, bytes, combine_sms(), shape); });
+    }
     (void)dispatch();
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
     out["checks"] = checks;
@@ -145,6 +147,7 @@ class RankBench {
 
  private:
   int sms() const { return static_cast<int>(s_.options.sms); }
+  int combine_sms() const { return static_cast<int>(s_.options.combine_sms); }
   const void* upload(const void* host, size_t bytes) {
     void* p = gpu_.allocate(bytes);
     gpu_.write(p, host, bytes);
@@ -161,7 +164,7 @@ class RankBench {
   void combine(const Dispatched& d, const RowBuffer& y) {
     CombineOptions o;
     o.stream = gpu_.stream();
-    o.num_sms = sms();
+    o.num_sms = combine_sms();
     o.order = s_.options.order == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
     exchange_.combine(s_.outputs_apart() ? ConstRows(y.rows()) : ConstRows(d.x), d.handle, out_, o);
   }
@@ -245,7 +248,7 @@ struct CudaRun {
   double mean_ranks = 0, remote_bytes = 0;
   size_t heap_bytes = 0;
   bench::Times dispatch, cached, combine, plan, push, pull;
-  bool has_pull = false;
+  bool has_push = false, has_pull = false;
   std::vector<CheckResult> checks;
   bool passed() const {
     return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
@@ -291,7 +294,8 @@ CudaRun measure(const BenchOptions& options) {
   run.cached = times_of(ranks, "cached");
   run.combine = times_of(ranks, "combine");
   run.plan = times_of(ranks, "plan_us");
-  run.push = limit_of(ranks, "push");
+  run.has_push = ranks[0].contains("push");
+  if (run.has_push) run.push = limit_of(ranks, "push");
   run.has_pull = ranks[0].contains("pull");
   if (run.has_pull) run.pull = limit_of(ranks, "pull");
   for (size_t r = 0; r < ranks.size(); ++r)
@@ -312,6 +316,7 @@ json describe(const CudaRun& r) {
                 {"ranks", o.ranks},
                 {"ranks_are", o.processes ? "processes" : "threads"},
                 {"sms", o.sms},
+                {"combine_sms", o.combine_sms},
                 {"tokens_per_rank", o.tokens},
                 {"hidden", o.hidden},
                 {"experts", o.experts},
@@ -333,10 +338,12 @@ json describe(const CudaRun& r) {
               {"cached_dispatch", to_json(r.cached)},
               {"combine", to_json(r.combine)},
               {"plan_us", r.plan.p50},
-              {"push_limit", to_json(r.push)},
-              {"share_of_limit", {{"dispatch", r.push.p50 / r.dispatch.p50}, {"cached_dispatch", r.push.p50 / r.cached.p50}}},
               {"checks", checks},
               {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
+  if (r.has_push) {
+    out["push_limit"] = to_json(r.push);
+    out["share_of_limit"] = {{"dispatch", r.push.p50 / r.dispatch.p50}, {"cached_dispatch", r.push.p50 / r.cached.p50}};
+  }
   if (r.has_pull) {
     out["pull_limit"] = to_json(r.pull);
     out["share_of_limit"]["combine"] = r.pull.p50 / r.combine.p50;
@@ -350,7 +357,9 @@ void print_runs(const std::vector<CudaRun>& runs) {
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const CudaRun& r : runs) {
     const BenchOptions& o = r.options;
-    table.row({std::to_string(o.tokens), std::to_string(o.sms), o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+    const std::string sms =
+        o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);  // tuned
+    table.row({std::to_string(o.tokens), sms, o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
                fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50), us(r.dispatch.p99),
                fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50), us(r.push.p50), us(r.combine.p50),
                us(r.combine.p99), r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
@@ -372,12 +381,15 @@ void print_runs(const std::vector<CudaRun>& runs) {
 
 }  // namespace
 
+json measured_normal_cuda(const BenchOptions& options) { return describe(measure(options)); }
+
 int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points) {
   const GpuProbe gpus = probe_gpus();  // not here: ranks may be forked
   if (gpus.gpus.empty()) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
   for (BenchOptions& o : points) {
     if (o.ranks == 0) o.ranks = static_cast<int64_t>(gpus.gpus.size());
-    if (o.sms == 0) o.sms = kDefaultSms;
+    const int64_t here = static_cast<int64_t>(gpus.gpus.size());
+    choose_sms(o, gpus.gpus.front().name, gpus.gpus.front().multiprocessors / ((o.ranks + here - 1) / here));
     if (o.staging == "ring") throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
     if (o.order == "per_route" && o.layout == "rank_major")
       throw UsageError("--order: 'per_route' given with --layout rank_major; allowed: per_rank, or --layout expert_major");

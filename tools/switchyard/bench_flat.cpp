@@ -64,7 +64,8 @@ json run_rank(const Point& p, Group& group) {
   const size_t row_bytes = static_cast<size_t>(o.hidden) * dtype_bytes(p.config.row_type);
   const std::unique_ptr<LatencyClock> clock =
       o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, row_bytes) : make_host_clock(group);
-  LowLatencyRank rank(p.scenario, p.config, p.config.row_type, group, clock->device(), static_cast<int>(o.sms));
+  LowLatencyRank rank(p.scenario, p.config, p.config.row_type, group, clock->device(),
+                      {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)});
   rank.prepare(0, LowLatencyRank::Experts::scale);
   json out = {{"checks", json::array()}};
   const auto check = [&](const char* name) {
@@ -215,6 +216,8 @@ std::vector<BenchOptions> contest_points(const BenchOptions& options) {
   }
   return points;
 }
+
+json measured_flat(const BenchOptions& options) { return describe(measure(options)); }
 
 int run_bench_flat(const BenchOptions& options, std::vector<BenchOptions> points) {
   for (const BenchOptions& o : points)

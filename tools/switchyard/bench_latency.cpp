@@ -85,24 +85,34 @@ bench::Times times_of(const std::vector<json>& ranks, const json::json_pointer& 
   return bench::summarize(bench::slowest(all));
 }
 
+int64_t MeasuredGpus::sms_of_rank(int64_t ranks) const {
+  const auto gpus = static_cast<int64_t>(names.size());
+  return sms / ((ranks + gpus - 1) / gpus);
+}
+
+MeasuredGpus gpus_to_measure() {
+  const GpuProbe probe = probe_gpus();  // not here: ranks may be forked
+  if (probe.gpus.empty()) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
+  MeasuredGpus gpus;
+  for (const Gpu& g : probe.gpus) gpus.names.push_back(g.name);
+  gpus.sms = probe.gpus.front().multiprocessors;
+  gpus.described = {{"names", gpus.names},
+                    {"sms", gpus.sms},
+                    {"driver", probe.driver_version},
+                    {"driver_cuda", probe.cuda_version},
+                    {"runtime_cuda", cuda_runtime_version()}};
+  return gpus;
+}
+
 json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points) {
-  json gpus = nullptr;
+  json described = nullptr;
   const bench::Machine machine = bench::this_machine();
   if (options.backend == "cuda") {
-    const GpuProbe probe = probe_gpus();  // not here: ranks may be forked
-    if (probe.gpus.empty())
-      throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
-    std::vector<std::string> names;
-    for (const Gpu& g : probe.gpus) names.push_back(g.name);
-    const int sms = probe.gpus.front().multiprocessors;
-    gpus = {{"names", names},
-            {"sms", sms},
-            {"driver", probe.driver_version},
-            {"driver_cuda", probe.cuda_version},
-            {"runtime_cuda", cuda_runtime_version()}};
+    const MeasuredGpus gpus = gpus_to_measure();
+    described = gpus.described;
     for (BenchOptions& o : points) {
-      if (o.ranks == 0) o.ranks = static_cast<int64_t>(names.size());
-      if (o.sms == 0) o.sms = sms / ((o.ranks + static_cast<int64_t>(names.size()) - 1) / static_cast<int64_t>(names.size()));
+      if (o.ranks == 0) o.ranks = static_cast<int64_t>(gpus.names.size());
+      choose_sms(o, gpus.names.front(), gpus.sms_of_rank(o.ranks));
     }
   }
   for (BenchOptions& o : points) {
@@ -112,7 +122,7 @@ json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points) 
     if (o.tokens > 65535) throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most 65535", o.tokens));
     if (o.commit.empty()) o.commit = source_commit();
   }
-  return gpus;
+  return described;
 }
 
 }  // namespace switchyard::tool

@@ -69,7 +69,8 @@ json run_rank(const Point& p, Group& group) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<LatencyClock> clock =
       o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, p.returned_bytes) : make_host_clock(group);
-  LowLatencyRank rank(p.scenario, p.config, p.type, group, clock->device(), static_cast<int>(o.sms));
+  LowLatencyRank rank(p.scenario, p.config, p.type, group, clock->device(),
+                      {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)});
   rank.prepare(0);
   json out = {{"checks", json::array()}};
   const auto check = [&](const CheckResult& r) { out["checks"].push_back({r.name, r.passed, r.detail, r.compared}); };
@@ -91,7 +92,7 @@ json run_rank(const Point& p, Group& group) {
           if (section.combine) rank.combine(section.order);
         },
         o.warmup, o.iterations);
-  out["limits"] = clock->limits(p.sent_bytes, p.returned_bytes, o.warmup, o.iterations);
+  out["limits"] = o.limits ? clock->limits(p.sent_bytes, p.returned_bytes, o.warmup, o.iterations) : json::object();
   if (o.verify) check(rank.check_combined("combine after the timed calls", CombineOrder::per_rank));
   group.barrier();
   return out;
@@ -147,6 +148,7 @@ json describe(const Run& r) {
                 {"blocks", o.blocks},
                 {"warps", o.warps},
                 {"sms", o.sms},
+                {"combine_sms", o.combine_sms},
                 {"tokens_per_rank", o.tokens},
                 {"hidden", o.hidden},
                 {"experts", o.experts},
@@ -201,6 +203,8 @@ void print_runs(const std::vector<Run>& runs) {
 }
 
 }  // namespace
+
+json measured_low_latency(const BenchOptions& options) { return describe(measure(options)); }
 
 int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points) {
   const json gpus = fit_points(options, points);

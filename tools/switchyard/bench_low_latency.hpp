@@ -50,8 +50,20 @@ RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const Ben
 double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
 std::vector<CheckResult> checks_of(const std::vector<nlohmann::json>& ranks);
 nlohmann::json checks_json(const std::vector<CheckResult>& checks);
+/// The GPUs of a measurement. \throws UsageError without a usable one
+struct MeasuredGpus {
+  std::vector<std::string> names;
+  int sms = 0;               ///< of one
+  nlohmann::json described;  ///< for the JSON
+  int64_t sms_of_rank(int64_t ranks) const;
+};
+MeasuredGpus gpus_to_measure();
 /// Fills in what was left to choose. Returns what the JSON says of the GPUs, null on the CPU. \throws UsageError
 nlohmann::json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points);
+
+/// One configuration without anything left to choose: its entry in the runs of --json. \throws RankError, UsageError
+nlohmann::json measured_low_latency(const BenchOptions& options);
+nlohmann::json measured_flat(const BenchOptions& options);
 
 /// `points`: every configuration to measure. \returns the exit status
 int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points);

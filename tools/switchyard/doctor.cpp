@@ -17,6 +17,8 @@
 #include "cli.hpp"
 #include "rank_device.hpp"
 #include "style.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/tuning.hpp"
 
 extern char** environ;
 
@@ -117,6 +119,38 @@ std::vector<Finding> check_libraries() {
   return out;
 }
 
+Finding tuning_finding(const std::vector<std::string>& devices) {
+  Finding f{"Tuning", "tuning", Verdict::ok, "", "", ""};
+  try {
+    const Tuning tuning = Tuning::from_environment();
+    for (const TuningFile& file : tuning.files()) {
+      const auto here = std::count_if(file.entries.begin(), file.entries.end(), [&](const TuningEntry& e) {
+        return std::find(devices.begin(), devices.end(), e.key.device) != devices.end();
+      });
+      f.value += fmt::format("{}{}: {} for {}", f.value.empty() ? "" : "; then ", file.name,
+                             here == 0 ? "nothing" : fmt::format("{} of {} entries", here, file.entries.size()),
+                             joined(devices, ", "));
+      if (here > 0 || &file == &tuning.files().back()) continue;
+      f.verdict = Verdict::limited;
+      f.reason = "the file has no entry for a device of this machine";
+      f.action = "switchyard tune --out " + file.name;
+    }
+  } catch (const Error& error) {
+    f.verdict = Verdict::no;
+    f.value = error.what();
+    f.reason = "forming a group fails";
+    f.action = "mend the file, or unset SWITCHYARD_TUNING";
+  }
+  return f;
+}
+
+std::vector<Finding> check_tuning() {
+  std::vector<std::string> devices{"cpu"};
+  for (const Gpu& gpu : probe_gpus().gpus)
+    if (std::find(devices.begin(), devices.end(), gpu.name) == devices.end()) devices.push_back(gpu.name);
+  return {tuning_finding(devices)};
+}
+
 std::vector<Finding> check_environment() {
   const std::vector<std::string> prefixes = {"SWITCHYARD_",   "OMPI_COMM_WORLD_", "OMP_",         "DNNL_", "ONEDNN_",
                                              "CUDA_VISIBLE_", "SLURM_PROCID",     "SLURM_NTASKS", "NCCL_"};
@@ -145,10 +179,11 @@ std::vector<Finding> check_environment() {
 std::vector<Finding> judge_backends(const std::vector<Finding>& found) {
   std::vector<Finding> out;
   Finding threads{"Backends", "cpu, ranks as threads", Verdict::ok, "ready", "", ""};
-  if (!all_work(found, {"Memory"})) threads = {"Backends", threads.name, Verdict::no, "not usable", "see Memory above", ""};
+  if (!all_work(found, {"Memory", "Tuning"}))
+    threads = {"Backends", threads.name, Verdict::no, "not usable", "see the lines marked 'no' above", ""};
   out.push_back(threads);
   Finding processes{"Backends", "cpu, ranks as processes", Verdict::ok, "ready", "", ""};
-  if (!all_work(found, {"Memory", "Processes"})) {
+  if (!all_work(found, {"Memory", "Processes", "Tuning"})) {
     processes = {"Backends", processes.name, Verdict::no, "not usable", "see the lines marked 'no' above", ""};
   }
   out.push_back(processes);
@@ -158,7 +193,8 @@ std::vector<Finding> judge_backends(const std::vector<Finding>& found) {
 
 int run_doctor(const DoctorOptions& options) {
   std::vector<Finding> found;
-  for (const auto check : {check_cpu, check_memory, check_processes, check_gpus, check_libraries, check_environment}) {
+  for (const auto check :
+       {check_cpu, check_memory, check_processes, check_gpus, check_libraries, check_tuning, check_environment}) {
     for (Finding& f : check()) found.push_back(std::move(f));
   }
   const std::vector<Finding> backends = judge_backends(found);

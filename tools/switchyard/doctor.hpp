@@ -30,6 +30,9 @@ std::vector<Finding> check_gpus();
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
 /// The backend cuda, from the findings above and whether this build has it.
 Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
+/// What tuning groups would have; `devices`: this machine's, as the keys of entries name them.
+Finding tuning_finding(const std::vector<std::string>& devices);
+std::vector<Finding> check_tuning();
 std::vector<Finding> check_libraries();
 std::vector<Finding> check_environment();
 /// The backends, judged from the findings of the others.

@@ -183,7 +183,7 @@ Finding judge_cuda(const std::vector<Finding>& found, bool in_build) {
   size_t gpus = 0;
   std::string missing, limited;
   for (const Finding& f : found) {
-    if (f.group != "GPU") continue;
+    if (f.group != "GPU" && f.group != "Tuning") continue;
     gpus += f.name.rfind("GPU ", 0) == 0 ? 1 : 0;
     if (f.verdict == Verdict::no) missing += (missing.empty() ? "" : ", ") + f.name;
     if (f.verdict == Verdict::limited) limited += (limited.empty() ? "" : ", ") + f.name;

@@ -97,14 +97,14 @@ struct LowLatencyRank::HostOutput {
 };
 
 LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device,
-                               int num_sms)
+                               CallSms sms)
     : s_(s),
       config_(config),
       type_(type),
       group_(group),
       device_(device),
       rank_(group.rank()),
-      num_sms_(num_sms),
+      sms_(sms),
       rows_(distinct_rows(s, rank_)),
       exchange_(group, config),
       output_(exchange_.make_output()) {
@@ -157,7 +157,7 @@ void LowLatencyRank::dispatch(bool split) {
   LowLatencyDispatchOptions o;
   o.weights = weights_;
   o.stream = device_.stream();
-  o.num_sms = num_sms_;
+  o.num_sms = sms_.dispatch;
   if (split)
     exchange_.dispatch_send(x_, ids_, output_, o)();
   else
@@ -168,7 +168,7 @@ void LowLatencyRank::combine(CombineOrder order, bool split) {
   LowLatencyCombineOptions o;
   o.order = order;
   o.stream = device_.stream();
-  o.num_sms = num_sms_;
+  o.num_sms = sms_.combine;
   if (split)
     exchange_.combine_send(y_, output_, out_, o)();
   else
@@ -179,7 +179,7 @@ void LowLatencyRank::combine_scaled() {
   LowLatencyCombineOptions o;
   o.expert_scale = given_scale_;
   o.stream = device_.stream();
-  o.num_sms = num_sms_;
+  o.num_sms = sms_.combine;
   exchange_.combine({output_.x.data, output_.x.rows, s_.hidden, output_.x.dtype}, output_, out_, o);
 }
 
@@ -188,7 +188,7 @@ void LowLatencyRank::all_to_all() {
   o.weights = weights_;
   o.expert_scale = given_scale_;
   o.stream = device_.stream();
-  o.num_sms = num_sms_;
+  o.num_sms = sms_.dispatch;
   exchange_.moe_all_to_all(x_, ids_, out_, o);
 }
 

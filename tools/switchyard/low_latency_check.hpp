@@ -19,10 +19,16 @@ std::unique_ptr<RankDevice> make_host_device();
 /// Config and source type of an exchange of `s` whose rows are `type` (fp8: quantised by the caller, with `scales`).
 LowLatencyConfig low_latency_config(const Scenario& s, DType type, ScaleKind scales);
 
+/// Multiprocessors of calls on a GPU; 0: the library's choice.
+struct CallSms {
+  int dispatch = 0;  ///< also of the whole exchange in one call
+  int combine = 0;
+};
+
 class LowLatencyRank {
  public:
   /// Collective. `type`: of the source rows. Of `s` the layout must be expert_major with alignment 1.
-  LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device, int num_sms);
+  LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device, CallSms sms);
   /// Memory that one of these takes from its device.
   static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
 
@@ -56,7 +62,8 @@ class LowLatencyRank {
   DType type_;
   Group& group_;
   RankDevice& device_;
-  int rank_, num_sms_;
+  int rank_;
+  CallSms sms_;
   uint64_t set_ = 0;
   std::vector<std::vector<RowOrigin>> rows_;  ///< expected, by local expert: one per distinct (token, expert) pair
   LowLatencyExchange exchange_;

@@ -103,6 +103,7 @@ int run(int argc, char** argv) {
   add("verify", "Check the exchange in every configuration asked for", declare_verify, act_verify);
   add("bench", "Measure dispatch and combine against this machine's copy limit", declare_bench, act_bench);
   add("trace", "Record what every worker did in a call: a timeline for Perfetto, and a summary", declare_trace, act_trace);
+  add("tune", "Measure which launch shapes are best here, and write the file that the library reads", declare_tune, act_tune);
   add("doctor", "Say what this machine can do and, where not, why and what to do", declare_doctor, act_doctor);
   try {
     app.parse(argc, argv);
@@ -139,7 +140,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 static bool is_verb(const std::string& word) {
-  return word == "demo" || word == "verify" || word == "bench" || word == "trace" || word == "doctor";
+  return word == "demo" || word == "verify" || word == "bench" || word == "trace" || word == "tune" || word == "doctor";
 }
 
 }  // namespace switchyard::tool

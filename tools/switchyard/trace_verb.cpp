@@ -46,7 +46,8 @@ class TracedCalls {
 class LowLatencyCalls final : public TracedCalls {
  public:
   LowLatencyCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)
-      : order_(order_of(o)), rank_(s, config(o, s), type_of(o), group, device, static_cast<int>(o.sms)) {
+      : order_(order_of(o)),
+        rank_(s, config(o, s), type_of(o), group, device, {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)}) {
     flat_ = o.mode == "flat";
     rank_.prepare(0, flat_ ? LowLatencyRank::Experts::scale : LowLatencyRank::Experts::compute);
   }
@@ -113,7 +114,7 @@ class NormalCalls final : public TracedCalls {
     const RowBuffer y = exchange_.allocate_rows(rows.handle, out_type_);
     CombineOptions c;
     c.stream = d.stream;
-    c.num_sms = d.num_sms;
+    c.num_sms = static_cast<int>(options_.combine_sms);
     c.order = order_of(options_);
     exchange_.combine(y.rows(), rows.handle, out_, c);
   }
@@ -337,7 +338,7 @@ int fit(BenchOptions& o) {
     if (gpus == 0) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
     if (o.ranks == 0) o.ranks = gpus;
     const int64_t most = probe.gpus.front().multiprocessors / ((o.ranks + gpus - 1) / gpus);
-    if (o.sms == 0) o.sms = fixed_shape(o) ? most : std::min<int64_t>(kDefaultSms, most);
+    choose_sms(o, probe.gpus.front().name, most);
   }
   if (o.ranks == 0) o.ranks = 2;
   if (o.warps == 0) o.warps = 1;
@@ -358,7 +359,7 @@ int run_trace(const TraceVerbOptions& asked) {
   const int gpus = fit(o);
   const Scenario s = scenario_of(o);
   TraceOptions trace_options;
-  trace_options.num_blocks = static_cast<int>(gpus > 0 ? o.sms : o.blocks);
+  trace_options.num_blocks = static_cast<int>(gpus > 0 ? std::max(o.sms, o.combine_sms) : o.blocks);
   trace_options.num_warps = gpus > 0 ? kDeviceWarps : static_cast<int>(o.warps);
   trace_options.events_per_track = static_cast<size_t>(options.events);
   RankJob job;

@@ -251,6 +251,47 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
              "  switchyard trace --backend cuda --mode low_latency --quantize f32 --tokens 128 --out ll.json\n");
 }
 
+void declare_tune(CLI::App& app, VerbOptions& all) {
+  TuneOptions& o = all.tune;
+  Options add(app);
+  add.group("What to tune");
+  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: SMs, warps, stages and pieces; cpu: pieces");
+  add.choices("--modes", o.modes, {"normal", "low_latency", "flat", "ledger"},
+              "Modes; by themselves all of the backend's: low_latency alone on the CPU. flat shares the pieces of low_latency");
+  add.group("Shapes (lists: an entry for every combination)");
+  add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more; CUDA: one per GPU");
+  add.integers("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank, the max_tokens of a config [normal 4096, others 128]");
+  add.integers("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 16");
+  add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
+  add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
+  add.choice("--quantize", o.quantize, kQuantize, "low_latency: rows are sent as fp8 with these scales");
+  add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
+  add.group("How");
+  add.integer("--iterations", o.iterations, 20, 1 << 20, "Timed iterations of a measurement");
+  add.integer("--warmup", o.warmup, 1, 1 << 20, "Iterations before them");
+  add.integer(
+      "--slack", o.slack, 0, 50,
+      "Per cent. The fewest SMs are taken that come so near to the fastest; another value must be faster than the default "
+      "by more, twice");
+  add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
+  add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
+  add.group("Output");
+  add.text("--out", o.out, "FILE", "Tuning file; entries of the same device, mode and shape are replaced, others stay");
+  add.text("--json", o.json_path, "FILE", "Write everything that was measured, and on what, as JSON");
+  add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
+  app.footer(
+      "\nOne value after the other is measured: SMs first, then warps, then stages and pieces, each with what was found "
+      "before. "
+      "All\n"
+      "results are checked. SWITCHYARD_TUNING=FILE puts a file in force; `switchyard doctor` says which one is. More in\n"
+      "docs/tuning.md.\n\n" +
+      RoutingSource::help() +
+      "\nExamples:\n"
+      "  switchyard tune\n"
+      "  switchyard tune --backend cuda --tokens 512,4096 --modes normal --json tune.json\n"
+      "  switchyard tune --backend cuda --modes low_latency,flat --tokens 8,32,128 --hidden 4096,7168\n");
+}
+
 void declare_doctor(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.toggle("--json", all.doctor.json, "All findings as JSON on stdout");
@@ -265,6 +306,7 @@ int act_verify(const VerbOptions& options) {
 }
 int act_bench(const VerbOptions& options) { return run_bench(options.bench); }
 int act_trace(const VerbOptions& options) { return run_trace(options.trace); }
+int act_tune(const VerbOptions& options) { return run_tune(options.tune); }
 int act_doctor(const VerbOptions& options) { return run_doctor(options.doctor); }
 
 }  // namespace switchyard::tool

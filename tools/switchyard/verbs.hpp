@@ -8,6 +8,7 @@
 #include "demo.hpp"
 #include "doctor.hpp"
 #include "trace_verb.hpp"
+#include "tune.hpp"
 #include "verify.hpp"
 #include "verify_ledger.hpp"
 
@@ -19,6 +20,7 @@ struct VerbOptions {
   LedgerVerifyOptions verify_ledger;
   BenchOptions bench;
   TraceVerbOptions trace;
+  TuneOptions tune;
   DoctorOptions doctor;
 };
 
@@ -26,6 +28,7 @@ void declare_demo(CLI::App& app, VerbOptions& options);
 void declare_verify(CLI::App& app, VerbOptions& options);
 void declare_bench(CLI::App& app, VerbOptions& options);
 void declare_trace(CLI::App& app, VerbOptions& options);
+void declare_tune(CLI::App& app, VerbOptions& options);
 void declare_doctor(CLI::App& app, VerbOptions& options);
 
 /// \returns the exit status
@@ -33,6 +36,7 @@ int act_demo(const VerbOptions& options);
 int act_verify(const VerbOptions& options);
 int act_bench(const VerbOptions& options);
 int act_trace(const VerbOptions& options);
+int act_tune(const VerbOptions& options);
 int act_doctor(const VerbOptions& options);
 
 }  // namespace switchyard::tool

@@ -367,7 +367,7 @@ Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
 std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
-    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, c.sms);
+    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, {c.sms, c.sms});
     const std::string how = fmt::format("{}{}", config.sending == Sending::per_rank ? "per rank" : "per route",
                                         config.scale_order == ScaleOrder::column_major ? ", column-major scales" : "");
     for (const bool split : {false, true}) {
@@ -390,7 +390,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
 std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
-    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, c.sms);
+    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, {c.sms, c.sms});
     const std::string how = config.sending == Sending::per_rank ? "per rank" : "per route";
     rank.prepare(0, LowLatencyRank::Experts::scale);
     rank.all_to_all();

@@ -361,14 +361,30 @@ LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
   return o;
 }
 
+void print_report(const LedgerVerifyOptions& o, const json& r) {
+  const auto us = [&](const char* what, const char* figure) { return r.at(what).at(figure).get<double>(); };
+  fmt::print("[PROFILE] LedgerCombine\n");
+  fmt::print("  M={} K={} ranks={} topK={} expertPerPe={} warmup={} measured={} samples={}\n", o.tokens, o.hidden, o.pes,
+             o.topk, o.experts_per_pe, o.warmup, o.measured, o.measured);
+  fmt::print("  bytes: workspace={} routeMeta={} window={} guard={}\n", r.at("workspace_bytes").get<size_t>(),
+             r.at("route_meta_bytes").get<size_t>(), r.at("window_bytes").get<size_t>(), r.at("guard_bytes").get<size_t>());
+  fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", us("prepare_fixture_us", "avg"),
+             us("prepare_fixture_us", "max"));
+  fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", us("combine_e2e_us", "avg"), us("combine_e2e_us", "max"));
+  if (!r.at("kernel_us").is_null())
+    fmt::print("  kernel: median={:.1f} us p99={:.1f} us (replayed graph, cold L2, slowest rank)\n", us("kernel_us", "median"),
+               us("kernel_us", "p99"));
+  fmt::print("  compared={} max_diff={:.3g}\n", r.at("compared").get<int64_t>(), r.at("max_diff").get<double>());
+  const auto problem = r.at("problem").get<std::string>();
+  if (!problem.empty()) fmt::print("  {}\n", problem);
+  fmt::print("  verify={}\n", problem.empty() ? "PASS" : "FAIL");
+}
+
 }  // namespace
 
-int run_verify_ledger(const LedgerVerifyOptions& asked) {
-  const LedgerVerifyOptions o = resolved(asked);
+json measured_ledger(const LedgerVerifyOptions& o, int gpus) {
   const Fixture fixture(o);
   const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
-  const int gpus = o.backend == "cuda" ? gpus_to_use(o.json) : 0;
-  const std::string gpu_names = gpus > 0 && o.json ? probe_gpus().names() : "";  // while this process has one thread
   std::vector<json> ranks;
   std::string problem;
   Profile prepare, combine;
@@ -391,30 +407,25 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
     combine = profile_of(ranks, "combine");
     if (ranks.front().contains("kernel")) kernel = times_of(ranks, json::json_pointer("/kernel"));
   }
-  if (o.json) {
-    json report = report_of(o, bytes, prepare, combine, kernel);
-    report["gpus"] = gpu_names;
-    report["passed"] = problem.empty();
-    report["problem"] = problem;
-    report["compared"] = compared;
-    report["max_diff"] = max_diff;
+  json report = report_of(o, bytes, prepare, combine, kernel);
+  report["passed"] = problem.empty();
+  report["problem"] = problem;
+  report["compared"] = compared;
+  report["max_diff"] = max_diff;
+  return report;
+}
+
+int run_verify_ledger(const LedgerVerifyOptions& asked) {
+  const LedgerVerifyOptions o = resolved(asked);
+  const int gpus = o.backend == "cuda" ? gpus_to_use(o.json) : 0;
+  const std::string gpu_names = gpus > 0 && o.json ? probe_gpus().names() : "";  // while this process has one thread
+  json report = measured_ledger(o, gpus);
+  report["gpus"] = gpu_names;
+  if (o.json)
     fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
-    return problem.empty() ? kExitOk : kExitCheckFailed;
-  }
-  fmt::print("[PROFILE] LedgerCombine\n");
-  fmt::print("  M={} K={} ranks={} topK={} expertPerPe={} warmup={} measured={} samples={}\n", o.tokens, o.hidden, o.pes,
-             o.topk, o.experts_per_pe, o.warmup, o.measured, o.measured);
-  fmt::print("  bytes: workspace={} routeMeta={} window={} guard={}\n", bytes.workspace, bytes.route_meta, bytes.window,
-             bytes.guard);
-  fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", prepare.average, prepare.largest);
-  fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", combine.average, combine.largest);
-  if (kernel)
-    fmt::print("  kernel: median={:.1f} us p99={:.1f} us (replayed graph, cold L2, slowest rank)\n", kernel->p50 * 1e6,
-               kernel->p99 * 1e6);
-  fmt::print("  compared={} max_diff={:.3g}\n", compared, max_diff);
-  if (!problem.empty()) fmt::print("  {}\n", problem);
-  fmt::print("  verify={}\n", problem.empty() ? "PASS" : "FAIL");
-  return problem.empty() ? kExitOk : kExitCheckFailed;
+  else
+    print_report(o, report);
+  return report.at("passed").get<bool>() ? kExitOk : kExitCheckFailed;
 }
 
 }  // namespace switchyard::tool

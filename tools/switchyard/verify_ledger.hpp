@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 
 namespace switchyard::tool {
@@ -27,6 +28,8 @@ struct LedgerVerifyOptions {
   bool json = false;
 };
 
+/// Runs the check on `gpus` GPUs (0: the CPU). Returns what --json prints.
+nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus);
 /// \returns the exit status
 int run_verify_ledger(const LedgerVerifyOptions& options);
 

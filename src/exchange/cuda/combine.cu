@@ -81,7 +81,9 @@ auto ring_kernel_for(const CudaCombineParams& p) {
   return p.c.call.device_trace.records != nullptr ? ring_combine_kernel<CudaTraced> : ring_combine_kernel<Cuda>;
 }
 
-constexpr CudaShape kShape{kSumWarps, 0, 0, 0};  // rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md
+// Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md.
+constexpr CudaShape shape_of(int warps) { return {warps, 0, 0, 0}; }
+constexpr CudaShape kShape = shape_of(kSumWarps);
 
 }  // namespace
 
@@ -103,8 +105,9 @@ void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits,
                 ring_shape);
 }
 
-void launch_combine(const CudaCombineParams& p, int blocks, cudaStream_t stream) {
-  launch_kernel(kernel_for(p), blocks, kShape, false, stream, "combine kernel", p, kShape);
+void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, cudaStream_t stream) {
+  const CudaShape shape = shape_of(launch.warps);
+  launch_kernel(kernel_for(p), launch.blocks, shape, false, stream, "combine kernel", p, shape);
 }
 
 void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,

@@ -61,12 +61,12 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   if (through_rings()) {
     RingParts ring = ring_parts();
     ring.record_token = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.token_at());
-    launch_ring_combine(p, ring, call.blocks, gpu_.limits(), call.stream);
-    return end(call, kMoveWarps);
+    launch_ring_combine(p, ring, call.launch.blocks, gpu_.limits(), call.stream);
+    return end(call);
   }
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
-  launch_combine(p, call.blocks, call.stream);
-  end(call, kSumWarps);
+  launch_combine(p, call.launch, call.stream);
+  end(call);
 }
 
 std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& call, const HandleData& h, CombineOrder order,

@@ -237,7 +237,7 @@ void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertId
   launch_move(call, p, outputs, !exact);
   if (!plan.static_drops && config.layout == Layout::rank_major && !outputs.error)
     launch_count_kept(plan, outputs.carved, call.stream);
-  end(call, kMoveWarps);
+  end(call);
 }
 
 Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
@@ -263,7 +263,7 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
     CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
     p.offers_place = true;
     launch_move(call, p, outputs, false);
-    end(call, kMoveWarps);
+    end(call);
   });
   if (outputs.error) std::rethrow_exception(outputs.error);
   Dispatched out = deliver(h, outputs, format);
@@ -272,13 +272,13 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
 }
 
 void CudaNormal::launch_move(const Call& call, const CudaDispatchParams& p, const Outputs& outputs, bool after_plan) const {
-  if (!through_rings()) return launch_dispatch(p, after_plan, call.blocks, gpu_.limits(), call.stream);
+  if (!through_rings()) return launch_dispatch(p, after_plan, call.launch, gpu_.limits(), call.stream);
   RingParts ring = ring_parts();
   ring.mine = {outputs.rows ? outputs.rows->data : nullptr,
                {p.rows_allocated, p.d.row_bytes, p.d.scale_bytes},
                outputs.carved.records,
                outputs.carved.layout};
-  launch_ring_dispatch(p, ring, after_plan, call.blocks, gpu_.limits(), call.stream);
+  launch_ring_dispatch(p, ring, after_plan, call.launch.blocks, gpu_.limits(), call.stream);
 }
 
 Dispatched CudaNormal::deliver(const std::shared_ptr<const HandleData>& h, const Outputs& outputs,

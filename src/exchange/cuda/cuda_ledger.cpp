@@ -78,6 +78,7 @@ class CudaLedger final : public LedgerImpl {
     const DeviceGuard guard(gpu_.device());
     checked([&] {
       check_config(config, world());
+      tuned_sms_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens).sms;
       layout_ = ledger_layout(config, world());
       layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world(), Backend::cuda).total(), 4096,
                                            static_cast<size_t>(layout_.control_bytes()));
@@ -187,7 +188,7 @@ class CudaLedger final : public LedgerImpl {
   void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
     auto* stream = static_cast<cudaStream_t>(o.stream);
-    const int blocks = o.num_sms > 0 ? o.num_sms : gpu_.max_blocks();
+    const int blocks = gpu_.blocks(o.num_sms, tuned_sms_, gpu_.max_blocks());
     CudaLedgerParams p;
     p.l.call = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, Operation::ledger_combine);
     p.l.call.moved = order_->moved();
@@ -219,6 +220,7 @@ class CudaLedger final : public LedgerImpl {
   }
 
   CudaRank& gpu_;
+  int tuned_sms_ = 0;
   DeviceMemory state_;    // EpochState, then chunks returned by owner
   DeviceMemory ledgers_;  // max_ledgers places
   std::shared_ptr<LedgerPlaces> places_;

@@ -27,17 +27,16 @@ class CudaLowLatency final : public LowLatencyImpl {
     const DeviceGuard guard(gpu_.device());
     checked([&] {
       const int64_t most = low_latency_scratch_limit(gpu_.limits());
+      if (scratch_bytes() > most && config.pieces == 0) cut_rows(0);  // tuned for other rows
       if (scratch_bytes() > most)
         invalid("LowLatencyConfig::pieces = " + std::to_string(config.pieces) + ": a piece of " +
                 std::to_string(layout_.piece_columns) + " channels needs " + std::to_string(scratch_bytes()) +
                 " bytes of shared memory in each warp, this GPU has " + std::to_string(most) + "; use more pieces");
-      heap_offset_ =
-          group_.heap->allocate(static_cast<size_t>(layout_.bytes()), 4096, static_cast<size_t>(layout_.flags_bytes()));
+      heap_offset_ = allocate_symmetric();
     });
-    layout_ = low_latency_layout(config, world(), heap_offset_);
     try {
       checked([&] { initialize(); });
-      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig");
+      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig or tuned");
     } catch (...) {
       group_.heap->release(heap_offset_);
       throw;
@@ -89,25 +88,29 @@ class CudaLowLatency final : public LowLatencyImpl {
   void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
 
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
-    enqueue(o.stream, o.num_sms, Operation::dispatch, p.call, [&](int blocks, cudaStream_t stream) {
-      launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens}, launched(halves),
-                         scratch_bytes(), blocks, launch_limits(), stream);
-    });
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), Operation::dispatch, p.call,
+            [&](int blocks, cudaStream_t stream) {
+              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens}, launched(halves),
+                                 scratch_bytes(), blocks, launch_limits(), stream);
+            });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
-    enqueue(o.stream, o.num_sms, Operation::combine, p.call, [&](int blocks, cudaStream_t stream) {
-      launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), scratch_bytes(), blocks,
-                         launch_limits(), stream);
-    });
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), Operation::combine, p.call,
+            [&](int blocks, cudaStream_t stream) {
+              launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), scratch_bytes(),
+                                 blocks, launch_limits(), stream);
+            });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
-    enqueue(o.stream, o.num_sms, Operation::all_to_all, p.d.call, [&](int blocks, cudaStream_t stream) {
-      p.c.call = p.d.call;
-      const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens};
-      if (o.row_function == nullptr) return launch_low_latency(flat, scratch_bytes(), blocks, launch_limits(), stream);
-      const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-      check_cuda(f.launch(flat, scratch_bytes(), blocks, launch_limits(), stream), "all-to-all kernel of a row function");
-    });
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), Operation::all_to_all, p.d.call,
+            [&](int blocks, cudaStream_t stream) {
+              p.c.call = p.d.call;
+              const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens};
+              if (o.row_function == nullptr) return launch_low_latency(flat, scratch_bytes(), blocks, launch_limits(), stream);
+              const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
+              check_cuda(f.launch(flat, scratch_bytes(), blocks, launch_limits(), stream),
+                         "all-to-all kernel of a row function");
+            });
   }
   void check_row_function(const RowFunctionBase& given) const override {
     const auto& f = static_cast<const CudaRowFunction&>(given);
@@ -128,10 +131,9 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
   template <class Launch>
-  void enqueue(void* given, int num_sms, Operation operation, CallContext& context, Launch&& launch) {
+  void enqueue(void* given, int blocks, Operation operation, CallContext& context, Launch&& launch) {
     const DeviceGuard guard(gpu_.device());
     auto* stream = static_cast<cudaStream_t>(given);
-    const int blocks = num_sms > 0 ? num_sms : gpu_.max_blocks();
     context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
     context.moved = order_->moved();
     checked([&] {

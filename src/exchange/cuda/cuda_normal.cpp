@@ -96,6 +96,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
               std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
     rings_ = ring_layout(config, world());
+    if (!through_rings()) tuned_ = group_.tuned(TuningMode::normal, config.hidden, config.max_tokens);
     const size_t flags = need.control_bytes + static_cast<size_t>(through_rings() ? rings_.flags_bytes() : 0);
     heap_offset_ = group_.heap->allocate(need.total(), 4096, flags);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
@@ -171,8 +172,14 @@ TablesShape CudaNormal::shape_of(int64_t tokens) const {
 
 CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation)
     : guard(object.gpu_.device()), stream(static_cast<cudaStream_t>(given)) {
-  const int most = object.gpu_.max_blocks();
-  blocks = num_sms > 0 ? num_sms : std::min(kDefaultSms, most);
+  const TuningValues& tuned = object.tuned_;
+  const bool sums = operation == Operation::combine;
+  const auto or_usual = [](int value, int usual) { return value > 0 ? value : usual; };
+  launch.blocks = object.gpu_.blocks(num_sms, sums ? tuned.combine_sms : tuned.dispatch_sms, kDefaultSms);
+  launch.warps = object.through_rings() ? kMoveWarps
+                 : sums                 ? or_usual(tuned.combine_warps, kSumWarps)
+                                        : or_usual(tuned.dispatch_warps, kMoveWarps);
+  launch.stages = tuned.dispatch_stages;
   context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
   context.registered = object.group_.registered_slots();
   context.moved = object.order_->moved();
@@ -184,7 +191,7 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
   object.pool_->take_back(stream);
 }
 
-void CudaNormal::end(const Call& call, int warps) { order_->end(call.stream, call.capturing(), call.blocks * warps); }
+void CudaNormal::end(const Call& call) { order_->end(call.stream, call.capturing(), call.launch.blocks * call.launch.warps); }
 
 bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const {
   if (bytes == 0) return true;

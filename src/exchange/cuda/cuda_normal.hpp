@@ -96,7 +96,7 @@ class CudaNormal final : public NormalImpl {
     DeviceGuard guard;
     cudaStream_t stream;
     cudaGraph_t graph = nullptr;  ///< null: not captured
-    int blocks = 0;
+    LaunchShape launch;
     CallContext context;
   };
   struct Outputs {
@@ -110,7 +110,7 @@ class CudaNormal final : public NormalImpl {
 
   // cuda_normal.cpp
   TablesShape shape_of(int64_t tokens) const;
-  void end(const Call& call, int warps);
+  void end(const Call& call);
   bool reserve(CudaBlock& block, size_t bytes, Content content) const;
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> allocate(size_t bytes, const Call* call, Content content);
@@ -154,6 +154,7 @@ class CudaNormal final : public NormalImpl {
   std::shared_ptr<const HandleData> device_data(const Handle& handle, const Call& call);
 
   CudaRank& gpu_;
+  TuningValues tuned_;
   uint64_t heap_offset_ = 0;
   ControlLayout control_;
   std::byte* pool_base_ = nullptr;  ///< what the pool's offsets count from: this rank's segment, or private_pool_

@@ -83,6 +83,9 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   int major = 0;
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()), "device attribute");
   limits_.dependent_launches = major >= 9;
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device()), "device properties");
+  name_ = properties.name;
   copies_ = take_stream(device());
   check_cuda(cudaHostRegister(control_, kControlBytes, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister");
   void* mapped = nullptr;

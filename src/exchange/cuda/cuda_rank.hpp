@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@ class CudaRank final : public DeviceRank {
   CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here);
   ~CudaRank() override;
 
+  const std::string& name() const noexcept override { return name_; }
   const FaultRecord* fault() const noexcept override;
   void raise_soft_fault(const char* context) override;
   std::vector<WaitCounter> wait_counters() const override;
@@ -46,6 +48,11 @@ class CudaRank final : public DeviceRank {
   const DeviceLimits& limits() const { return limits_; }
   /// Most blocks of a kernel whose blocks wait for each other.
   int max_blocks() const { return limits_.multiprocessors / ranks_here_; }
+  /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), as far as there are so
+  /// many.
+  int blocks(int asked, int tuned, int usual) const {
+    return asked > 0 ? asked : std::min(tuned > 0 ? tuned : usual, max_blocks());
+  }
   /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
   /// `num_sms` is 0 or a grid whose blocks can all run at once.
   void check_pointer(const char* name, const void* p, size_t alignment) const;
@@ -72,6 +79,7 @@ class CudaRank final : public DeviceRank {
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;
   int ranks_here_;
+  std::string name_;
   DeviceLimits limits_;
   DeviceMemory counters_;          ///< fault claims, a word that is never 0, distances, wait counters
   uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]

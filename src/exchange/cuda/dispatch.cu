@@ -146,10 +146,12 @@ void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits
   launch_kernel(ring_kernel_for(p), limits.multiprocessors, shape, false, stream, "dispatch kernel", p, RingParts{}, shape);
 }
 
-void launch_dispatch(const CudaDispatchParams& p, bool after_plan, int blocks, const DeviceLimits& limits,
+void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      cudaStream_t stream) {
-  const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes);
-  launch_kernel(kernel_for(p), blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p, shape);
+  const CudaShape shape =
+      move_shape(launch.warps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes, launch.stages);
+  launch_kernel(kernel_for(p), launch.blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p,
+                shape);
 }
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,

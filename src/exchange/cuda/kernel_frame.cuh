@@ -114,11 +114,15 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   return false;
 }
 
-/// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own: two stages per warp if
-/// whole rows fit twice.
-inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes) {
+/// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own. `stages` per warp, one
+/// if there is no room for more; 0: two if whole rows fit twice, else one.
+inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes,
+                            int stages = 0) {
   const auto room = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;
-  return fit_cuda_shape(warps, row_bytes * 2 * warps <= room ? 2 : 1, static_cast<uint64_t>(row_bytes), scratch_bytes, room);
+  const auto fitted = [&](int n) { return fit_cuda_shape(warps, n, static_cast<uint64_t>(row_bytes), scratch_bytes, room); };
+  if (stages == 0) return fitted(row_bytes * 2 * warps <= room ? 2 : 1);
+  const CudaShape shape = fitted(stages);
+  return shape.stage_bytes > 0 ? shape : fitted(1);
 }
 
 void check_cuda(cudaError_t status, const char* what);

@@ -9,13 +9,16 @@
 #include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_direct.hpp"
 #include "protocol/ring.hpp"
+#include "switchyard/tuning.hpp"
 
 namespace switchyard::detail {
 
 inline constexpr int kMaxCudaExperts = 6144;  ///< the plan kernel counts in shared memory
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
-inline constexpr int kMoveWarps = 14;  ///< per block of dispatch: as many rows of 14 KiB as shared memory holds
-inline constexpr int kSumWarps = 20;   ///< per block of combine: as many loads under way as registers allow
+/// Per block of dispatch: as many rows of 14 KiB as shared memory holds.
+inline constexpr int kMoveWarps = kMostDispatchWarps;
+/// Per block of combine: as many loads under way as registers allow.
+inline constexpr int kSumWarps = kMostCombineWarps;
 
 /// Counts, their exchange, addresses: everything that depends on routing.
 struct PlanParams {
@@ -94,10 +97,14 @@ void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits
 void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
 
 void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
+/// How a kernel is launched. `stages` 0: two if whole rows fit twice.
+struct LaunchShape {
+  int blocks = 0, warps = 0, stages = 0;
+};
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
-void launch_dispatch(const CudaDispatchParams& params, bool after_plan, int blocks, const DeviceLimits& limits,
+void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      cudaStream_t stream);
-void launch_combine(const CudaCombineParams& params, int blocks, cudaStream_t stream);
+void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, cudaStream_t stream);
 /// Ring staging: every warp may wait for any other of its rank and of the peers, so all blocks must be able to run at the same
 /// time; `blocks` is at most the multiprocessors that the rank has to itself (CudaRank::max_blocks), each block takes one.
 void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`switchyard tune` and SWITCHYARD_TUNING as a user meets them.
+
+Usage: cli_tune_test.py PATH-OF-SWITCHYARD [unittest arguments]
+"""
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import cli_test
+from cli_test import SMALL, run
+
+
+class TuneUsage(unittest.TestCase):
+    def expect(self, args, *texts):
+        code, out, err = run(*args)
+        self.assertEqual(code, 2, f"{args}: {out}{err}")
+        self.assertEqual(out, "", "usage errors belong on stderr")
+        for text in (*texts, "Try: switchyard tune --help"):
+            self.assertIn(text, err)
+
+    def test_wrong_usage(self):
+        for mode in ("normal", "flat", "ledger"):
+            self.expect(["tune", "--modes", mode], f"--modes: '{mode}' given with --backend cpu", "nothing to tune",
+                        "Allowed: low_latency")
+        self.expect(["tune", "--modes", "lowlatency"], "--modes: 'lowlatency' given", "Did you mean 'low_latency'?")
+        self.expect(["tune", "--token", "3"], "--token: no such option of 'tune'", "Did you mean '--tokens'?")
+        self.expect(["tune", "--tokens", "70000"], "--tokens: 70000 given", "at most 65535")
+        self.expect(["tune", "--slack", "51"], "--slack: '51' given", "0 to 50")
+        self.expect(["tune", "--out", "/nonexistent/x.tuning"], "--out: cannot write '/nonexistent/x.tuning'")
+        with tempfile.TemporaryDirectory() as folder:
+            self.expect(["tune", "--json", "/nonexistent/x.json", "--out", str(Path(folder, "x"))], "--json: cannot write '/nonexistent/x.json'")
+        with tempfile.NamedTemporaryFile("w", suffix=".tuning") as broken:
+            broken.write("switchyard-tuning 1\nmode=low_latency\n")
+            broken.flush()
+            self.expect(["tune", "--out", broken.name], f"--out: {broken.name}, line 2: device is missing", "Mend or remove it")
+            env = {"SWITCHYARD_TUNING": broken.name}
+            for verb in (["bench", *SMALL, "--mode", "low_latency"], ["verify", *SMALL], ["trace", *SMALL, "--out", "/dev/null"]):
+                code, out, err = run(*verb, env=env)
+                self.assertNotEqual(code, 0, verb)
+                self.assertIn(f"SWITCHYARD_TUNING: {broken.name}, line 2: device is missing", out + err)
+
+
+class Tune(unittest.TestCase):
+    SHAPE = ["--ranks", "2", "--tokens", "5", "--hidden", "512", "--experts", "8", "--topk", "2", "--iterations", "20"]
+    KEY = 'device="cpu" mode=low_latency ranks=2 hidden=512 tokens='
+
+    def entries(self, path):
+        return [line for line in Path(path).read_text().splitlines() if line.startswith("device=")]
+
+    def test_file_and_json(self):
+        with tempfile.TemporaryDirectory() as folder:
+            old = 'switchyard-tuning 1\n# kept\ndevice="x" mode=flat ranks=1 hidden=1 tokens=1 sms=3\n\n# goes\n' + self.KEY + "5 pieces=4\n"
+            out_path, json_path = Path(folder, "my.tuning"), Path(folder, "tune.json")
+            out_path.write_text(old)
+            code, out, err = run("tune", *self.SHAPE, "--processes", "--out", str(out_path), "--json", str(json_path), "--commit", "abc123")
+            self.assertEqual(code, 0, out + err)
+            text, entries, result = out_path.read_text(), self.entries(out_path), json.loads(json_path.read_text())
+            for path in Path(folder).iterdir():
+                self.assertIn(path.name, ("my.tuning", "tune.json"))
+            self.assertEqual(len(entries), 2)
+            self.assertEqual(entries[0], 'device="x" mode=flat ranks=1 hidden=1 tokens=1 sms=3')
+            self.assertRegex(entries[1], "^" + self.KEY + r"5( pieces=[234])?$")
+            self.assertIn("# kept", text)
+            self.assertNotIn("# goes", text)
+            self.assertRegex(text, r"# \d{4}-\d\d-\d\dT.*, switchyard \d.*, commit abc123: 2 ranks as processes.*copy limit [\d.]+ GB/s")
+            self.assertIn(f"export SWITCHYARD_TUNING={out_path}", out)
+            self.assertIn("What it gains", out)
+            self.assertEqual(result["schema"], "switchyard.tune/1")
+            self.assertEqual(result["commit"], "abc123")
+            self.assertGreater(result["machine"]["usable_cores"], 0)
+            self.assertGreater(result["copy_limit"]["gb_per_s"], 0)
+            self.assertEqual([c["entry"] for c in result["chosen"]], entries[1:])
+            tried = [r["what"] for r in result["runs"] if r["what"].startswith("pieces")]
+            self.assertEqual(tried, ["pieces 1", "pieces 2", "pieces 3", "pieces 4"])
+            self.assertEqual([r["config"]["pieces"] for r in result["runs"] if r["what"].startswith("pieces")], [0, 2, 3, 4])
+            for one in result["runs"]:
+                self.assertTrue(one["verified"])
+                self.assertEqual(one["config"]["ranks_are"], "processes")
+            self.assertIn("pieces 1", err)  # progress
+
+    def pieces_sent(self, tuning, *args):
+        """Parts of a row that a dispatch sends, from its trace."""
+        env = {"SWITCHYARD_TUNING": tuning} if tuning else {}
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("trace", "--mode", "low_latency", "--ranks", "2", "--tokens", "5", "--hidden", "1024", "--experts", "8",
+                                 "--topk", "2", "--calls", "1", "--events", "4096", "--json", "--out", str(Path(folder, "t.json")),
+                                 *args, env=env)
+            self.assertEqual(code, 0, out + err)
+            sent = sum(p["count"] for p in json.loads(out)["phases"] if p["phase"] == "send_rows")
+            self.assertEqual(sent % 10, 0)
+            return sent // 10
+
+    def test_a_file_is_in_force(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "a.tuning"))
+            Path(path).write_text("switchyard-tuning 1\n" + self.KEY + "5 pieces=4\n")
+            self.assertEqual(self.pieces_sent(None), 2)
+            self.assertEqual(self.pieces_sent(path), 4)
+            self.assertEqual(self.pieces_sent(path, "--pieces", "8"), 8)
+            code, out, err = run("verify", *SMALL, "--modes", "low_latency,flat", "--hidden", "1024", "--processes",
+                                 "--routings", "uniform", "--dtypes", "bf16", env={"SWITCHYARD_TUNING": path})
+            self.assertEqual(code, 0, out + err)
+            code, out, err = run("bench", *SMALL, "--mode", "low_latency", "--iterations", "20", env={"SWITCHYARD_TUNING": path})
+            self.assertEqual(code, 0, out + err)
+            code, out, _ = run("doctor", env={"SWITCHYARD_TUNING": path})
+            self.assertEqual(code, 0)
+            self.assertIn(f"{path}: 1 of 1 entries for cpu", out)
+            Path(path).write_text("switchyard-tuning 1\nhello\n")
+            code, out, _ = run("doctor", env={"SWITCHYARD_TUNING": path})
+            self.assertEqual(code, 1)
+            self.assertIn(f"{path}, line 2: 'hello' given: must be KEY=VALUE", out)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    cli_test.TOOL = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `switchyard tune` chooses, from made-up times; and what it keeps of an older file.
+//
+// Source: tune_test.cpp, with the tool's library.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "switchyard/status.hpp"
+#include "tools/switchyard/tune_file.hpp"
+#include "tools/switchyard/tune_search.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+TuningKey key_of(const std::string& device, int64_t tokens) { return {device, TuningMode::low_latency, 2, 64, tokens}; }
+
+/// A GPU of 132 multiprocessors whose calls take what the functions say.
+struct Machine {
+  std::function<double(const TuningValues&)> dispatch, combine;
+  std::vector<std::string> measured;
+  json operator()(const TuningValues& v, const std::string& what) {
+    measured.push_back(what);
+    return {{"dispatch", {{"p50_us", dispatch(v)}}}, {"combine", {{"p50_us", combine(v)}}}};
+  }
+  TuneFound normal(double slack = 0.03) {
+    return tune_search(tune_stages(TuningMode::normal, 7168, 132), slack,
+                       [&](const TuningValues& v, const std::string& what) { return (*this)(v, what); });
+  }
+};
+
+int sms_of(int value) { return value > 0 ? value : 24; }
+
+TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
+  // 100 us at 48 and more; 40: 102, 32: 104.
+  const auto flat_from_48 = [](int sms) { return sms >= 48 ? 100.0 : 100.0 + (48 - sms) * 0.25; };
+  Machine m{[&](const TuningValues& v) { return flat_from_48(sms_of(v.dispatch_sms)); },
+            [&](const TuningValues& v) { return 1000.0 / sms_of(v.combine_sms); },
+            {}};
+  EXPECT_EQ(m.normal(0.03).values, (TuningValues{40, 132, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(m.normal(0.00).values, (TuningValues{48, 132, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(m.normal(0.06).values.dispatch_sms, 0) << "24, the default, is left out";
+  const auto within = m.normal(0.5).values;
+  EXPECT_EQ(within.dispatch_sms, 4);
+  EXPECT_EQ(within.combine_sms, 96);  // 1000 / 96 is within half of 1000 / 132
+}
+
+TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
+  std::set<int> seen;
+  Machine m{[&](const TuningValues& v) {
+              if (v.dispatch_warps > 0) seen.insert(v.dispatch_sms);
+              // Faster with fewer warps and two stages, but on 48 SMs only.
+              const bool here = v.dispatch_sms == 48;
+              return (here ? 100.0 : 200.0) + (here && v.dispatch_warps == 8 ? -20 : 0) + (v.dispatch_stages == 2 ? -10 : 0);
+            },
+            [](const TuningValues&) { return 50.0; },
+            {}};
+  EXPECT_EQ(m.normal().values, (TuningValues{48, 4, 0, 8, 2, 0, 0}));
+  EXPECT_EQ(seen, std::set<int>{48});
+}
+
+TEST(TuneSearch, TheDefaultStaysUnlessBeatenTwice) {
+  int calls = 0;
+  // 12 warps win by chance the first time only.
+  Machine m{[&](const TuningValues& v) { return v.dispatch_warps == 12 && ++calls == 1 ? 50.0 : 100.0; },
+            [](const TuningValues& v) { return v.combine_warps == 16 ? 98.0 : 100.0; },  // within the slack
+            {}};
+  const TuneFound found = m.normal();
+  EXPECT_EQ(found.values, (TuningValues{4, 4, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(calls, 2);
+  for (const TuneTrial& t : found.trials) {
+    if (t.chosen) {
+      EXPECT_EQ(t.usual, t.name.find("sms") == std::string::npos) << t.name;
+    }
+  }
+  Machine sure{[](const TuningValues& v) { return v.dispatch_warps == 12 ? 90.0 : 100.0; },
+               [](const TuningValues& v) { return v.combine_warps == 16 ? 90.0 : 100.0; },
+               {}};
+  EXPECT_EQ(sure.normal().values, (TuningValues{4, 4, 0, 12, 0, 16, 0}));
+}
+
+TEST(TuneSearch, WhatCannotBeMeasuredIsNotChosen) {
+  const auto measure = [](const TuningValues& v, const std::string&) -> json {
+    if (v.pieces == 1) return {{"problem", "a piece of 7168 channels needs too much shared memory"}};
+    const double us = 100.0 - v.pieces;
+    return {{"dispatch", {{"p50_us", us}}},
+            {"combine_per_route", {{"p50_us", us}}},
+            {"combine_per_rank", {{"p50_us", us}}},
+            {"both_per_route", {{"p50_us", us}}},
+            {"both_per_rank", {{"p50_us", us}}}};
+  };
+  const TuneFound found = tune_search(tune_stages(TuningMode::low_latency, 7168, 0), 0.03, measure);
+  EXPECT_EQ(found.values.pieces, 16);
+  ASSERT_EQ(found.trials.front().value, 1);
+  EXPECT_NE(found.trials.front().problem.find("shared memory"), std::string::npos);
+  EXPECT_EQ(found.trials.front().us, 0);
+}
+
+TEST(TuneSearch, WhatThereIsToTune) {
+  for (const TuningMode mode : {TuningMode::normal, TuningMode::flat, TuningMode::ledger})
+    EXPECT_TRUE(tune_stages(mode, 7168, 0).empty());
+  const auto cpu = tune_stages(TuningMode::low_latency, 7168, 0);
+  ASSERT_EQ(cpu.size(), 1u);
+  ASSERT_EQ(cpu[0].size(), 1u);
+  EXPECT_STREQ(cpu[0][0].name, "pieces");
+  EXPECT_EQ(cpu[0][0].usual, 8);
+  EXPECT_EQ(tune_stages(TuningMode::low_latency, 300, 0)[0][0].candidates, (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(tune_stages(TuningMode::low_latency, 100, 0)[0][0].candidates, (std::vector<int>{1}));
+  // Every candidate is a value that a file may have.
+  for (const TuningMode mode : {TuningMode::normal, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger})
+    for (const int sms : {1, 5, 66, 114, 132})
+      for (const TuneStage& stage : tune_stages(mode, 7168, sms))
+        for (const TuneDimension& d : stage) {
+          EXPECT_EQ(std::count(d.candidates.begin(), d.candidates.end(), d.usual), 1) << d.name;
+          for (const int value : d.candidates) {
+            EXPECT_LE(value, d.fewest ? sms : 20) << d.name;
+            TuningEntry entry{{"gpu", mode, 1, 1, 1}, {}};
+            entry.values.*d.target = value;
+            const auto file = TuningFile::parse(std::string(TuningFile::first_line()) + "\n" + entry.text(), "f");
+            EXPECT_EQ(file.entries.at(0).values, entry.values) << entry.text();
+          }
+        }
+}
+
+TEST(TuneFile, EntriesOfTheSameKeyAreReplacedOthersStay) {
+  const std::string old =
+      "switchyard-tuning 1\n"
+      "# mine\n"
+      "\n"
+      "# of 16\n"
+      "# again of 16\n"
+      "device=\"cpu\" mode=low_latency ranks=2 hidden=64 tokens=16 pieces=1\n"
+      "\n"
+      "# of 32\n"
+      "device=\"cpu\" mode=low_latency ranks=2 hidden=64 tokens=32 pieces=2\n";
+  const std::string text =
+      merged(old, {{{key_of("cpu", 16), {0, 0, 0, 0, 0, 0, 5}}, {"new", "newer"}}, {{key_of("gpu", 32), {}}, {}}});
+  EXPECT_EQ(text,
+            "switchyard-tuning 1\n"
+            "# mine\n"
+            "\n"
+            "# of 32\n"
+            "device=\"cpu\" mode=low_latency ranks=2 hidden=64 tokens=32 pieces=2\n"
+            "\n"
+            "# new\n"
+            "# newer\n"
+            "device=\"cpu\" mode=low_latency ranks=2 hidden=64 tokens=16 pieces=5\n"
+            "\n"
+            "device=\"gpu\" mode=low_latency ranks=2 hidden=64 tokens=32\n");
+  // Merging the same again changes the order of entries, nothing else.
+  EXPECT_EQ(merged(text, {{{key_of("gpu", 32), {}}, {}}}), text);
+}
+
+TEST(TuneFile, OverridesAreInForceWhileTheyLive) {
+  setenv("SWITCHYARD_TUNING", "/nonexistent/before", 1);
+  {
+    TuningOverride over;
+    EXPECT_EQ(Tuning::from_environment().find(key_of("cpu", 16)), TuningValues{});
+    over.set({{key_of("cpu", 16), {0, 0, 0, 0, 0, 0, 5}}, {key_of("cpu", 16), {0, 0, 0, 0, 0, 0, 6}}});
+    EXPECT_EQ(Tuning::from_environment().find(key_of("cpu", 99)).pieces, 5);
+    over.set({{key_of("cpu", 16), {}}});  // shorter than before
+    EXPECT_EQ(Tuning::from_environment().files()[0].entries.size(), 1u);
+    EXPECT_EQ(Tuning::from_environment().find(key_of("cpu", 99)), TuningValues{});
+  }
+  EXPECT_STREQ(std::getenv("SWITCHYARD_TUNING"), "/nonexistent/before");
+  unsetenv("SWITCHYARD_TUNING");
+}
+
+}  // namespace
+}  // namespace switchyard::tool

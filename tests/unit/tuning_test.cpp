@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tuning file: what is read, what is refused and how, which entry counts, where files come from.
+//
+// Source: tuning_test.cpp.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "switchyard/status.hpp"
+#include "switchyard/tuning.hpp"
+
+namespace {
+
+using switchyard::Error;
+using switchyard::ErrorCode;
+using switchyard::Tuning;
+using switchyard::TuningEntry;
+using switchyard::TuningFile;
+using switchyard::TuningKey;
+using switchyard::TuningMode;
+using switchyard::TuningValues;
+
+const std::string kHeader = "switchyard-tuning 1\n";
+const std::string kShape = " ranks=2 hidden=7168 tokens=128";
+
+TuningFile parse(const std::string& lines) { return TuningFile::parse(kHeader + lines, "my.tuning"); }
+
+/// The text of the error, or "" without one.
+std::string error_of(const std::string& text) {
+  try {
+    (void)TuningFile::parse(text, "my.tuning");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "";
+}
+
+class File {
+ public:
+  explicit File(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() / ("sy_tuning_" + std::to_string(getpid()))) {
+    std::ofstream(path_) << text;
+  }
+  ~File() { std::filesystem::remove(path_); }
+  std::string path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+class Variable {
+ public:
+  explicit Variable(const std::string& value) { setenv("SWITCHYARD_TUNING", value.c_str(), 1); }
+  ~Variable() { unsetenv("SWITCHYARD_TUNING"); }
+};
+
+TEST(TuningParse, EveryValueAndBack) {
+  const std::string lines[] = {
+      "device=\"NVIDIA H200\" mode=normal ranks=4 hidden=7168 tokens=4096 dispatch_sms=48 combine_sms=32 dispatch_warps=14 "
+      "dispatch_stages=2 combine_warps=20",
+      "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 dispatch_sms=1 combine_sms=1024 pieces=16",
+      "device=\"NVIDIA H200\" mode=flat ranks=64 hidden=16777216 tokens=67108864 sms=132",
+      "device=\"x = # y\" mode=ledger ranks=1 hidden=1 tokens=1",
+  };
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  const TuningFile file = parse(text);
+  ASSERT_EQ(file.entries.size(), std::size(lines));
+  for (size_t i = 0; i < std::size(lines); ++i) {
+    EXPECT_EQ(file.entries[i].text(), lines[i]);
+    EXPECT_EQ(file.entries[i].line, static_cast<int>(i) + 2);
+  }
+  EXPECT_EQ(file.entries[0].key, (TuningKey{"NVIDIA H200", TuningMode::normal, 4, 7168, 4096}));
+  EXPECT_EQ(file.entries[0].values, (TuningValues{48, 32, 0, 14, 2, 20, 0}));
+  EXPECT_EQ(file.entries[1].values, (TuningValues{1, 1024, 0, 0, 0, 0, 16}));
+  EXPECT_EQ(file.entries[2].values, (TuningValues{0, 0, 132, 0, 0, 0, 0}));
+  EXPECT_EQ(file.entries[3].values, TuningValues{});
+}
+
+TEST(TuningParse, SpacesCommentsAndOrderDoNotMatter) {
+  const TuningFile file = TuningFile::parse(
+      "switchyard-tuning 1  \r\n\n  # a comment = anything\r\n\ttokens=3 pieces=2\tmode=low_latency "
+      "hidden=64   ranks=1 device=cpu \r\n#last",
+      "f");
+  ASSERT_EQ(file.entries.size(), 1u);
+  EXPECT_EQ(file.entries[0].line, 4);
+  EXPECT_EQ(file.entries[0].key, (TuningKey{"cpu", TuningMode::low_latency, 1, 64, 3}));
+  EXPECT_EQ(file.entries[0].values.pieces, 2);
+  EXPECT_TRUE(TuningFile::parse("switchyard-tuning 1", "f").entries.empty());
+}
+
+TEST(TuningParse, EveryErrorNamesFileLineKeyGivenAndAllowed) {
+  const std::string cpu = "device=cpu mode=low_latency" + kShape;
+  const struct {
+    std::string text, in_text;
+  } cases[] = {
+      {"", "line 1: '' given: must be 'switchyard-tuning 1'"},
+      {"switchyard-tuning 2\n", "line 1: 'switchyard-tuning 2' given: must be 'switchyard-tuning 1'"},
+      {kHeader + "\n" + cpu + " piece=3",
+       "line 3: unknown key 'piece': mode low_latency has device, mode, ranks, hidden, tokens, dispatch_sms, combine_sms, "
+       "pieces"},
+      {kHeader + cpu + " dispatch_warps=3", "line 2: unknown key 'dispatch_warps': mode low_latency has"},
+      {kHeader + "device=g mode=normal pieces=3" + kShape, "unknown key 'pieces': mode normal has"},
+      {kHeader + "device=g mode=flat dispatch_sms=3" + kShape,
+       "unknown key 'dispatch_sms': mode flat has device, mode, ranks, hidden, tokens, sms"},
+      {kHeader + "device=g mode=ledger combine_warps=3" + kShape, "mode ledger has"},
+      {kHeader + cpu + " pieces=17", "pieces = '17': must be an integer in [1, 16]"},
+      {kHeader + cpu + " pieces=0", "pieces = '0': must be an integer in [1, 16]"},
+      {kHeader + cpu + " pieces=4x", "pieces = '4x'"},
+      {kHeader + cpu + " pieces=", "pieces = ''"},
+      {kHeader + cpu + " pieces=99999999999999999999", "pieces = '99999999999999999999'"},
+      {kHeader + cpu + " pieces=\"3", "pieces: the closing quote is missing"},
+      {kHeader + cpu + " pieces=3 pieces=3", "'pieces' given twice: allowed once"},
+      {kHeader + cpu + " fast", "'fast' given: must be KEY=VALUE"},
+      {kHeader + cpu + " =3", "must be KEY=VALUE"},
+      {kHeader + cpu + " pieces =3", "'pieces' given: must be KEY=VALUE"},
+      {kHeader + "device=g mode=normal dispatch_sms=1025" + kShape, "dispatch_sms = '1025': must be an integer in [1, 1024]"},
+      {kHeader + "device=g mode=normal dispatch_warps=15" + kShape, "dispatch_warps = '15': must be an integer in [1, 14]"},
+      {kHeader + "device=g mode=normal dispatch_stages=3" + kShape, "dispatch_stages = '3': must be an integer in [1, 2]"},
+      {kHeader + "device=g mode=normal combine_warps=21" + kShape, "combine_warps = '21': must be an integer in [1, 20]"},
+      {kHeader + "device=g mode=fast" + kShape, "mode = 'fast': must be normal, low_latency, flat or ledger"},
+      {kHeader + "device=\"\" mode=normal" + kShape, "device = '': must be cpu or the name of a GPU"},
+      {kHeader + "device=cpu mode=normal ranks=65 hidden=1 tokens=1", "ranks = '65': must be an integer in [1, 64]"},
+      {kHeader + "device=cpu mode=normal ranks=1 hidden=0 tokens=1", "hidden = '0': must be an integer in [1, 16777216]"},
+      {kHeader + "device=cpu mode=normal ranks=1 hidden=1 tokens=-1", "tokens = '-1': must be an integer in [1, 67108864]"},
+      {kHeader + "mode=normal" + kShape, "device is missing"},
+      {kHeader + "device=cpu" + kShape, "mode is missing"},
+      {kHeader + "device=cpu mode=normal ranks=1 hidden=1",
+       "tokens is missing: every entry needs device, mode, ranks, hidden, tokens"},
+  };
+  for (const auto& c : cases) {
+    const std::string error = error_of(c.text);
+    EXPECT_EQ(error.rfind("my.tuning, line ", 0), 0u) << c.text << "\n" << error;
+    EXPECT_NE(error.find(c.in_text), std::string::npos) << c.text << "\n" << error;
+  }
+}
+
+int pieces_at(const TuningFile& file, int ranks, int64_t hidden, int64_t tokens) {
+  const TuningEntry* entry = file.nearest({"cpu", TuningMode::low_latency, ranks, hidden, tokens});
+  return entry ? entry->values.pieces : 0;
+}
+
+TEST(TuningLookup, NearestByOctavesRanksTwice) {
+  const TuningFile file = parse(
+      "device=cpu mode=low_latency ranks=2 hidden=1024 tokens=16 pieces=1\n"
+      "device=cpu mode=low_latency ranks=2 hidden=1024 tokens=256 pieces=2\n"
+      "device=cpu mode=low_latency ranks=2 hidden=4096 tokens=16 pieces=3\n"
+      "device=cpu mode=low_latency ranks=8 hidden=1024 tokens=16 pieces=4\n");
+  EXPECT_EQ(pieces_at(file, 2, 1024, 16), 1);
+  EXPECT_EQ(pieces_at(file, 2, 1024, 63), 1);
+  EXPECT_EQ(pieces_at(file, 2, 1024, 64), 1);  // halfway: the earlier line
+  EXPECT_EQ(pieces_at(file, 2, 1024, 65), 2);
+  EXPECT_EQ(pieces_at(file, 2, 1024, 1), 1);
+  EXPECT_EQ(pieces_at(file, 2, 1024, 0), 1);  // as 1
+  EXPECT_EQ(pieces_at(file, 2, 1024, 1 << 20), 2);
+  EXPECT_EQ(pieces_at(file, 2, 2047, 16), 1);
+  EXPECT_EQ(pieces_at(file, 2, 2049, 16), 3);
+  EXPECT_EQ(pieces_at(file, 3, 1024, 16), 1);
+  EXPECT_EQ(pieces_at(file, 5, 1024, 16), 4);
+  // Two octaves of ranks weigh four of tokens.
+  EXPECT_EQ(pieces_at(file, 8, 1024, 255), 4);
+}
+
+TEST(TuningLookup, DeviceAndModeMustMatch) {
+  const TuningFile file =
+      parse("device=\"NVIDIA H200\" mode=low_latency" + kShape + " pieces=3\ndevice=cpu mode=flat" + kShape + " sms=3");
+  EXPECT_EQ(file.nearest({"cpu", TuningMode::low_latency, 2, 7168, 128}), nullptr);
+  EXPECT_EQ(file.nearest({"NVIDIA H200", TuningMode::normal, 2, 7168, 128}), nullptr);
+  EXPECT_EQ(file.nearest({"NVIDIA H20", TuningMode::low_latency, 2, 7168, 128}), nullptr);
+  EXPECT_EQ(file.nearest({"NVIDIA H200", TuningMode::low_latency, 2, 7168, 128})->values.pieces, 3);
+  EXPECT_EQ(file.nearest({"cpu", TuningMode::flat, 2, 7168, 128})->line, 3);
+}
+
+TEST(TuningSources, TheFirstFileWithDeviceAndModeDecides) {
+  const Tuning tuning({parse("device=cpu mode=low_latency ranks=1 hidden=8 tokens=1"),
+                       parse("device=cpu mode=low_latency" + kShape + " pieces=5\ndevice=cpu mode=flat" + kShape + " sms=7")});
+  EXPECT_EQ(tuning.find({"cpu", TuningMode::low_latency, 2, 7168, 128}), TuningValues{}) << "an entry without values counts";
+  EXPECT_EQ(tuning.find({"cpu", TuningMode::flat, 2, 7168, 128}).sms, 7);
+  EXPECT_EQ(tuning.find({"cpu", TuningMode::ledger, 2, 7168, 128}), TuningValues{});
+}
+
+TEST(TuningSources, FromTheEnvironment) {
+  unsetenv("SWITCHYARD_TUNING");
+  ASSERT_EQ(Tuning::from_environment().files().size(), 1u);  // built in, and well-formed
+  EXPECT_EQ(Tuning::from_environment().files()[0].name, "built-in values");
+  const File good(kHeader + "device=cpu mode=low_latency" + kShape + " pieces=5");
+  {
+    const Variable variable(good.path());
+    const Tuning tuning = Tuning::from_environment();
+    ASSERT_EQ(tuning.files().size(), 2u);
+    EXPECT_EQ(tuning.files()[0].name, good.path());
+    EXPECT_EQ(tuning.find({"cpu", TuningMode::low_latency, 2, 7168, 128}).pieces, 5);
+  }
+  {
+    const Variable variable("");
+    EXPECT_EQ(Tuning::from_environment().files().size(), 1u);
+  }
+  for (const std::string& path : {std::string("/nonexistent/my.tuning"), std::string("/tmp")}) {
+    const Variable variable(path);
+    try {
+      (void)Tuning::from_environment();
+      ADD_FAILURE() << path << " was read";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(std::string(error.what()).rfind("SWITCHYARD_TUNING: " + path + ": cannot be read: ", 0), 0u) << error.what();
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every measurement is one of bench (or of `verify ledger`), made while SWITCHYARD_TUNING names a file with the values in
+// question: what is measured is what the file will do.
+#include "tune.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "../../bench/machine.hpp"
+#include "bench.hpp"
+#include "bench_cuda.hpp"
+#include "bench_low_latency.hpp"
+#include "build_info.hpp"
+#include "cli.hpp"
+#include "progress.hpp"
+#include "rank_device.hpp"
+#include "ranks.hpp"
+#include "style.hpp"
+#include "switchyard/status.hpp"
+#include "tune_file.hpp"
+#include "tune_search.hpp"
+#include "verify_ledger.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+constexpr TuningMode kModes[] = {TuningMode::normal, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger};
+
+/// Where is tuned, the same for all shapes.
+struct Place {
+  std::string device = "cpu";
+  int gpus = 0;       ///< 0: the CPU
+  int most_sms = 0;   ///< of a rank
+  int64_t warps = 1;  ///< CPU: workers of a rank
+  json described;     ///< the GPUs, for the JSON
+  std::string limit_text;
+  json limit;  ///< CPU: copy limit
+};
+
+/// One entry in the making.
+struct Shape {
+  TuningKey key;
+  BenchOptions base;
+};
+/// Untuned and tuned microseconds, and of what.
+struct Gain {
+  std::string of;
+  double before, after;
+  std::string text() const { return fmt::format("{:+.1f} %", 100 * (after / before - 1)); }
+};
+struct Tuned {
+  TuningEntry entry;
+  TuneFound found;
+  bool dropped = false;  ///< what was found did not hold
+  std::vector<Gain> gains;
+  std::string limits;  ///< CUDA: bare kernels of the first untuned run
+};
+
+TuneOptions resolved(const TuneOptions& asked) {
+  TuneOptions o = asked;
+  if (o.backend == "cuda" && !built_with_cuda()) throw UsageError(no_cuda_text());
+  const bool cpu = o.backend == "cpu";
+  for (const TuningMode mode : kModes)
+    if (asked.modes.empty() && (!cpu || mode == TuningMode::low_latency)) o.modes.emplace_back(to_string(mode));
+  for (const std::string& mode : o.modes) {
+    if (cpu && mode != "low_latency")
+      throw UsageError(fmt::format(
+          "--modes: '{}' given with --backend cpu; it has nothing to tune there. Allowed: low_latency (the pieces of a row, "
+          "which flat shares)",
+          mode));
+    for (const int64_t tokens : o.tokens)
+      if (tokens > 65535 && (mode == "low_latency" || mode == "flat"))
+        throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most 65535", tokens, mode));
+  }
+  if (o.commit.empty()) o.commit = source_commit();
+  return o;
+}
+
+Place place_of(TuneOptions& o) {
+  Place place;
+  if (o.backend == "cpu") {
+    std::vector<BenchOptions> points(1);
+    points.front().ranks = o.ranks;
+    (void)fit_points(points.front(), points);
+    o.ranks = points.front().ranks;
+    place.warps = points.front().warps;
+    return place;
+  }
+  const MeasuredGpus gpus = gpus_to_measure();
+  if (o.ranks == 0) o.ranks = static_cast<int64_t>(gpus.names.size());
+  for (const std::string& name : gpus.names)
+    if (name != gpus.names.front())
+      throw UsageError(
+          fmt::format("--backend: cuda given where GPUs differ ({} and {}); allowed: GPUs of one kind, chosen with "
+                      "CUDA_VISIBLE_DEVICES",
+                      gpus.names.front(), name));
+  place.device = gpus.names.front();
+  place.gpus = static_cast<int>(gpus.names.size());
+  place.most_sms = static_cast<int>(gpus.sms_of_rank(o.ranks));
+  place.described = gpus.described;
+  if (std::find(o.modes.begin(), o.modes.end(), "ledger") != o.modes.end() && o.ranks > place.gpus)
+    throw UsageError(fmt::format("--ranks: {} given with mode ledger and {}; allowed: a GPU for each rank", o.ranks,
+                                 counted(place.gpus, "GPU")));
+  return place;
+}
+
+BenchOptions base_of(const TuneOptions& o, const Place& place, TuningMode mode, int64_t hidden, int64_t tokens) {
+  BenchOptions b;
+  b.backend = o.backend;
+  b.mode = to_string(mode);
+  b.ranks = o.ranks;
+  b.warps = place.warps;
+  b.tokens = tokens;
+  b.hidden = hidden;
+  b.experts = o.experts;
+  b.topk = o.topk;
+  b.quantize = mode == TuningMode::low_latency ? o.quantize : "none";
+  b.routing = o.routing;
+  b.iterations = o.iterations;
+  b.warmup = o.warmup;
+  b.processes = o.processes;
+  b.seed = o.seed;
+  b.commit = o.commit;
+  return b;
+}
+
+/// In the order in which they are tuned: what is found for low_latency is in force when flat is measured.
+std::vector<Shape> shapes_of(const TuneOptions& o, const Place& place) {
+  std::vector<Shape> shapes;
+  for (const TuningMode mode : kModes) {
+    if (std::find(o.modes.begin(), o.modes.end(), to_string(mode)) == o.modes.end()) continue;
+    const std::vector<int64_t> usual{mode == TuningMode::normal ? 4096 : 128};
+    for (const int64_t hidden : o.hidden)
+      for (const int64_t tokens : o.tokens.empty() ? usual : o.tokens)
+        shapes.push_back(
+            {{place.device, mode, static_cast<int>(o.ranks), hidden, tokens}, base_of(o, place, mode, hidden, tokens)});
+  }
+  return shapes;
+}
+
+class Tuner {
+ public:
+  Tuner(const TuneOptions& options, const Place& place, std::vector<TuningEntry> kept)
+      : options_(options), place_(place), kept_(std::move(kept)) {}
+
+  Tuned tune(const Shape& shape) {
+    Tuned t;
+    t.entry.key = shape.key;
+    const std::vector<TuneStage> stages = tune_stages(shape.key.mode, shape.key.hidden, place_.most_sms);
+    const json first = measured(shape, no_values(shape.key), {}, "untuned", place_.gpus > 0);
+    require(first);
+    t.limits = limits_of(first);
+    t.found = tune_search(stages, static_cast<double>(options_.slack) / 100,
+                          [&](const TuningValues& values, const std::string& what) {
+                            json run = measured(shape, in_force({shape.key, values}), values, what, false);
+                            if (!run.contains("problem")) require(run);
+                            return run;
+                          });
+    compare(shape, stages, first, t);
+    kept_.insert(kept_.begin(), t.entry);
+    return t;
+  }
+
+  json runs = json::array();
+
+ private:
+  /// Without and with the entry in turn, as it will be written; the best of three each. Values that make a call slower than
+  /// none by more than twice the slack are dropped: one that has the fewest SMs may lose the slack.
+  void compare(const Shape& shape, const std::vector<TuneStage>& stages, const json& first, Tuned& t) {
+    json without = first, with = first;
+    t.entry.values = t.found.values;
+    for (int round = 0; round < 3 && t.entry.values != TuningValues{}; ++round) {
+      keep_best(stages, round, measured(shape, no_values(shape.key), {}, "without", false), without);
+      keep_best(stages, round, measured(shape, in_force(t.entry), {}, "with the file", false), with);
+    }
+    t.gains = gains_of(stages, without, with);
+    const double most = 1 + 2 * static_cast<double>(options_.slack) / 100;
+    t.dropped = std::any_of(t.gains.begin(), t.gains.end(), [&](const Gain& g) { return g.after > most * g.before; });
+    if (!t.dropped) return;
+    t.entry.values = {};
+    t.gains = gains_of(stages, without, without);
+  }
+  static void keep_best(const std::vector<TuneStage>& stages, int round, json run, json& best) {
+    require(run);
+    const auto sum = [&](const json& of) {
+      double us = 0;
+      for (const TuneStage& stage : stages)
+        for (const TuneDimension& d : stage) us += tune_metric(d, of);
+      return us;
+    };
+    if (round == 0 || sum(run) < sum(best)) best = std::move(run);
+  }
+  static std::vector<Gain> gains_of(const std::vector<TuneStage>& stages, const json& untuned, const json& tuned) {
+    std::vector<Gain> gains;
+    for (const TuneStage& stage : stages) {
+      for (const TuneDimension& d : stage) {
+        std::string of;
+        for (const std::string metric : d.metrics) of += (of.empty() ? "" : " + ") + metric.substr(1, metric.rfind('/') - 1);
+        if (std::any_of(gains.begin(), gains.end(), [&](const Gain& g) { return g.of == of; })) continue;
+        gains.push_back({of, tune_metric(d, untuned), tune_metric(d, tuned)});
+      }
+    }
+    return gains;
+  }
+
+  /// A file that leaves everything to the library.
+  static std::vector<TuningEntry> no_values(const TuningKey& key) {
+    std::vector<TuningEntry> nothing{{key, {}}};
+    if (key.mode == TuningMode::flat) {  // its pieces are those of low_latency
+      nothing.push_back(nothing.front());
+      nothing.back().key.mode = TuningMode::low_latency;
+    }
+    return nothing;
+  }
+  /// The file as it will be, if `entry` is in it.
+  std::vector<TuningEntry> in_force(const TuningEntry& entry) const {
+    std::vector<TuningEntry> all{entry};
+    all.insert(all.end(), kept_.begin(), kept_.end());
+    return all;
+  }
+
+  static void require(const json& run) {
+    if (run.contains("problem")) throw Error(ErrorCode::system, "tune: " + run.at("problem").get<std::string>());
+    if (!run.value("verified", run.value("passed", false)))
+      throw std::runtime_error("tune: results differ from what they must be; nothing is written. See: switchyard verify");
+  }
+
+  json measured(const Shape& shape, const std::vector<TuningEntry>& entries, const TuningValues& values,
+                const std::string& what, bool limits) {
+    override_.set(entries);
+    BenchOptions o = shape.base;
+    o.limits = limits;
+    o.pieces = values.pieces;  // asked for, so that a number that this device cannot have is refused
+    if (place_.gpus > 0) choose_sms(o, place_.device, place_.most_sms);
+    progress_.stage(fmt::format("{}, {}, hidden {}: {}", to_string(shape.key.mode), counted(shape.key.tokens, "token"),
+                                shape.key.hidden, what),
+                    1);
+    json run;
+    try {
+      run = measured(shape.key.mode, o);
+      progress_.finish(times_of(run));
+    } catch (const RankError& error) {
+      run = {{"problem", error.what()}};
+      progress_.finish("not possible");
+    }
+    run["tuning"] = entries.front().text();
+    run["what"] = what;
+    runs.push_back(run);
+    return run;
+  }
+
+  json measured(TuningMode mode, const BenchOptions& o) const {
+    switch (mode) {
+      case TuningMode::normal: return measured_normal_cuda(o);
+      case TuningMode::low_latency: return measured_low_latency(o);
+      case TuningMode::flat: return measured_flat(o);
+      default: break;
+    }
+    LedgerVerifyOptions l;
+    l.backend = o.backend;
+    l.processes = o.processes;
+    l.pes = o.ranks;
+    l.tokens = o.tokens;
+    l.hidden = o.hidden;
+    l.topk = o.topk > 0 ? o.topk : 8;
+    l.experts_per_pe = std::max<int64_t>(1, (o.experts > 0 ? o.experts : 256) / o.ranks);
+    return measured_ledger(l, place_.gpus);
+  }
+
+  static std::string times_of(const json& run) {
+    std::string out;
+    for (const char* key : {"dispatch", "combine", "combine_per_route", "combine_per_rank", "all_to_all"})
+      if (run.contains(key))
+        out += fmt::format("{}{} {:.1f} us", out.empty() ? "" : ", ", key, run.at(key).at("p50_us").get<double>());
+    if (run.contains("kernel_us") && !run.at("kernel_us").is_null())
+      out += fmt::format("kernel {:.1f} us", run.at("kernel_us").at("median").get<double>());
+    return out;
+  }
+
+  static std::string limits_of(const json& run) {
+    std::string out;
+    for (const auto& [key, name] : {std::pair("push_limit", "push"), {"pull_limit", "pull"}})
+      if (run.contains(key))
+        out += fmt::format("{}{} {:.1f} us", out.empty() ? "bare kernels, untuned SMs: " : ", ", name,
+                           run.at(key).at("p50_us").get<double>());
+    return out;
+  }
+
+  const TuneOptions& options_;
+  const Place& place_;
+  std::vector<TuningEntry> kept_;
+  TuningOverride override_;
+  Progress progress_;
+};
+
+std::string values_text(const TuningEntry& entry) {
+  TuningEntry none = entry;
+  none.values = {};
+  const std::string text = entry.text(), key = none.text();
+  return text == key ? "the library's own values" : text.substr(key.size() + 1);
+}
+
+CommentedEntry commented(const TuneOptions& o, const Place& place, const Tuned& t) {
+  CommentedEntry out{t.entry, {}};
+  std::string about = fmt::format("{}, switchyard {}, commit {}: {} as {}, {} routing", bench::utc_now(), version(), o.commit,
+                                  counted(o.ranks, "rank"), o.processes ? "processes" : "threads", o.routing);
+  if (t.entry.key.mode == TuningMode::low_latency && o.quantize != "none") about += ", fp8 rows (" + o.quantize + ")";
+  for (const std::string& limit : {place.limit_text, t.limits})
+    if (!limit.empty()) about += "; " + limit;
+  out.comments.push_back(about);
+  if (t.entry.values == TuningValues{}) out.comments.push_back("the library's own values");
+  for (const Gain& g : t.gains)
+    out.comments.push_back(fmt::format("{}: {:.1f} us, untuned {:.1f} us ({})", g.of, g.after, g.before, g.text()));
+  return out;
+}
+
+void print_tables(const std::vector<Tuned>& all) {
+  for (const Tuned& t : all) {
+    fmt::print("\n{}\n",
+               bold(fmt::format("{}, {}, {}, hidden {}", to_string(t.entry.key.mode), counted(t.entry.key.ranks, "rank"),
+                                counted(t.entry.key.tokens, "token"), t.entry.key.hidden)));
+    Table tried({"tried", "value", "time", ""});
+    for (const TuneTrial& trial : t.found.trials) {
+      const std::string mark = fmt::format("{}{}", trial.chosen ? green("chosen") : "",
+                                           trial.usual ? (trial.chosen ? ", the default" : "the default") : "");
+      tried.row({trial.name, trial.value == 0 ? "by row size" : std::to_string(trial.value),
+                 trial.problem.empty() ? fmt::format("{:.1f} us", trial.us) : "-",
+                 trial.problem.empty() ? mark : "not possible: " + trial.problem});
+    }
+    fmt::print("{}", tried.text());
+    if (t.dropped)
+      fmt::print("  {}: with these values calls were slower than without, by more than twice the slack; they are dropped\n",
+                 yellow("note"));
+  }
+  Table found({"mode", "ranks", "tokens", "hidden", "chosen", "of", "untuned", "tuned", ""});
+  for (const Tuned& t : all) {
+    for (const Gain& g : t.gains) {
+      const TuningKey& key = t.entry.key;
+      found.row({to_string(key.mode), std::to_string(key.ranks), std::to_string(key.tokens), std::to_string(key.hidden),
+                 values_text(t.entry), g.of, fmt::format("{:.1f} us", g.before), fmt::format("{:.1f} us", g.after), g.text()});
+    }
+  }
+  fmt::print("\n{}\n{}", bold("What it gains"), found.text());
+  fmt::print(
+      "\n  Medians of the slowest rank. untuned: the library's own values; tuned: with the file, measured in turn, the best of "
+      "three each.\n");
+}
+
+json document_of(const TuneOptions& o, const Place& place, const std::vector<Tuned>& all, json runs) {
+  json document = {{"schema", "switchyard.tune/1"},
+                   {"what", "switchyard tune --backend " + o.backend},
+                   {"commit", o.commit},
+                   {"version", version()},
+                   {"date", bench::utc_now()},
+                   {"machine", to_json(bench::this_machine())},
+                   {"slack_percent", o.slack},
+                   {"runs", std::move(runs)},
+                   {"chosen", json::array()}};
+  if (!place.described.is_null()) document["gpus"] = place.described;
+  if (!place.limit.is_null()) document["copy_limit"] = place.limit;
+  for (const Tuned& t : all) {
+    json gains = json::array();
+    for (const Gain& g : t.gains) gains.push_back({{"of", g.of}, {"untuned_us", g.before}, {"tuned_us", g.after}});
+    document["chosen"].push_back({{"entry", t.entry.text()}, {"gains", gains}});
+  }
+  return document;
+}
+
+std::vector<TuningEntry> entries_other_than(const std::string& text, const std::string& name,
+                                            const std::vector<Shape>& shapes) {
+  std::vector<TuningEntry> kept;
+  for (const TuningEntry& entry : TuningFile::parse(text, name).entries)
+    if (std::none_of(shapes.begin(), shapes.end(), [&](const Shape& s) { return s.key == entry.key; })) kept.push_back(entry);
+  return kept;
+}
+
+std::string old_text(const std::string& path) {
+  try {
+    return read_or_new(path);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--out: {}. Mend or remove it, or choose another file", error.what()));
+  }
+}
+
+}  // namespace
+
+int run_tune(const TuneOptions& asked) {
+  TuneOptions o = resolved(asked);
+  Place place = place_of(o);
+  const std::vector<Shape> shapes = shapes_of(o, place);
+  const std::string old = old_text(o.out);
+  check_writable("--out", o.out);
+  check_writable("--json", o.json_path);
+  fmt::print("{}\n  {}, {}, {}, commit {}, {}\n\n", bold("switchyard tune"), place.device, counted(o.ranks, "rank"),
+             counted(static_cast<int64_t>(shapes.size()), "shape"), o.commit, bench::utc_now());
+  std::fflush(stdout);
+  if (place.gpus == 0) {
+    Progress progress;
+    const bench::CopyLimit limit = limit_now(progress, shapes.front().base, bench::this_machine(), "copy limit");
+    place.limit = to_json(limit);
+    place.limit_text = fmt::format("copy limit {:.1f} GB/s", limit.best().gbs);
+  }
+  Tuner tuner(o, place, entries_other_than(old, o.out, shapes));
+  std::vector<Tuned> all;
+  for (const Shape& shape : shapes) all.push_back(tuner.tune(shape));
+  std::vector<CommentedEntry> entries;
+  for (const Tuned& t : all) entries.push_back(commented(o, place, t));
+  write_text(o.out, merged(old, entries));
+  if (!o.json_path.empty()) bench::write_json(o.json_path, document_of(o, place, all, std::move(tuner.runs)));
+  print_tables(all);
+  const std::string path = std::filesystem::absolute(o.out).lexically_normal().string();
+  fmt::print("\n  written to {}{}\n\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n",
+             o.out, o.json_path.empty() ? "" : " and " + o.json_path, path);
+  return kExitOk;
+}
+
+}  // namespace switchyard::tool

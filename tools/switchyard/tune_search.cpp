@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tune_search.hpp"
+
+#include <algorithm>
+
+#include "switchyard/low_latency.hpp"
+#include "switchyard/normal.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+std::vector<int> with_usual(std::initializer_list<int> list, int usual, int most) {
+  std::vector<int> out{usual};
+  for (const int value : list)
+    if (value <= most) out.push_back(value);
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+TuneDimension sms(const char* name, int TuningValues::*target, int usual, int most, std::vector<const char*> metrics) {
+  std::vector<int> candidates = with_usual({4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128}, usual, most);
+  if (candidates.back() != most) candidates.push_back(most);
+  return {name, target, std::move(candidates), usual, std::move(metrics), true};
+}
+
+std::vector<TuneStage> normal_stages(int most) {
+  const int usual = std::min(kDefaultSms, most);
+  const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"};
+  // Without a tuning stages follow from the row's size: 0 is that choice.
+  return {{sms("dispatch_sms", &TuningValues::dispatch_sms, usual, most, dispatch),
+           sms("combine_sms", &TuningValues::combine_sms, usual, most, combine)},
+          {{"dispatch_warps", &TuningValues::dispatch_warps, with_usual({6, 8, 10, 12}, kMostDispatchWarps, kMostDispatchWarps),
+            kMostDispatchWarps, dispatch, false},
+           {"combine_warps", &TuningValues::combine_warps,
+            with_usual({8, 12, 14, 16, 18}, kMostCombineWarps, kMostCombineWarps), kMostCombineWarps, combine, false}},
+          {{"dispatch_stages", &TuningValues::dispatch_stages, {0, 1, 2}, 0, dispatch, false}}};
+}
+
+std::vector<TuneStage> low_latency_stages(int64_t hidden, int most) {
+  std::vector<TuneStage> stages;
+  if (most > 0)
+    stages.push_back({sms("dispatch_sms", &TuningValues::dispatch_sms, most, most, {"/dispatch/p50_us"}),
+                      sms("combine_sms", &TuningValues::combine_sms, most, most,
+                          {"/combine_per_route/p50_us", "/combine_per_rank/p50_us"})});
+  constexpr int64_t kLeastColumns = 128;  // of a piece
+  const int pieces = static_cast<int>(std::min<int64_t>(16, (hidden + kLeastColumns - 1) / kLeastColumns));
+  const int usual = static_cast<int>(std::min<int64_t>(16, (hidden + kPieceColumns - 1) / kPieceColumns));
+  stages.push_back({{"pieces",
+                     &TuningValues::pieces,
+                     with_usual({1, 2, 3, 4, 6, 8, 10, 12, 14, 16}, usual, pieces),
+                     usual,
+                     {"/both_per_route/p50_us", "/both_per_rank/p50_us"},
+                     false}});
+  return stages;
+}
+
+/// The value of the best of `times` (candidate, microseconds); 0: the usual one.
+int pick(const TuneDimension& d, const std::vector<std::pair<int, double>>& times, double slack) {
+  if (times.empty()) return 0;
+  double fastest = times.front().second;
+  for (const auto& [value, us] : times) fastest = std::min(fastest, us);
+  const auto near = [&](const auto& t) { return t.second <= fastest * (1 + slack); };
+  const auto known = std::find_if(times.begin(), times.end(), [&](const auto& t) { return t.first == d.usual; });
+  if (!d.fewest && known != times.end() && near(*known)) return 0;
+  const auto best =
+      d.fewest ? std::find_if(times.begin(), times.end(), near)
+               : std::min_element(times.begin(), times.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return best->first == d.usual ? 0 : best->first;
+}
+
+class Search {
+ public:
+  Search(double slack, const TuneMeasure& measure) : slack_(slack), measure_(measure) {}
+
+  void run(const TuneStage& stage) {
+    std::vector<std::vector<std::pair<int, double>>> times(stage.size());
+    size_t most = 0;
+    for (const TuneDimension& d : stage) most = std::max(most, d.candidates.size());
+    const size_t first_trial = found.trials.size();
+    for (size_t i = 0; i < most; ++i) {
+      TuningValues values = found.values;
+      std::string what;
+      for (const TuneDimension& d : stage) {
+        if (i >= d.candidates.size()) continue;
+        set(values, d, d.candidates[i]);
+        what += (what.empty() ? "" : ", ") + title(d, d.candidates[i]);
+      }
+      const json run = measure_(values, what);
+      for (size_t k = 0; k < stage.size(); ++k)
+        if (i < stage[k].candidates.size()) note(stage[k], stage[k].candidates[i], run, times[k]);
+    }
+    TuningValues better = found.values;
+    bool differs = false;
+    for (size_t k = 0; k < stage.size(); ++k) {
+      const int value = pick(stage[k], times[k], slack_);
+      better.*stage[k].target = value;
+      differs = differs || (value != 0 && !stage[k].fewest);
+    }
+    if (differs) confirm(stage, better);
+    found.values = better;
+    for (const TuneDimension& d : stage) mark(d, first_trial);
+  }
+
+  TuneFound found;
+
+ private:
+  static std::string title(const TuneDimension& d, int value) {
+    return std::string(d.name) + " " + (value == 0 ? "by row size" : std::to_string(value));
+  }
+  static void set(TuningValues& values, const TuneDimension& d, int value) { values.*d.target = value == d.usual ? 0 : value; }
+
+  void note(const TuneDimension& d, int value, const json& run, std::vector<std::pair<int, double>>& times) {
+    TuneTrial trial{d.name, value, 0, false, value == d.usual, run.value("problem", std::string())};
+    if (trial.problem.empty()) {
+      trial.us = tune_metric(d, run);
+      times.emplace_back(value, trial.us);
+    }
+    found.trials.push_back(std::move(trial));
+  }
+
+  /// What was fastest once must be so again, measured side by side with the usual values.
+  void confirm(const TuneStage& stage, TuningValues& better) {
+    const json usual = measure_(found.values, "again as usual"), chosen = measure_(better, "again as chosen");
+    for (const TuneDimension& d : stage) {
+      if (d.fewest || better.*d.target == 0) continue;
+      const bool ok = !usual.contains("problem") && !chosen.contains("problem") &&
+                      tune_metric(d, chosen) * (1 + slack_) < tune_metric(d, usual);
+      if (!ok) better.*d.target = 0;
+    }
+  }
+
+  void mark(const TuneDimension& d, size_t first) {
+    const int value = found.values.*d.target == 0 ? d.usual : found.values.*d.target;
+    for (size_t i = first; i < found.trials.size(); ++i)
+      if (found.trials[i].name == d.name) found.trials[i].chosen = found.trials[i].value == value;
+  }
+
+  double slack_;
+  const TuneMeasure& measure_;
+};
+
+}  // namespace
+
+std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int most_sms) {
+  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, most_sms);
+  if (most_sms == 0) return {};
+  switch (mode) {
+    case TuningMode::normal: return normal_stages(most_sms);
+    case TuningMode::flat: return {{sms("sms", &TuningValues::sms, most_sms, most_sms, {"/all_to_all/p50_us"})}};
+    default: return {{sms("sms", &TuningValues::sms, most_sms, most_sms, {"/kernel_us/median"})}};
+  }
+}
+
+double tune_metric(const TuneDimension& dimension, const json& run) {
+  double us = 0;
+  for (const char* metric : dimension.metrics) us += run.at(json::json_pointer(metric)).get<double>();
+  return us;
+}
+
+TuneFound tune_search(const std::vector<TuneStage>& stages, double slack, const TuneMeasure& measure) {
+  Search search(slack, measure);
+  for (const TuneStage& stage : stages) search.run(stage);
+  return std::move(search.found);
+}
+
+}  // namespace switchyard::tool
