@@ -37,8 +37,8 @@ class Bootstrap {
   /// connection broke outside an orderly leave (threads: never). Call at most once, after setup. The callback must not block,
   /// and runs no more once leave() has returned.
   virtual void watch(std::function<void(int)> on_death) = 0;
-  /// `asked` is called every few milliseconds while a collective call waits; true ends the call as its deadline does. Call at
-  /// most once, after setup. Must not block.
+  /// `asked` is called every few milliseconds while a collective call waits; true ends the call as its deadline does, but not
+  /// before what peers sent until then has had time to arrive. Call at most once, after setup. Must not block.
   void set_interrupt(std::function<bool()> asked) { interrupt_ = std::move(asked); }
   /// Local, idempotent: tells the peers that this rank leaves in order and stops watching them.
   virtual void leave() noexcept = 0;

@@ -42,6 +42,8 @@ bool is_readable(int fd) {
 
 /// How long the departure of a peer waits for the death of another that explains it.
 constexpr Milliseconds kExplanationTime{250};
+/// How long frames that peers sent before an interrupt may take to arrive: a call that they complete is complete.
+constexpr Milliseconds kDeliveryTime{1000};
 
 const char* name_of(FrameKind kind) { return kind == FrameKind::data ? "all_gather" : "exchange_fds"; }
 
@@ -223,7 +225,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
   const std::string context =
       std::string(operation) + " (set-up step " + std::to_string(sequence_) + ") on rank " + std::to_string(rank());
   std::unique_lock lock(mutex_);
-  std::optional<Deadline> until_explained;
+  std::optional<Deadline> until_explained, until_interrupted;
   for (;;) {
     std::vector<int> missing;
     int gone = -1;
@@ -246,7 +248,8 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       continue;
     }
     if (missing.empty()) break;
-    if (deadline.passed() || (interrupt() && interrupt()())) {
+    if (!until_interrupted && interrupt() && interrupt()()) until_interrupted.emplace(kDeliveryTime);
+    if (deadline.passed() || (until_interrupted && until_interrupted->passed())) {
       throw RendezvousError(context + ": " + describe_ranks(missing) + " of " + std::to_string(world()) +
                                 " did not come within " + std::to_string(deadline.budget().count()) + " ms",
                             missing);

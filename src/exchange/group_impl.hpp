@@ -55,7 +55,7 @@ struct Group::Impl {
   /// Collective, through the bootstrap. A missing rank is reported as PeerTimeout under `operation`.
   void all_gather(const void* mine, size_t bytes, void* all, const char* operation);
   /// Runs `step`, which makes collective calls of the bootstrap; a missing rank is reported likewise. An abort of the group
-  /// ends them within milliseconds.
+  /// ends them within about a second.
   template <class Step>
   void collectively(const char* operation, const Step& step) {
     const uint64_t start = detail::Cpu::now_ns();
