@@ -387,8 +387,7 @@ TEST(Abort, EndsEveryWaitAndNamesTheRank) {
 /// Also the waits of set-up calls: a barrier, the construction of an object.
 TEST(Abort, EndsSetUpCallsLongBeforeTheirDeadline) {
   for (const bool barrier : {false, true}) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto all = outcomes(3, options_with(600s), [&](Group& group) {
+    const auto all = outcomes(3, options_with(600s), [&](Group& group) {  // beyond this program's time limit
       if (group.rank() == 2) return group.abort(static_cast<int32_t>(ErrorCode::io));
       if (barrier)
         group.barrier();
@@ -400,7 +399,6 @@ TEST(Abort, EndsSetUpCallsLongBeforeTheirDeadline) {
       EXPECT_EQ(all[r].failed_rank, 2);
       EXPECT_EQ(code_name(all[r].reason), "io");
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 300s) << "it was the deadline that ended them";
   }
 }
 
