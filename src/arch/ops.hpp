@@ -7,8 +7,9 @@
 //   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
-//   A::block_sync lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count,
-//   A::count_max, A::now_ns, A::pause
+//                 A::take, A::block_sync
+//   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::cold,
+//                 A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -185,6 +186,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site::counts);
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
+  { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, inside a device; orders nothing; the old value
   A::block_sync(w);
 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64

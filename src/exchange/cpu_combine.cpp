@@ -6,6 +6,7 @@
 
 #include "exchange/cpu_normal.hpp"
 #include "protocol/combine_ring.hpp"
+#include "protocol/combine_sums.hpp"
 
 namespace switchyard::detail {
 
@@ -42,12 +43,19 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
   if (expert_major && o.apply_weights && o.order == CombineOrder::per_route)
     p.weights = o.weights ? o.weights : static_cast<const float*>(data_or_null(h.weights));
   p.outputs_done = &outputs_done_.value;
+  p.sums_done = sums_done_;
   p.pulls_done = &pulls_done_.value;
+  p.sums_next = &sums_next_.value;
+  p.pulls_next = &pulls_next_.value;
+  const std::vector<int64_t> record_begin = record_ranges(h);
+  p.record_begin = record_begin.data();
+  p.record_token = h.record_token.data();
+  p.tokens_of = h.counts.tokens.data();
   stats_.plan_us = 0;
   if (config.staging == Staging::direct)
     combine_direct(call, sig, p);
   else
-    combine_ring(call, sig, p, h);
+    combine_ring(call, sig, p);
   // Rank-major weights must come from every rank that holds rows, or the sums would miss some.
   if (!expert_major && out_weights)
     for (int r = 0; r < world(); ++r)
@@ -91,27 +99,23 @@ void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombinePar
     p.weights_staged = nullptr;
     p.reduce_here = false;
   }
-  launch([&]<class A>(CpuWarp& w) { combine_pull<A>(w, p); });
+  p.sum_blocks = group_.options.num_blocks / 2;
+  launch([&]<class A>(CpuWarp& w) { detail::combine_direct<A>(w, p); });
   raise("combine");
   check_placements(call, sig, "combine", own);
 }
 
-void CpuNormal::combine_ring(const CallContext& call, uint64_t sig, CombineParams& p, const HandleData& h) {
+void CpuNormal::combine_ring(const CallContext& call, uint64_t sig, CombineParams& p) {
   p.place.signature = sig;
   p.place.weights = p.weights_in ? 1 : 0;
   bool ok = false;
   on_one_warp([&]<class A>(CpuWarp& w) {
-    publish_placement<A>(w, call, control_, p.place, Site::outputs);
-    ok = wait_placements<A>(w, call, control_, Site::outputs);
+    publish_placement<A>(w, call, control_, p.place);
+    ok = wait_placements<A>(w, call, control_, Site::placement);
   });
   if (!ok) raise("combine");
   check_placements(call, sig, "combine", nullptr);
-  std::vector<int64_t> record_begin(static_cast<size_t>(world()) + 1, 0);
-  for (int s = 0; s < world(); ++s)
-    record_begin[static_cast<size_t>(s) + 1] =
-        std::min(record_begin[static_cast<size_t>(s)] + h.counts.d(s, h.rank), h.num_records);
-  const RingCombineParams ring{
-      p, rings_, record_begin.data(), h.record_token.data(), h.counts.tokens.data(), ring_streams_.data(), send_chunk()};
+  const RingCombineParams ring{p, rings_, ring_streams_.data(), send_chunk()};
   launch([&]<class A>(CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
   raise("combine");
 }

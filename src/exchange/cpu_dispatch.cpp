@@ -14,13 +14,6 @@ namespace {
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-/// Records here by source, cut at what fits: [W + 1].
-std::vector<int64_t> record_ranges(const HandleData& h) {
-  std::vector<int64_t> begin(idx(h.counts.world + 1), 0);
-  for (int s = 0; s < h.counts.world; ++s) begin[idx(s + 1)] = std::min(begin[idx(s)] + h.counts.d(s, h.rank), h.num_records);
-  return begin;
-}
-
 /// Padding rows between the experts' rows: pairs [begin, end).
 std::vector<int64_t> padding_ranges(const HandleData& h) {
   std::vector<int64_t> ranges;
@@ -50,6 +43,12 @@ void take_records(HandleData& h, const std::byte* records, bool with_weights) {
 }
 
 }  // namespace
+
+std::vector<int64_t> record_ranges(const HandleData& h) {
+  std::vector<int64_t> begin(idx(h.counts.world + 1), 0);
+  for (int s = 0; s < h.counts.world; ++s) begin[idx(s + 1)] = std::min(begin[idx(s)] + h.counts.d(s, h.rank), h.num_records);
+  return begin;
+}
 
 void CpuNormal::gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts) {
   const auto experts = idx(config.num_experts), ranks = idx(world());
@@ -204,7 +203,7 @@ void CpuNormal::exchange_placements(const CallContext& call, const Placement& pl
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::wait_placement, -1);
     on_one_warp([&]<class A>(CpuWarp& w) {
-      publish_placement<A>(w, call, control_, place, Site::placement);
+      publish_placement<A>(w, call, control_, place);
       ok = wait_placements<A>(w, call, control_, Site::placement);
     });
   }
@@ -223,9 +222,14 @@ DispatchParams CpuNormal::dispatch_params(const CallContext& call, const ConstRo
   p.ids = h.ids.data();
   p.route_row = h.route_row.data();
   p.weights = h.weights.empty() ? nullptr : h.weights.data();
-  if (h.layout == Layout::expert_major) chunk_records_ = records_by_chunk(h);
+  if (h.layout == Layout::expert_major) {
+    chunk_records_ = records_by_chunk(h);
+    p.send_blocks = group_.options.num_blocks / 2;
+  }
   p.chunk_records = chunk_records_.empty() ? nullptr : chunk_records_.data();
   p.sends_done = sends_done_;
+  p.sends_next = &sends_next_.value;
+  p.places_next = &places_next_.value;
   return p;
 }
 

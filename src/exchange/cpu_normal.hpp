@@ -23,6 +23,9 @@ struct CpuBlock final : OutputBlock {
   ~CpuBlock() override;
 };
 
+/// Records here by source, cut at what fits: [W + 1].
+std::vector<int64_t> record_ranges(const HandleData& h);
+
 class CpuNormal final : public NormalImpl {
  public:
   CpuNormal(Group& group, const NormalConfig& config);
@@ -85,7 +88,7 @@ class CpuNormal final : public NormalImpl {
 
   // cpu_combine.cpp
   void combine_direct(const CallContext& call, uint64_t sig, struct CombineParams& params);
-  void combine_ring(const CallContext& call, uint64_t sig, struct CombineParams& params, const HandleData& h);
+  void combine_ring(const CallContext& call, uint64_t sig, struct CombineParams& params);
 
   CallStatistics stats_;
   uint64_t epoch_ = 0;  // of the last call
@@ -97,8 +100,8 @@ class CpuNormal final : public NormalImpl {
   struct alignas(64) Counter {
     uint64_t value = 0;
   };
-  uint64_t sends_done_[kRowChunks] = {};
-  Counter outputs_done_, pulls_done_;
+  uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
+  Counter outputs_done_, pulls_done_, sends_next_, places_next_, sums_next_, pulls_next_;
   std::vector<int32_t> chunk_records_;
   std::vector<RingStream> ring_streams_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};

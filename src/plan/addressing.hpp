@@ -34,9 +34,22 @@ SWITCHYARD_FN constexpr int64_t strided_slot(int local_expert, int world, int64_
 }
 
 /// Expert-major dispatch tells its receivers in so many steps what has come, so that they can place repeated routes meanwhile.
-inline constexpr int kRowChunks = 4;
+/// Chunks become shorter, because nothing else goes on while the last one is placed.
+inline constexpr int kRowChunks = 6;
 /// One past the last token of chunk c.
-SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) { return tokens * (c + 1) / kRowChunks; }
+SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) {
+  constexpr int kShares = kRowChunks * (kRowChunks + 1) / 2;
+  const int after = kRowChunks - 1 - c;
+  return tokens * (kShares - after * (after + 1) / 2) / kShares;
+}
+
+/// Expert-major combine per_rank announces its sums in so many chunks of their owners' tokens, so that owners can pull them
+/// meanwhile. Chunks become longer, because nothing else goes on while the first one is made.
+inline constexpr int kSumChunks = 8;
+/// One past the last token of chunk c.
+SWITCHYARD_FN constexpr int64_t sum_chunk_end(int64_t tokens, int c) {
+  return tokens * ((c + 1) * (c + 2) / 2) / (kSumChunks * (kSumChunks + 1) / 2);
+}
 
 /// Where an expert-major row came from.
 SWITCHYARD_FN constexpr int64_t pack_source(int rank, int k, int64_t token) {

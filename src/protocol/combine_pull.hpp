@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine by pulling: each token's owner reads the rows of its experts where they lie and sums them.
+// Combine by pulling: each token's owner reads the rows of its experts where they lie and sums them. Not of expert-major rows
+// per_rank: combine_sums.hpp.
 //
-// | flag    | written by         | read by         | order           | scope  | reuse              |
-// | outputs | expert's last warp | all owners      | release/acquire | system | epoch, never reset |
-// | pulled  | owner's last warp  | expert's warp 0 | release/acquire | system | epoch, never reset |
+// | flag      | written by               | read by         | order           | scope  | reuse              |
+// | placement | expert's warp 0, at once | all owners      | release/acquire | system | epoch, never reset |
+// | outputs   | expert's last warp       | all owners      | release/acquire | system | epoch, never reset |
+// | pulled    | owner's last warp        | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
 // Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when
 // the call returns. Progress: a warp waits for remote `outputs` only after it has arrived for its own; `pulled` likewise.
@@ -11,6 +13,7 @@
 
 #include "plan/plan.hpp"
 #include "protocol/counts.hpp"
+#include "protocol/deal.hpp"
 
 namespace switchyard::detail {
 
@@ -31,7 +34,11 @@ struct CombineParams {
   int64_t rows = 0;
   std::byte* staged = nullptr;  ///< symmetric: copy of y, or the partial sums [records]; null if y is pulled in place
   bool reduce_here = false;     ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
+  int sum_blocks = 0;           ///< of those: the first blocks make the sums, the others pull meanwhile; 0: all do both in turn
   int64_t num_records = 0;
+  const int64_t* record_begin = nullptr;  ///< [W + 1] records by owner
+  const int32_t* record_token = nullptr;  ///< [records]
+  const int64_t* tokens_of = nullptr;     ///< [W] tokens of each owner
   const int32_t* record_route = nullptr;  ///< [records * K]
   const float* record_weight = nullptr;   ///< [records * K] or null
   const float* weights_in = nullptr;      ///< rank-major: [records, K] as given, or null
@@ -50,8 +57,24 @@ struct CombineParams {
   float* out_weights = nullptr;
 
   uint64_t* outputs_done = nullptr;  ///< counters of warps, private to this rank
+  uint64_t* sums_done = nullptr;     ///< [kSumChunks]
   uint64_t* pulls_done = nullptr;
+  uint64_t* sums_next = nullptr;   ///< records dealt
+  uint64_t* pulls_next = nullptr;  ///< tokens dealt
 };
+
+/// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
+SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, int64_t token) {
+  int64_t low = p.record_begin[owner], high = p.record_begin[owner + 1];
+  while (low < high) {
+    const int64_t mid = low + (high - low) / 2;
+    if (p.record_token[mid] < token)
+      low = mid + 1;
+    else
+      high = mid;
+  }
+  return low;
+}
 
 /// What rank `r` offers at `offset`: within its segment, or beyond (registered memory: modulo 2^64).
 SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint64_t offset) {
@@ -70,10 +93,10 @@ SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, in
   return true;
 }
 
-/// Expert side: this warp's share of partial sums or of the copy to symmetric memory. Settled on return.
+/// Expert side: this warp's share of the copy to symmetric memory. Settled on return.
 template <class A>
 SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  if (p.staged && !p.reduce_here) {
+  if (p.staged) {
     for (int64_t r = w.index(); r < p.rows; r += w.total()) {
       A::copy(w, p.staged + r * p.row_bytes, p.y + r * p.row_bytes, static_cast<size_t>(p.row_bytes));
       moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
@@ -83,10 +106,6 @@ SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, 
     const int64_t bytes = 4 * p.topk;
     for (int64_t r = w.index(); r < p.num_records; r += w.total())
       A::copy(w, p.weights_staged + r * p.topk, p.weights_in + r * p.topk, static_cast<size_t>(bytes));
-  }
-  if (p.reduce_here) {
-    for (int64_t r = w.index(); r < p.num_records; r += w.total())
-      if (reduce_record<A>(w, p, r, p.staged + r * p.row_bytes)) moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
   }
   A::settle(w);
 }
@@ -149,14 +168,25 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved);
 }
 
-/// Owner side: sums this warp's share of the tokens. Settled on return.
+/// Owner side: sums the tokens below `end` that are dealt to this warp. Pending.
 template <class A>
-SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  for (int64_t t = w.index(); t < p.tokens; t += w.total()) {
-    if (t + w.total() < p.tokens) A::prefetch(w, p.sends.of(t + w.total()));
-    reduce_token<A>(w, p, t, moved);
+SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, Deal<A>& tokens, int64_t end,
+                                   MoveCounter& moved) {
+  for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, moved);
+}
+
+/// Every warp, last thing: tells all ranks that this one has pulled what it needs; warp 0 waits until all have.
+template <class A>
+SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved) {
+  const CallContext& call = p.call;
+  if (arrive_is_last<A>(w, p.pulls_done)) {
+    deal_again<A>(w, p.pulls_next);
+    publish_all<A>(w, call, p.control, Site::pulled);
   }
-  A::settle(w);
+  call.moved[w.index()] = moved;
+  if (w.index() != 0) return true;
+  WarpSpan<A> span(w, call, Event::wait_pulled, -1);
+  return wait_placements<A>(w, call, p.control, Site::pulled, &span);
 }
 
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree),
@@ -166,28 +196,31 @@ template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
-  {
-    const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
-    prepare_outputs<A>(w, p, moved);
+  const bool prepares = p.staged || p.weights_staged;  // rows that lie in place were ready before the call
+  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances, !prepares);
+  if (prepares) {
+    {
+      const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
+      prepare_outputs<A>(w, p, moved);
+    }
+    if (arrive_is_last<A>(w, p.outputs_done)) publish_all<A>(w, call, p.control, Site::outputs);
   }
-  // Rows that lie in place were ready before the kernel began: one warp says so at once.
-  const bool prepares = p.staged || p.weights_staged;
-  if (prepares ? arrive_is_last<A>(w, p.outputs_done) : w.index() == 0)
-    publish_placement<A>(w, call, p.control, p.place, Site::outputs, p.distances);
   {
     WarpSpan<A> span(w, call, Event::wait_outputs, -1);
-    if (!wait_placements<A>(w, call, p.control, Site::outputs, &span)) return false;
+    if (!wait_placements<A>(w, call, p.control, Site::placement, &span)) return false;
   }
   if (all_agree<A>(w, call, p.control, p.place.signature)) {
+    {
+      WarpSpan<A> span(w, call, Event::wait_outputs, -1);
+      if (!wait_placements<A>(w, call, p.control, Site::outputs, &span)) return false;
+    }
     WarpSpan<A> span(w, call, Event::pull_reduce);
-    pull_and_reduce<A>(w, p, moved);
+    Deal<A> tokens(p.pulls_next);
+    pull_and_reduce<A>(w, p, tokens, p.tokens, moved);
+    A::settle(w);
     span.set_arg(static_cast<int64_t>(moved.rows));
   }
-  if (arrive_is_last<A>(w, p.pulls_done)) publish_all<A>(w, call, p.control, Site::pulled);
-  call.moved[w.index()] = moved;
-  if (w.index() != 0) return true;
-  WarpSpan<A> span(w, call, Event::wait_pulled, -1);
-  return wait_placements<A>(w, call, p.control, Site::pulled, &span);
+  return end_pulls<A>(w, p, moved);
 }
 
 }  // namespace switchyard::detail

@@ -13,9 +13,6 @@ namespace switchyard::detail {
 struct RingCombineParams {
   CombineParams c;  ///< staging and placement are not used
   RingLayout rings;
-  const int64_t* record_begin = nullptr;  ///< [W + 1] this rank's records by owner
-  const int32_t* record_token = nullptr;  ///< [records]
-  const int64_t* tokens_of = nullptr;     ///< [W] tokens of each owner
   /// [2 * num_rings + num_channels] producers (of this rank's rows to the tokens of one channel of one owner), consumers (by
   /// channel, then rank), and the state of each channel of this rank's tokens. Need not be initialised.
   RingStream* streams = nullptr;
@@ -27,19 +24,6 @@ struct RingCombineParams {
   }
   SWITCHYARD_FN RingStream& channel(int index) const { return streams[2 * rings.num_rings() + index]; }
 };
-
-/// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
-SWITCHYARD_FN inline int64_t first_record_of(const RingCombineParams& p, int owner, int64_t token) {
-  int64_t low = p.record_begin[owner], high = p.record_begin[owner + 1];
-  while (low < high) {
-    const int64_t mid = low + (high - low) / 2;
-    if (p.record_token[mid] < token)
-      low = mid + 1;
-    else
-      high = mid;
-  }
-  return low;
-}
 
 /// Appends what record ring.s.next sends next. Returns false if that is nothing (all its rows were dropped, or all routes are
 /// sent).
@@ -175,8 +159,8 @@ SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p)
   for (int i = w.index(); i < channels * world; i += w.total()) {
     const int channel = i / world, owner = (i + p.c.call.rank()) % world;
     RingStream s;
-    s.next = first_record_of(p, owner, channel_begin(p.tokens_of[owner], channels, channel));
-    s.end = first_record_of(p, owner, channel_begin(p.tokens_of[owner], channels, channel + 1));
+    s.next = first_record_of(p.c, owner, channel_begin(p.c.tokens_of[owner], channels, channel));
+    s.end = first_record_of(p.c, owner, channel_begin(p.c.tokens_of[owner], channels, channel + 1));
     keep<A>(w, p.streams[i], s);
   }
   for (int channel = w.index(); channel < channels; channel += w.total()) {

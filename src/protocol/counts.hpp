@@ -45,12 +45,12 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
   return wait_placements<A>(w, call, control, Site::counts);
 }
 
-/// Writes `place` to all ranks and releases `site` (placement for dispatch, outputs for combine), with everything settled
-/// before. `distances`: null, or [W] what is added to `place.rows` for each reader, because the rows lie outside the heap at
-/// another distance from its mapping of this rank's segment.
+/// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] what is
+/// added to `place.rows` for each reader, because the rows lie outside the heap at another distance from its mapping of this
+/// rank's segment. `rows_ready`: releases `outputs` as well.
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
-                                     const Placement& place, Site site, const uint64_t* distances = nullptr) {
+                                     const Placement& place, const uint64_t* distances = nullptr, bool rows_ready = false) {
   if (distances == nullptr) {
     A::multicast_to(
         w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.placement(call.epoch, call.rank())); }, &place,
@@ -63,7 +63,14 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
     });
   }
   A::settle(w);
-  publish_all<A>(w, call, control, site);
+  const int world = call.world();
+  A::template publish_to<Scope::system>(
+      w, rows_ready ? 2 * world : world,
+      [&](int i) {
+        const SymPtr<uint64_t> flag = control.flag(i < world ? Site::placement : Site::outputs, call.rank());
+        return FlagStore{call.heap.at(i < world ? i : i - world, flag), call.word()};
+      },
+      Site::placement);
 }
 
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.

@@ -9,14 +9,16 @@
 // source's records here up to the end of the chunk.
 //
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
-// receiver reads its block after `rows` of the source. Progress: a warp waits for chunk c of the rows only after it has sent
-// its own chunk c + 1, or all, and arrived; receivers wait only for remote sends, which wait only for placements, which wait
-// for nothing in this kernel.
+// receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed, are dealt to
+// the warps (deal.hpp). Progress: a warp that sends waits for chunk c of the rows only after it
+// has sent its own chunk c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only for
+// placements, which wait for nothing in this kernel.
 #pragma once
 
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
 #include "protocol/counts.hpp"
+#include "protocol/deal.hpp"
 
 namespace switchyard::detail {
 
@@ -54,8 +56,11 @@ struct DispatchParams {
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
   float* row_weight = nullptr;    ///< likewise
 
+  int send_blocks = 0;  ///< expert-major: the first blocks send, the others place what comes meanwhile; 0: all do both in turn
   const int32_t* chunk_records = nullptr;  ///< expert-major: records_by_chunk
   uint64_t* sends_done = nullptr;          ///< [kRowChunks] counters of warps, private to this rank
+  uint64_t* sends_next = nullptr;          ///< tokens dealt
+  uint64_t* places_next = nullptr;         ///< records dealt
 };
 
 /// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
@@ -101,19 +106,14 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
   });
 }
 
-/// Sends this warp's share of the tokens in [t, end): every (warp total())-th, from t on. All copies are settled on return.
-/// Returns the next token of this warp.
+/// Sends the tokens below `end` that are dealt to this warp. All copies are settled on return.
 template <class A>
-SWITCHYARD_FN int64_t send_rows(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t end, MoveCounter& moved) {
+SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<A>& tokens, int64_t end, MoveCounter& moved) {
   const uint64_t metadata = 4 + static_cast<uint64_t>(p.topk) * (p.weights ? 8 : 4);
   const auto payload = static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
-  for (; t < end; t += w.total()) {
+  for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) {
     const SendEntry* entries = p.sends.of(t);
     const int places = p.sends.places(t);
-    if (t + w.total() < p.tokens) {
-      A::prefetch(w, p.sends.of(t + w.total()));
-      if (p.with_records) A::prefetch(w, p.ids + (t + w.total()) * p.topk);
-    }
     if (p.with_records) {
       send_records<A>(w, p, t, entries, places);
       moved.metadata_bytes +=
@@ -149,15 +149,14 @@ SWITCHYARD_FN int64_t send_rows(typename A::Warp& w, const DispatchParams& p, in
     A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.scale_bytes));
   }
   A::settle(w);
-  return t;
 }
 
 /// Zeroes this warp's share of the padding rows of this rank's own block.
 template <class A>
-SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine) {
+SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine, const Share& share) {
   for (int e = 0; e < p.num_padding; ++e) {
-    const int64_t turn = (w.index() + int64_t{e} * 61) % w.total();  // another first warp for each expert
-    for (int64_t row = p.padding[2 * e] + turn; row < p.padding[2 * e + 1]; row += w.total()) {
+    const int64_t turn = (share.index + int64_t{e} * 61) % share.step;  // another first warp for each expert
+    for (int64_t row = p.padding[2 * e] + turn; row < p.padding[2 * e + 1]; row += share.step) {
       A::fill_zero(w, mine.block + row * p.row_bytes, static_cast<size_t>(p.row_bytes));
       if (p.scale_bytes)
         A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
@@ -165,37 +164,31 @@ SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, co
   }
 }
 
-/// Expert-major: copies each row of `source` that has further routes on this rank to their rows, by this warp's share of its
-/// records [begin, end).
+/// Expert-major: copies the row of record r, which came from `source`, to the rows of its further routes on this rank.
 template <class A>
-SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source,
-                                 int64_t begin, int64_t end, MoveCounter& moved) {
-  const int32_t* routes = p.record_route ? p.record_route : mine.route();
-  std::byte* scales = mine.block + mine.layout.scales_at();
-  for (int64_t r = p.record_begin[source] + begin + w.index(); r < p.record_begin[source] + end; r += w.total()) {
-    const int32_t* route = routes + r * p.topk;
-    if (p.row_source) {
-      A::for_lanes(w, p.topk, [&](int k) {
-        const int32_t row = route[k];
-        if (row < 0) return;
-        p.row_source[row] = pack_source(source, k, mine.token()[r]);
-        p.row_weight[row] = mine.weight()[r * p.topk + k];
-      });
-    }
-    const uint64_t all = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
-    const uint64_t others = all & (all - 1);
-    if (others == 0) continue;
-    int first = 0;
-    while ((all >> first & 1) == 0) ++first;
-    const int64_t primary = route[first];
-    const auto row_to = [&](int k) -> void* { return others >> k & 1 ? mine.block + route[k] * p.row_bytes : nullptr; };
-    A::multicast_to(w, p.topk, row_to, mine.block + primary * p.row_bytes, static_cast<size_t>(p.row_bytes));
-    if (p.scale_bytes) {
-      const auto scale_to = [&](int k) -> void* { return others >> k & 1 ? scales + route[k] * p.scale_bytes : nullptr; };
-      A::multicast_to(w, p.topk, scale_to, scales + primary * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
-    }
-    moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
+SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, int64_t r,
+                                 MoveCounter& moved) {
+  const int32_t* const route = (p.record_route ? p.record_route : mine.route()) + r * p.topk;
+  if (p.row_source) {
+    A::for_lanes(w, p.topk, [&](int k) {
+      const int32_t row = route[k];
+      if (row < 0) return;
+      p.row_source[row] = pack_source(source, k, mine.token()[r]);
+      p.row_weight[row] = mine.weight()[r * p.topk + k];
+    });
   }
+  const uint64_t all = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
+  const uint64_t others = all & (all - 1);
+  if (others == 0) return;
+  const int64_t primary = route[nth_bit(all, 0)];
+  const auto row_to = [&](int k) -> void* { return others >> k & 1 ? mine.block + route[k] * p.row_bytes : nullptr; };
+  A::multicast_to(w, p.topk, row_to, mine.block + primary * p.row_bytes, static_cast<size_t>(p.row_bytes));
+  if (p.scale_bytes) {
+    std::byte* const scales = mine.block + mine.layout.scales_at();
+    const auto scale_to = [&](int k) -> void* { return others >> k & 1 ? scales + route[k] * p.scale_bytes : nullptr; };
+    A::multicast_to(w, p.topk, scale_to, scales + primary * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
+  }
+  moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
 }
 
 /// Tells all receivers that this rank's rows up to the end of chunk c have come, and how many records these are.
@@ -219,50 +212,80 @@ SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c
       w, p.call, [&](int r) { return p.call.heap.local(p.control.rows_flag(r, c)); }, Site::rows, &span);
 }
 
-/// Expert-major: places the repeated routes of chunk c of all sources. False after a fault.
+/// Records whose routes a warp has to place, in the order in which they come: by chunk, then source. They are dealt several at
+/// a time, because most have nothing to copy.
 template <class A>
-SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
+struct PlaceDeal {
+  static constexpr int kBatch = 4;
+  Deal<A> records;
+  int64_t base = 0;  ///< records of earlier chunks
+};
+
+/// Expert-major: places the repeated routes of chunk c of all sources, of the records dealt to this warp. False after a fault.
+template <class A>
+SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c, PlaceDeal<A>& deal,
                                MoveCounter& moved) {
   if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
+  WarpSpan<A> span(w, call, Event::place_aliases);
+  int64_t placed = 0;
   // The flags were acquired: a plain load will do.
-  const auto records = [&](int source, int chunk) {
+  const auto come = [&](int source, int chunk) {
     return static_cast<int64_t>(flag_value(*call.heap.local(p.control.rows_flag(source, chunk))));
   };
-  for (int step = 0; step < call.world(); ++step) {
-    const int source = (call.rank() + step) % call.world();
-    const WarpSpan<A> span(w, call, Event::place_aliases, source);
-    place_aliases<A>(w, p, mine, source, c > 0 ? records(source, c - 1) : 0, records(source, c), moved);
+  const auto before = [&](int source) { return c > 0 ? come(source, c - 1) : 0; };
+  for (;; deal.records.done(), ++placed) {
+    const int64_t i = deal.records.item(w) - deal.base;
+    const Located at = A::locate(w, i, call.world(), [&](int source) { return come(source, c) - before(source); });
+    if (at.segment == call.world()) {
+      deal.base += i - at.offset;
+      span.set_arg(placed);
+      return true;
+    }
+    place_aliases<A>(w, p, mine, at.segment, p.record_begin[at.segment] + before(at.segment) + at.offset, moved);
   }
-  return true;
 }
 
 /// Kernel body: run by all warps of a rank, after all placements have come (wait_placements) and agree. False after a fault
 /// (recorded). On return without fault all rows for this warp's share of the receiver work are complete; the call is complete
-/// when all warps have returned, and when warp 0 has, all warps of this rank have begun.
+/// when all warps have returned. Without send_blocks, when warp 0 has returned, all warps of this rank have begun.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
   const bool expert_major = p.layout == Layout::expert_major;
-  const int chunks = expert_major ? kRowChunks : 1;
+  const int last = expert_major ? kRowChunks - 1 : 0, blocks = w.num_blocks();
+  const bool apart = p.send_blocks > 0;
   const Destination mine = destination(p, call.rank());
+  const Share all = share_of_blocks(w, 0, blocks);
+  PlaceDeal<A> placing{Deal<A>(p.places_next, PlaceDeal<A>::kBatch)};
   MoveCounter moved;
-  int64_t token = w.index();
-  for (int c = 0; c < chunks; ++c) {
-    {
-      WarpSpan<A> span(w, call, Event::send_rows);
-      token = send_rows<A>(w, p, token, expert_major ? row_chunk_end(p.tokens, c) : p.tokens, moved);
-      span.set_arg(static_cast<int64_t>(moved.rows));
+  const auto zero = [&](const Share& share) {
+    const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
+    zero_padding<A>(w, p, mine, share);
+  };
+  if (!apart || w.block() < p.send_blocks) {
+    const int senders = (apart ? p.send_blocks : blocks) * w.warps_per_block();
+    Deal<A> tokens(p.sends_next);
+    for (int c = 0; c <= last; ++c) {
+      {
+        WarpSpan<A> span(w, call, Event::send_rows);
+        send_rows<A>(w, p, tokens, expert_major ? row_chunk_end(p.tokens, c) : p.tokens, moved);
+        span.set_arg(static_cast<int64_t>(moved.rows));
+      }
+      if (arrive_is_last<A>(w, p.sends_done + c, senders)) {
+        if (c == last) deal_again<A>(w, p.sends_next);
+        if (c == 0) deal_again<A>(w, p.places_next);  // of the call before; nobody takes any before chunk 0 has come
+        publish_rows<A>(w, p, c);
+      }
+      if (apart) continue;
+      if (c == 0) zero(all);
+      if (c > 0 && !place_chunk<A>(w, p, mine, c - 1, placing, moved)) return false;
     }
-    if (arrive_is_last<A>(w, p.sends_done + c)) publish_rows<A>(w, p, c);
-    if (c == 0) {
-      const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
-      zero_padding<A>(w, p, mine);
-    } else if (!place_chunk<A>(w, p, mine, c - 1, moved)) {
-      return false;
-    }
+  } else {
+    zero(share_of_blocks(w, p.send_blocks, blocks));
   }
-  if (expert_major && !place_chunk<A>(w, p, mine, chunks - 1, moved)) return false;
+  for (int c = !expert_major ? 1 : apart ? 0 : last; c <= last; ++c)
+    if (!place_chunk<A>(w, p, mine, c, placing, moved)) return false;
   A::settle(w);
   call.moved[w.index()] = moved;
   if (expert_major || w.index() != 0) return true;

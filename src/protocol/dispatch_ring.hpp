@@ -139,7 +139,7 @@ SWITCHYARD_FN bool dispatch_ring(typename A::Warp& w, const RingDispatchParams& 
     keep<A>(w, p.streams[i], s);
   }
   MoveCounter moved;
-  zero_padding<A>(w, p.d, p.mine);
+  zero_padding<A>(w, p.d, p.mine, share_of_blocks(w, 0, w.num_blocks()));
   A::settle(w);
   const bool ok = drive_streams<A>(w, call, [&](RingStall& stall, bool& progress) {
     int left = 0;

@@ -27,6 +27,16 @@ SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
+/// A warp's part of work that is dealt in turn to the warps of some blocks, to neighbours on different multiprocessors.
+struct Share {
+  int64_t index, step;
+};
+template <class Warp>
+SWITCHYARD_FN Share share_of_blocks(const Warp& w, int first, int end) {
+  const int64_t blocks = end - first;
+  return {int64_t{w.warp()} * blocks + w.block() - first, blocks * w.warps_per_block()};
+}
+
 /// Tells all ranks' device memory that this rank failed (see CallContext::host_abort_word), unless they know of a failure.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
@@ -150,15 +160,19 @@ SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag
       w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span);
 }
 
-/// Counts the warps of this rank that have finished a phase. True for the last one: it is then ordered after everything that
-/// all warps of the rank settled before they arrived, and `counter` is 0 again for the next launch, which may have another
-/// number of warps.
+/// Counts the warps of this rank, `warps` of them, that have finished a phase. True for the last one: it is then ordered after
+/// everything that these warps settled before they arrived, and `counter` is 0 again for the next launch, which may have
+/// another number of warps.
 template <class A>
-SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
+SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter, int64_t warps) {
   const uint64_t before = A::template fetch_add<Scope::device>(w, counter, 1, Site::local_sends);
-  if (before + 1 != static_cast<uint64_t>(w.total())) return false;
+  if (before + 1 != static_cast<uint64_t>(warps)) return false;
   A::for_lanes(w, 1, [&](int) { *counter = 0; });
   return true;
+}
+template <class A>
+SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
+  return arrive_is_last<A>(w, counter, w.total());
 }
 
 }  // namespace switchyard::detail

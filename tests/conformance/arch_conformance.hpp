@@ -327,6 +327,19 @@ TYPED_TEST_P(ArchConformance, FlagsStoreLoadAndAdd) {
   EXPECT_TRUE(memory.guards_intact());
 }
 
+TYPED_TEST_P(ArchConformance, TakeGivesTheOldValue) {
+  typename TestFixture::Memory memory(2 * 64);
+  std::memset(memory.data(), 0, memory.size());
+  auto* counter = reinterpret_cast<uint64_t*>(memory.data()) + 1;
+  EXPECT_EQ(this->warp_.take(counter, 3), 0u);
+  EXPECT_EQ(this->warp_.take(counter, uint64_t{1} << 33), 3u);
+  EXPECT_EQ(this->warp_.take(counter, 1), (uint64_t{1} << 33) + 3);
+  EXPECT_EQ(counter[-1], 0u);
+  EXPECT_EQ(counter[0], (uint64_t{1} << 33) + 4);
+  EXPECT_EQ(counter[1], 0u);
+  EXPECT_TRUE(memory.guards_intact());
+}
+
 TYPED_TEST_P(ArchConformance, PublishReachesExactlyItsFlags) {
   for (const int n : {0, 1, 2, 31, 32, 33, kMaxRanks}) {
     typename TestFixture::Memory memory(static_cast<size_t>(2 * kMaxRanks) * 8);
@@ -424,11 +437,11 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             LanesWhereGivesABitPerPlace, LanesUnionIsTheOrOfAllWords, CountWhereCountsTrueAnswers,
                             LocateFindsEveryIndexOnce, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
                             ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
-                            PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch,
-                            LanesCoverEachIndexOnce, TheClockNeverRunsBackwards, ReduceMatchesTheReference,
-                            ReduceFromPlacesIsTheSameSum, MapTurnsEveryElement, ReduceRoundsTiesToEven,
-                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
-                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
-                            QuantizeSpecialGroups, QuantizeScaleBoundaries);
+                            TakeGivesTheOldValue, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
+                            FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
+                            ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum, MapTurnsEveryElement,
+                            ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
+                            ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference,
+                            QuantizeRoundsTiesToEven, QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

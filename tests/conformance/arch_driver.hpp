@@ -52,6 +52,7 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.publish_to(flags, n, value);  // flags that are null are skipped
   { d.poll_from(polled, n, value) } -> std::same_as<int>;
   { d.fetch_add(flag, value) } -> std::same_as<uint64_t>;
+  { d.take(flag, value) } -> std::same_as<uint64_t>;
   { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // how often for_lanes(n) called its function with each of 0..n-1
   { d.lanes_where(std::vector<bool>()) } -> std::same_as<uint64_t>;
   { d.lanes_union(std::vector<uint64_t>()) } -> std::same_as<uint64_t>;

@@ -97,6 +97,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         warp, n, [&](int i) { return flags[i]; }, value, kSite);
   }
   uint64_t fetch_add(uint64_t* flag, uint64_t value) { return Cpu::template fetch_add<kScope>(warp, flag, value, kSite); }
+  uint64_t take(uint64_t* counter, uint64_t value) { return Cpu::take(warp, counter, value); }
   std::vector<int> count_lanes(int n) {
     std::vector<int> hits(static_cast<size_t>(n));
     Cpu::for_lanes(warp, n, [&](int i) { ++hits[static_cast<size_t>(i)]; });

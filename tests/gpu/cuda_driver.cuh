@@ -38,6 +38,7 @@ enum class Op {
   publish_to,
   poll_from,
   add,
+  take,
   count_lanes,
   lanes_where,
   lanes_union,
@@ -135,6 +136,7 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
           w, n, [&](int i) { return flags[i]; }, r.value, kSite));
       break;
     case Op::add: first = A::template fetch_add<kScope>(w, flag, r.value, kSite); break;
+    case Op::take: first = A::take(w, flag, r.value); break;
     case Op::count_lanes:
       A::for_lanes(w, n, [&](int i) { atomicAdd(reinterpret_cast<unsigned long long*>(r.list + i), 1ull); });
       break;
@@ -287,6 +289,7 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
     return static_cast<int>(run({.op = Op::poll_from, .value = value, .n = n}, rows(flags, n)).first);
   }
   uint64_t fetch_add(uint64_t* flag, uint64_t value) { return run({.op = Op::add, .dst = flag, .value = value}).first; }
+  uint64_t take(uint64_t* counter, uint64_t value) { return run({.op = Op::take, .dst = counter, .value = value}).first; }
   std::vector<int> count_lanes(int n) {
     run({.op = Op::count_lanes, .n = n}, Pointers(static_cast<size_t>(n)));
     return {list_.begin(), list_.end()};

@@ -99,7 +99,7 @@ TEST_P(SilentGpuRank, OthersReportItInFull) {
 INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
                          testing::Values(Silence{Missing::dispatch, "dispatch", "counts", 1},
                                          Silence{Missing::cached, "cached dispatch", "placement", 2},
-                                         Silence{Missing::combine, "combine", "outputs", 2}),
+                                         Silence{Missing::combine, "combine", "placement", 2}),
                          [](const auto& s) { return std::string(s.param.site); });
 
 // --- A rank that is late by more than the deadline

@@ -31,6 +31,10 @@ extern "C" __global__ void poll_all_system(const uint64_t* const* flags, int n, 
   CudaWarp w = make_warp();
   *out = Cuda::poll_all<Scope::system>(w, flags, n, 1, Site::none);
 }
+extern "C" __global__ void take(uint64_t* counter, uint64_t* out) {
+  CudaWarp w = make_warp();
+  *out = Cuda::take(w, counter, 1);
+}
 extern "C" __global__ void fetch_add_device(uint64_t* counter, uint64_t* out) {
   CudaWarp w = make_warp();
   *out = Cuda::fetch_add<Scope::device>(w, counter, 1, Site::none);

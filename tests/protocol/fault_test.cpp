@@ -55,10 +55,10 @@ std::vector<Silence> silences() {
   return {{"dispatch", "dispatch", "counts", 1, Staging::direct, dispatch},
           {"second_dispatch", "dispatch", "counts", 3, Staging::direct, second_dispatch},
           {"cached", "dispatch", "placement", 2, Staging::direct, cached},
-          {"combine", "combine", "outputs", 2, Staging::direct, combine},
+          {"combine", "combine", "placement", 2, Staging::direct, combine},
           {"ring_dispatch", "dispatch", "counts", 1, Staging::ring, dispatch},
           {"ring_cached", "dispatch", "placement", 2, Staging::ring, cached},
-          {"ring_combine", "combine", "outputs", 2, Staging::ring, combine}};
+          {"ring_combine", "combine", "placement", 2, Staging::ring, combine}};
 }
 
 class SilentRank : public testing::TestWithParam<Silence> {};

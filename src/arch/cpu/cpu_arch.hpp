@@ -156,6 +156,10 @@ struct BasicCpu {
     return add_to_flag(flag, value, acq_rel_order(site));
   }
 
+  static uint64_t take(Warp&, uint64_t* counter, uint64_t value) {
+    return add_to_flag(counter, value, std::memory_order_relaxed);
+  }
+
   static void block_sync(Warp& w) {
     if (w.warps_per_block() > 1) w.barrier()->arrive_and_wait();
   }

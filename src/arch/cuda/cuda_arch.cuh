@@ -257,6 +257,12 @@ struct CudaArch {
     return __shfl_sync(kAllLanes, old, 0);
   }
 
+  __device__ static uint64_t take(Warp& w, uint64_t* counter, uint64_t value) {
+    uint64_t old = 0;
+    if (w.lane_ == 0) old = ptx::add_relaxed(counter, value);
+    return __shfl_sync(kAllLanes, old, 0);
+  }
+
   __device__ static void block_sync(Warp&) {
     __syncthreads();
     fence_bulk();

@@ -54,6 +54,12 @@ __device__ __forceinline__ void store_release(uint64_t* p, uint64_t v) {
   }
 }
 
+/// Inside this GPU.
+__device__ __forceinline__ uint64_t add_relaxed(uint64_t* p, uint64_t v) {
+  uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v));
+  return old;
+}
 template <Scope S>
 __device__ __forceinline__ uint64_t add_acq_rel(uint64_t* p, uint64_t v) {
   uint64_t old;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, or protocol/combine_ring.hpp.
+// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, combine_sums.hpp or combine_ring.hpp.
 //
 // Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
 // for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
@@ -8,6 +8,7 @@
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 #include "protocol/combine_ring.hpp"
+#include "protocol/combine_sums.hpp"
 
 namespace switchyard::detail {
 
@@ -18,6 +19,8 @@ __device__ void complete(CombineParams& c, const TablesHeader& header, const flo
   c.tokens = header.tokens;
   c.rows = header.rows;
   c.num_records = header.num_records;
+  c.record_begin = header.record_begin;
+  c.tokens_of = header.tokens_of;
   if (!header.any_weights) c.record_weight = nullptr;
   if (!header.any_weights && c.weights == handle_weights) c.weights = nullptr;
 }
@@ -35,7 +38,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
-  if (!combine_pull<A>(w, p.c)) return Cuda::settle(w);
+  if (!combine_direct<A>(w, p.c)) return Cuda::settle(w);
   (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
   Cuda::settle(w);
   if (w.index() == 0) end_call(given.state, p.c.call.epoch);
@@ -56,16 +59,13 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (threadIdx.x == 0) {
     complete(p.c, header, given.handle_weights);
     p.rings = ring.rings;
-    p.record_begin = header.record_begin;
-    p.record_token = ring.record_token;
-    p.tokens_of = header.tokens_of;
     p.streams = ring.streams;
     p.send_chunk = ring.send_chunk;
   }
   __syncthreads();
   const CallContext& call = p.c.call;
-  if (w.index() == 0) publish_placement<A>(w, call, p.c.control, p.c.place, Site::outputs);
-  if (!wait_placements<A>(w, call, p.c.control, Site::outputs)) return Cuda::settle(w);
+  if (w.index() == 0) publish_placement<A>(w, call, p.c.control, p.c.place);
+  if (!wait_placements<A>(w, call, p.c.control, Site::placement)) return Cuda::settle(w);
   // A dispatch that moved nothing, on all ranks alike, has left no records to go by.
   const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature, given.soft) && header.moved != 0;
   const bool ok = !moves || combine_ring_kernel<A>(w, p);
@@ -81,16 +81,18 @@ auto ring_kernel_for(const CudaCombineParams& p) {
   return p.c.call.device_trace.records != nullptr ? ring_combine_kernel<CudaTraced> : ring_combine_kernel<Cuda>;
 }
 
-// Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md.
-constexpr CudaShape shape_of(int warps) { return {warps, 0, 0, 0}; }
-constexpr CudaShape kShape = shape_of(kSumWarps);
+// Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for chunks of sums.
+constexpr CudaShape shape_of(int warps, int world) {
+  return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
+}
 
 }  // namespace
 
 void prepare_combine_kernel(const DeviceLimits& limits) {
   const int ring = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
-  allow_shared(combine_kernel<Cuda>, static_cast<int>(kShape.shared_bytes()));
-  allow_shared(combine_kernel<CudaTraced>, static_cast<int>(kShape.shared_bytes()));
+  const int direct = static_cast<int>(shape_of(kSumWarps, kMaxRanks).shared_bytes());
+  allow_shared(combine_kernel<Cuda>, direct);
+  allow_shared(combine_kernel<CudaTraced>, direct);
   allow_shared(ring_combine_kernel<Cuda>, ring);
   allow_shared(ring_combine_kernel<CudaTraced>, ring);
 }
@@ -99,14 +101,14 @@ void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits,
   CudaCombineParams p;
   p.c.call = call;
   p.state = state;
-  const CudaShape ring_shape{kMoveWarps, 0, 0, 0};
-  launch_kernel(kernel_for(p), limits.multiprocessors, kShape, false, stream, "combine kernel", p, kShape);
+  const CudaShape shape = shape_of(kSumWarps, call.world()), ring_shape{kMoveWarps, 0, 0, 0};
+  launch_kernel(kernel_for(p), limits.multiprocessors, shape, false, stream, "combine kernel", p, shape);
   launch_kernel(ring_kernel_for(p), limits.multiprocessors, ring_shape, false, stream, "combine kernel", p, RingParts{},
                 ring_shape);
 }
 
 void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, cudaStream_t stream) {
-  const CudaShape shape = shape_of(launch.warps);
+  const CudaShape shape = shape_of(launch.warps, p.c.call.world());
   launch_kernel(kernel_for(p), launch.blocks, shape, false, stream, "combine kernel", p, shape);
 }
 

@@ -42,6 +42,7 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   c.record_route = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.route_at());
   if (expert_major && o.apply_weights && o.order == CombineOrder::per_rank)
     c.record_weight = reinterpret_cast<const float*>(device.received.records + device.received.layout.weight_at());
+  c.record_token = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.token_at());
   fill_sum(c, y, h, out, o, out_weights);
   c.sends = SendTable{t.sends, nullptr, t.stride};
   c.ids = t.ids;
@@ -51,7 +52,10 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
     if (!o.weights) p.handle_weights = t.weights;
   }
   c.outputs_done = &state()->outputs_done;
+  c.sums_done = state()->sums_done;
   c.pulls_done = &state()->pulls_done;
+  c.sums_next = &state()->sums_next;
+  c.pulls_next = &state()->pulls_next;
   c.place.signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
                                                      int64_t{o.apply_weights}, int64_t{o.weights != nullptr}});
   p.state = state();
@@ -59,12 +63,11 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   p.soft = gpu_.device_soft_fault();
 
   if (through_rings()) {
-    RingParts ring = ring_parts();
-    ring.record_token = reinterpret_cast<const int32_t*>(device.received.records + device.received.layout.token_at());
-    launch_ring_combine(p, ring, call.launch.blocks, gpu_.limits(), call.stream);
+    launch_ring_combine(p, ring_parts(), call.launch.blocks, gpu_.limits(), call.stream);
     return end(call);
   }
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
+  if (call.launch.blocks >= kApartFrom) c.sum_blocks = call.launch.blocks * 3 / 5;
   launch_combine(p, call.launch, call.stream);
   end(call);
 }

@@ -12,8 +12,8 @@ namespace switchyard::detail {
 namespace {
 
 constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
-constexpr int64_t kTokensPerPlanBlock = 128;
-constexpr int kMaxPlanBlocks = 32;  // each block sums the counts of those before it
+constexpr int64_t kTokensPerPlanBlock = 64;
+constexpr int kMaxPlanBlocks = 64;  // each block sums the counts of those before it
 
 DispatchOptions resolved(DispatchOptions o) {
   if (o.size == SizePolicy::automatic) o.size = SizePolicy::worst_case;
@@ -60,7 +60,7 @@ PlanParams CudaNormal::plan_params(const Call& call, const CudaHandle& handle, c
   p.call = call.context;
   p.control = control_;
   p.state = state();
-  p.totals = state_.as<int32_t>(256);
+  p.totals = state_.as<int32_t>(kObjectStateBytes);
   p.block_counts = p.totals + world() + config.num_experts;
   p.ids = ids.data;
   p.ids64 = ids.is_int64;
@@ -148,8 +148,14 @@ CudaDispatchParams CudaNormal::move_params(const Call& call, const HandleData& h
     d.padding = t.padding;
     d.num_padding = h.map.count(rank());
   }
-  if (expert_major) d.chunk_records = t.header->chunk_records;
+  if (expert_major) {
+    d.chunk_records = t.header->chunk_records;
+    const int half = call.launch.blocks / 2;
+    if (call.launch.blocks >= kApartFrom) d.send_blocks = d.quantize == ScaleKind::none ? std::min(half, kLinkSms) : half;
+  }
   d.sends_done = state()->sends_done;
+  d.sends_next = &state()->sends_next;
+  d.places_next = &state()->places_next;
   p.state = state();
   p.header = t.header;
   p.place = outputs.place;
@@ -181,6 +187,7 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
     gpu_.check_pointer("DispatchOptions::device_tokens", o.device_tokens, 4);
   });
   Call call(*this, o.stream, o.num_sms, Operation::dispatch);
+  spare_sms(call, format.quantize);
   const bool exact = o.size == SizePolicy::exact;
   checked([&] {
     if (exact && call.capturing())
@@ -252,6 +259,7 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
     gpu_.check_pointer("x.scales", x.scales, 16);
   });
   Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
+  spare_sms(call, format.quantize);
   const uint64_t sig =
       signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
                                              static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)});
@@ -269,6 +277,11 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
   Dispatched out = deliver(h, outputs, format);
   out.handle = handle;
   return out;
+}
+
+void CudaNormal::spare_sms(Call& call, bool quantize) const {
+  if (through_rings() || quantize || config.layout != Layout::rank_major) return;
+  call.launch.blocks = std::min(call.launch.blocks, kMostLinkSms);
 }
 
 void CudaNormal::launch_move(const Call& call, const CudaDispatchParams& p, const Outputs& outputs, bool after_plan) const {

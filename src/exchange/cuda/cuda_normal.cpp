@@ -106,7 +106,7 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
     checked([&] {
       make_pool();
       const auto columns = static_cast<size_t>(world() + config.num_experts);
-      streams_at_ = (256 + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4 + 127) / 128 * 128;
+      streams_at_ = (kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4 + 127) / 128 * 128;
       state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
       ObjectState initial{};
       initial.epoch = (config.first_epoch - 1) & kEpochMask;

@@ -111,6 +111,8 @@ class CudaNormal final : public NormalImpl {
   // cuda_normal.cpp
   TablesShape shape_of(int64_t tokens) const;
   void end(const Call& call);
+  /// Of a dispatch: no more multiprocessors than are of use.
+  void spare_sms(Call& call, bool quantize) const;
   bool reserve(CudaBlock& block, size_t bytes, Content content) const;
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> allocate(size_t bytes, const Call* call, Content content);

@@ -17,9 +17,12 @@ namespace switchyard::detail {
 struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
-  uint64_t sends_done[kRowChunks], outputs_done, pulls_done, exits;
+  uint64_t sends_done[kRowChunks], sums_done[kSumChunks], outputs_done, pulls_done, exits;
+  uint64_t sends_next, places_next, sums_next, pulls_next;  ///< work dealt, see protocol/deal.hpp
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
 };
+inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
+static_assert(sizeof(ObjectState) <= kObjectStateBytes);
 
 /// Of objects whose calls need no more than this: see begin_block.
 struct EpochState {

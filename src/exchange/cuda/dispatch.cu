@@ -2,8 +2,9 @@
 // Dispatch as a kernel, over blocks of one multiprocessor each: protocol/dispatch_direct.hpp, or protocol/dispatch_ring.hpp.
 //
 // Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
-// and for rows, which it does after it has sent its own. No warp waits for another warp of its rank, so blocks need not run at
-// the same time. Through rings a warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the
+// and for rows, which are announced by warps that send: those of this rank in lower blocks, or in all blocks after it has sent
+// its own share. So all blocks of an expert-major call must be able to run at the same time; the launcher keeps the grid to one
+// block per multiprocessor. Rank-major, one warp waits for rows, and the others return. Through rings a warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the
 // launcher gives each a multiprocessor that no other rank uses. Every warp polls all its streams in turn, and stops at the
 // deadline. Other kernels may delay a block, as long as they end.
 #include "arch/cuda/cuda_traced.cuh"
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const KernelTrace<A> trace(w, p.d.call.device_trace);
   const CallContext& call = p.d.call;
-  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place, Site::placement);
+  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
   __syncthreads();
@@ -65,8 +66,9 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     fill_rest(w, p, header.rows, header.num_records);
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
-    if (ok && w.index() == 0) {
-      if (p.d.with_records && threadIdx.x == 0) given.header->moved = 1;
+    // The call is over when all warps have begun: see dispatch_direct.
+    if (ok && (p.d.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0)) {
+      if (p.d.with_records && threadIdx.x % kLanes == 0) given.header->moved = 1;
       end_call(given.state, call.epoch);
     }
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
@@ -93,7 +95,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   CudaWarp w(dynamic_shared, shape);
   const KernelTrace<A> trace(w, p.d.call.device_trace);
   const CallContext& call = p.d.call;
-  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, given.place, Site::placement);
+  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, given.place);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
   __syncthreads();

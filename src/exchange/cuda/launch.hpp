@@ -19,6 +19,12 @@ inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 inline constexpr int kMoveWarps = kMostDispatchWarps;
 /// Per block of combine: as many loads under way as registers allow.
 inline constexpr int kSumWarps = kMostCombineWarps;
+/// Multiprocessors that fill the link with stores: docs/design/0018-dealt-work.md.
+inline constexpr int kLinkSms = 20;
+/// More than so many slow it down.
+inline constexpr int kMostLinkSms = 32;
+/// With so many or more, expert-major calls leave the link to some of them, and the local work to the others.
+inline constexpr int kApartFrom = 16;
 
 /// Counts, their exchange, addresses: everything that depends on routing.
 struct PlanParams {
@@ -73,9 +79,8 @@ struct CudaCombineParams {
 /// Of both under ring staging, besides.
 struct RingParts {
   RingLayout rings;
-  RingStream* streams = nullptr;          ///< [rings.num_streams()]
-  Destination mine{};                     ///< dispatch: this rank's output
-  const int32_t* record_token = nullptr;  ///< combine: [records]
+  RingStream* streams = nullptr;  ///< [rings.num_streams()]
+  Destination mine{};             ///< dispatch: this rank's output
   int send_chunk = 1;
 };
 

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Takes every GPU figure of docs/benchmarks.md on this host, one rank per GPU, and writes their JSON files, pages and traces into
+# one folder. A few minutes on four GPUs. Fails if a measurement fails or a result differs from the oracle; the others still run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+usage() {
+  cat <<'EOF'
+Usage: scripts/gpu_figures.sh [--tool FILE] [--out DIR] [--only REGEX] [--list]
+  --tool FILE   the command line tool (build/cuda/bin/switchyard; build it with ./dev build --preset cuda --target switchyard_cli)
+  --out DIR     where results go (figures/)
+  --only REGEX  only the figures whose name matches
+  --list        print names and commands, and stop
+EOF
+}
+die() { printf 'gpu_figures: %s\n' "$*" >&2; exit 2; }
+
+tool=build/cuda/bin/switchyard out=figures only=. list=''
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --tool) tool=${2:?--tool needs a file}; shift 2 ;;
+    --out) out=${2:?--out needs a folder}; shift 2 ;;
+    --only) only=${2:?--only needs a regular expression}; shift 2 ;;
+    --list) list=1; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; die "unknown option '$1'" ;;
+  esac
+done
+[[ -n $list || -x $tool ]] || die "$tool is missing: ./dev build --preset cuda --target switchyard_cli"
+[[ -n $list ]] || mkdir -p "$out"
+
+failed=0
+# figure NAME COMMAND...: runs it; what it prints goes into NAME.txt, its progress and errors into NAME.log.
+figure() {
+  local name=$1 begin=$SECONDS rc=0
+  shift
+  [[ $name =~ $only ]] || return 0
+  if [[ -n $list ]]; then printf '%-24s %s\n' "$name" "$*"; return 0; fi
+  "$tool" "$@" >"$out/$name.txt" 2>"$out/$name.log" || rc=$?
+  if [[ $rc -eq 0 ]]; then printf '%-24s ok, %d s\n' "$name" $((SECONDS - begin)); return 0; fi
+  failed=1
+  printf '%-24s FAILED with %d, see %s and .txt\n' "$name" "$rc" "$out/$name.log"
+}
+# measure NAME bench-options...
+measure() {
+  local name=$1
+  shift
+  figure "$name" bench --backend cuda "$@" --json "$out/$name.json"
+}
+# record NAME trace-options...: a small trace.
+record() {
+  local name=$1
+  shift
+  figure "trace_$name" trace --backend cuda "$@" --out "$out/trace_$name.json"
+}
+
+readonly aligned=(--layout expert_major --alignment 128)
+readonly decode=1,8,32,64,128,256,512
+measure normal --tokens 4096 --sweep sms=8,16,24,48,132
+measure normal_fp8 --tokens 4096 --dtype fp8 --sms 24
+measure normal_fp8_online --tokens 4096 --quantize f32 --sweep sms=24,48,132
+measure expert_major --tokens 4096 "${aligned[@]}" --sweep sms=48,96,132
+measure expert_major_per_route --tokens 4096 "${aligned[@]}" --order per_route --sweep sms=96,132
+measure normal_32768 --tokens 32768 --sms 48
+measure normal_hidden --tokens 4096 --sms 24 --sweep hidden=2048,2880,4096,5120
+measure normal_topk --tokens 4096 --sms 24 --sweep topk=1,2,4,6,10
+measure normal_zipf --tokens 4096 --sms 24 --routing zipf:1.2
+measure normal_group_limited --tokens 4096 --sms 24 --routing group_limited
+measure normal_recorded --tokens 4096 --sms 24 --routing recorded
+measure low_latency_fp8 --mode low_latency --quantize f32 --sweep "tokens=$decode" --html "$out/low_latency_fp8.html"
+measure low_latency_bf16 --mode low_latency --sweep "tokens=$decode"
+measure flat_contest --mode flat --contest
+figure ledger verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 --measured 200 --json
+[[ ! -s $out/ledger.txt ]] || mv "$out/ledger.txt" "$out/ledger.json"
+record normal --tokens 512 --sms 24 --warmup 3 --calls 1
+record low_latency --mode low_latency --tokens 128 --quantize f32 --warmup 3 --calls 1
+record low_latency_1 --mode low_latency --tokens 1 --quantize f32 --warmup 3 --calls 1
+record flat --mode flat --tokens 128 --warmup 3 --calls 1
+exit "$failed"

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows, the token's owner pulls these
+// sums and adds them. Both go on at once: sums are made and announced in chunks of their owners' tokens. Some blocks make sums
+// first, the others pull from the beginning; records and tokens are dealt to the warps (deal.hpp).
+//
+// | flag      | written by                          | read by         | order           | scope  | reuse              |
+// | placement | expert's warp 0, at once            | all owners      | release/acquire | system | epoch, never reset |
+// | outputs   | last of the warps that sum, a chunk | owner's warps   | release/acquire | system | epoch, never reset |
+// | pulled    | owner's last warp                   | expert's warp 0 | release/acquire | system | epoch, never reset |
+//
+// Buffers: the sums of a rank are read by peers between its `outputs` and their `pulled`, so their memory may be used again
+// when the call returns. Progress: sums wait for nothing; a warp pulls chunk c after `outputs` of all ranks, and `pulled` is
+// the end.
+#pragma once
+
+#include "protocol/combine_pull.hpp"
+
+namespace switchyard::detail {
+
+/// Bytes of CombineParams::chunk_begin, which every warp has in its scratch.
+SWITCHYARD_FN constexpr int64_t sum_scratch_bytes(int world) { return int64_t{4} * (kSumChunks + 1) * world; }
+
+/// Writes to the warp's scratch where the records of each chunk begin: [kSumChunks + 1, W] by chunk and owner.
+template <class A>
+SWITCHYARD_FN const int32_t* find_sum_chunks(typename A::Warp& w, const CombineParams& p) {
+  const int world = p.call.world();
+  auto* const begins = reinterpret_cast<int32_t*>(w.scratch());
+  A::for_lanes(w, (kSumChunks + 1) * world, [&](int i) {
+    const int c = i / world, owner = i - c * world;
+    begins[i] = static_cast<int32_t>(first_record_of(p, owner, c > 0 ? sum_chunk_end(p.tokens_of[owner], c - 1) : 0));
+  });
+  A::settle(w);
+  return begins;
+}
+
+/// Expert side: the sums of all chunks that are dealt to this warp, of `warps` that make sums. Whoever completes a chunk tells
+/// all ranks.
+template <class A>
+SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
+  const CallContext& call = p.call;
+  const int world = call.world();
+  WarpSpan<A> span(w, call, Event::reduce_local);
+  const int32_t* const begins = find_sum_chunks<A>(w, p);
+  Deal<A> records(p.sums_next);
+  int64_t base = 0, made = 0;  // records of earlier chunks
+  for (int c = 0; c < kSumChunks; ++c) {
+    const int32_t *const begin = begins + c * world, *const end = begin + world;
+    for (;; records.done()) {
+      const int64_t i = records.item(w) - base;
+      const Located at = A::locate(w, i, world, [&](int s) { return int64_t{end[s]} - begin[s]; });
+      if (at.segment == world) {
+        base += i - at.offset;
+        break;
+      }
+      const int64_t record = begin[at.segment] + at.offset;
+      if (!reduce_record<A>(w, p, record, p.staged + record * p.row_bytes)) continue;
+      moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+      ++made;
+    }
+    A::settle(w);
+    if (!arrive_is_last<A>(w, p.sums_done + c, warps)) continue;
+    if (c == kSumChunks - 1) deal_again<A>(w, p.sums_next);
+    A::template publish_to<Scope::system>(
+        w, world,
+        [&](int r) {
+          return FlagStore{call.heap.at(r, p.control.outputs_flag(call.rank(), c)), call.word()};
+        },
+        Site::outputs);
+  }
+  span.set_arg(made);
+}
+
+/// Owner side: waits for chunk c of the sums of all ranks.
+template <class A>
+SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c) {
+  WarpSpan<A> span(w, p.call, Event::wait_outputs, -1);
+  return wait_ranks<A>(
+      w, p.call, [&](int r) { return p.call.heap.local(p.control.outputs_flag(r, c)); }, Site::outputs, &span);
+}
+
+/// Owner side: the tokens that are dealt to this warp. False after a fault (recorded).
+template <class A>
+SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
+  Deal<A> tokens(p.pulls_next);
+  for (int c = 0; c < kSumChunks; ++c) {
+    if (!wait_sums<A>(w, p, c)) return false;
+    WarpSpan<A> span(w, p.call, Event::pull_reduce);
+    const uint64_t before = moved.rows;
+    pull_and_reduce<A>(w, p, tokens, sum_chunk_end(p.tokens, c), moved);
+    span.set_arg(static_cast<int64_t>(moved.rows - before));
+  }
+  A::settle(w);
+  return true;
+}
+
+/// Kernel body: as combine_pull, which calls it. All warps of a rank must be able to run at the same time.
+template <class A>
+SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
+  const CallContext& call = p.call;
+  MoveCounter moved;
+  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place);
+  const int makers = p.sum_blocks > 0 ? p.sum_blocks : w.num_blocks();
+  if (p.reduce_here && w.block() < makers) make_sums<A>(w, p, makers * w.warps_per_block(), moved);
+  if (!wait_placements<A>(w, call, p.control, Site::placement)) return false;
+  if (all_agree<A>(w, call, p.control, p.place.signature) && !pull_sums<A>(w, p, moved)) return false;
+  return end_pulls<A>(w, p, moved);
+}
+
+/// Kernel body of combine with direct staging.
+template <class A>
+SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
+  return p.layout == Layout::expert_major && p.order == CombineOrder::per_rank ? combine_sums<A>(w, p) : combine_pull<A>(w, p);
+}
+
+}  // namespace switchyard::detail
