@@ -99,6 +99,7 @@ void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombinePar
     p.weights_staged = nullptr;
     p.reduce_here = false;
   }
+  p.place.records = p.staged || p.weights_staged || p.reduce_here ? 0 : 1;
   p.sum_blocks = group_.options.num_blocks / 2;
   launch([&]<class A>(CpuWarp& w) { detail::combine_direct<A>(w, p); });
   raise("combine");

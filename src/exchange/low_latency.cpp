@@ -53,8 +53,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
   l.payload_bytes = c.hidden * static_cast<int64_t>(dtype_bytes(sent_type(c)));
   if (c.scales != ScaleKind::none) l.scale_bytes = num_scales(c.hidden, c.scale_group) * element_bytes_of_scale(c.scales);
   l.return_bytes = c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type));
-  const int64_t wanted =
-      c.pieces > 0 ? c.pieces : std::min<int64_t>(kMaxPieces, (c.hidden + kPieceColumns - 1) / kPieceColumns);
+  const int64_t wanted = c.pieces > 0 ? c.pieces : usual_pieces(c, world);
   l.piece_columns = round_up((c.hidden + wanted - 1) / wanted, kColumnUnit);
   l.pieces = static_cast<int>((c.hidden + l.piece_columns - 1) / l.piece_columns);
   l.place();
@@ -363,6 +362,15 @@ void LowLatencyImpl::receive(uint64_t call) {
 }
 
 }  // namespace detail
+
+// A rank's warps have about one piece each to receive, if no piece becomes too short to be worth its flag or too long for a
+// warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
+int usual_pieces(const LowLatencyConfig& c, int world) {
+  const auto of = [&](int64_t columns) { return (c.hidden + columns - 1) / columns; };
+  const int64_t rows = std::max<int64_t>(1, c.max_tokens * std::min(world, c.topk));
+  const int64_t pieces = std::clamp(kPiecesAtOnce / rows, of(kMostPieceColumns), of(kFewestPieceColumns));
+  return static_cast<int>(std::min<int64_t>(detail::kMaxPieces, pieces));
+}
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
     : impl_(group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config)) {}

@@ -19,7 +19,7 @@ struct Placement {
   int64_t records_allocated;
   uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
   uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
-  uint64_t records;    ///< dispatch: RecordLayout base
+  uint64_t records;    ///< dispatch: RecordLayout base; combine: 1 if the rows lie ready, so that no `outputs` follows
   uint64_t memory;     ///< combine: 0 if `rows` lie in the heap, or 1 + the slot of the registration they lie in
 };
 static_assert(sizeof(Placement) == 64);

@@ -4,7 +4,7 @@
 //
 // | flag      | written by               | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once | all owners      | release/acquire | system | epoch, never reset |
-// | outputs   | expert's last warp       | all owners      | release/acquire | system | epoch, never reset |
+// | outputs   | expert's last warp, unless its rows lie ready | all owners | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp        | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
 // Buffers: rows and weights of a rank are read by peers between its `outputs` and their `pulled`, so they may change again when
@@ -189,6 +189,20 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const 
   return wait_placements<A>(w, call, p.control, Site::pulled, &span);
 }
 
+/// Owner side, after all placements have come: waits for the rows that did not lie ready.
+template <class A>
+SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p) {
+  const CallContext& call = p.call;
+  const uint64_t late =
+      A::lanes_where(w, call.world(), [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->records == 0; });
+  if (late == 0) return true;
+  WarpSpan<A> span(w, call, Event::wait_outputs, -1);
+  const auto writer = [&](int i) { return nth_bit(late, i); };
+  return wait_for<A>(
+      w, call, bits(late), [&](int i) { return call.heap.local(p.control.flag(Site::outputs, writer(i))); }, call.word(),
+      Site::outputs, writer, &span);
+}
+
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree),
 /// nothing is summed but the call still ends in step, and the host raises the error. The call is complete when all warps have
 /// returned; when warp 0 has, all warps of this rank have begun, and have finished with what peers read.
@@ -196,9 +210,8 @@ template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
-  const bool prepares = p.staged || p.weights_staged;  // rows that lie in place were ready before the call
-  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances, !prepares);
-  if (prepares) {
+  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances);
+  if (p.place.records == 0) {
     {
       const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
       prepare_outputs<A>(w, p, moved);
@@ -206,14 +219,11 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     if (arrive_is_last<A>(w, p.outputs_done)) publish_all<A>(w, call, p.control, Site::outputs);
   }
   {
-    WarpSpan<A> span(w, call, Event::wait_outputs, -1);
+    WarpSpan<A> span(w, call, Event::wait_placement, -1);
     if (!wait_placements<A>(w, call, p.control, Site::placement, &span)) return false;
   }
   if (all_agree<A>(w, call, p.control, p.place.signature)) {
-    {
-      WarpSpan<A> span(w, call, Event::wait_outputs, -1);
-      if (!wait_placements<A>(w, call, p.control, Site::outputs, &span)) return false;
-    }
+    if (!wait_outputs<A>(w, p)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
     Deal<A> tokens(p.pulls_next);
     pull_and_reduce<A>(w, p, tokens, p.tokens, moved);

@@ -47,10 +47,10 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
 
 /// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] what is
 /// added to `place.rows` for each reader, because the rows lie outside the heap at another distance from its mapping of this
-/// rank's segment. `rows_ready`: releases `outputs` as well.
+/// rank's segment.
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
-                                     const Placement& place, const uint64_t* distances = nullptr, bool rows_ready = false) {
+                                     const Placement& place, const uint64_t* distances = nullptr) {
   if (distances == nullptr) {
     A::multicast_to(
         w, call.world(), [&](int r) -> void* { return call.heap.at(r, control.placement(call.epoch, call.rank())); }, &place,
@@ -63,14 +63,7 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
     });
   }
   A::settle(w);
-  const int world = call.world();
-  A::template publish_to<Scope::system>(
-      w, rows_ready ? 2 * world : world,
-      [&](int i) {
-        const SymPtr<uint64_t> flag = control.flag(i < world ? Site::placement : Site::outputs, call.rank());
-        return FlagStore{call.heap.at(i < world ? i : i - world, flag), call.word()};
-      },
-      Site::placement);
+  publish_all<A>(w, call, control, Site::placement);
 }
 
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.

@@ -100,7 +100,13 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
                          testing::Values(Silence{Missing::dispatch, "dispatch", "counts", 1},
                                          Silence{Missing::cached, "cached dispatch", "placement", 2},
                                          Silence{Missing::combine, "combine", "placement", 2}),
-                         [](const auto& s) { return std::string(s.param.site); });
+                         [](const auto& s) {
+                           switch (s.param.what) {
+                             case Missing::dispatch: return std::string("dispatch");
+                             case Missing::cached: return std::string("cached");
+                             default: return std::string("combine");
+                           }
+                         });
 
 // --- A rank that is late by more than the deadline
 

@@ -284,7 +284,7 @@ TEST_P(Large, ManyTokensAndPieces) {
   if (kBackend == switchyard::Backend::cpu) wide.config.pieces = 1;
   wide.dispatch(all(2)).x_pattern = Pattern::random_values;
   wide.combine(kPerRank);
-  auto pieces = script("16 pieces", 4, 2, 2, 15 * switchyard::kPieceColumns + 16);
+  auto pieces = script("16 pieces", 4, 2, 2, 15 * switchyard::kFewestPieceColumns + 16);
   pieces.dispatch(all(2)).x_pattern = Pattern::random_values;
   pieces.combine(kPerRank);
   expect_exact({s, wide, pieces});

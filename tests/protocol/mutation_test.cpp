@@ -34,11 +34,11 @@ using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
 
-enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, ledger, low_latency, flat };
-constexpr Phase kPhases[] = {Phase::dispatch,    Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::ledger,
-                             Phase::low_latency, Phase::flat};
-constexpr const char* kPhaseNames[] = {"dispatch",    "cached", "combine_in_place", "combine_ordinary", "ledger",
-                                       "low_latency", "flat"};
+enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, combine_sums, ledger, low_latency, flat };
+constexpr Phase kPhases[] = {Phase::dispatch,     Phase::cached, Phase::combine_in_place, Phase::combine_ordinary,
+                             Phase::combine_sums, Phase::ledger, Phase::low_latency,      Phase::flat};
+constexpr const char* kPhaseNames[] = {"dispatch",     "cached", "combine_in_place", "combine_ordinary",
+                                       "combine_sums", "ledger", "low_latency",      "flat"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -71,9 +71,11 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::cached, Staging::direct},
     {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // before outputs: copies of the rows
     {Site::local_sends, Phase::combine_in_place, Staging::direct},  // before pulled: reads of the rows
-    {Site::outputs, Phase::combine_in_place, Staging::direct},
+    {Site::local_sends, Phase::combine_sums, Staging::direct},      // before outputs: sums
+    {Site::placement, Phase::combine_in_place, Staging::direct},
+    {Site::placement, Phase::combine_in_place, Staging::ring},
     {Site::outputs, Phase::combine_ordinary, Staging::direct},
-    {Site::outputs, Phase::combine_in_place, Staging::ring},
+    {Site::outputs, Phase::combine_sums, Staging::direct},
     {Site::pulled, Phase::combine_in_place, Staging::direct},
     {Site::ledger_rows, Phase::ledger, Staging::direct},
     {Site::local_sends, Phase::ledger, Staging::direct},  // before ledger_rows: copies of the rows
@@ -122,7 +124,8 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   s.problem.world = 3;
   s.problem.experts = 6;
   s.problem.topk = 3;
-  s.problem.layout = phase == Phase::dispatch || phase == Phase::cached ? Layout::expert_major : Layout::rank_major;
+  s.problem.layout = phase == Phase::dispatch || phase == Phase::cached || phase == Phase::combine_sums ? Layout::expert_major
+                                                                                                        : Layout::rank_major;
   s.tokens = {17, 16, 15};
   s.staging = staging;
   s.ring = {2, 2, 4};
@@ -204,7 +207,7 @@ class PhaseRunner : StepRunner {
       if (phase == Phase::cached) {
         step(true, [&] { again.check_dispatched(exchange_.dispatch(again.x(), d.handle), f_); });
       }
-      if (phase != Phase::combine_in_place && phase != Phase::combine_ordinary) continue;
+      if (phase != Phase::combine_in_place && phase != Phase::combine_ordinary && phase != Phase::combine_sums) continue;
       switchyard::RowBuffer buffer;
       std::vector<std::byte> memory(static_cast<size_t>(d.rows * c_.scenario.hidden * 2));
       switchyard::Rows y{memory.data(), d.rows, c_.scenario.hidden, DType::bf16};

@@ -73,7 +73,7 @@ void expect_pieces(const std::shared_ptr<const Tuning>& tuning, int asked, int64
 }
 
 TEST(Tuned, PiecesAreTakenUnlessTheCallerSaysHowMany) {
-  expect_pieces(nullptr, 0, 2);  // kPieceColumns
+  expect_pieces(nullptr, 0, 2);  // of kFewestPieceColumns
   for (const int pieces : {1, 2, 4, 8}) {
     expect_pieces(tuning_of(pieces), 0, pieces);
     expect_pieces(tuning_of(pieces), 4, 4);

@@ -31,7 +31,7 @@ struct Machine {
     return {{"dispatch", {{"p50_us", dispatch(v)}}}, {"combine", {{"p50_us", combine(v)}}}};
   }
   TuneFound normal(double slack = 0.03) {
-    return tune_search(tune_stages(TuningMode::normal, 7168, 132), slack,
+    return tune_search(tune_stages(TuningMode::normal, 7168, 8, 132), slack,
                        [&](const TuningValues& v, const std::string& what) { return (*this)(v, what); });
   }
 };
@@ -96,7 +96,7 @@ TEST(TuneSearch, WhatCannotBeMeasuredIsNotChosen) {
             {"both_per_route", {{"p50_us", us}}},
             {"both_per_rank", {{"p50_us", us}}}};
   };
-  const TuneFound found = tune_search(tune_stages(TuningMode::low_latency, 7168, 0), 0.03, measure);
+  const TuneFound found = tune_search(tune_stages(TuningMode::low_latency, 7168, 8, 0), 0.03, measure);
   EXPECT_EQ(found.values.pieces, 16);
   ASSERT_EQ(found.trials.front().value, 1);
   EXPECT_NE(found.trials.front().problem.find("shared memory"), std::string::npos);
@@ -105,18 +105,18 @@ TEST(TuneSearch, WhatCannotBeMeasuredIsNotChosen) {
 
 TEST(TuneSearch, WhatThereIsToTune) {
   for (const TuningMode mode : {TuningMode::normal, TuningMode::flat, TuningMode::ledger})
-    EXPECT_TRUE(tune_stages(mode, 7168, 0).empty());
-  const auto cpu = tune_stages(TuningMode::low_latency, 7168, 0);
+    EXPECT_TRUE(tune_stages(mode, 7168, 8, 0).empty());
+  const auto cpu = tune_stages(TuningMode::low_latency, 7168, 8, 0);
   ASSERT_EQ(cpu.size(), 1u);
   ASSERT_EQ(cpu[0].size(), 1u);
   EXPECT_STREQ(cpu[0][0].name, "pieces");
   EXPECT_EQ(cpu[0][0].usual, 8);
-  EXPECT_EQ(tune_stages(TuningMode::low_latency, 300, 0)[0][0].candidates, (std::vector<int>{1, 2, 3}));
-  EXPECT_EQ(tune_stages(TuningMode::low_latency, 100, 0)[0][0].candidates, (std::vector<int>{1}));
+  EXPECT_EQ(tune_stages(TuningMode::low_latency, 300, 1, 0)[0][0].candidates, (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(tune_stages(TuningMode::low_latency, 100, 1, 0)[0][0].candidates, (std::vector<int>{1}));
   // Every candidate is a value that a file may have.
   for (const TuningMode mode : {TuningMode::normal, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger})
     for (const int sms : {1, 5, 66, 114, 132})
-      for (const TuneStage& stage : tune_stages(mode, 7168, sms))
+      for (const TuneStage& stage : tune_stages(mode, 7168, 8, sms))
         for (const TuneDimension& d : stage) {
           EXPECT_EQ(std::count(d.candidates.begin(), d.candidates.end(), d.usual), 1) << d.name;
           for (const int value : d.candidates) {

@@ -151,7 +151,12 @@ class Tuner {
   Tuned tune(const Shape& shape) {
     Tuned t;
     t.entry.key = shape.key;
-    const std::vector<TuneStage> stages = tune_stages(shape.key.mode, shape.key.hidden, place_.most_sms);
+    LowLatencyConfig config;
+    config.hidden = shape.key.hidden;
+    config.topk = static_cast<int>(shape.base.topk);
+    config.max_tokens = shape.key.tokens;
+    const std::vector<TuneStage> stages =
+        tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.most_sms);
     const json first = measured(shape, no_values(shape.key), {}, "untuned", place_.gpus > 0);
     require(first);
     t.limits = limits_of(first);

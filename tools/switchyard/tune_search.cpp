@@ -39,7 +39,7 @@ std::vector<TuneStage> normal_stages(int most) {
           {{"dispatch_stages", &TuningValues::dispatch_stages, {0, 1, 2}, 0, dispatch, false}}};
 }
 
-std::vector<TuneStage> low_latency_stages(int64_t hidden, int most) {
+std::vector<TuneStage> low_latency_stages(int64_t hidden, int usual, int most) {
   std::vector<TuneStage> stages;
   if (most > 0)
     stages.push_back({sms("dispatch_sms", &TuningValues::dispatch_sms, most, most, {"/dispatch/p50_us"}),
@@ -47,7 +47,6 @@ std::vector<TuneStage> low_latency_stages(int64_t hidden, int most) {
                           {"/combine_per_route/p50_us", "/combine_per_rank/p50_us"})});
   constexpr int64_t kLeastColumns = 128;  // of a piece
   const int pieces = static_cast<int>(std::min<int64_t>(16, (hidden + kLeastColumns - 1) / kLeastColumns));
-  const int usual = static_cast<int>(std::min<int64_t>(16, (hidden + kPieceColumns - 1) / kPieceColumns));
   stages.push_back({{"pieces",
                      &TuningValues::pieces,
                      with_usual({1, 2, 3, 4, 6, 8, 10, 12, 14, 16}, usual, pieces),
@@ -144,8 +143,8 @@ class Search {
 
 }  // namespace
 
-std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int most_sms) {
-  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, most_sms);
+std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int most_sms) {
+  if (mode == TuningMode::low_latency) return low_latency_stages(hidden, usual_pieces, most_sms);
   if (most_sms == 0) return {};
   switch (mode) {
     case TuningMode::normal: return normal_stages(most_sms);

@@ -24,8 +24,9 @@ struct TuneDimension {
 /// Dimensions that do not touch each other's metrics: they vary in the same measurements.
 using TuneStage = std::vector<TuneDimension>;
 
-/// What a mode has to tune, stage by stage; none on the CPU but pieces. `most_sms`: of a rank, 0 on the CPU.
-std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int most_sms);
+/// What a mode has to tune, stage by stage; none on the CPU but pieces. `usual_pieces`: untuned. `most_sms`: of a rank, 0 on
+/// the CPU.
+std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int most_sms);
 /// Microseconds of a run by the metrics of a dimension.
 double tune_metric(const TuneDimension& dimension, const nlohmann::json& run);
 

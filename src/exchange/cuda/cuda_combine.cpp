@@ -67,6 +67,7 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
     return end(call);
   }
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
+  c.place.records = c.staged || c.weights_staged ? 0 : 1;
   if (call.launch.blocks >= kApartFrom) c.sum_blocks = call.launch.blocks * 3 / 5;
   launch_combine(p, call.launch, call.stream);
   end(call);
