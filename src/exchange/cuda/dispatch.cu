@@ -4,9 +4,10 @@
 // Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
 // and for rows, which are announced by warps that send: those of this rank in lower blocks, or in all blocks after it has sent
 // its own share. So all blocks of an expert-major call must be able to run at the same time; the launcher keeps the grid to one
-// block per multiprocessor. Rank-major, one warp waits for rows, and the others return. Through rings a warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the
-// launcher gives each a multiprocessor that no other rank uses. Every warp polls all its streams in turn, and stops at the
-// deadline. Other kernels may delay a block, as long as they end.
+// block per multiprocessor. Rank-major, one warp waits for rows, and the others return. Through rings a warp may wait for any
+// warp of any rank: all blocks of all ranks must be resident, so the launcher gives each a multiprocessor that no other rank
+// uses. Every warp polls all its streams in turn, and stops at the deadline. Other kernels may delay a block, as long as they
+// end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
