@@ -57,6 +57,7 @@ struct ControlLayout {
   /// Site::rows has a word per chunk of the source's tokens, in one line; Site::outputs one per chunk of the reader's.
   SWITCHYARD_FN SymPtr<uint64_t> rows_flag(int writer, int chunk) const { return flag(Site::rows, writer) + chunk; }
   SWITCHYARD_FN SymPtr<uint64_t> outputs_flag(int writer, int chunk) const { return flag(Site::outputs, writer) + chunk; }
+  static_assert(8 * kRowChunks <= kLine && 8 * kSumChunks <= kLine);
   SWITCHYARD_FN SymPtr<Placement> placement(uint64_t epoch, int writer) const {
     const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
     return {base + static_cast<uint64_t>(flags_bytes() + index * static_cast<int64_t>(sizeof(Placement)))};

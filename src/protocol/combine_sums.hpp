@@ -17,7 +17,7 @@
 
 namespace switchyard::detail {
 
-/// Bytes of CombineParams::chunk_begin, which every warp has in its scratch.
+/// Bytes of what find_sum_chunks writes, which every warp needs in its scratch.
 SWITCHYARD_FN constexpr int64_t sum_scratch_bytes(int world) { return int64_t{4} * (kSumChunks + 1) * world; }
 
 /// Writes to the warp's scratch where the records of each chunk begin: [kSumChunks + 1, W] by chunk and owner.
