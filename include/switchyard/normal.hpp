@@ -76,7 +76,9 @@ struct DispatchOptions {
   Padding padding = Padding::zero;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
-  int num_sms = 0;  ///< multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms
+  /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms. Rank-major rows
+  /// that are not quantised on the way take no more than 32: more slow the link down.
+  int num_sms = 0;
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
 };
