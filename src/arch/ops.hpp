@@ -4,10 +4,12 @@
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
-//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fill_zero, A::prefetch, A::drain_sources, A::settle
+//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::multicast_words, A::fill_zero, A::prefetch,
+//                 A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
-//   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::poll_all, A::poll_from, A::fetch_add,
-//                 A::take, A::block_sync
+//   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::publish_entry, A::poll_all, A::poll_from,
+//   A::fetch_add,
+//                 A::take, A::post, A::peek, A::block_sync
 //   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::cold,
 //                 A::now_ns, A::pause
 //
@@ -38,7 +40,7 @@ enum class Site : uint8_t {
   ring_head,     ///< rows consumed from a ring                        (consumer -> producer, per ring)
   call_header,   ///< a peer has entered a low-latency call           (peer -> here, per peer)
   expert_count,  ///< a peer's rows for an expert, in the value       (peer -> here, per expert and peer)
-  piece,         ///< a piece of a low-latency message has landed     (source -> here, per message and piece)
+  message,       ///< a low-latency message has landed                (source -> here, per message)
   returned,      ///< a piece of a row or sum has come back           (peer -> here, per slot and piece)
   ledger_rows,   ///< my tokens' rows are back from a peer's experts  (peer -> here, per peer)
   local_sends,   ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
@@ -58,7 +60,7 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
     case Site::ring_head: return "ring_head";
     case Site::call_header: return "call_header";
     case Site::expert_count: return "expert_count";
-    case Site::piece: return "piece";
+    case Site::message: return "message";
     case Site::returned: return "returned";
     case Site::ledger_rows: return "ledger_rows";
     case Site::local_sends: return "local_sends";
@@ -96,7 +98,7 @@ struct AnyLength {
 };
 struct AnyColdPath {
   template <class W>
-  SWITCHYARD_FN bool operator()(W&) const {
+  SWITCHYARD_FN bool operator()(W&, int) const {
     return false;
   }
 };
@@ -155,13 +157,14 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
-  A::copy(w, dst, src, bytes);                          // any size and alignment; fast if all are multiples of 16
-  A::multicast_copy(w, dsts, n, src, bytes);            // src is read once and written to dsts[0..n)
-  A::multicast_to(w, n, AnyDestination{}, src, bytes);  // the same to f(i), i in [0, n), n <= 64; null: nowhere
+  A::copy(w, dst, src, bytes);                             // any size and alignment; fast if all are multiples of 16
+  A::multicast_copy(w, dsts, n, src, bytes);               // src is read once and written to dsts[0..n)
+  A::multicast_to(w, n, AnyDestination{}, src, bytes);     // the same to f(i), i in [0, n), n <= 64; null: nowhere
+  A::multicast_words(w, n, AnyDestination{}, src, bytes);  // the same, for a few words of 4 bytes
   A::fill_zero(w, dst, bytes);
-  A::prefetch(w, src);  // a hint that src will be read soon
-  A::drain_sources(w);  // sources of all pending copies of this warp have been read
-  A::settle(w);         // all pending copies, fills and reductions of this warp are complete
+  A::prefetch(w, src, bytes);  // a hint that they will be read soon
+  A::drain_sources(w);         // sources of all pending copies of this warp have been read
+  A::settle(w);                // all pending copies, fills and reductions of this warp are complete
 
   A::reduce_rows(w, reduce);  // pending, as a copy
   // The same over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if asked for; of `reduce` rows,
@@ -184,9 +187,12 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
   // The same over f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side.
   A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site::counts);
+  A::publish_entry(w, n, AnyFlagStore{}, Site::counts);  // as publish_to<system>, of what was complete when this kernel began
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, inside a device; orders nothing; the old value
+  A::post(w, flag, value);                      // a word that says all it has to say itself: orders nothing, for any rank
+  { A::peek(flag) } -> std::same_as<uint64_t>;  // such a word; also by single lanes
   A::block_sync(w);
 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
@@ -195,7 +201,9 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
-  { A::cold(w, AnyColdPath{}) } -> std::same_as<bool>;  // f(warp), out of line: code that is to stay out of the way
+  // F{}(warp, arguments...), out of line: code that is to stay out of the way. F has no state and arguments are numbers and
+  // pointers: what lies in memory for the sake of a call is memory in the hot path too.
+  { A::cold(w, AnyColdPath{}, n) } -> std::same_as<bool>;
   A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; ordered with nothing
   A::count_max(w, flag, value);  // likewise the maximum
   { A::now_ns() } -> std::same_as<uint64_t>;

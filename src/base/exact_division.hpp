@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// The division of quantisation without a division instruction, for GPUs; also compiled for the host, where it is tested.
+// Divisions without a division instruction, for GPUs; also compiled for the host, where they are tested.
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "base/macros.hpp"
 
 namespace switchyard::detail {
+
+/// n / d for n up to a bound, by a multiplication with 2^32 / d rounded up: exact while n * d < 2^32. Beyond that it divides.
+class Divisor {
+ public:
+  Divisor() = default;
+  SWITCHYARD_FN Divisor(uint32_t d, uint64_t largest_n)
+      : d_(d), inverse_(d > 1 && largest_n < (uint64_t{1} << 32) / d ? (uint64_t{1} << 32) / d + 1 : 0) {}
+
+  SWITCHYARD_FN uint32_t value() const { return d_; }
+  SWITCHYARD_FN uint32_t quotient(uint32_t n) const {
+    return inverse_ != 0 ? static_cast<uint32_t>(n * inverse_ >> 32) : d_ == 1 ? n : n / d_;
+  }
+
+ private:
+  uint32_t d_ = 1;
+  uint64_t inverse_ = 0;
+};
 
 inline constexpr float kSmallestFastScale = 0x1p-60f;
 

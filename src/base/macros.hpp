@@ -9,6 +9,13 @@
 #define SWITCHYARD_ROLLED
 #endif
 
+// In front of a loop of few independent loads: several are to be under way.
+#if defined(__CUDA_ARCH__)
+#define SWITCHYARD_UNROLLED_BY_4 _Pragma("unroll 4")
+#else
+#define SWITCHYARD_UNROLLED_BY_4
+#endif
+
 // A function that is called in the middle of others' hot code and rarely does anything.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_OUTLINED __noinline__

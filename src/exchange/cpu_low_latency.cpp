@@ -14,6 +14,7 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
+    set_parts(std::min(layout_.pieces, group_.pool.num_warps()));
     checked([&] { heap_offset_ = allocate_symmetric(); });
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {

@@ -117,6 +117,11 @@ void LowLatencyImpl::cut_rows(int pieces) {
   layout_ = low_latency_layout(cut, world(), 0);
 }
 
+void LowLatencyImpl::set_parts(int most) {
+  part_columns_ = round_up((config.hidden + most - 1) / most, kColumnUnit);
+  parts_ = static_cast<int>((config.hidden + part_columns_ - 1) / part_columns_);
+}
+
 size_t LowLatencyImpl::allocate_symmetric() {
   const size_t bytes = LowLatencyExchange::memory_required(config, world()).total();
   layout_.base = group_.heap->allocate(bytes, 4096, static_cast<size_t>(layout_.flags_bytes()));
@@ -125,8 +130,8 @@ size_t LowLatencyImpl::allocate_symmetric() {
 
 int64_t LowLatencyImpl::scratch_bytes() const {
   const auto widest = static_cast<int64_t>(dtype_bytes(config.row_type));
-  const int64_t row =
-      round_up(layout_.piece_columns * widest, 128) + round_up(layout_.piece_columns / config.scale_group * 4 + 16, 128);
+  const int64_t columns = std::max(layout_.piece_columns, part_columns_);
+  const int64_t row = round_up(columns * widest, 128) + round_up(columns / config.scale_group * 4 + 16, 128);
   const int64_t places = round_up(layout_.topk * 8, 128);
   return row > places ? row : places;
 }
@@ -247,6 +252,8 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
   p.scale_group = config.scale_group;
   p.scale_element_bytes = scales_.element_bytes;
   p.ids = IdReader{ids.data, ids.is_int64, config.num_experts};
+  p.parts = parts_;
+  p.part_columns = part_columns_;
   return p;
 }
 

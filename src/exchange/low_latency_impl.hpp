@@ -79,7 +79,7 @@ class LowLatencyImpl : protected ExchangeBase {
   virtual void check_sms(const char*, int) const {}
   /// One for this backend.
   virtual void check_row_function(const RowFunctionBase&) const {}
-  /// Bytes of scratch that a warp needs.
+  /// Bytes of scratch that a warp needs on the CPU: for a row of a part or a piece, or for places.
   int64_t scratch_bytes() const;
   /// Of rows in the caller's memory, in bytes: 16, or what their odd size leaves.
   size_t row_alignment(DType type) const {
@@ -90,12 +90,16 @@ class LowLatencyImpl : protected ExchangeBase {
   uint64_t hash() const { return mix_hash(config_hash(config), static_cast<uint64_t>(layout_.piece_columns)); }
   /// Lays the symmetric region out for rows in so many pieces; 0: as many as the library chooses without a tuning.
   void cut_rows(int pieces);
+  /// Lets up to so many warps of a block, with channels for each, send a message together; 1: blocks need no barrier.
+  void set_parts(int most);
   /// Takes memory_required(config) of the heap and lets `layout_` begin there. \returns the offset
   size_t allocate_symmetric();
 
   TuningValues tuned_;  ///< of low-latency mode; `sms`: of the flat exchange
   LowLatencyLayout layout_;
   ScalePlace scales_;
+  int parts_ = 1;  ///< see LowLatencyDispatchParams
+  int64_t part_columns_ = 0;
 
  private:
   void check_tokens(const ConstRows& x, const ExpertIds& ids) const;

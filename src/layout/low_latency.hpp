@@ -2,12 +2,13 @@
 // Shared and private buffers of low-latency mode, described once for host and device.
 //
 // A *unit* is what a source sends as one message to a rank: a token (Sending::per_rank) or a route. A *piece* is a range of a
-// row's channels that one warp handles on its own. Everything that a peer writes is doubled by the parity of the call; see
-// docs/design/0013-low-latency-buffers.md for why two sets suffice.
+// row's channels that one warp places, answers or sums on its own. Everything that a peer writes is doubled by the parity of
+// the call; see docs/design/0013-low-latency-buffers.md for why two sets suffice.
 #pragma once
 
 #include <cstdint>
 
+#include "base/exact_division.hpp"
 #include "layout/heap_view.hpp"
 #include "plan/addressing.hpp"
 
@@ -49,14 +50,16 @@ struct LowLatencyLayout {
   int64_t return_bytes = 0;   ///< of a row that comes back
   int pieces = 1;
   int64_t piece_columns = 0;
+  Divisor by_each, by_wide;  ///< experts_base and experts_base + 1
+  Divisor by_pieces;         ///< of indices over all pieces that a rank can send or receive
 
   SWITCHYARD_FN int world() const { return map.world; }
   SWITCHYARD_FN int first_expert(int rank) const { return rank * experts_base + (rank < experts_extra ? rank : experts_extra); }
   SWITCHYARD_FN int experts_of(int rank) const { return experts_base + (rank < experts_extra ? 1 : 0); }
   SWITCHYARD_FN int owner(int32_t expert) const {
-    const auto each = static_cast<uint32_t>(experts_base), wide = static_cast<uint32_t>(experts_extra) * (each + 1);
-    const auto e = static_cast<uint32_t>(expert);
-    return static_cast<int>(e < wide ? e / (each + 1) : static_cast<uint32_t>(experts_extra) + (e - wide) / each);
+    const auto e = static_cast<uint32_t>(expert), extra = static_cast<uint32_t>(experts_extra);
+    const uint32_t wide = extra * by_wide.value();
+    return static_cast<int>(e < wide ? by_wide.quotient(e) : extra + by_each.quotient(e - wide));
   }
   SWITCHYARD_FN bool owns(int rank, int32_t expert) const {
     const int first = first_expert(rank);
@@ -77,25 +80,31 @@ struct LowLatencyLayout {
 
   /// What follows from the sizes above, computed once by place().
   struct Offsets {
-    int64_t scales = 0, entries = 0, message_bytes = 0;          // in a message: payload, scales, entries
-    int64_t counts = 0, pieces = 0, returns = 0, set_words = 0;  // words of a set: headers, counts, pieces, returns
-    int64_t return_rows = 0, return_stride = 0, set_bytes = 0;   // bytes of a set's staging: messages, returned rows
+    int64_t scales = 0, entries = 0, message_bytes = 0;            // in a message: payload, scales, entries
+    int64_t counts = 0, messages = 0, returns = 0, set_words = 0;  // words of a set: headers, counts, messages, returns
+    int64_t return_rows = 0, return_stride = 0, set_bytes = 0;     // bytes of a set's staging: messages, returned rows
     int64_t flags_bytes = 0;
     int slots = 1;  // rows that can come back for a token
   } at;
 
-  /// Completes the layout. Flags: headers [2][W], counts [2][experts here][W], pieces [2][W][units][P], returns
+  /// Completes the layout. Flags: headers [2][W], counts [2][experts here][W], messages [2][W][units], returns
   /// [2][T][slots][P].
   void place() {
     experts_base = map.experts / map.world;
     experts_extra = map.experts % map.world;
+    const auto each = static_cast<uint32_t>(experts_base);
+    by_each = Divisor(each > 0 ? each : 1, static_cast<uint64_t>(map.experts));
+    by_wide = Divisor(each + 1, static_cast<uint64_t>(map.experts));
+    const int64_t items = rows_per_expert() * (topk > experts_of(0) ? topk : experts_of(0)) * pieces;
+    constexpr int64_t kWarps = int64_t{1} << 20;  // an index may lie behind the last item by the number of warps
+    by_pieces = Divisor(static_cast<uint32_t>(pieces), static_cast<uint64_t>(items + kWarps));
     at.slots = topk > world() ? topk : world();
     at.scales = round_up(payload_bytes, 128);
     at.entries = at.scales + round_up(scale_bytes, 128);
     at.message_bytes = at.entries + round_up(entries * static_cast<int64_t>(sizeof(LowLatencyEntry)), 128);
     at.counts = int64_t{world()} * (kLine / 8);
-    at.pieces = at.counts + int64_t{experts_of(0)} * world();
-    at.returns = at.pieces + world() * max_units() * pieces;
+    at.messages = at.counts + int64_t{experts_of(0)} * world();
+    at.returns = at.messages + world() * max_units();
     at.set_words = at.returns + max_tokens * at.slots * pieces;
     at.flags_bytes = round_up(2 * at.set_words * 8, 4096);
     at.return_rows = world() * max_units() * at.message_bytes;
@@ -115,9 +124,9 @@ struct LowLatencyLayout {
   SWITCHYARD_FN SymPtr<uint64_t> expert_count(uint64_t epoch, int local_expert, int writer) const {
     return word(epoch, at.counts + int64_t{local_expert} * world() + writer);
   }
-  /// A piece of a message has arrived (value 1), or the message is not for this rank (value 0).
-  SWITCHYARD_FN SymPtr<uint64_t> piece(uint64_t epoch, int writer, int64_t unit, int piece) const {
-    return word(epoch, at.pieces + (writer * max_units() + unit) * pieces + piece);
+  /// A message has arrived (value 1), or is not for this rank (value 0).
+  SWITCHYARD_FN SymPtr<uint64_t> arrival(uint64_t epoch, int writer, int64_t unit) const {
+    return word(epoch, at.messages + writer * max_units() + unit);
   }
   /// A piece of a row has come back to slot `slot` of token t.
   SWITCHYARD_FN SymPtr<uint64_t> returned(uint64_t epoch, int64_t t, int64_t slot, int piece) const {

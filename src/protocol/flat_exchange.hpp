@@ -2,7 +2,7 @@
 // The whole exchange in one launch: rows go out once per (token, rank), every expert's result goes back to its token as soon as
 // its row has come, and tokens are summed as results arrive. Nothing is placed, so nothing is counted.
 //
-// Flags: call_header, piece and returned, as in dispatch and combine of low-latency mode, of one call. Buffers: messages and
+// Flags: call_header, message and returned, as in dispatch and combine of low-latency mode, of one call. Buffers: messages and
 // returned rows of one set, see low_latency_call.hpp. Progress: all warps send before they wait; they answer remote sends
 // before they wait for answers; so answers wait for sends only, and sums for answers.
 #pragma once
@@ -21,7 +21,8 @@ struct FlatParams {
   LowLatencyCombineParams c;   ///< weights, expert_scale, out, type
 };
 
-SWITCHYARD_FN inline uint64_t flat_kind(const FlatParams& p) {
+template <class P>
+SWITCHYARD_FN uint64_t flat_kind(const P& p) {
   return low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type);
 }
 
@@ -29,10 +30,10 @@ SWITCHYARD_FN inline uint64_t flat_kind(const FlatParams& p) {
 struct ScaledRows {};
 
 /// Sends to the token's owner what the experts in `answered` (of the message's entries) make of a piece. Pending.
-template <class A, class Answered>
-SWITCHYARD_FN void scale_answers(typename A::Warp& w, const FlatParams& p, const Message& m, int source, int64_t t, int piece,
-                                 const PieceRange& range, Answered&& answered) {
-  const LowLatencyLayout& l = p.d.layout;
+template <class A, class P, class Answered>
+SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message& m, int source, int64_t t, int piece,
+                                 const ColumnRange& range, Answered&& answered) {
+  const auto& l = p.d.layout;
   const CallContext& call = p.d.call;
   const std::byte* from = m.payload + range.payload_at;
   if (p.c.expert_scale == nullptr) {
@@ -50,10 +51,10 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const FlatParams& p, const
 }
 
 /// The same of a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in place.
-template <class A, class Make, class Answered>
-SWITCHYARD_FN void make_answers(typename A::Warp& w, const FlatParams& p, const Make& make, const Message& m, int source,
-                                int64_t t, const PieceRange& range, Answered&& answered) {
-  const LowLatencyLayout& l = p.d.layout;
+template <class A, class P, class Make, class Answered>
+SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int64_t t,
+                                const ColumnRange& range, Answered&& answered) {
+  const auto& l = p.d.layout;
   const CallContext& call = p.d.call;
   SWITCHYARD_ROLLED
   for (int j = 0; j < l.entries; ++j) {
@@ -65,10 +66,10 @@ SWITCHYARD_FN void make_answers(typename A::Warp& w, const FlatParams& p, const 
 }
 
 /// A piece of a message that has come: what each of its experts here makes of it goes back.
-template <class A, class Make>
-SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, const Make& make, int source, int64_t unit, int piece,
+template <class A, class P, class Make>
+SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& make, int source, int64_t unit, int piece,
                                 MoveCounter& moved) {
-  const LowLatencyLayout& l = p.d.layout;
+  const auto& l = p.d.layout;
   const CallContext& call = p.d.call;
   bool here = false;
   if (!wait_message<A>(w, call, l, source, unit, here)) return false;
@@ -76,7 +77,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, const 
   const WarpSpan<A> span(w, call, Event::return_rows, 1);
   const Message m = message_from<A>(w, call, l, source, unit);
   const int64_t t = l.token_of(unit);
-  const PieceRange range = piece_range(p.d, piece);
+  const ColumnRange range = piece_range(p.d, piece);
   const auto answered = [&](int j) { return (m.mine >> j & 1) != 0 && !m.entries[j].alias(); };
   if constexpr (std::is_same_v<Make, ScaledRows>)
     scale_answers<A>(w, p, m, source, t, piece, range, answered);
@@ -97,12 +98,12 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const FlatParams& p, const 
 }
 
 /// `make`: ScaledRows, or a function as make_answers says. False: the fault is recorded.
-template <class A, class Make>
-SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const FlatParams& p, const Make& make) {
+template <class A, class P, class Make>
+SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& make) {
   const CallContext& call = p.d.call;
   MoveCounter moved;
-  if (w.index() == 0) enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
-  send_pieces<A>(w, p.d, moved);
+  enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
+  send_messages<A>(w, p.d, moved);
   if (!wait_entered<A>(w, call, p.d.layout, flat_kind(p))) return false;
   const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int64_t unit, int piece) {
     return answer_piece<A>(w, p, make, source, unit, piece, moved);

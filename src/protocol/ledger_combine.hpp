@@ -27,7 +27,8 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory.
+/// Trivially copyable. Pointers are to this rank's memory. Functions take any type with these members: a kernel for one type of
+/// rows makes that a constant.
 struct LedgerParams {
   CallContext call;
   LedgerLayout layout;
@@ -53,8 +54,8 @@ struct LedgerParams {
 };
 
 /// Tells the owners in `owners` (bits) that all their rows are there. With everything settled and arrived before.
-template <class A>
-SWITCHYARD_FN void announce_returned(typename A::Warp& w, const LedgerParams& p, uint64_t owners) {
+template <class A, class P>
+SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t owners) {
   const CallContext& call = p.call;
   if (owners == 0) return;
   A::for_lanes(w, call.world(), [&](int r) {
@@ -74,8 +75,8 @@ inline constexpr int kChunkParts = 4;
 
 /// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each
 /// rank begins with another owner.
-template <class A>
-SWITCHYARD_FN void return_segments(typename A::Warp& w, const LedgerParams& p, MoveCounter& moved) {
+template <class A, class P>
+SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const CallContext& call = p.call;
   int owner = -1;
   uint64_t done = 0;  // parts for `owner` since it was turned to
@@ -108,19 +109,19 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const LedgerParams& p, M
 }
 
 /// Waits until the ranks in `senders` (bits) have returned this rank's rows.
-template <class A>
-SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const LedgerParams& p, uint64_t senders) {
+template <class A, class P>
+SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t senders) {
   if (senders == 0) return true;
   const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, -1);
   const auto writer = [&](int i) { return nth_bit(senders, i); };
   return wait_for<A>(
-      w, p.call, bits(senders), [&](int i) { return p.call.heap.local(p.layout.flag(writer(i))); }, p.call.word(),
-      Site::ledger_rows, writer);
+      w, p.call, bits(senders), [&, senders](int i) { return p.call.heap.local(p.layout.flag(nth_bit(senders, i))); },
+      p.call.word(), Site::ledger_rows, writer);
 }
 
 /// Sums this warp's share of the tokens, each as soon as its own senders have returned its rows. Settled on return.
-template <class A>
-SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const LedgerParams& p) {
+template <class A, class P>
+SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
   // Few tokens are summed in parts by many warps.
@@ -147,8 +148,8 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const LedgerParams& p) {
 }
 
 /// After all flags have come: records a mismatch if a rank made another call.
-template <class A>
-SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const LedgerParams& p) {
+template <class A, class P>
+SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
   const uint64_t other = A::lanes_where(
       w, call.world(), [&](int r) { return *call.heap.local(p.layout.signature(call.epoch, r)) != p.signature; });
@@ -162,8 +163,8 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const LedgerParams& p) 
 }
 
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). The call is complete when all warps have returned.
-template <class A>
-SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const LedgerParams& p) {
+template <class A, class P>
+SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
   if (w.index() == 0) announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return p.chunks_of[r] == 0; }));

@@ -4,6 +4,9 @@
 // | flag         | written by | read by      | order           | scope  | reuse                                    |
 // | call_header  | each rank  | all ranks    | release/acquire | system | epoch; two sets by parity of the call    |
 //
+// Functions take parameters and layouts of any type with these members: a kernel for one kind of rows makes some of them
+// constants (exchange/cuda/low_latency_known.cuh).
+//
 // Every rank tells all peers that it has entered call n before it waits for anything in it, and leaves n only after all peers
 // have told it the same. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the other set.
 #pragma once
@@ -18,17 +21,17 @@ struct ItemPiece {
   int64_t item;
   int piece;
 };
-SWITCHYARD_FN inline ItemPiece split_index(int64_t i, int pieces) {
-  const auto index = static_cast<uint32_t>(i), p = static_cast<uint32_t>(pieces), item = index / p;
-  return {item, static_cast<int>(index - item * p)};
+template <class Layout>
+SWITCHYARD_FN ItemPiece split_index(int64_t i, const Layout& l) {
+  const auto index = static_cast<uint32_t>(i), item = l.by_pieces.quotient(index);
+  return {item, static_cast<int>(index - item * l.by_pieces.value())};
 }
 
-/// As spread_index, for what a rank receives: the warps that had nothing to send come first, and so wait already while the
-/// others send.
+/// As spread_index, for what a rank receives: the warps that had nothing to send, which are the last ones, come first, and so
+/// wait already while the others send.
 template <class Warp>
 SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
-  const int64_t i = spread_index(w), half = w.total() / 2;
-  return i < half ? i + w.total() - half : i - half;
+  return w.total() - 1 - spread_index(w);
 }
 
 /// Which call a rank has entered, in its header word: 8 bits. Equal on all ranks that make the same call.
@@ -38,12 +41,19 @@ SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder
 }
 inline constexpr int kHeaderTokenBits = 16;
 
-/// One warp of the rank: tells all ranks that this one has entered the call.
-template <class A>
-SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, int64_t tokens,
+/// The warp that tells all ranks that this one has entered a call. It will have little to send.
+template <class Warp>
+SWITCHYARD_FN bool is_announcer(const Warp& w) {
+  return w.warp() == 0 && w.block() + 1 == w.num_blocks();
+}
+
+/// All warps, first of all; one of them, which will have little to send, tells all ranks that this one has entered the call.
+template <class A, class Layout>
+SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const Layout& layout, int64_t tokens,
                               uint64_t kind) {
+  if (!is_announcer(w)) return;
   const uint64_t value = (kind << kHeaderTokenBits) | static_cast<uint64_t>(tokens);
-  A::template publish_to<Scope::system>(
+  A::publish_entry(
       w, call.world(),
       [&](int r) {
         return FlagStore{call.heap.at(r, layout.header(call.epoch, call.rank())), flag_word(call.epoch, value)};
@@ -51,25 +61,31 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
       Site::call_header);
 }
 
-/// Every warp: waits until all ranks have entered the same call.
+/// Records that `rank` makes another call. \returns false
 template <class A>
-SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& layout, uint64_t kind) {
+struct OtherCall {
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int rank) const {
+    FaultRecord fault;
+    fault.site = Site::call_header;
+    fault.mismatch = true;
+    fault.awaited_rank = rank;
+    record_fault<A>(w, *call, fault);
+    return false;
+  }
+};
+
+/// Every warp: waits until all ranks have entered the same call.
+template <class A, class Layout>
+SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t kind) {
   WarpSpan<A> span(w, call, Event::wait_entered, -1);
   const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
   if (!wait_for<A>(
           w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, &span))
     return false;
-  SWITCHYARD_ROLLED
-  for (int r = 0; r < call.world(); ++r) {
-    if (flag_value(*header(r)) >> kHeaderTokenBits == kind) continue;
-    FaultRecord fault;
-    fault.site = Site::call_header;
-    fault.mismatch = true;
-    fault.awaited_rank = r;
-    record_fault<A>(w, call, fault);
-    return false;
-  }
-  return true;
+  const uint64_t others =
+      A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> kHeaderTokenBits != kind; });
+  if (others == 0) return true;
+  return A::cold(w, OtherCall<A>{}, &call, nth_bit(others, 0));
 }
 
 /// T of rank r in a dispatch, after wait_entered.
@@ -84,6 +100,8 @@ struct IdReader {
   bool is_int64 = false;
   int32_t experts = 0;
   const int32_t* firsts = nullptr;  ///< null, or the ids, but -1 where a token repeats an expert: counting is faster
+
+  SWITCHYARD_FN bool counted() const { return firsts != nullptr; }
 
   SWITCHYARD_FN int32_t operator()(int64_t f) const {
     const int64_t id = is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
@@ -102,6 +120,17 @@ struct IdReader {
     const auto k = static_cast<int64_t>(static_cast<uint32_t>(f) % static_cast<uint32_t>(topk));
     return is_first(f - k, f);
   }
+};
+
+/// The same of ids that have been read before, in a block's memory, together with `firsts`.
+struct StagedIds {
+  const int32_t* ids = nullptr;
+  const int32_t* firsts = nullptr;
+
+  static constexpr SWITCHYARD_FN bool counted() { return true; }
+  SWITCHYARD_FN int32_t operator()(int64_t f) const { return ids[f]; }
+  SWITCHYARD_FN bool is_first(int64_t, int64_t f) const { return firsts[f] >= 0; }
+  SWITCHYARD_FN bool is_first_of_token(int64_t f, int) const { return firsts[f] >= 0; }
 };
 
 }  // namespace switchyard::detail

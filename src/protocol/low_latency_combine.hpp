@@ -42,10 +42,10 @@ struct LowLatencyCombineParams {
 
 /// Pieces that a warp has sent to slots of their owners and not yet told them of: one release serves several. The flags lie in
 /// the warp's scratch.
-template <class A>
+template <class A, class P>
 class ReturnedPieces {
  public:
-  SWITCHYARD_FN explicit ReturnedPieces(const LowLatencyCombineParams& p) : p_(p) {}
+  SWITCHYARD_FN explicit ReturnedPieces(const P& p) : p_(p) {}
 
   SWITCHYARD_FN void add(typename A::Warp& w, int owner, int64_t t, int slot, int piece) {
     A::for_lanes(w, 1,
@@ -69,20 +69,21 @@ class ReturnedPieces {
  private:
   static constexpr int kMost = 4;
   SWITCHYARD_FN static uint64_t** flags(typename A::Warp& w) { return reinterpret_cast<uint64_t**>(w.scratch()); }
-  const LowLatencyCombineParams& p_;
+  const P& p_;
   int count_ = 0;
 };
 
-SWITCHYARD_FN inline void add_moved(const LowLatencyCombineParams& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
+template <class P>
+SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
   (owner == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
   if (piece == 0) ++moved.rows;
 }
 
 /// Sends a piece of what local expert `expert` made of a row, `from`, to slot k of token t. Pending.
-template <class A>
-SWITCHYARD_FN void return_piece(typename A::Warp& w, const LowLatencyCombineParams& p, int owner, int64_t t, int k, int piece,
-                                const std::byte* from, int expert) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P>
+SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int64_t t, int k, int piece, const std::byte* from,
+                                int expert) {
+  const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int64_t at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
   std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
@@ -96,21 +97,23 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const LowLatencyCombinePara
 }
 
 /// per_route: every row that dispatch delivered goes back.
-template <class A>
-SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParams& p, MoveCounter& moved) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P>
+SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& moved) {
+  const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int experts = l.experts_of(p.call.rank());
-  ReturnedPieces<A> returned(p);
+  ReturnedPieces<A, P> returned(p);
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
     if (found.segment == experts) break;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
-    const auto [r, piece] = split_index(found.offset, l.pieces);
-    const int64_t row = found.segment * l.rows_per_expert() + r, from = p.row_source[row];
+    const auto [r, piece] = split_index(found.offset, l);
+    const int64_t row = found.segment * l.rows_per_expert() + r;
+    const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    A::prefetch(w, p.y + row * p.row_bytes + at, static_cast<size_t>(bytes));
+    const int64_t from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
     const auto t = static_cast<int64_t>(from & 0xffffffff);
-    const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     return_piece<A>(w, p, owner, t, k, piece, p.y + row * p.row_bytes + at, found.segment);
     add_moved(p, owner, piece, bytes, moved);
     returned.add(w, owner, t, k, piece);
@@ -119,17 +122,17 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const LowLatencyCombineParam
 }
 
 /// per_rank: the rows of a token here are summed, and one goes back.
-template <class A>
-SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParams& p, MoveCounter& moved) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P>
+SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& moved) {
+  const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int world = p.call.world();
-  ReturnedPieces<A> returned(p);
+  ReturnedPieces<A, P> returned(p);
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
     if (found.segment == world) break;
     const int owner = found.segment;
-    const auto [t, piece] = split_index(found.offset, l.pieces);
+    const auto [t, piece] = split_index(found.offset, l);
     const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
@@ -147,9 +150,9 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const LowLatencyCombineParam
 }
 
 /// Sending half; waits for nobody.
-template <class A>
-SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const LowLatencyCombineParams& p) {
-  if (w.index() == 0) enter_call<A>(w, p.call, p.layout, 0, p.kind());
+template <class A, class P>
+SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
+  enter_call<A>(w, p.call, p.layout, 0, p.kind());
   MoveCounter moved;
   if (p.order == CombineOrder::per_route)
     return_rows<A>(w, p, moved);
@@ -159,29 +162,30 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const LowLatencyCombi
 }
 
 /// Waits until a piece of token t has come back to all slots whose bit is set. `ids(f)` is the expert of route f, or -1.
-template <class A, class Ids>
-SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t t, int piece,
-                                 uint64_t slots) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P, class Ids>
+SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const P& p, const Ids& ids, int64_t t, int piece, uint64_t slots) {
+  const auto& l = p.layout;
   const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
   WarpSpan<A> span(w, p.call, Event::wait_returned, -1);
   return wait_for<A>(
       w, p.call, n,
-      [&](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
+      [=, &p, &l](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
         return p.call.heap.local(slots >> s & 1 ? l.returned(p.call.epoch, t, s, piece)
                                                 : l.header(p.call.epoch, p.call.rank()));
       },
       p.call.word(), Site::returned,
-      [&](int s) { return p.order == CombineOrder::per_rank ? s : l.owner(ids(t * l.topk + s)); }, &span);
+      [=, &p, &l](int s) { return p.order == CombineOrder::per_rank ? s : l.owner(ids(t * l.topk + s)); }, &span);
 }
 
-/// One piece of one token.
-template <class A, class Ids>
-SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& all_ids, int64_t t, int piece) {
-  const LowLatencyLayout& l = p.layout;
+/// Channels [column, column + columns) of token t, inside a piece.
+template <class A, class P, class Ids>
+SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int64_t t, int piece, int64_t column,
+                               int64_t columns) {
+  const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const auto id = [&](int64_t k) { return all_ids(t * l.topk + k); };
   const bool per_rank = p.order == CombineOrder::per_rank;
+  if (!per_rank && p.weights != nullptr) A::prefetch(w, p.weights + t * l.topk, static_cast<size_t>(l.topk) * 4);
   /// The first of the token's choices that is the same expert.
   const auto first = [&](int k) {
     int j = 0;
@@ -195,9 +199,8 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
   });
   if (!wait_returned<A>(w, p, all_ids, t, piece, slots)) return false;
   const WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
-  const int64_t at = l.column(piece) * element;
-  const ReduceSpec sum{p.out + t * p.row_bytes + at,         nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
-                       l.column(piece + 1) - l.column(piece)};
+  const int64_t at = column * element;
+  const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
   const auto slot = [&](int64_t s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
   if (per_rank) {
     A::reduce_rows_from(
@@ -211,23 +214,48 @@ SWITCHYARD_FN bool sum_piece(typename A::Warp& w, const LowLatencyCombineParams&
   return true;
 }
 
+/// Parts of a piece that are summed apart, so that few tokens keep many warps busy.
+struct SumParts {
+  static constexpr int64_t kFewestColumns = 256;
+  int64_t columns;
+  uint32_t count;  ///< in a piece; the last ones may be empty
+};
+template <class Warp, class P>
+SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int64_t tokens) {
+  const auto pieces = static_cast<uint32_t>(tokens) * static_cast<uint32_t>(p.layout.pieces);
+  const uint32_t room = pieces > 0 ? static_cast<uint32_t>(w.total()) / pieces : 1;
+  const auto whole = static_cast<uint32_t>(p.layout.piece_columns),
+             most = whole / static_cast<uint32_t>(SumParts::kFewestColumns);
+  const uint32_t wanted = room < most ? room : most;
+  if (wanted <= 1) return {p.layout.piece_columns, 1};
+  const uint32_t columns = (whole / wanted + 127) / 128 * 128;
+  return {columns, (whole + columns - 1) / columns};
+}
+
 /// This warp's share of the tokens' pieces. False: the fault is recorded.
-template <class A, class Ids>
-SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const LowLatencyCombineParams& p, const Ids& ids, int64_t tokens) {
-  for (int64_t i = receiving_index(w); i < tokens * p.layout.pieces; i += w.total()) {
-    const auto [t, piece] = split_index(i, p.layout.pieces);
-    if (!sum_piece<A>(w, p, ids, t, piece)) return false;
+template <class A, class P, class Ids>
+SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, int64_t tokens) {
+  const auto& l = p.layout;
+  const SumParts parts = sum_parts(w, p, tokens);
+  for (int64_t i = receiving_index(w);; i += w.total()) {
+    const auto whole = static_cast<int64_t>(static_cast<uint32_t>(i) / parts.count);
+    if (whole >= tokens * l.pieces) break;
+    const auto [t, piece] = split_index(whole, l);
+    const int64_t column = l.column(piece) + (i - whole * parts.count) * parts.columns, end = l.column(piece + 1);
+    const int64_t columns = column + parts.columns < end ? parts.columns : end - column;
+    if (columns > 0 && !sum_columns<A>(w, p, ids, t, piece, column, columns)) return false;
   }
   A::settle(w);
   return true;
 }
 
 /// Receiving half. False: the fault is recorded.
-template <class A>
-SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const LowLatencyCombineParams& p) {
+template <class A, class P>
+SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const P& p) {
+  const int64_t tokens = *p.own_tokens;
   if (!wait_entered<A>(w, p.call, p.layout, p.kind())) return false;
   return sum_pieces<A>(
-      w, p, [&](int64_t f) { return p.own_ids[f]; }, *p.own_tokens);
+      w, p, [&](int64_t f) { return p.own_ids[f]; }, tokens);
 }
 
 }  // namespace switchyard::detail

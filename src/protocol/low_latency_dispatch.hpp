@@ -2,12 +2,16 @@
 // Low-latency dispatch: messages go to a slot fixed by (source, unit), counts travel inside their flags, and the receiver packs
 // the rows per expert as they arrive.
 //
-// | flag         | written by       | read by            | order           | scope  | reuse                                 |
-// | expert_count | each rank        | the expert's rank  | release/acquire | system | epoch; two sets by parity of the call |
-// | piece        | a source's warp  | receiver's warps   | release/acquire | system | epoch; two sets by parity of the call |
+// | flag         | written by        | read by            | order           | scope  | reuse                                 |
+// | expert_count | each rank         | the expert's rank  | none            | system | epoch; two sets by parity of the call |
+// | message      | a source's block  | receiver's warps   | release/acquire | system | epoch; two sets by parity of the call |
+//
+// A message is sent by `parts` warps of a block, each with some of the channels; behind a block barrier one of them announces
+// it: one fence a message. A receiver places it in pieces, by warps on different multiprocessors.
 //
 // A message of a set is read in the call that it was written in only, so it may be overwritten two calls later
-// (low_latency_call.hpp). Progress: all warps send before they wait, and what they wait for are remote sends.
+// (low_latency_call.hpp). Progress: all warps send before they wait, and what they wait for are remote sends; no barrier
+// follows a wait.
 #pragma once
 
 #include "protocol/low_latency_call.hpp"
@@ -32,6 +36,8 @@ struct LowLatencyDispatchParams {
   bool with_places = true;  ///< messages say where rows go; false: only to which experts
   IdReader ids;
   const float* weights = nullptr;  ///< [T * K] or null: 1
+  int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: blocks need no barrier
+  int64_t part_columns = 0;        ///< channels of each, whole scale groups
 
   // What the owner keeps for combine.
   int32_t* own_ids = nullptr;     ///< [max_tokens * K], -1: no expert
@@ -49,46 +55,54 @@ struct LowLatencyDispatchParams {
   int64_t* source_tokens = nullptr;  ///< [W]
 };
 
-/// Channels of a piece, and where they lie in a sent row.
-struct PieceRange {
+/// Some channels of a row, and where they lie in a message.
+struct ColumnRange {
   int64_t column, columns, payload_at, payload_bytes, scale_at, scale_bytes;
 };
-SWITCHYARD_FN inline PieceRange piece_range(const LowLatencyDispatchParams& p, int piece) {
-  const LowLatencyLayout& l = p.layout;
-  PieceRange range;
-  range.column = l.column(piece);
-  range.columns = l.column(piece + 1) - range.column;
+/// The `index`-th range of `width` channels, whole scale groups; empty behind the end of the row.
+template <class P>
+SWITCHYARD_FN ColumnRange column_range(const P& p, int index, int64_t width) {
+  const auto& l = p.layout;
+  ColumnRange range;
+  const int64_t begin = index * width, end = begin + width;
+  range.column = begin < l.hidden ? begin : l.hidden;
+  range.columns = (end < l.hidden ? end : l.hidden) - range.column;
   const int64_t element = p.quantize != ScaleKind::none ? 1 : static_cast<int64_t>(dtype_bytes(p.src_type));
   range.payload_at = range.column * element;
   range.payload_bytes = range.columns * element;
   const int64_t per_group = l.scale_bytes > 0 ? p.scale_element_bytes : 0;
-  const auto groups = [&](int64_t columns) {  // 32 bits: GPUs divide them faster
-    return static_cast<int64_t>((static_cast<uint32_t>(columns) + static_cast<uint32_t>(p.scale_group) - 1) /
-                                static_cast<uint32_t>(p.scale_group));
-  };
+  const int bits_of_group = p.scale_group == 128 ? 7 : p.scale_group == 64 ? 6 : 5;
+  const auto groups = [&](int64_t columns) { return (columns + p.scale_group - 1) >> bits_of_group; };
   range.scale_at = groups(range.column) * per_group;
   range.scale_bytes = groups(range.columns) * per_group;
   return range;
 }
+template <class P>
+SWITCHYARD_FN ColumnRange piece_range(const P& p, int piece) {
+  return column_range(p, piece, p.layout.piece_columns);
+}
 
 /// How many of the first `tokens` tokens choose the expert: each counts once.
-template <class A>
-SWITCHYARD_FN int64_t tokens_choosing(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t tokens, int32_t expert) {
+template <class A, class P>
+SWITCHYARD_FN int64_t tokens_choosing(typename A::Warp& w, const P& p, int64_t tokens, int32_t expert) {
   const int64_t routes = tokens * p.layout.topk;
-  if (const int32_t* firsts = p.ids.firsts) return A::count_where(w, routes, [&](int64_t f) { return firsts[f] == expert; });
+  if (p.ids.counted()) {
+    const int32_t* firsts = p.ids.firsts;
+    return A::count_where(w, routes, [&](int64_t f) { return firsts[f] == expert; });
+  }
   return A::count_where(w, routes, [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first_of_token(f, p.layout.topk); });
 }
 
 /// Writes entry j of unit's message at all ranks of `places`: what the receiver needs to place route k of token t.
-template <class A>
-SWITCHYARD_FN void send_entry(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t unit, int64_t t, int k, int j,
-                              uint64_t places) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P>
+SWITCHYARD_FN void send_entry(typename A::Warp& w, const P& p, int64_t unit, int64_t t, int k, int j, uint64_t places) {
+  const auto& l = p.layout;
   const int64_t begin = t * l.topk;
   const int32_t expert = p.ids(begin + k);
   LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
   if (expert >= 0) {
     int64_t first = begin;
+    if (p.ids.counted() && p.ids.firsts[begin + k] == expert) first = begin + k;
     SWITCHYARD_ROLLED
     while (p.ids(first) != expert) ++first;
     if (p.with_places) entry.index = static_cast<int32_t>(tokens_choosing<A>(w, p, t, expert));
@@ -102,12 +116,13 @@ SWITCHYARD_FN void send_entry(typename A::Warp& w, const LowLatencyDispatchParam
   });
 }
 
-/// The payload of one piece, to the ranks of `places`.
-template <class A>
-SWITCHYARD_FN void send_payload(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t unit, int64_t t, int piece,
-                                uint64_t places, MoveCounter& moved) {
-  const LowLatencyLayout& l = p.layout;
-  const PieceRange range = piece_range(p, piece);
+/// Some channels of the payload, to the ranks of `places`.
+template <class A, class P>
+SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int64_t unit, int64_t t, int part, uint64_t places,
+                                MoveCounter& moved) {
+  const auto& l = p.layout;
+  const ColumnRange range = column_range(p, part, p.part_columns);
+  if (range.columns == 0) return;
   const std::byte* row = p.x + t * p.src_row_bytes;
   const auto message = [&](int r) {
     return (places >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
@@ -143,14 +158,13 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const LowLatencyDispatchPar
   const uint64_t own = places >> p.call.rank() & 1;
   moved.local_bytes += bytes * own;
   moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);
-  if (piece == 0) moved.rows += static_cast<uint64_t>(bits(places));
+  if (part == 0) moved.rows += static_cast<uint64_t>(bits(places));
 }
 
-/// One piece of one unit: to every rank with one of its experts; to the others, that nothing comes.
-template <class A>
-SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParams& p, int64_t unit, int piece,
-                              MoveCounter& moved) {
-  const LowLatencyLayout& l = p.layout;
+/// This warp's part of a message, to every rank with one of the unit's experts. Settled. \returns those ranks (bits)
+template <class A, class P>
+SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int64_t unit, int part, MoveCounter& moved) {
+  const auto& l = p.layout;
   const WarpSpan<A> span(w, p.call, Event::send_rows, 1);
   const int64_t t = l.token_of(unit);
   const int first_k = l.first_k_of(unit);
@@ -159,43 +173,82 @@ SWITCHYARD_FN void send_piece(typename A::Warp& w, const LowLatencyDispatchParam
     const int32_t expert = p.ids(f + j);
     return expert >= 0 ? uint64_t{1} << l.owner(expert) : 0;
   });
-  if (places != 0) {
-    // A route that travels alone and repeats an earlier one brings no row.
-    if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, piece, places, moved);
-    SWITCHYARD_ROLLED
-    for (int j = piece; j < l.entries; j += l.pieces) send_entry<A>(w, p, unit, t, first_k + j, j, places);
-    A::settle(w);
-  }
+  if (places == 0) return 0;
+  SWITCHYARD_ROLLED
+  for (int j = part; j < l.entries; j += p.parts) send_entry<A>(w, p, unit, t, first_k + j, j, places);
+  // A route that travels alone and repeats an earlier one brings no row.
+  if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, part, places, moved);
+  A::settle(w);
+  return places;
+}
+
+/// Tells the ranks in `places` that the message is there, and the others that nothing comes.
+template <class A, class P>
+SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int64_t unit, uint64_t places) {
   A::template publish_to<Scope::system>(
       w, p.call.world(),
       [&](int r) {
-        uint64_t* flag = p.call.heap.at(r, l.piece(p.call.epoch, p.call.rank(), unit, piece));
+        uint64_t* flag = p.call.heap.at(r, p.layout.arrival(p.call.epoch, p.call.rank(), unit));
         return FlagStore{flag, flag_word(p.call.epoch, places >> r & 1)};
       },
-      Site::piece);
+      Site::message);
 }
 
-/// What combine will need of this rank's own routes.
-template <class A>
-SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const LowLatencyDispatchParams& p) {
-  for (int64_t t = spread_index(w); t < p.tokens; t += w.total()) {
+/// What a warp does for the messages of its block, which sends `teams` at a time; its last warps belong to none, unless every
+/// warp sends for itself or all are needed for one message.
+struct Sender {
+  int teams, team, part;
+  template <class Warp>
+  SWITCHYARD_FN Sender(const Warp& w, int parts) {
+    const auto width = static_cast<uint32_t>(parts), warp = static_cast<uint32_t>(w.warp());
+    const auto all = static_cast<uint32_t>(w.warps_per_block());
+    teams = static_cast<int>(width == 1 ? all : all > width ? (all - 1) / width : 1);
+    team = static_cast<int>(warp / width);
+    part = static_cast<int>(warp % width);
+  }
+  SWITCHYARD_FN bool sends() const { return team < teams; }
+};
+
+/// All messages of this rank, neighbours from different blocks. All warps of all blocks.
+template <class A, class P>
+SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& moved) {
+  const Sender me(w, p.parts);
+  const int64_t units = p.tokens * p.layout.units_per_token();
+  int announcer = 0;  // takes turns: the others go on while it waits for the fence
+  for (int64_t first = w.block(); first < units; first += int64_t{w.num_blocks()} * me.teams) {
+    const int64_t unit = first + int64_t{me.team} * w.num_blocks();
+    const bool mine = me.sends() && unit < units;
+    const uint64_t places = mine ? send_part<A>(w, p, unit, me.part, moved) : 0;
+    if (p.parts > 1) A::block_sync(w);
+    if (mine && me.part == announcer) announce_message<A>(w, p, unit, places);
+    announcer = announcer + 1 < p.parts ? announcer + 1 : 0;
+  }
+}
+
+/// What combine will need of this rank's own routes: a share of the tokens.
+template <class A, class P>
+SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share) {
+  for (int64_t t = share.index; t < p.tokens; t += share.step) {
     A::for_lanes(w, p.layout.topk, [&](int k) {
       const int64_t f = t * p.layout.topk + k;
       p.own_ids[f] = p.ids(f);
       p.own_weights[f] = p.weights ? p.weights[f] : 1.0f;
     });
   }
-  if (w.index() == 0) A::for_lanes(w, 1, [&](int) { *p.own_tokens = p.tokens; });
+  if (share.index == 0) A::for_lanes(w, 1, [&](int) { *p.own_tokens = p.tokens; });
 }
 
-/// All pieces of all units of this rank.
-template <class A>
-SWITCHYARD_FN void send_pieces(typename A::Warp& w, const LowLatencyDispatchParams& p, MoveCounter& moved) {
-  const LowLatencyLayout& l = p.layout;
-  const int64_t items = p.tokens * l.units_per_token() * l.pieces;
-  for (int64_t i = spread_index(w); i < items; i += w.total()) {
-    const ItemPiece at = split_index(i, l.pieces);
-    send_piece<A>(w, p, at.item, at.piece, moved);
+/// Tells the ranks of a share of the experts how many rows come from here.
+template <class A, class P>
+SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
+  const auto& l = p.layout;
+  const WarpSpan<A> span(w, p.call, Event::send_counts, l.map.experts);
+  for (int64_t e = share.index; e < l.map.experts; e += share.step) {
+    const int64_t n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));
+    const int owner = l.owner(static_cast<int>(e));
+    uint64_t* flag =
+        p.call.heap.at(owner, l.expert_count(p.call.epoch, static_cast<int>(e) - l.first_expert(owner), p.call.rank()));
+    A::post(w, flag, flag_word(p.call.epoch, static_cast<uint64_t>(n)));
   }
 }
 
@@ -204,75 +257,69 @@ SWITCHYARD_FN inline uint64_t dispatch_kind() {
   return low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16);
 }
 
-/// Sending half; waits for nobody. Warps take pieces from the front and counts from the back, so that warps without a piece
-/// count while the others send.
-template <class A>
-SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const LowLatencyDispatchParams& p) {
-  const LowLatencyLayout& l = p.layout;
+/// Sending half; waits for nobody. Warps that send no messages count meanwhile; without any, all count afterwards.
+template <class A, class P>
+SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   MoveCounter moved;
-  if (w.index() == 0) enter_call<A>(w, p.call, l, p.tokens, dispatch_kind());
-  send_pieces<A>(w, p, moved);
-  const WarpSpan<A> span(w, p.call, Event::send_counts, l.map.experts);
-  for (int64_t e = w.total() - 1 - spread_index(w); e < l.map.experts; e += w.total()) {
-    const int64_t n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));
-    const int owner = l.owner(static_cast<int>(e));
-    uint64_t* flag =
-        p.call.heap.at(owner, l.expert_count(p.call.epoch, static_cast<int>(e) - l.first_expert(owner), p.call.rank()));
-    A::template store_release<Scope::system>(w, flag, flag_word(p.call.epoch, static_cast<uint64_t>(n)), Site::expert_count);
+  enter_call<A>(w, p.call, p.layout, p.tokens, dispatch_kind());
+  const int busy = Sender(w, p.parts).teams * p.parts, free = w.warps_per_block() - busy;
+  const int counts_in = free == 0 ? 1 : w.warp() >= busy ? 0 : -1;
+  const Share share = free == 0 ? Share{spread_index(w), w.total()}
+                                : Share{int64_t{w.warp() - busy} * w.num_blocks() + w.block(), int64_t{free} * w.num_blocks()};
+  SWITCHYARD_ROLLED
+  for (int step = 0; step < 2; ++step) {
+    if (step == counts_in) {
+      send_counts<A>(w, p, share);
+      keep_own_routes<A>(w, p, share);
+    }
+    if (step == (free == 0 ? 0 : 1)) send_messages<A>(w, p, moved);
   }
-  keep_own_routes<A>(w, p);
   A::settle(w);
   p.call.moved[w.index()] = moved;
 }
 
-/// Rows of sources before `source` for local expert e; its counts have been acquired.
-SWITCHYARD_FN inline int64_t first_of_source(const LowLatencyDispatchParams& p, int e, int source) {
-  const uint64_t* counts = p.call.heap.local(p.layout.expert_count(p.call.epoch, e, 0));  // one word per source
-  int64_t first = 0;
-  for (int s = 0; s < source; ++s) first += static_cast<int64_t>(flag_value(counts[s]));
-  return first;
-}
-
 /// Waits for the counts of all sources before `source` (W: of all) for n local experts expert(j), j in [0, n); -1: none.
-template <class A, class Expert>
-SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int n,
-                                      Expert&& expert) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P, class Expert>
+SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int source, int n, const Expert& expert) {
+  const auto& l = p.layout;
   WarpSpan<A> span(w, p.call, Event::wait_expert_count, -1);
   return wait_for<A>(
       w, p.call, n * source,
-      [&](int i) -> const uint64_t* {
+      [=, &p, &l](int i) -> const uint64_t* {
         const int e = expert(i / source);
         return p.call.heap.local(e >= 0 ? l.expert_count(p.call.epoch, e, i % source) : l.header(p.call.epoch, i % source));
       },
-      p.call.word(), Site::expert_count, [&](int i) { return i % source; }, &span);
+      p.call.word(), Site::expert_count, [=](int i) { return i % source; }, &span);
 }
 
-/// Waits for all pieces of a message. On success `here` says whether it is for this rank.
-template <class A>
-SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
-                                int64_t unit, bool& here) {
-  const WarpSpan<A> span(w, call, Event::wait_piece, source);
-  const auto flag = [&](int i) { return call.heap.local(l.piece(call.epoch, source, unit, i)); };
-  const bool ok = wait_for<A>(w, call, l.pieces, flag, call.word(), Site::piece, [&](int) { return source; });
-  here = ok && flag_value(*flag(0)) != 0;
-  return ok;
+/// Waits for a message. On success `here` says whether it is for this rank.
+template <class A, class Layout>
+SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int64_t unit,
+                                bool& here) {
+  const WarpSpan<A> span(w, call, Event::wait_message, source);
+  const uint64_t* flag = call.heap.local(l.arrival(call.epoch, source, unit));
+  uint64_t word = A::template load_acquire<Scope::system>(flag, Site::message);
+  if (!flag_reached(word, call.word())) {
+    if (!wait_for<A>(
+            w, call, 1, [=](int) { return flag; }, call.word(), Site::message, [=](int) { return source; }))
+      return false;
+    word = A::peek(flag);
+  }
+  here = flag_value(word) != 0;
+  return true;
 }
 
 /// After wait_entered: f(source, unit, piece) for this warp's share of all messages of all ranks, split evenly whatever their
 /// T. Stops at the first false and returns it.
-template <class A, class F>
-SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, F&& f) {
-  const auto units_of = [&](int s) { return tokens_of(call, l, s) * l.units_per_token(); };
-  int64_t units = 0;
-  for (int s = 0; s < call.world(); ++s) units += units_of(s);
-  if (units == 0) return true;
-  for (int64_t i = receiving_index(w); i < units * l.pieces; i += w.total()) {
-    const auto piece = static_cast<uint32_t>(i) / static_cast<uint32_t>(units);
-    const Located message = A::locate(w, i - piece * units, call.world(), units_of);
-    if (!f(message.segment, message.offset, static_cast<int>(piece))) return false;
+template <class A, class Layout, class F>
+SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call, const Layout& l, F&& f) {
+  for (int64_t i = receiving_index(w);; i += w.total()) {
+    const ItemPiece at = split_index(i, l);
+    const Located message =
+        A::locate(w, at.item, call.world(), [&](int s) { return tokens_of(call, l, s) * l.units_per_token(); });
+    if (message.segment == call.world()) return true;
+    if (!f(message.segment, message.offset, at.piece)) return false;
   }
-  return true;
 }
 
 /// Entries of a message for experts of this rank, and where it lies.
@@ -281,9 +328,8 @@ struct Message {
   const LowLatencyEntry* entries;
   uint64_t mine;  ///< bit j: entry j is for an expert here
 };
-template <class A>
-SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
-                                   int64_t unit) {
+template <class A, class Layout>
+SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int64_t unit) {
   Message m;
   m.payload = call.heap.local(l.message(call.epoch, source, unit));
   m.entries = reinterpret_cast<const LowLatencyEntry*>(m.payload + l.entries_at());
@@ -292,10 +338,82 @@ SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call,
   return m;
 }
 
+/// The rows of a message's entries, into the warp's scratch: -1 for those that are not for this rank. Waits for counts.
+template <class A, class P>
+SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const Message& m, int source, int64_t* row_of) {
+  const auto& l = p.layout;
+  const int first = l.first_expert(p.call.rank());
+  const auto counts_late = [&] {  // one look, which finds rows and what has not come
+    return A::lanes_where(w, l.entries, [&](int j) {
+      const LowLatencyEntry entry = m.entries[j];
+      if ((m.mine >> j & 1) == 0) {
+        row_of[j] = -1;
+        return false;
+      }
+      const int e = entry.expert - first;
+      const uint64_t* counts = p.call.heap.local(l.expert_count(p.call.epoch, e, 0));  // one word per source
+      int64_t row = e * l.rows_per_expert() + entry.place();
+      bool late = false;
+      SWITCHYARD_UNROLLED_BY_4
+      for (int s = 0; s < source; ++s) {
+        const uint64_t word = A::peek(counts + s);
+        late |= !flag_reached(word, p.call.word());
+        row += static_cast<int64_t>(flag_value(word));
+      }
+      row_of[j] = row;
+      return late;
+    });
+  };
+  while (counts_late() != 0)
+    if (!wait_counts_before<A>(w, p, source, l.entries,
+                               [m, first](int j) { return m.mine >> j & 1 ? m.entries[j].expert - first : -1; }))
+      return false;
+  A::settle(w);
+  return true;
+}
+
+/// The same of scales whose columns lie apart, or with padding behind them: up to `end` of a row's bytes.
+template <class A, class P, class Row>
+SWITCHYARD_FN SWITCHYARD_OUTLINED void place_spread_scales(typename A::Warp& w, const P& p, const std::byte* scales,
+                                                           int64_t begin, int64_t end, int n, Row row) {
+  const auto step = static_cast<int>(p.scale_element_bytes);
+  const auto count = static_cast<int>((end - begin) / step);
+  A::for_lanes(w, static_cast<int64_t>(n) * count, [&](int i) {
+    const int j = i / count;
+    if (row(j) < 0) return;
+    const int64_t b = begin + int64_t{i % count} * step;
+    std::byte* to = p.out_scales + p.scale_place.at(row(j), b);
+    if (step == 4)
+      *reinterpret_cast<uint32_t*>(to) = b < p.layout.scale_bytes ? *reinterpret_cast<const uint32_t*>(scales + b) : 0;
+    else
+      *to = b < p.layout.scale_bytes ? scales[b] : std::byte{0};
+  });
+}
+
+/// The scales of a piece, to the rows row(j) that are not negative, j in [0, n). The last piece also writes the padding.
+template <class A, class P, class Row>
+SWITCHYARD_FN void place_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
+                                int n, Row row) {
+  const auto& place = p.scale_place;
+  const int64_t end = range.scale_at + range.scale_bytes;
+  const int64_t padded = piece + 1 == p.layout.pieces ? place.bytes_of_row() : end;
+  if (place.column_major || p.scale_element_bytes != 4)
+    return place_spread_scales<A>(w, p, scales, range.scale_at, padded, n, row);
+  A::multicast_words(
+      w, n, [&](int j) -> void* { return row(j) >= 0 ? p.out_scales + row(j) * place.row_bytes + range.scale_at : nullptr; },
+      scales + range.scale_at, static_cast<size_t>(range.scale_bytes));
+  if (padded == end) return;
+  A::for_lanes(w, n, [&](int j) {
+    SWITCHYARD_ROLLED
+    for (int64_t b = end; row(j) >= 0 && b < padded; b += 4)
+      *reinterpret_cast<uint32_t*>(p.out_scales + row(j) * place.row_bytes + b) = 0;
+  });
+}
+
 /// One piece of a message that has come: to the row of each of its experts here.
-template <class A>
-SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchParams& p, int source, int64_t unit, int piece) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P>
+SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int64_t unit, int piece) {
+  const auto& l = p.layout;
   const int64_t t = l.token_of(unit);
   const int first_k = l.first_k_of(unit);
   LowLatencyRoute* routes = p.routes + (source * l.max_tokens + t) * l.topk + first_k;
@@ -305,78 +423,65 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const LowLatencyDispatchPara
     if (piece == 0) A::for_lanes(w, l.entries, [&](int j) { routes[j] = {-1, 0.0f}; });
     return true;
   }
-  const Message m = message_from<A>(w, p.call, l, source, unit);
-  const LowLatencyEntry* entries = m.entries;
-  const std::byte* message = m.payload;
-  const uint64_t mine = m.mine;
-  const int first = l.first_expert(p.call.rank());
-  if (!wait_counts_before<A>(w, p, source, l.entries, [&](int j) { return mine >> j & 1 ? entries[j].expert - first : -1; }))
-    return false;
   const WarpSpan<A> span(w, p.call, Event::place_rows, 1);
-  auto* const row_of = reinterpret_cast<int64_t*>(w.scratch());  // of entry j: its row, -1 if it is not for this rank
-  A::for_lanes(w, l.entries, [&](int j) {
-    const int e = entries[j].expert - first;
-    row_of[j] = (mine >> j & 1) == 0 ? -1 : e * l.rows_per_expert() + first_of_source(p, e, source) + entries[j].place();
-  });
-  A::settle(w);
-  const auto placed = [&](int j) { return row_of[j] >= 0 && !entries[j].alias(); };
-  const PieceRange range = piece_range(p, piece);
+  const ColumnRange range = piece_range(p, piece);
+  const std::byte* const sent = p.call.heap.local(l.message(p.call.epoch, source, unit));
+  A::prefetch(w, sent + range.payload_at, static_cast<size_t>(range.payload_bytes));
+  if (range.scale_bytes > 0) A::prefetch(w, sent + l.scales_at() + range.scale_at, static_cast<size_t>(range.scale_bytes));
+  const Message m = message_from<A>(w, p.call, l, source, unit);
+  auto* const row_of = reinterpret_cast<int64_t*>(w.scratch());
+  if (!find_rows<A>(w, p, m, source, row_of)) return false;
+  const auto placed = [row_of, entries = m.entries](int j) {
+    return row_of[j] >= 0 && !entries[j].alias() ? row_of[j] : int64_t{-1};
+  };
   A::multicast_to(
       w, l.entries,
-      [&](int j) -> void* { return placed(j) ? p.rows + row_of[j] * l.payload_bytes + range.payload_at : nullptr; },
-      message + range.payload_at, static_cast<size_t>(range.payload_bytes));
-  if (l.scale_bytes > 0) {  // the last piece also writes the padding
-    const int64_t end = piece + 1 == l.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
-    const auto step = static_cast<int>(p.scale_element_bytes);
-    const auto count = static_cast<int>((end - range.scale_at) / step);
-    const std::byte* scales = message + l.scales_at();
-    A::for_lanes(w, static_cast<int64_t>(l.entries) * count, [&](int i) {
-      const int j = i / count;
-      if (!placed(j)) return;
-      const int64_t b = range.scale_at + int64_t{i % count} * step;
-      std::byte* to = p.out_scales + p.scale_place.at(row_of[j], b);
-      if (step == 4)
-        *reinterpret_cast<uint32_t*>(to) = b < l.scale_bytes ? *reinterpret_cast<const uint32_t*>(scales + b) : 0;
-      else
-        *to = b < l.scale_bytes ? scales[b] : std::byte{0};
-    });
-  }
+      [&](int j) -> void* {
+        const int64_t row = placed(j);
+        return row >= 0 ? p.rows + row * l.payload_bytes + range.payload_at : nullptr;
+      },
+      m.payload + range.payload_at, static_cast<size_t>(range.payload_bytes));
+  if (l.scale_bytes > 0) place_scales<A>(w, p, m.payload + l.scales_at(), piece, range, l.entries, placed);
   if (piece != 0) return true;
   A::for_lanes(w, l.entries, [&](int j) {
     const int64_t row = row_of[j];
-    routes[j] = {static_cast<int32_t>(row), row >= 0 ? entries[j].weight : 0.0f};
-    if (placed(j)) p.row_source[row] = pack_source(source, entries[j].k, t);
+    routes[j] = {static_cast<int32_t>(row), row >= 0 ? m.entries[j].weight : 0.0f};
+    if (placed(j) >= 0) p.row_source[row] = pack_source(source, m.entries[j].k, t);
   });
   return true;
 }
 
-/// Counts and ranges of this rank's experts, and T of all sources.
-template <class A>
-SWITCHYARD_FN bool report_counts(typename A::Warp& w, const LowLatencyDispatchParams& p) {
-  const LowLatencyLayout& l = p.layout;
+/// Counts and ranges of this rank's experts, and T of all sources: by the warps that have the fewest pieces to place.
+template <class A, class P>
+SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
+  const auto& l = p.layout;
   const int world = p.call.world();
-  for (int e = static_cast<int>(w.total() - 1 - spread_index(w)); e < l.experts_of(p.call.rank()); e += w.total()) {
-    if (!wait_counts_before<A>(w, p, world, 1, [&](int) { return e; })) return false;
+  const int64_t first_expert = w.total() - 1 - receiving_index(w);
+  for (int64_t e = first_expert; e < l.experts_of(p.call.rank()); e += w.total()) {
+    const int expert = static_cast<int>(e);
+    if (!wait_counts_before<A>(w, p, world, 1, [=](int) { return expert; })) return false;
+    const uint64_t* counts = p.call.heap.local(l.expert_count(p.call.epoch, expert, 0));
     A::for_lanes(w, world, [&](int s) {
-      const int64_t first = first_of_source(p, e, s), next = first_of_source(p, e, s + 1);
-      p.source_range[int64_t{e} * world + s] = first << 32 | (next - first);
-      if (s + 1 == world) p.rows_of_expert[e] = static_cast<int32_t>(next);
+      int64_t first = 0;
+      SWITCHYARD_UNROLLED_BY_4
+      for (int r = 0; r < s; ++r) first += static_cast<int64_t>(flag_value(A::peek(counts + r)));
+      const auto rows = static_cast<int64_t>(flag_value(A::peek(counts + s)));
+      p.source_range[e * world + s] = first << 32 | rows;
+      if (s + 1 == world) p.rows_of_expert[e] = static_cast<int32_t>(first + rows);
     });
   }
-  if (w.index() == 0) A::for_lanes(w, world, [&](int s) { p.source_tokens[s] = tokens_of(p.call, l, s); });
+  if (first_expert == 0) A::for_lanes(w, world, [&](int s) { p.source_tokens[s] = tokens_of(p.call, l, s); });
   return true;
 }
 
 /// Receiving half. False: the fault is recorded.
-template <class A>
-SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const LowLatencyDispatchParams& p) {
-  const LowLatencyLayout& l = p.layout;
+template <class A, class P>
+SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
+  const auto& l = p.layout;
   if (!wait_entered<A>(w, p.call, l, dispatch_kind())) return false;
-  {
-    const bool ok = for_each_message<A>(
-        w, p.call, l, [&](int source, int64_t unit, int piece) { return place_piece<A>(w, p, source, unit, piece); });
-    if (!ok) return false;
-  }
+  const bool ok = for_each_message<A>(
+      w, p.call, l, [&](int source, int64_t unit, int piece) { return place_piece<A>(w, p, source, unit, piece); });
+  if (!ok) return false;
   if (!report_counts<A>(w, p)) return false;
   A::settle(w);
   return true;

@@ -117,7 +117,7 @@ SWITCHYARD_FN bool drive_streams(typename A::Warp& w, const CallContext& call, S
     int left = step(stall, progress);
     if (left == 0) return true;
     if (progress) continue;
-    WaitClock<A> clock(call, stall.peer);
+    WaitClock<A> clock(stall.peer);
     while (!progress) {
       if (!clock.keep_waiting(w, call, stall.site, stall.flag, call.word())) return false;
       left = step(stall, progress);

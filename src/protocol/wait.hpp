@@ -66,35 +66,40 @@ SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, co
   A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
 }
 
+/// A look at what may end a wait: the deadline, which has passed at time `deadline`, and the abort words. False: the fault is
+/// recorded and the call must end.
+template <class A>
+struct MayGoOn {
+  static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
+
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
+                                uint64_t expected, int awaited, uint64_t start, int polls) const {
+    uint64_t abort = A::template load_acquire<Scope::system>(call->abort_word, Site::none);
+    if (abort == 0 && call->host_abort_word && polls % kHostPolls == 0)
+      abort = A::template load_acquire<Scope::system>(call->host_abort_word, Site::none);
+    const uint64_t waited = A::now_ns() - start;
+    if (abort == 0 && static_cast<int64_t>(waited - call->timeout_ns) < 0) return true;
+    FaultRecord fault;
+    fault.site = site;
+    fault.aborted = abort != 0;
+    fault.seen_abort = abort;
+    fault.awaited_rank = awaited;
+    fault.expected = expected;
+    fault.seen = A::template load_acquire<Scope::system>(flag, site);
+    fault.waited_ns = waited;
+    record_fault<A>(w, *call, fault);
+    return false;
+  }
+};
+
 /// Progress of a wait that did not succeed at once. Not for reuse.
 template <class A>
 class WaitClock {
  public:
-  SWITCHYARD_FN WaitClock(const CallContext& call, int awaited) : start_(A::now_ns()), slice_(start_), awaited_(awaited) {
-    deadline_ = start_ + call.timeout_ns;
-  }
+  SWITCHYARD_FN explicit WaitClock(int awaited) : start_(A::now_ns()), slice_(start_), awaited_(awaited) {}
 
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
-    A::cold(w, [&](auto& me) {
-      charge_now(me, call, next_awaited);
-      return true;
-    });
-  }
-
-  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must
-  /// end.
-  SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
-                                  uint64_t expected) {
-    A::pause(w, polls_++);
-    if ((polls_ & 15) != 0) return true;
-    return A::cold(w, [&](auto& me) { return may_go_on(me, call, site, flag, expected); });
-  }
-
-  SWITCHYARD_FN int awaited() const { return awaited_; }
-
- private:
-  SWITCHYARD_FN void charge_now(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns(), spent = now - slice_;
     WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
     A::count(w, &c.total_ns, spent);
@@ -104,28 +109,21 @@ class WaitClock {
     awaited_ = next_awaited;
   }
 
-  SWITCHYARD_FN bool may_go_on(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
-                               uint64_t expected) {
-    uint64_t abort = A::template load_acquire<Scope::system>(call.abort_word, Site::none);
-    if (abort == 0 && call.host_abort_word && polls_ % kHostPolls == 0)
-      abort = A::template load_acquire<Scope::system>(call.host_abort_word, Site::none);
-    const uint64_t now = A::now_ns();
-    if (abort == 0 && static_cast<int64_t>(now - deadline_) < 0) return true;
-    FaultRecord fault;
-    fault.site = site;
-    fault.aborted = abort != 0;
-    fault.seen_abort = abort;
-    fault.awaited_rank = awaited_;
-    fault.expected = expected;
-    fault.seen = A::template load_acquire<Scope::system>(flag, site);
-    fault.waited_ns = now - start_;
-    record_fault<A>(w, call, fault);
-    charge_now(w, call, awaited_);
+  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must
+  /// end.
+  SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
+                                  uint64_t expected) {
+    A::pause(w, polls_++);
+    if ((polls_ & 15) != 0) return true;
+    if (A::cold(w, MayGoOn<A>{}, &call, site, flag, expected, awaited_, start_, polls_)) return true;
+    charge(w, call, awaited_);
     return false;
   }
 
-  static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
-  uint64_t start_, slice_, deadline_;
+  SWITCHYARD_FN int awaited() const { return awaited_; }
+
+ private:
+  uint64_t start_, slice_;
   int awaited_;
   int polls_ = 0;
 };
@@ -139,7 +137,7 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
                             Writer&& writer, WarpSpan<A>* span = nullptr) {
   int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
   if (missing < 0) return true;
-  WaitClock<A> clock(call, writer(missing));
+  WaitClock<A> clock(writer(missing));
   while (true) {
     if (!clock.keep_waiting(w, call, site, flag(missing), expected)) return false;
     missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);

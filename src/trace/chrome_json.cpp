@@ -88,7 +88,7 @@ Event cause_of(Event wait) {
     case Event::wait_rows: return Event::send_rows;
     case Event::wait_outputs: return Event::combine;
     case Event::wait_pulled: return Event::pull_reduce;
-    case Event::wait_piece: return Event::send_rows;
+    case Event::wait_message: return Event::send_rows;
     case Event::wait_expert_count: return Event::send_counts;
     case Event::wait_returned: return Event::return_rows;
     default: return Event::count_of_events;

@@ -178,12 +178,18 @@ TYPED_TEST_P(ArchConformance, MulticastToSkipsNoPlace) {
       std::vector<std::byte> before(dst.data(), dst.data() + 4112 * 64);
       std::vector<void*> dsts;
       for (size_t i = 0; i < 64; ++i) dsts.push_back(places >> i & 1 ? dst.data() + 4112 * i : nullptr);
+      const auto expect = [&](const std::byte* sent) {
+        this->warp_.settle();
+        for (size_t i = 0; i < 64; ++i) {
+          const std::byte* want = places >> i & 1 ? sent : before.data() + 4112 * i;
+          ASSERT_EQ(std::memcmp(dst.data() + 4112 * i, want, 4112), 0) << i << " of " << std::hex << places;
+        }
+      };
       this->warp_.multicast_to(dsts.data(), 64, src.data(), 4112);
-      this->warp_.settle();
-      for (size_t i = 0; i < 64; ++i) {
-        const std::byte* want = places >> i & 1 ? src.data() : before.data() + 4112 * i;
-        ASSERT_EQ(std::memcmp(dst.data() + 4112 * i, want, 4112), 0) << i << " of " << std::hex << places;
-      }
+      expect(src.data());
+      src.randomize(this->random_);
+      this->warp_.multicast_words(dsts.data(), 64, src.data(), 4112);
+      expect(src.data());
       EXPECT_TRUE(dst.guards_intact());
     }
   });
@@ -340,6 +346,20 @@ TYPED_TEST_P(ArchConformance, TakeGivesTheOldValue) {
   EXPECT_TRUE(memory.guards_intact());
 }
 
+TYPED_TEST_P(ArchConformance, PostedWordsAreSeen) {
+  typename TestFixture::Memory memory(3 * 8);
+  std::memset(memory.data(), 0, memory.size());
+  auto* words = reinterpret_cast<uint64_t*>(memory.data());
+  for (const uint64_t value : {detail::flag_word(7, 5), ~uint64_t{0}, uint64_t{0}}) {
+    this->warp_.post(words + 1, value);
+    EXPECT_EQ(words[1], value);
+    EXPECT_EQ(this->warp_.peek(words + 1), value);
+  }
+  EXPECT_EQ(words[0], 0u);
+  EXPECT_EQ(words[2], 0u);
+  EXPECT_TRUE(memory.guards_intact());
+}
+
 TYPED_TEST_P(ArchConformance, PublishReachesExactlyItsFlags) {
   for (const int n : {0, 1, 2, 31, 32, 33, kMaxRanks}) {
     typename TestFixture::Memory memory(static_cast<size_t>(2 * kMaxRanks) * 8);
@@ -353,11 +373,16 @@ TYPED_TEST_P(ArchConformance, PublishReachesExactlyItsFlags) {
       EXPECT_EQ(words[2 * i + 1], 0u) << i << " of " << n;
     }
     for (size_t i = 0; i < flags.size(); i += 3) flags[i] = nullptr;
-    this->warp_.publish_to(flags.data(), n, detail::flag_word(4, 8));
-    for (int i = 0; i < kMaxRanks; ++i) {
-      const uint64_t want = i >= n ? 0 : i % 3 == 0 ? detail::flag_word(3, 9) : detail::flag_word(4, 8);
-      EXPECT_EQ(words[2 * i], want) << i << " of " << n;
-      EXPECT_EQ(words[2 * i + 1], 0u) << i << " of " << n;
+    for (const uint64_t again : {detail::flag_word(4, 8), detail::flag_word(5, 7)}) {
+      if (detail::flag_epoch(again) == 4)
+        this->warp_.publish_to(flags.data(), n, again);
+      else
+        this->warp_.publish_entry(flags.data(), n, again);
+      for (int i = 0; i < kMaxRanks; ++i) {
+        const uint64_t want = i >= n ? 0 : i % 3 == 0 ? detail::flag_word(3, 9) : again;
+        EXPECT_EQ(words[2 * i], want) << i << " of " << n;
+        EXPECT_EQ(words[2 * i + 1], 0u) << i << " of " << n;
+      }
     }
   }
 }
@@ -437,11 +462,12 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             LanesWhereGivesABitPerPlace, LanesUnionIsTheOrOfAllWords, CountWhereCountsTrueAnswers,
                             LocateFindsEveryIndexOnce, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
                             ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
-                            TakeGivesTheOldValue, PublishReachesExactlyItsFlags, PollAllNamesTheFirstFlagThatLags,
-                            FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce, TheClockNeverRunsBackwards,
-                            ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum, MapTurnsEveryElement,
-                            ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
-                            ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference,
-                            QuantizeRoundsTiesToEven, QuantizeSpecialGroups, QuantizeScaleBoundaries);
+                            TakeGivesTheOldValue, PostedWordsAreSeen, PublishReachesExactlyItsFlags,
+                            PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
+                            TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
+                            MapTurnsEveryElement, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
+                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
+                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

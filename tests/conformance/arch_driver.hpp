@@ -35,7 +35,8 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
 
   d.copy(dst, src, bytes);
   d.multicast_copy(dsts, n, src, bytes);
-  d.multicast_to(dsts, n, src, bytes);  // destinations that are null get nothing
+  d.multicast_to(dsts, n, src, bytes);     // destinations that are null get nothing
+  d.multicast_words(dsts, n, src, bytes);  // likewise
   d.fill_zero(dst, bytes);
   d.drain_sources();
   d.settle();
@@ -50,9 +51,12 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.publish(flags, n, value);
   { d.poll_all(polled, n, value) } -> std::same_as<int>;
   d.publish_to(flags, n, value);  // flags that are null are skipped
+  d.publish_entry(flags, n, value);
   { d.poll_from(polled, n, value) } -> std::same_as<int>;
   { d.fetch_add(flag, value) } -> std::same_as<uint64_t>;
   { d.take(flag, value) } -> std::same_as<uint64_t>;
+  d.post(flag, value);
+  { d.peek(flag) } -> std::same_as<uint64_t>;
   { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // how often for_lanes(n) called its function with each of 0..n-1
   { d.lanes_where(std::vector<bool>()) } -> std::same_as<uint64_t>;
   { d.lanes_union(std::vector<uint64_t>()) } -> std::same_as<uint64_t>;

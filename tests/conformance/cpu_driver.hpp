@@ -43,6 +43,10 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   void multicast_copy(void* const* dsts, int n, const void* src, size_t bytes) {
     Cpu::multicast_copy(warp, dsts, n, src, bytes);
   }
+  void multicast_words(void* const* dsts, int n, const void* src, size_t bytes) {
+    Cpu::multicast_words(
+        warp, n, [&](int i) { return dsts[i]; }, src, bytes);
+  }
   void multicast_to(void* const* dsts, int n, const void* src, size_t bytes) {
     Cpu::multicast_to(
         warp, n, [&](int i) { return dsts[i]; }, src, bytes);
@@ -92,12 +96,22 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         kSite);
   }
+  void publish_entry(uint64_t* const* flags, int n, uint64_t value) {
+    Cpu::publish_entry(
+        warp, n,
+        [&](int i) {
+          return detail::FlagStore{flags[i], value};
+        },
+        kSite);
+  }
   int poll_from(const uint64_t* const* flags, int n, uint64_t value) {
     return Cpu::template poll_from<kScope>(
         warp, n, [&](int i) { return flags[i]; }, value, kSite);
   }
   uint64_t fetch_add(uint64_t* flag, uint64_t value) { return Cpu::template fetch_add<kScope>(warp, flag, value, kSite); }
   uint64_t take(uint64_t* counter, uint64_t value) { return Cpu::take(warp, counter, value); }
+  void post(uint64_t* flag, uint64_t value) { Cpu::post(warp, flag, value); }
+  uint64_t peek(const uint64_t* flag) { return Cpu::peek(flag); }
   std::vector<int> count_lanes(int n) {
     std::vector<int> hits(static_cast<size_t>(n));
     Cpu::for_lanes(warp, n, [&](int i) { ++hits[static_cast<size_t>(i)]; });

@@ -139,6 +139,24 @@ TEST(ExactDivision, ScaleOfEveryMaximum) {
   }
 }
 
+/// Every divisor that rows and pieces have, next to where the quotient changes, up to the bound and beyond what fits.
+TEST(ExactDivision, DivisorDividesUpToItsBound) {
+  for (uint32_t d = 1; d < 3000; d += d < 300 ? 1 : 7) {
+    for (const uint64_t bound :
+         {uint64_t{0}, uint64_t{1000}, uint64_t{1} << 20, (uint64_t{1} << 32) / d - 1, (uint64_t{1} << 32) - 1}) {
+      const detail::Divisor divisor(d, bound);
+      ASSERT_EQ(divisor.value(), d);
+      std::vector<uint64_t> tried{0, 1, bound / 2, bound};
+      for (const uint64_t q : {uint64_t{1}, uint64_t{2}, bound / d / 2, bound / d})
+        for (const uint64_t n : {q * d, q * d + 1, q * d + d - 1, q * d - 1}) tried.push_back(n);
+      for (const uint64_t n : tried) {
+        if (n > bound) continue;
+        ASSERT_EQ(divisor.quotient(static_cast<uint32_t>(n)), n / d) << n << " / " << d << ", bound " << bound;
+      }
+    }
+  }
+}
+
 /// Quotients of a group: where e4m3 rounds, and next to there.
 TEST(ExactDivision, QuotientsRoundAsDivided) {
   std::mt19937_64 random(17);

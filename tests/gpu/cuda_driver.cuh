@@ -23,6 +23,7 @@ enum class Op {
   copy,
   multicast_copy,
   multicast_to,
+  multicast_words,
   fill_zero,
   drain,
   settle,
@@ -36,9 +37,12 @@ enum class Op {
   publish,
   poll_all,
   publish_to,
+  publish_entry,
   poll_from,
   add,
   take,
+  post,
+  peek,
   count_lanes,
   lanes_where,
   lanes_union,
@@ -93,6 +97,7 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     case Op::copy: A::copy(w, place(r.dst), place(r.src), r.bytes); break;
     case Op::multicast_copy: A::multicast_copy(w, reinterpret_cast<void**>(r.list), n, r.src, r.bytes); break;
     case Op::multicast_to: A::multicast_to(w, n, row, r.src, r.bytes); break;
+    case Op::multicast_words: A::multicast_words(w, n, row, r.src, r.bytes); break;
     case Op::fill_zero: A::fill_zero(w, r.dst, r.bytes); break;
     case Op::drain: A::drain_sources(w); break;
     case Op::settle: break;
@@ -131,12 +136,22 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
           },
           kSite);
       break;
+    case Op::publish_entry:
+      A::publish_entry(
+          w, n,
+          [&](int i) {
+            return detail::FlagStore{flags[i], r.value};
+          },
+          kSite);
+      break;
     case Op::poll_from:
       first = static_cast<uint64_t>(A::template poll_from<kScope>(
           w, n, [&](int i) { return flags[i]; }, r.value, kSite));
       break;
     case Op::add: first = A::template fetch_add<kScope>(w, flag, r.value, kSite); break;
     case Op::take: first = A::take(w, flag, r.value); break;
+    case Op::post: A::post(w, flag, r.value); break;
+    case Op::peek: first = A::peek(flag); break;
     case Op::count_lanes:
       A::for_lanes(w, n, [&](int i) { atomicAdd(reinterpret_cast<unsigned long long*>(r.list + i), 1ull); });
       break;
@@ -231,6 +246,9 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
   void multicast_to(void* const* dsts, int n, const void* src, size_t bytes) {
     run({.op = Op::multicast_to, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
+  void multicast_words(void* const* dsts, int n, const void* src, size_t bytes) {
+    run({.op = Op::multicast_words, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
+  }
   void fill_zero(void* dst, size_t bytes) { run({.op = Op::fill_zero, .dst = dst, .bytes = bytes}); }
   void drain_sources() { run({.op = Op::drain}); }
   void settle() { run({.op = Op::settle}); }
@@ -285,11 +303,16 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
   void publish_to(uint64_t* const* flags, int n, uint64_t value) {
     run({.op = Op::publish_to, .value = value, .n = n}, rows(flags, n));
   }
+  void publish_entry(uint64_t* const* flags, int n, uint64_t value) {
+    run({.op = Op::publish_entry, .value = value, .n = n}, rows(flags, n));
+  }
   int poll_from(const uint64_t* const* flags, int n, uint64_t value) {
     return static_cast<int>(run({.op = Op::poll_from, .value = value, .n = n}, rows(flags, n)).first);
   }
   uint64_t fetch_add(uint64_t* flag, uint64_t value) { return run({.op = Op::add, .dst = flag, .value = value}).first; }
   uint64_t take(uint64_t* counter, uint64_t value) { return run({.op = Op::take, .dst = counter, .value = value}).first; }
+  void post(uint64_t* flag, uint64_t value) { run({.op = Op::post, .dst = flag, .value = value}); }
+  uint64_t peek(const uint64_t* flag) { return run({.op = Op::peek, .dst = const_cast<uint64_t*>(flag)}).first; }
   std::vector<int> count_lanes(int n) {
     run({.op = Op::count_lanes, .n = n}, Pointers(static_cast<size_t>(n)));
     return {list_.begin(), list_.end()};

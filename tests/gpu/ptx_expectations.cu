@@ -35,6 +35,20 @@ extern "C" __global__ void take(uint64_t* counter, uint64_t* out) {
   CudaWarp w = make_warp();
   *out = Cuda::take(w, counter, 1);
 }
+extern "C" __global__ void post(uint64_t* flag) {
+  CudaWarp w = make_warp();
+  Cuda::post(w, flag, 1);
+}
+extern "C" __global__ void peek(const uint64_t* flag, uint64_t* out) { *out = Cuda::peek(flag); }
+extern "C" __global__ void publish_entry(uint64_t* const* flags, int n) {
+  CudaWarp w = make_warp();
+  Cuda::publish_entry(
+      w, n,
+      [&](int i) {
+        return FlagStore{flags[i], 1};
+      },
+      Site::none);
+}
 extern "C" __global__ void fetch_add_device(uint64_t* counter, uint64_t* out) {
   CudaWarp w = make_warp();
   *out = Cuda::fetch_add<Scope::device>(w, counter, 1, Site::none);

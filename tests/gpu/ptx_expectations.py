@@ -22,6 +22,10 @@ EXPECTED = {
     "poll_all_system": ([r"ld\.acquire\.sys\.global\.u64", SYNC, PROXY], [r"ld\.relaxed", r"ld\.acquire\.gpu"]),
     "fetch_add_device": ([SYNC, r"atom\.acq_rel\.gpu\.global\.add\.u64", SYNC, PROXY], []),
     "take": ([r"atom\.relaxed\.gpu\.global\.add\.u64"], [r"acq_rel", r"fence\.acq"]),
+    "post": ([r"st\.relaxed\.sys\.global\.u64"], [r"fence\.acq", r"st\.release"]),
+    "peek": ([r"ld\.relaxed\.sys\.global\.u64"], [r"ld\.acquire"]),
+    # Its fence is the kernel's frame's.
+    "publish_entry": ([r"st\.relaxed\.sys\.global\.u64"], [r"fence\.acq", r"st\.release"]),
     "copy_then_settle_then_release": (
         [r"cp\.async\.bulk\.shared::cluster\.global", r"mbarrier\.try_wait", r"cp\.async\.bulk\.global\.shared::cta",
          r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_group 0", SYNC, r"st\.release\.sys\.global\.u64"], []),

@@ -178,7 +178,7 @@ size_t bytes_by_formula(const LowLatencyConfig& c, size_t world, size_t pieces) 
   const size_t message = round_up_to(payload, 128) + round_up_to(scales, 128) + round_up_to(16 * entries, 128);
   const size_t slots = std::max(topk, world);
   const size_t experts = (static_cast<size_t>(c.num_experts) + world - 1) / world;
-  const size_t words = 8 * world + experts * world + world * units * pieces + tokens * slots * pieces;
+  const size_t words = 8 * world + experts * world + world * units + tokens * slots * pieces;
   return round_up_to(16 * words, 4096) + 2 * (world * units * message + tokens * slots * round_up_to(row, 128));
 }
 
@@ -190,7 +190,7 @@ TEST(Memory, FormulaAndBar) {
   c.max_tokens = 128;
   const size_t total = LowLatencyExchange::memory_required(c, 8).total();
   EXPECT_EQ(total, bytes_by_formula(c, 8, 14));  // with pieces = 0 room for the most, of 512 channels
-  EXPECT_EQ(total, 45'293'568u);                 // the worked example of docs/concepts/low_latency.md
+  EXPECT_EQ(total, 45'080'576u);                 // the worked example of docs/concepts/low_latency.md
   EXPECT_LE(total, size_t{96} << 20);
   c.sending = Sending::per_route;
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 8).total(), bytes_by_formula(c, 8, 14));

@@ -86,11 +86,10 @@ constexpr Use kUses[] = {
     {Site::ring_head, Phase::cached, Staging::ring},
     {Site::ring_head, Phase::combine_in_place, Staging::ring},
     {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; what else it orders: ReuseOfBuffers
-    {Site::expert_count, Phase::low_latency, Staging::direct},
-    {Site::piece, Phase::low_latency, Staging::direct},
+    {Site::message, Phase::low_latency, Staging::direct},
     {Site::returned, Phase::low_latency, Staging::direct},
     {Site::call_header, Phase::flat, Staging::direct},
-    {Site::piece, Phase::flat, Staging::direct},
+    {Site::message, Phase::flat, Staging::direct},
     {Site::returned, Phase::flat, Staging::direct},
 };
 
@@ -99,6 +98,7 @@ const char* redundant_because(Site site) {
   switch (site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
+    case Site::expert_count: return "its value is all that it says: it is posted, without an order";
     case Site::local_ready: return "no protocol uses this flag";
     case Site::counts:
     case Site::placement:
@@ -109,8 +109,7 @@ const char* redundant_because(Site site) {
     case Site::ring_tail:
     case Site::ring_head:
     case Site::call_header:
-    case Site::expert_count:
-    case Site::piece:
+    case Site::message:
     case Site::returned:
     case Site::local_sends:
     case Site::count_of_sites: break;

@@ -40,7 +40,7 @@ TEST(DeviceTrace, CyclesBecomeHostTimeByMultiprocessor) {
   b.span(0, 7, Event::send_rows, 1200, 1400, 3);
   b.anchor(0, 7, 3000, 1100);
   b.anchor(2, 9, 1'000'000, 100);
-  b.span(2, 9, Event::wait_piece, 1'000'100, 1'000'300, 1);
+  b.span(2, 9, Event::wait_message, 1'000'100, 1'000'300, 1);
   b.anchor(2, 9, 1'001'000, 1100);
   b.span(3, 9, Event::place_rows, 1'000'500, 1'000'600, 2);  // another warp of that block: no anchors of its own
   const Tracer t = b.converted();

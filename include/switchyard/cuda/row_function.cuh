@@ -44,9 +44,8 @@ class GpuRowFunction final : public CudaRowFunction {
     check_row_function_step(prepare_flat_kernels<MadeByFunction<F>>(limits), "no kernel for this GPU");
     warm_up(limits);
   }
-  cudaError_t launch(const CudaFlat& p, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
-                     cudaStream_t stream) const override {
-    return launch_flat(p, make_, scratch_bytes, blocks, limits, stream);
+  cudaError_t launch(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) const override {
+    return launch_flat(p, make_, blocks, limits, stream);
   }
 
  private:
@@ -59,9 +58,9 @@ class GpuRowFunction final : public CudaRowFunction {
     CudaFlat p;
     p.f.d.call.abort_word = words;
     p.state = reinterpret_cast<EpochState*>(words + 16);
-    if (status == cudaSuccess) status = launch(p, 0, 1, limits, nullptr);
+    if (status == cudaSuccess) status = launch(p, 1, limits, nullptr);
     p.f.d.call.device_trace.records = reinterpret_cast<DeviceRecord*>(words + 16);  // the kernel that traces
-    if (status == cudaSuccess) status = launch(p, 0, 1, limits, nullptr);
+    if (status == cudaSuccess) status = launch(p, 1, limits, nullptr);
     if (status == cudaSuccess) status = cudaDeviceSynchronize();
     (void)cudaFree(words);
     check_row_function_step(status, "first launch");

@@ -143,6 +143,11 @@ struct BasicCpu {
     }
   }
 
+  template <class F>
+  static void publish_entry(Warp& w, int n, F&& f, Site site) {
+    publish_to<Scope::system>(w, n, f, site);
+  }
+
   template <Scope, class F>
   static int poll_from(Warp&, int n, F&& f, uint64_t value, Site site) {
     for (int i = 0; i < n; ++i) {
@@ -160,13 +165,16 @@ struct BasicCpu {
     return add_to_flag(counter, value, std::memory_order_relaxed);
   }
 
+  static void post(Warp&, uint64_t* flag, uint64_t value) { store_flag(flag, value, std::memory_order_relaxed); }
+  static uint64_t peek(const uint64_t* flag) { return load_flag(flag, std::memory_order_relaxed); }
+
   static void block_sync(Warp& w) {
     if (w.warps_per_block() > 1) w.barrier()->arrive_and_wait();
   }
 
   template <class F>
   static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
-    void* dsts[64];
+    void* dsts[64] = {};
     int count = 0;
     for (int i = 0; i < n; ++i)
       if (void* dst = f(i)) dsts[count++] = dst;
@@ -204,14 +212,19 @@ struct BasicCpu {
     return {n, index};
   }
 
-  static void prefetch(Warp&, const void* src) { __builtin_prefetch(src); }
+  template <class F>
+  static void multicast_words(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+    multicast_to(w, n, f, src, bytes);
+  }
+
+  static void prefetch(Warp&, const void* src, size_t) { __builtin_prefetch(src); }
 
   static void count(Warp&, uint64_t* statistic, uint64_t value) { *statistic += value; }
   static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }
 
-  template <class F>
-  static bool cold(Warp& w, F&& f) {
-    return f(w);
+  template <class F, class... Args>
+  static bool cold(Warp& w, F f, Args... args) {
+    return f(w, args...);
   }
 
   template <class F>

@@ -27,8 +27,13 @@ namespace switchyard::detail {
 
 /// kBulk: see above. Without, all rows move by the lanes: faster for short rows, which arrive before a bulk copy has gone
 /// through shared memory, and kernels are smaller.
-template <bool kBulk>
+/// kHot: for kernels in which everything runs once, and a jump to code that has not run costs more than what it does: each op
+/// is straight code where it is called, and nothing lies in memory for the sake of calls. So it does less: rows lie at
+/// multiples of 16 bytes and are multiples of 16 bytes long, bf16 where they are quantised, sums have no bias, places are at
+/// most 32. Launchers check. Types had better be constants, or there is code for each.
+template <bool kBulk, bool kHot = false>
 struct CudaArch {
+  static_assert(!kBulk || !kHot);
   using Warp = CudaWarp;
   /// Smaller copies are made by the lanes: 1 KiB is two 16-byte accesses a lane.
   static constexpr size_t kBulkMinBytes = 1024;
@@ -36,7 +41,12 @@ struct CudaArch {
   static constexpr int kPollsBeforeSleep = 64;
 
   __device__ static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
-    if (bytes > 0) multicast_group(w, w.lane_ == 0 ? dst : nullptr, 1u, src, bytes);
+    if constexpr (kHot) {
+      multicast_whole<uint4>(w.lane_, w.lane_ == 0 ? dst : nullptr, src, bytes);
+      w.lane_writes_ = true;
+    } else {
+      if (bytes > 0) multicast_group(w, w.lane_ == 0 ? dst : nullptr, 1u, src, bytes);
+    }
   }
 
   __device__ static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
@@ -50,39 +60,67 @@ struct CudaArch {
 
   template <class F>
   __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
-    SWITCHYARD_ROLLED
-    for (int base = 0; base < n; base += kLanes) {
-      void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
-      const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
-      if (lanes != 0 && bytes > 0) multicast_group(w, mine, lanes, src, bytes);
+    if constexpr (kHot) {
+      multicast_whole<uint4>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes);
+      w.lane_writes_ = true;
+    } else {
+      SWITCHYARD_ROLLED
+      for (int base = 0; base < n; base += kLanes) {
+        void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
+        const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
+        if (lanes != 0 && bytes > 0) multicast_group(w, mine, lanes, src, bytes);
+      }
+    }
+  }
+
+  template <class F>
+  __device__ static void multicast_words(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+    if constexpr (kHot) {
+      multicast_whole<uint32_t>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes);
+      w.lane_writes_ = true;
+    } else {
+      multicast_to(w, n, f, src, bytes);
     }
   }
 
   template <class F>
   __device__ static uint64_t lanes_where(Warp& w, int n, F&& f) {
-    uint64_t mask = 0;
-    SWITCHYARD_ROLLED
-    for (int base = 0; base < n; base += kLanes) {
-      const int i = base + w.lane_;
-      mask |= static_cast<uint64_t>(__ballot_sync(kAllLanes, i < n && f(i))) << base;
+    if constexpr (kHot) {
+      return __ballot_sync(kAllLanes, w.lane_ < n && f(w.lane_));
+    } else {
+      uint64_t mask = 0;
+      SWITCHYARD_ROLLED
+      for (int base = 0; base < n; base += kLanes) {
+        const int i = base + w.lane_;
+        mask |= static_cast<uint64_t>(__ballot_sync(kAllLanes, i < n && f(i))) << base;
+      }
+      return mask;
     }
-    return mask;
   }
 
   template <class F>
   __device__ static uint64_t lanes_union(Warp& w, int n, F&& f) {
-    uint64_t mine = 0;
-    SWITCHYARD_ROLLED
-    for (int i = w.lane_; i < n; i += kLanes) mine |= f(i);
-    const unsigned low = __reduce_or_sync(kAllLanes, static_cast<unsigned>(mine));
-    return static_cast<uint64_t>(__reduce_or_sync(kAllLanes, static_cast<unsigned>(mine >> 32))) << 32 | low;
+    if constexpr (kHot) {
+      return __reduce_or_sync(kAllLanes, w.lane_ < n ? static_cast<unsigned>(f(w.lane_)) : 0u);
+    } else {
+      uint64_t mine = 0;
+      SWITCHYARD_ROLLED
+      for (int i = w.lane_; i < n; i += kLanes) mine |= f(i);
+      const unsigned low = __reduce_or_sync(kAllLanes, static_cast<unsigned>(mine));
+      return static_cast<uint64_t>(__reduce_or_sync(kAllLanes, static_cast<unsigned>(mine >> 32))) << 32 | low;
+    }
   }
 
   template <class F>
   __device__ static int64_t count_where(Warp& w, int64_t n, F&& f) {
+    constexpr int kAhead = 4;  // several loads under way
     int mine = 0;
-#pragma unroll 4  // several loads under way
-    for (int64_t i = w.lane_; i < n; i += kLanes) mine += static_cast<int>(f(i));
+    SWITCHYARD_ROLLED
+    for (int64_t base = w.lane_; base < n; base += kAhead * kLanes) {
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a)
+        if (base + a * kLanes < n) mine += static_cast<int>(f(base + a * kLanes));
+    }
     return __reduce_add_sync(kAllLanes, mine);
   }
 
@@ -144,9 +182,13 @@ struct CudaArch {
     if (places <= kLanes) {
       const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
       const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 0.0f;
-      reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, __ballot_sync(kAllLanes, row != nullptr), weighted});
+      const unsigned lanes = __ballot_sync(kAllLanes, row != nullptr);
+      if constexpr (kHot)
+        reduce_hot(w.lane_, spec, row, weighted ? weight : 1.0f, lanes);
+      else
+        reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, lanes, weighted});
       w.lane_writes_ = true;
-    } else {  // more ranks than lanes
+    } else if constexpr (!kHot) {  // more ranks than lanes
       const void* rows[64];
       float weights[64];
       ReduceSpec all = spec;
@@ -171,7 +213,7 @@ struct CudaArch {
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
                                       ScaleKind kind, int group = kScaleGroup) {
     const unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(q));
-    quantize_row_lanes<2>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
+    quantize_row_lanes<1, 2>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
     zero_scale_padding(w.lane_, scales, hidden, kind, group);
     fence_bulk();  // complete on return: also for a bulk copy out of q
     __syncwarp();
@@ -180,12 +222,18 @@ struct CudaArch {
   template <class F>
   __device__ static void quantize_to(Warp& w, int n, F&& f, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                      int group) {
-    SWITCHYARD_ROLLED
-    for (int base = 0; base < n; base += kLanes) {
-      const QuantizedRow mine = base + w.lane_ < n ? f(base + w.lane_) : QuantizedRow{nullptr, nullptr};
-      const unsigned low_bits = __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine.q)));
-      const LaneTargets to{mine.q, mine.scales, __ballot_sync(kAllLanes, mine.q != nullptr), low_bits};
-      if (to.lanes != 0) quantize_row_lanes<1>(w.lane_, to, src, type, hidden, kind, group);
+    if constexpr (kHot) {
+      const QuantizedRow mine = w.lane_ < n ? f(w.lane_) : QuantizedRow{nullptr, nullptr};
+      quantize_hot(w.lane_, LaneTargets{mine.q, mine.scales, __ballot_sync(kAllLanes, mine.q != nullptr), 0}, src,
+                   static_cast<int>(hidden), kind, group);
+    } else {
+      SWITCHYARD_ROLLED
+      for (int base = 0; base < n; base += kLanes) {
+        const QuantizedRow mine = base + w.lane_ < n ? f(base + w.lane_) : QuantizedRow{nullptr, nullptr};
+        const unsigned low_bits = __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine.q)));
+        const LaneTargets to{mine.q, mine.scales, __ballot_sync(kAllLanes, mine.q != nullptr), low_bits};
+        if (to.lanes != 0) quantize_row_lanes<kBulk ? 1 : 2, 1>(w.lane_, to, src, type, hidden, kind, group);
+      }
     }
     w.lane_writes_ = true;
   }
@@ -219,11 +267,13 @@ struct CudaArch {
   __device__ static void publish_to(Warp& w, int n, F&& f, Site) {
     __syncwarp();
     ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only behind its own thread's fence
-    SWITCHYARD_ROLLED
-    for (int i = w.lane_; i < n; i += kLanes) {
-      const FlagStore store = f(i);
-      if (store.flag != nullptr) ptx::store_relaxed<S>(store.flag, store.value);
-    }
+    store_flags<S>(w, n, f);
+  }
+
+  /// The kernel's frame has let this warp fence (fence_entry), while it asked for what the call begins with.
+  template <class F>
+  __device__ static void publish_entry(Warp& w, int n, F&& f, Site) {
+    store_flags<Scope::system>(w, n, f);
   }
 
   template <Scope S>
@@ -263,21 +313,26 @@ struct CudaArch {
     return __shfl_sync(kAllLanes, old, 0);
   }
 
+  __device__ static void post(Warp& w, uint64_t* flag, uint64_t value) {
+    if (w.lane_ == 0) ptx::store_relaxed<Scope::system>(flag, value);
+  }
+  __device__ static uint64_t peek(const uint64_t* flag) { return ptx::load_relaxed<Scope::system>(flag); }
+
   __device__ static void block_sync(Warp&) {
     __syncthreads();
     fence_bulk();
   }
 
-  __device__ static void prefetch(Warp& w, const void* src) {
-    if (w.lane_ == 0) ptx::prefetch(src);
+  __device__ static void prefetch(Warp& w, const void* src, size_t bytes) {
+    prefetch_lanes(w.lane_, src, static_cast<int>(bytes));
   }
 
   // Reductions in the memory: a load would cost its latency.
   __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
-    if (w.lane_ == 0) atomicAdd(reinterpret_cast<unsigned long long*>(statistic), static_cast<unsigned long long>(value));
+    if (w.lane_ == 0) ptx::reduce_add(statistic, value);
   }
   __device__ static void count_max(Warp& w, uint64_t* statistic, uint64_t value) {
-    if (w.lane_ == 0) atomicMax(reinterpret_cast<unsigned long long*>(statistic), static_cast<unsigned long long>(value));
+    if (w.lane_ == 0) ptx::reduce_max(statistic, value);
   }
 
   template <class F>
@@ -287,9 +342,9 @@ struct CudaArch {
     w.lane_writes_ = true;
   }
 
-  template <class F>
-  __device__ static bool cold(Warp&, F&& f) {
-    return called(f);
+  template <class F, class... Args>
+  __device__ static bool cold(Warp&, F, Args... args) {
+    return called<F>(args...);
   }
 
   /// The same value in all lanes.
@@ -300,22 +355,45 @@ struct CudaArch {
   }
 
  private:
+  template <Scope S, class F>
+  __device__ static void store_flags(Warp& w, int n, F&& f) {
+    SWITCHYARD_ROLLED
+    for (int i = w.lane_; i < n; i += kLanes) {
+      const FlagStore store = f(i);
+      if (store.flag != nullptr) ptx::store_relaxed<S>(store.flag, store.value);
+    }
+  }
+
   /// Orders earlier ordinary accesses before later bulk copies.
   __device__ static void fence_bulk() {
     if constexpr (kBulk) ptx::fence_proxy_async();
   }
 
   /// The warp stays behind: passed on, it could not be kept in registers anywhere.
-  template <class F>
-  __device__ __noinline__ static bool called(F& f) {
+  template <class F, class... Args>
+  __device__ __noinline__ static bool called(Args... args) {
     CudaWarp bare{CudaWarp::Bare{}};
-    return f(bare);
+    return F{}(bare, args...);
   }
 
   __device__ static int lane_id() { return static_cast<int>(threadIdx.x) % kLanes; }
 
   /// The first n lanes, at most 32.
   __device__ static unsigned lanes_below(int n) { return n >= kLanes ? kAllLanes : (1u << n) - 1u; }
+
+  /// All lanes hold a row or null. \param lanes those with a row
+  __device__ static void reduce_hot(int lane, const ReduceSpec& spec, const void* mine, float weight, unsigned lanes) {
+    const auto typed = [&]<DType T>() {
+      reduce_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes,
+                      static_cast<int>(spec.hidden) / RowElements<T>::kPerVector);
+    };
+    switch (spec.type) {
+      case DType::bf16: return typed.template operator()<DType::bf16>();
+      case DType::f16: return typed.template operator()<DType::f16>();
+      case DType::f32: return typed.template operator()<DType::f32>();
+      case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
+    }
+  }
 
   /// Up to 32 destinations, in `mine` of the given lanes.
   __device__ static void multicast_group(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
@@ -387,7 +465,8 @@ struct CudaArch {
 
 using Cuda = CudaArch<true>;
 using CudaLanes = CudaArch<false>;
+using CudaHot = CudaArch<false, true>;
 
-static_assert(Arch<Cuda> && Arch<CudaLanes>);
+static_assert(Arch<Cuda> && Arch<CudaLanes> && Arch<CudaHot>);
 
 }  // namespace switchyard::detail

@@ -97,73 +97,87 @@ __device__ __noinline__ inline PowerOfTwoScale power_of_two_from(float scale) {
   return {exponent, f32_from_ue8m0(exponent)};
 }
 
-/// Eight channels as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
-struct QuantizedEight {
-  uint2 bytes;
+/// What a lane has of a row: 8 or 16 consecutive channels.
+template <int kEights>
+struct RawChannels {
+  RawEight eight[kEights];
+};
+/// The same as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
+template <int kEights>
+struct QuantizedChannels {
+  uint2 bytes[kEights];
   uint32_t scale;
 };
 
 /// Any values: infinities and NaNs do not count for the scale, and groups of tiny values are divided as they are.
-template <DType T>
-__device__ __noinline__ QuantizedEight quantize_any_eight(RawEight raw, int sharing, ScaleKind kind) {
-  float x[8];
-  widen_eight<T>(raw, x);
+template <DType T, int kEights>
+__device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEights> raw, int sharing, ScaleKind kind) {
+  constexpr int kChannels = kEights * 8;
+  float x[kChannels];
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) widen_eight<T>(raw.eight[e], x + e * 8);
   float amax = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < kChannels; ++i)
     if (isfinite(x[i])) amax = fmaxf(amax, fabsf(x[i]));
 #pragma unroll
-  for (int step = 1; step < 16; step *= 2) {
+  for (int step = 1; step < 16 / kEights; step *= 2) {
     const float other = __shfl_xor_sync(kAllLanes, amax, step);
     if (step < sharing) amax = fmaxf(amax, other);
   }
   float scale = __fdiv_rn(amax, kE4m3Max);
   const bool zero = scale == 0.0f;
-  uint32_t scale_bits = __float_as_uint(scale);
+  QuantizedChannels<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {
     const PowerOfTwoScale power = power_of_two_from(scale);
-    scale_bits = power.exponent;
+    to.scale = power.exponent;
     scale = power.scale;
   }
-  uint32_t words[2] = {0, 0};
+  uint32_t words[kEights * 2] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kChannels; ++i) {
     const uint32_t byte = isnan(x[i]) ? kE4m3Nan : zero ? 0u : e4m3_pair(__fdiv_rn(x[i], scale), 0.0f);
     words[i / 4] |= byte << (i % 4 * 8);
   }
-  return {{words[0], words[1]}, scale_bits};
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) to.bytes[e] = {words[2 * e], words[2 * e + 1]};
+  return to;
 }
 
-/// Eight channels of this lane; `sharing` lanes (4, 8 or 16) have the channels of one group. All lanes together.
-template <DType T>
-__device__ QuantizedEight quantize_eight(const RawEight& raw, int sharing, ScaleKind kind) {
-  uint32_t largest = largest_bits<T>(raw);
+/// The channels of this lane; `sharing` lanes, at most 16 / kEights, have the channels of one group. All lanes together.
+template <DType T, int kEights>
+__device__ QuantizedChannels<kEights> quantize_channels(const RawChannels<kEights>& raw, int sharing, ScaleKind kind) {
+  uint32_t largest = largest_bits<T>(raw.eight[0]);
 #pragma unroll
-  for (int step = 1; step < 16; step *= 2) {
+  for (int e = 1; e < kEights; ++e) largest = max(largest, largest_bits<T>(raw.eight[e]));
+#pragma unroll
+  for (int step = 1; step < 16 / kEights; step *= 2) {
     const uint32_t other = __shfl_xor_sync(kAllLanes, largest, step);
     if (step < sharing) largest = max(largest, other);
   }
   const float amax = value_of_bits<T>(largest);
   const bool fast = amax <= 3.402823466e+38f && (largest == 0 || amax >= 448.0f * kSmallestFastScale);
-  if (!__all_sync(kAllLanes, fast)) return quantize_any_eight<T>(raw, sharing, kind);
+  if (!__all_sync(kAllLanes, fast)) return quantize_any<T, kEights>(raw, sharing, kind);
   float scale = divide_by(amax, kE4m3Max, 1.0f / kE4m3Max);
-  uint32_t scale_bits = __float_as_uint(scale);
+  QuantizedChannels<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {
     const PowerOfTwoScale power = power_of_two_from(scale);
-    scale_bits = power.exponent;
+    to.scale = power.exponent;
     scale = power.scale;
   }
   const float inverse = __frcp_rn(scale);
-  float x[8];
-  widen_eight<T>(raw, x);
-  uint32_t words[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const auto pair = [&](int j) { return e4m3_pair(divide_by(x[j], scale, inverse), divide_by(x[j + 1], scale, inverse)); };
-    const uint32_t four = pair(4 * i) | pair(4 * i + 2) << 16;
-    words[i] = largest == 0 ? 0 : (four & 0x7f7f7f7fu) | four_signs<T>(raw, i);
+  for (int e = 0; e < kEights; ++e) {
+    float x[8];
+    widen_eight<T>(raw.eight[e], x);
+    const auto four = [&](int i) {
+      const auto pair = [&](int j) { return e4m3_pair(divide_by(x[j], scale, inverse), divide_by(x[j + 1], scale, inverse)); };
+      const uint32_t bytes = pair(4 * i) | pair(4 * i + 2) << 16;
+      return largest == 0 ? 0 : (bytes & 0x7f7f7f7fu) | four_signs<T>(raw.eight[e], i);
+    };
+    to.bytes[e] = {four(0), four(1)};
   }
-  return {{words[0], words[1]}, scale_bits};
+  return to;
 }
 
 /// Destinations of a quantised row: the given lanes hold one each. All lanes hold or'ed `low_bits` of all rows.
@@ -174,72 +188,99 @@ struct LaneTargets {
   unsigned low_bits;
 };
 
-/// To the destinations, channels [c, c + 8) of this lane and their group's scale.
-template <bool kWhole>
-__device__ void store_eight(int lane, const LaneTargets& to, const QuantizedEight& eight, int c, int hidden, ScaleKind kind,
-                            int group) {
-  const bool writes_scale = c < hidden && lane % (group / 8) == 0;
+/// To the destinations, this lane's channels, from c on, and their group's scale.
+template <bool kWhole, int kEights>
+__device__ void store_channels(int lane, const LaneTargets& to, const QuantizedChannels<kEights>& given, int c, int hidden,
+                               ScaleKind kind, int group) {
+  const bool writes_scale = c < hidden && lane % (group / (kEights * 8)) == 0;
   const int at = c >> (31 - __clz(group));
 #pragma unroll 1
   for (unsigned left = to.lanes; left != 0; left &= left - 1) {
     const int holder = __ffs(static_cast<int>(left)) - 1;
     auto* q = reinterpret_cast<uint8_t*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.q), holder));
     auto* scales = reinterpret_cast<void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to.scales), holder));
-    if (kWhole && c < hidden) *reinterpret_cast<uint2*>(q + c) = eight.bytes;
+    if (kWhole && kEights == 2 && c + 8 < hidden) {
+      const uint2 low = given.bytes[0], high = given.bytes[kEights - 1];
+      *reinterpret_cast<uint4*>(q + c) = uint4{low.x, low.y, high.x, high.y};
+    } else if (kWhole && c < hidden) {
+      *reinterpret_cast<uint2*>(q + c) = given.bytes[0];
+    }
     if (!kWhole) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i < 4 ? eight.bytes.x : eight.bytes.y) >> (i % 4 * 8));
+      for (int i = 0; i < kEights * 8; ++i) {
+        const uint2 bytes = given.bytes[i / 8];
+        if (c + i < hidden) q[c + i] = static_cast<uint8_t>((i % 8 < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
+      }
     }
     if (!writes_scale) continue;
     if (kind == ScaleKind::f32)
-      static_cast<uint32_t*>(scales)[at] = eight.scale;
+      static_cast<uint32_t*>(scales)[at] = given.scale;
     else
-      static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(eight.scale);
+      static_cast<uint8_t*>(scales)[at] = static_cast<uint8_t>(given.scale);
   }
 }
 
-/// 256 channels at a time, 8 in a lane, and kAhead times that at once; the next ones are on their way meanwhile.
-template <DType T, int kAhead, bool kWhole>
+/// kEights * 8 channels in a lane, and kAhead times that at once; the next ones are on their way meanwhile.
+template <DType T, int kEights, int kAhead, bool kWhole>
 __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                             int group) {
-  RawEight next[kAhead];
+  constexpr int kChannels = kEights * 8, kRound = 32 * kChannels;
+  const auto load = [&](int c) {
+    RawChannels<kEights> raw;
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) next[a] = load_eight<T, kWhole>(src, a * 256 + lane * 8, hidden);
+    for (int e = 0; e < kEights; ++e) raw.eight[e] = load_eight<T, kWhole>(src, c + e * 8, hidden);
+    return raw;
+  };
+  RawChannels<kEights> next[kAhead];
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) next[a] = load(a * kRound + lane * kChannels);
 #pragma unroll 1
-  for (int base = 0; base < hidden; base += kAhead * 256) {
-    QuantizedEight eight[kAhead];
-    RawEight now[kAhead];
+  for (int base = 0; base < hidden; base += kAhead * kRound) {
+    QuantizedChannels<kEights> done[kAhead];
+    RawChannels<kEights> now[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       now[a] = next[a];
-      next[a] = load_eight<T, kWhole>(src, base + (kAhead + a) * 256 + lane * 8, hidden);
+      next[a] = load(base + (kAhead + a) * kRound + lane * kChannels);
     }
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) eight[a] = quantize_eight<T>(now[a], group / 8, kind);
+    for (int a = 0; a < kAhead; ++a) done[a] = quantize_channels<T, kEights>(now[a], group / kChannels, kind);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) store_eight<kWhole>(lane, to, eight[a], base + a * 256 + lane * 8, hidden, kind, group);
+    for (int a = 0; a < kAhead; ++a)
+      store_channels<kWhole, kEights>(lane, to, done[a], base + a * kRound + lane * kChannels, hidden, kind, group);
   }
 }
 
-/// kAhead 1: a small loop, for short rows in kernels that run for microseconds, which code from memory delays more than the
-/// loop. fp8 rows are already quantised; callers check.
-template <int kAhead>
+/// fp8 rows are already quantised; callers check. kEights 2: for short rows, 512 channels, which are loaded in one round.
+template <int kEights, int kAhead>
 __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                    int group) {
   const auto n = static_cast<int>(hidden);
-  const bool whole = ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u) | (to.low_bits & 7u) | (n & 7)) == 0;
+  const bool whole =
+      ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u) | (to.low_bits & (kEights * 8u - 1u)) | (n & 7)) == 0;
   const auto typed = [&]<DType T>() {
     if (whole)
-      quantize_typed<T, kAhead, true>(lane, to, src, n, kind, group);
+      quantize_typed<T, kEights, kAhead, true>(lane, to, src, n, kind, group);
     else
-      quantize_typed<T, 1, false>(lane, to, src, n, kind, group);
+      quantize_typed<T, 1, 1, false>(lane, to, src, n, kind, group);
   };
   switch (type) {
     case DType::bf16: return typed.template operator()<DType::bf16>();
     case DType::f16: return typed.template operator()<DType::f16>();
     case DType::f32: return typed.template operator()<DType::f32>();
     case DType::fp8_e4m3: return;
+  }
+}
+
+/// The same in line for bf16 rows of whole 16 bytes, 512 channels at a time.
+__device__ __forceinline__ void quantize_hot(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
+                                             int group) {
+#pragma unroll 1
+  for (int c = lane * 16; c - lane * 16 < hidden; c += 512) {
+    RawChannels<2> raw;
+    raw.eight[0] = load_eight<DType::bf16, true>(src, c, hidden);
+    raw.eight[1] = load_eight<DType::bf16, true>(src, c + 8, hidden);
+    store_channels<true, 2>(lane, to, quantize_channels<DType::bf16, 2>(raw, group / 16, kind), c, hidden, kind, group);
   }
 }
 

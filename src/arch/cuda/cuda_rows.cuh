@@ -283,6 +283,77 @@ __device__ __noinline__ inline void reduce_lane_rows(int lane, const ReduceSpec&
   }
 }
 
+/// Asks for `bytes` bytes from `src` on, by all lanes.
+__device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
+#pragma unroll 1
+  for (int b = lane * 128; b < bytes; b += 32 * 128) ptx::prefetch(static_cast<const std::byte*>(src) + b);
+}
+
+// For kernels in which everything runs once (CudaArch, kHot): in line, small, nothing in memory.
+
+/// `bytes` bytes, whole Vs, to the destinations in the lanes where `mine` is not null.
+template <class V>
+__device__ __forceinline__ void multicast_whole(int lane, void* mine, const void* src, size_t bytes) {
+  constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
+  const auto* from = static_cast<const V*>(src);
+  const auto count = static_cast<int>(bytes / sizeof(V));
+  const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
+#pragma unroll 1
+  for (int base = lane; base - lane < count; base += 32 * kAhead) {
+    V v[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      if (base + a * 32 < count) v[a] = from[base + a * 32];
+#pragma unroll 1
+    for (unsigned left = lanes; left != 0; left &= left - 1) {
+      auto* dst = reinterpret_cast<V*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1));
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a)
+        if (base + a * 32 < count) dst[base + a * 32] = v[a];
+    }
+  }
+}
+
+/// The sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
+template <DType T>
+__device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count) {
+  using E = RowElements<T>;
+  constexpr int kAhead = 4;
+  const auto row_of = [&](unsigned left) {
+    return reinterpret_cast<const uint4*>(
+        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0));
+  };
+#pragma unroll 1
+  for (unsigned left = lanes; left != 0; left &= left - 1) prefetch_lanes(lane, row_of(left), count * 16);
+#pragma unroll 1
+  for (int v = lane; v - lane < count; v += 32 * kAhead) {
+    float sum[kAhead][E::kPerVector] = {};
+    uint4 next[kAhead] = {};
+    const auto load = [&](unsigned left) {
+      const uint4* from = row_of(left);
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a)
+        if (left != 0 && v + a * 32 < count) next[a] = __ldcs(from + v + a * 32);
+    };
+    load(lanes);
+#pragma unroll 1
+    for (unsigned left = lanes; left != 0;) {
+      const float weight_now = __shfl_sync(kAllLanes, weight, __ffs(static_cast<int>(left)) - 1);
+      uint4 now[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) now[a] = next[a];
+      left &= left - 1;
+      load(left);
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) add_row<T>(now[a], true, weight_now, sum[a]);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      if (v + a * 32 < count) out[v + a * 32] = E::narrow(sum[a]);
+  }
+}
+
 /// See Arch::map_row. Each lane has kAhead loads under way.
 template <DType T, class F>
 __device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f) {

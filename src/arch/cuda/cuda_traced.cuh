@@ -42,8 +42,9 @@ struct TracedArch : Base {
 
 using CudaTraced = TracedArch<Cuda>;
 using CudaLanesTraced = TracedArch<CudaLanes>;
+using CudaHotTraced = TracedArch<CudaHot>;
 
-static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced>);
+static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaHotTraced>);
 
 /// In a kernel of either arch: from construction to destruction its records have anchors.
 template <class A>

@@ -57,7 +57,7 @@ class CudaWarp {
     bars_ = base + static_cast<uint32_t>(warp_ * kMaxStages * 8);
     stage_ = base + own;
     scratch_ = shared + own + static_cast<uint32_t>(stages_) * stage_bytes_;
-    if (lane_ == 0) {
+    if (stages_ > 0 && lane_ == 0) {
       for (int s = 0; s < kMaxStages; ++s) ptx::mbarrier_init(bars_ + static_cast<uint32_t>(s) * 8, 1);
       ptx::fence_mbarrier_init();
     }
@@ -101,7 +101,7 @@ class CudaWarp {
   SWITCHYARD_FN std::byte* scratch() const { return scratch_; }
 
  private:
-  template <bool kBulk>
+  template <bool kBulk, bool kHot>
   friend struct CudaArch;
 
   int lane_;

@@ -60,6 +60,13 @@ __device__ __forceinline__ uint64_t add_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v));
   return old;
 }
+/// Without the old value; by their state space: an atomic of any memory is a branch per space.
+__device__ __forceinline__ void reduce_add(uint64_t* p, uint64_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
+}
+__device__ __forceinline__ void reduce_max(uint64_t* p, uint64_t v) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
+}
 template <Scope S>
 __device__ __forceinline__ uint64_t add_acq_rel(uint64_t* p, uint64_t v) {
   uint64_t old;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -26,13 +27,9 @@ class CudaLowLatency final : public LowLatencyImpl {
   CudaLowLatency(Group& group, CudaRank& gpu, const LowLatencyConfig& c) : LowLatencyImpl(group, c), gpu_(gpu) {
     const DeviceGuard guard(gpu_.device());
     checked([&] {
-      const int64_t most = low_latency_scratch_limit(gpu_.limits());
-      if (scratch_bytes() > most && config.pieces == 0) cut_rows(0);  // tuned for other rows
-      if (scratch_bytes() > most)
-        invalid("LowLatencyConfig::pieces = " + std::to_string(config.pieces) + ": a piece of " +
-                std::to_string(layout_.piece_columns) + " channels needs " + std::to_string(scratch_bytes()) +
-                " bytes of shared memory in each warp, this GPU has " + std::to_string(most) + "; use more pieces");
       heap_offset_ = allocate_symmetric();
+      const int64_t parts = (config.hidden + kPartColumns - 1) / kPartColumns;
+      set_parts(static_cast<int>(std::min<int64_t>(parts, kLowLatencyWarps - 2)));
     });
     try {
       checked([&] { initialize(); });
@@ -60,6 +57,8 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
  private:
+  static constexpr int64_t kPartColumns = 512;  // 16 in each lane: a row is loaded in one round
+
   void initialize() {
     state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
     const LowLatencyState initial{(config.first_epoch - 1) & kEpochMask, 0};
@@ -91,14 +90,14 @@ class CudaLowLatency final : public LowLatencyImpl {
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), Operation::dispatch, p.call,
             [&](int blocks, cudaStream_t stream) {
               launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens}, launched(halves),
-                                 scratch_bytes(), blocks, launch_limits(), stream);
+                                 blocks, launch_limits(), stream);
             });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), Operation::combine, p.call,
             [&](int blocks, cudaStream_t stream) {
-              launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), scratch_bytes(),
-                                 blocks, launch_limits(), stream);
+              launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), blocks,
+                                 launch_limits(), stream);
             });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
@@ -106,10 +105,9 @@ class CudaLowLatency final : public LowLatencyImpl {
             [&](int blocks, cudaStream_t stream) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens};
-              if (o.row_function == nullptr) return launch_low_latency(flat, scratch_bytes(), blocks, launch_limits(), stream);
+              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, launch_limits(), stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-              check_cuda(f.launch(flat, scratch_bytes(), blocks, launch_limits(), stream),
-                         "all-to-all kernel of a row function");
+              check_cuda(f.launch(flat, blocks, launch_limits(), stream), "all-to-all kernel of a row function");
             });
   }
   void check_row_function(const RowFunctionBase& given) const override {

@@ -31,7 +31,7 @@ __device__ inline void wait_for_previous() {
 
 /// One thread: if the group has failed, which `abort` says, and no other block did it before, tells the host what ended this
 /// call. It waited for nobody, so the record names no awaited rank: that may be this very rank.
-__device__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
+__device__ __noinline__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
   if (abort == 0 || given.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
   FaultRecord fault;
@@ -58,16 +58,27 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
   return !failed;
 }
 
-/// The same for calls whose last launch knows that it is the last when it begins: if this one `ends_call`, the last block to
-/// read the epoch advances it. The last warp does so, while the others go on.
-__device__ inline bool begin_block(const CallContext& given, EpochState* state, bool ends_call, CallContext& call) {
-  uint64_t abort = 0;
+/// What a call begins with, in one thread of each block, which asks for it early and uses it late.
+struct CallWords {
+  uint64_t abort = 0, epoch = 0;
+};
+__device__ inline CallWords load_call_words(const CallContext& given, const EpochState* state) {
+  CallWords words;
+  if (threadIdx.x != 0) return words;
+  words.abort = ptx::load_relaxed<Scope::system>(given.abort_word);
+  words.epoch = ptx::load_relaxed<Scope::device>(&state->epoch);
+  return words;
+}
+
+/// As begin_block, for calls whose last launch knows that it is the last when it begins: if this one `ends_call`, the last
+/// block to read the epoch advances it. The last warp does so, while the others go on.
+__device__ inline bool begin_block(const CallContext& given, const CallWords& words, EpochState* state, bool ends_call,
+                                   CallContext& call) {
   if (threadIdx.x == 0) {
-    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
-    call.epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
-    report_abort(given, abort, call.epoch);
+    call.epoch = (words.epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
+    report_abort(given, words.abort, call.epoch);
   }
-  const bool failed = __syncthreads_or(abort != 0);
+  const bool failed = __syncthreads_or(words.abort != 0);
   if (ends_call && threadIdx.x + kLanes == blockDim.x && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {
     state->readers = 0;
     state->epoch = call.epoch;

@@ -12,27 +12,45 @@ namespace switchyard::detail {
 
 namespace {
 
-template <class A>
+/// Rows of one type, which CudaHot can move.
+template <DType kType>
+struct KnownLedger : LedgerParams {
+  static constexpr DType type = kType;
+
+  static bool holds(const LedgerParams& p) {
+    const auto whole = [&](const void* rows) { return (reinterpret_cast<uintptr_t>(rows) | p.row_bytes) % 16 == 0; };
+    return p.type == kType && p.topk <= 32 && p.call.world() <= 32 && whole(p.y) && whole(p.out);
+  }
+};
+
+template <class A, class P>
 __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
     ledger_kernel(const __grid_constant__ CudaLedgerParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
-  __shared__ __align__(16) std::byte params[sizeof(LedgerParams)];
-  auto& p = *reinterpret_cast<LedgerParams*>(params);
-  copy_to_shared(given.l, p);
+  __shared__ __align__(16) std::byte params[sizeof(P)];
+  P& p = *reinterpret_cast<P*>(params);
+  const CallWords words = load_call_words(given.l.call, given.state);
+  copy_to_shared(given.l, static_cast<LedgerParams&>(p));
   __syncthreads();
-  if (!begin_block(given.l.call, given.state, true, p.call)) return;
+  if (!begin_block(given.l.call, words, given.state, true, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const KernelTrace<A> trace(w, p.call.device_trace);
   (void)ledger_combine<A>(w, p);
   A::settle(w);
 }
 
+template <class A, class P = LedgerParams>
+constexpr auto* kernel_of(bool traced) {
+  return traced ? ledger_kernel<TracedArch<A>, P> : ledger_kernel<A, P>;
+}
+
 /// Of few chunks each warp has one part at most: it arrives sooner if it does not go through shared memory.
-auto kernel_for(const CudaLedgerParams& p, int blocks) {
+auto* kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
-  if (p.l.num_chunks * kChunkParts <= int64_t{blocks} * kLedgerWarps)
-    return traced ? ledger_kernel<CudaLanesTraced> : ledger_kernel<CudaLanes>;
-  return traced ? ledger_kernel<CudaTraced> : ledger_kernel<Cuda>;
+  if (p.l.num_chunks * kChunkParts > int64_t{blocks} * kLedgerWarps) return kernel_of<Cuda>(traced);
+  if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced);
+  if (KnownLedger<DType::f16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::f16>>(traced);
+  return kernel_of<CudaLanes>(traced);
 }
 
 /// Room for a chunk, which is about a row of 16 KiB, in each warp.
@@ -46,18 +64,23 @@ CudaShape ledger_shape(int64_t row_bytes, const DeviceLimits& limits) {
 
 void prepare_ledger_kernel(const DeviceLimits& limits) {
   const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(LedgerParams)) - 1024;
-  allow_shared(ledger_kernel<Cuda>, most);
-  allow_shared(ledger_kernel<CudaTraced>, most);
-  allow_shared(ledger_kernel<CudaLanes>, most);
-  allow_shared(ledger_kernel<CudaLanesTraced>, most);
+  for (const bool traced : {false, true}) {
+    allow_shared(kernel_of<Cuda>(traced), most);
+    allow_shared(kernel_of<CudaLanes>(traced), most);
+    allow_shared(kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced), most);
+    allow_shared(kernel_of<CudaHot, KnownLedger<DType::f16>>(traced), most);
+  }
 }
 
 void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream) {
   CudaLedgerParams p;
   p.l.call = call;
   p.state = state;
-  launch_ledger(p, limits.multiprocessors, limits, stream);
-  p.l.num_chunks = int64_t{limits.multiprocessors} * kLedgerWarps;  // the other kernel
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    p.l.type = type;
+    launch_ledger(p, limits.multiprocessors, limits, stream);
+  }
+  p.l.num_chunks = int64_t{limits.multiprocessors} * kLedgerWarps;  // the kernel for many
   launch_ledger(p, limits.multiprocessors, limits, stream);
 }
 

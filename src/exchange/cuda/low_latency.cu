@@ -4,107 +4,175 @@
 // Progress: all warps of a rank send before they wait, and wait for remote sends only. All blocks of a launch that receives
 // must be able to run at the same time, because a block that has not begun has not sent: the launcher keeps the grid to one
 // block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include <type_traits>
+
 #include "exchange/cuda/flat_kernel.cuh"
+#include "exchange/cuda/low_latency_known.cuh"
 
 namespace switchyard::detail {
 
 namespace {
 
-template <class A>
+template <class A, class P>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_dispatch_kernel(const __grid_constant__ CudaLowLatencyDispatch given, const __grid_constant__ CudaShape shape,
                                 const LaunchedHalves halves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
-  __shared__ __align__(16) std::byte params[sizeof(LowLatencyDispatchParams)];
-  auto& p = *reinterpret_cast<LowLatencyDispatchParams*>(params);
+  __shared__ __align__(16) std::byte params[sizeof(P)];
   launch_dependents();
-  copy_to_shared(given.d, p);
+  P& p = *reinterpret_cast<P*>(params);
+  share_params(given.d, p);
   __syncthreads();
   wait_for_previous();
+  const CallWords words = load_call_words(given.d.call, given.state);
   CudaWarp w(dynamic_shared, shape);
+  fence_entry(w);
   const int64_t tokens = tokens_now(given.d.tokens, given.device_tokens);
-  if (halves.send) prefetch_first_piece(w, given.d, tokens);
+  if (halves.send) prefetch_first_part(w, given.d, tokens);
   if (halves.send) stage_ids(given.d.ids, tokens, given.d.layout.topk, true, dynamic_shared, shape, p.ids);
   if (threadIdx.x == 0) p.tokens = tokens;
-  if (!begin_block(given.d.call, given.state, halves.receive, p.call)) return;
+  if (!begin_block(given.d.call, words, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_send<A>(w, p);
   if (halves.receive) (void)low_latency_receive<A>(w, p);
   A::settle(w);
 }
 
-template <class A>
+template <class A, class P>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_combine_kernel(const __grid_constant__ CudaLowLatencyCombine given, const __grid_constant__ CudaShape shape,
                                const LaunchedHalves halves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
-  __shared__ __align__(16) std::byte params[sizeof(LowLatencyCombineParams)];
-  auto& p = *reinterpret_cast<LowLatencyCombineParams*>(params);
+  __shared__ __align__(16) std::byte params[sizeof(P)];
   launch_dependents();
-  copy_to_shared(given.c, p);
+  P& p = *reinterpret_cast<P*>(params);
+  share_params(given.c, p);
   __syncthreads();
   wait_for_previous();
+  const CallWords words = load_call_words(given.c.call, given.state);
   CudaWarp w(dynamic_shared, shape);
+  fence_entry(w);
+  if (halves.send) prefetch_first_return(w, given.c);
   const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
   IdReader staged = own;
   if (halves.receive) stage_ids(own, given.c.layout.max_tokens, given.c.layout.topk, false, dynamic_shared, shape, staged);
   if (threadIdx.x == 0) p.own_ids = static_cast<const int32_t*>(staged.ids);
-  if (!begin_block(given.c.call, given.state, halves.receive, p.call)) return;
+  if (!begin_block(given.c.call, words, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_return<A>(w, p);
   if (halves.receive) (void)low_latency_sum<A>(w, p);
   A::settle(w);
 }
 
-}  // namespace
-
-int64_t low_latency_scratch_limit(const DeviceLimits& limits) {
-  const auto room = static_cast<int64_t>(limits.shared_bytes) - kStaticShared - low_latency_shape(0, 0, limits).shared_bytes();
-  return room / kLowLatencyWarps / 16 * 16;
+/// A kernel for each kind of parameters, the general ones last; each with tracing and without.
+template <class P>
+using ArchOf = std::conditional_t<std::is_same_v<P, LowLatencyDispatchParams> || std::is_same_v<P, LowLatencyCombineParams>,
+                                  CudaLanes, CudaHot>;
+template <class P>
+constexpr auto* dispatch_kernel(bool traced) {
+  return traced ? low_latency_dispatch_kernel<TracedArch<ArchOf<P>>, P> : low_latency_dispatch_kernel<ArchOf<P>, P>;
 }
+template <class P>
+constexpr auto* combine_kernel(bool traced) {
+  return traced ? low_latency_combine_kernel<TracedArch<ArchOf<P>>, P> : low_latency_combine_kernel<ArchOf<P>, P>;
+}
+auto* dispatch_kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool traced) {
+  using Fp8 = KnownDispatch<ScaleKind::f32>;
+  using AsIs = KnownDispatch<ScaleKind::none>;
+  if (ids_staged && Fp8::holds(p)) return dispatch_kernel<Fp8>(traced);
+  if (ids_staged && AsIs::holds(p)) return dispatch_kernel<AsIs>(traced);
+  return dispatch_kernel<LowLatencyDispatchParams>(traced);
+}
+auto* combine_kernel_for(const LowLatencyCombineParams& p, bool traced) {
+  using PerRoute = KnownCombine<CombineOrder::per_route>;
+  using PerRank = KnownCombine<CombineOrder::per_rank>;
+  if (PerRoute::holds(p)) return combine_kernel<PerRoute>(traced);
+  if (PerRank::holds(p)) return combine_kernel<PerRank>(traced);
+  return combine_kernel<LowLatencyCombineParams>(traced);
+}
+
+template <class P>
+constexpr auto* scaled_kernel(bool traced) {
+  using A = std::conditional_t<std::is_same_v<P, FlatParams>, CudaLanes, CudaHot>;
+  return traced ? flat_kernel<TracedArch<A>, P, ScaledRows> : flat_kernel<A, P, ScaledRows>;
+}
+auto* scaled_kernel_for(const FlatParams& p, bool ids_staged, bool traced) {
+  if (ids_staged && KnownFlat<DType::bf16>::holds(p)) return scaled_kernel<KnownFlat<DType::bf16>>(traced);
+  if (ids_staged && KnownFlat<DType::f16>::holds(p)) return scaled_kernel<KnownFlat<DType::f16>>(traced);
+  return scaled_kernel<FlatParams>(traced);
+}
+
+/// Calls f for each set of parameters that has kernels of its own.
+template <class F>
+void for_each_kind(F&& f) {
+  for (const bool traced : {false, true}) {
+    f(dispatch_kernel<LowLatencyDispatchParams>(traced));
+    f(dispatch_kernel<KnownDispatch<ScaleKind::f32>>(traced));
+    f(dispatch_kernel<KnownDispatch<ScaleKind::none>>(traced));
+    f(combine_kernel<LowLatencyCombineParams>(traced));
+    f(combine_kernel<KnownCombine<CombineOrder::per_route>>(traced));
+    f(combine_kernel<KnownCombine<CombineOrder::per_rank>>(traced));
+    f(scaled_kernel<FlatParams>(traced));
+    f(scaled_kernel<KnownFlat<DType::bf16>>(traced));
+    f(scaled_kernel<KnownFlat<DType::f16>>(traced));
+  }
+}
+
+}  // namespace
 
 void prepare_low_latency_kernels(const DeviceLimits& limits) {
   const int most = static_cast<int>(limits.shared_bytes - kStaticShared);
-  allow_shared(low_latency_dispatch_kernel<CudaLanes>, most);
-  allow_shared(low_latency_dispatch_kernel<CudaLanesTraced>, most);
-  allow_shared(low_latency_combine_kernel<CudaLanes>, most);
-  allow_shared(low_latency_combine_kernel<CudaLanesTraced>, most);
-  check_cuda(prepare_flat_kernels<ScaledRows>(limits), "cudaFuncSetAttribute");
+  for_each_kind([&](auto* kernel) { allow_shared(kernel, most); });
 }
 
 void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
                                  cudaStream_t stream) {
-  CudaLowLatencyDispatch d;
-  d.d.call = call;
-  d.state = state;
-  launch_low_latency(d, {true, false}, 0, limits.multiprocessors, limits, stream);
-  CudaLowLatencyCombine c;
-  c.c.call = call;
-  c.state = state;
-  launch_low_latency(c, {true, false}, 0, limits.multiprocessors, limits, stream);
-  CudaFlat f;
-  f.f.d.call = call;
-  f.state = state;
-  launch_low_latency(f, 0, limits.multiprocessors, limits, stream);
+  for (const ScaleKind scales : {ScaleKind::none, ScaleKind::f32, ScaleKind::ue8m0}) {
+    CudaLowLatencyDispatch d;
+    d.d.call = call;
+    d.d.quantize = scales;
+    d.state = state;
+    launch_low_latency(d, {true, false}, limits.multiprocessors, limits, stream);
+  }
+  constexpr float kWeight = 1.0f;  // its address only says that there are weights: nothing is sent
+  for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
+    for (const DType type : {DType::bf16, DType::f16}) {
+      CudaLowLatencyCombine c;
+      c.c.call = call;
+      c.c.order = order;
+      c.c.type = type;
+      c.c.weights = &kWeight;
+      c.state = state;
+      launch_low_latency(c, {true, false}, limits.multiprocessors, limits, stream);
+    }
+  }
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    CudaFlat f;
+    f.f.d.call = call;
+    f.f.d.with_places = false;
+    f.f.d.src_type = f.f.c.type = type;
+    f.state = state;
+    launch_low_latency(f, limits.multiprocessors, limits, stream);
+  }
 }
 
 // Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
-void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(scratch_bytes, p.d.tokens * p.d.layout.topk, limits);
-  const bool traced = p.d.call.device_trace.records != nullptr;
-  launch_kernel(traced ? low_latency_dispatch_kernel<CudaLanesTraced> : low_latency_dispatch_kernel<CudaLanes>, blocks, shape,
-                limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
+void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
+                        cudaStream_t stream) {
+  const CudaShape shape = low_latency_shape(p.d.tokens * p.d.layout.topk, limits);
+  auto* const kernel = dispatch_kernel_for(p.d, shape.block_bytes > 0, p.d.call.device_trace.records != nullptr);
+  launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
 }
-void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(scratch_bytes, p.c.layout.max_tokens * p.c.layout.topk, limits);
-  const bool traced = p.c.call.device_trace.records != nullptr;
-  launch_kernel(traced ? low_latency_combine_kernel<CudaLanesTraced> : low_latency_combine_kernel<CudaLanes>, blocks, shape,
-                limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
+void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
+                        cudaStream_t stream) {
+  const CudaShape shape = low_latency_shape(p.c.layout.max_tokens * p.c.layout.topk, limits);
+  auto* const kernel = combine_kernel_for(p.c, p.c.call.device_trace.records != nullptr);
+  launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
 }
-void launch_low_latency(const CudaFlat& p, int64_t scratch_bytes, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  check_cuda(launch_flat(p, ScaledRows{}, scratch_bytes, blocks, limits, stream), "all-to-all kernel");
+void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+  const CudaShape shape = low_latency_shape(p.f.d.tokens * p.f.d.layout.topk, limits);
+  auto* const kernel = scaled_kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
+  launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "all-to-all kernel", p, shape, ScaledRows{});
 }
 
 }  // namespace switchyard::detail

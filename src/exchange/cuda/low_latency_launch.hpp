@@ -35,27 +35,22 @@ struct LaunchedHalves {
   bool send = true, receive = true;
 };
 
-/// Most scratch that a warp can have, in bytes.
-int64_t low_latency_scratch_limit(const DeviceLimits& limits);
 void prepare_low_latency_kernels(const DeviceLimits& limits);
 /// As warm_up_plan_kernel.
 void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
                                  cudaStream_t stream);
-/// `scratch_bytes`: of a warp.
-void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream);
-void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int64_t scratch_bytes, int blocks,
-                        const DeviceLimits& limits, cudaStream_t stream);
-/// Experts that scale.
-void launch_low_latency(const CudaFlat& params, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
+void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream);
+void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
+                        cudaStream_t stream);
+/// Experts that scale.
+void launch_low_latency(const CudaFlat& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
 
 /// What row_function_on_gpu makes. Compiled in the caller's translation unit: kAbi tells whether that saw the same structures.
 struct CudaRowFunction : RowFunctionBase {
   CudaRowFunction() noexcept : RowFunctionBase(Backend::cuda) {}
   /// As launch_low_latency. Ready to be launched on `device`.
-  virtual cudaError_t launch(const CudaFlat& params, int64_t scratch_bytes, int blocks, const DeviceLimits& limits,
-                             cudaStream_t stream) const = 0;
+  virtual cudaError_t launch(const CudaFlat& params, int blocks, const DeviceLimits& limits, cudaStream_t stream) const = 0;
   static constexpr uint64_t kAbi = sizeof(CudaFlat) << 32 | sizeof(DeviceLimits) << 24 | SWITCHYARD_VERSION_MAJOR << 16 |
                                    SWITCHYARD_VERSION_MINOR << 8 | SWITCHYARD_VERSION_PATCH;
   uint64_t abi = kAbi;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of low-latency calls with some members as constants: the kernels of the usual calls are small, and straight where
+// they run (docs/design/0015). A derived constant hides the member of the same name.
+#pragma once
+
+#include "exchange/cuda/low_latency_launch.hpp"
+
+namespace switchyard::detail {
+
+/// Messages are tokens, not routes, and there are no more than 32 ranks or choices.
+struct KnownLayout : LowLatencyLayout {
+  static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
+  static constexpr SWITCHYARD_FN int64_t token_of(int64_t unit) { return unit; }
+  static constexpr SWITCHYARD_FN int first_k_of(int64_t) { return 0; }
+
+  static bool holds(const LowLatencyLayout& l) { return l.entries == l.topk && l.topk <= 32 && l.world() <= 32; }
+};
+
+struct KnownScalePlace : ScalePlace {
+  static constexpr bool column_major = false;
+};
+
+/// True if CudaHot can move rows at p, of so many bytes.
+inline bool whole_rows(const void* p, int64_t bytes) { return (reinterpret_cast<uintptr_t>(p) | bytes) % 16 == 0; }
+
+/// Rows of kType that are sent as fp8 with a float32 per 128 channels, or as they are.
+template <ScaleKind kScales, DType kType = DType::bf16, bool kPlaces = true>
+struct KnownDispatch : LowLatencyDispatchParams {
+  static constexpr DType src_type = kType;
+  static constexpr ScaleKind quantize = kScales;
+  static constexpr int scale_group = kScaleGroup;
+  static constexpr int scale_element_bytes = 4;
+  static constexpr const std::byte* scales = nullptr;
+  static constexpr bool with_places = kPlaces;
+  KnownLayout layout;
+  KnownScalePlace scale_place;
+  StagedIds ids;
+
+  static bool holds(const LowLatencyDispatchParams& p) {
+    return KnownLayout::holds(p.layout) && p.src_type == kType && p.quantize == kScales && p.scale_group == kScaleGroup &&
+           p.scale_element_bytes == 4 && p.scales == nullptr && p.with_places == kPlaces && !p.scale_place.column_major &&
+           whole_rows(p.x, p.src_row_bytes) && whole_rows(p.rows, p.layout.payload_bytes);
+  }
+};
+
+/// Rows of kType.
+template <CombineOrder kOrder, DType kType = DType::bf16>
+struct KnownOrder : LowLatencyCombineParams {
+  static constexpr CombineOrder order = kOrder;
+  static constexpr DType type = kType;
+  KnownLayout layout;
+
+  static bool holds(const LowLatencyCombineParams& p) {
+    return KnownLayout::holds(p.layout) && p.order == kOrder && p.type == kType && whole_rows(p.y, p.row_bytes) &&
+           whole_rows(p.out, p.row_bytes);
+  }
+};
+template <CombineOrder kOrder>
+struct KnownCombine : KnownOrder<kOrder> {
+  static constexpr const float* expert_scale = nullptr;
+
+  static bool holds(const LowLatencyCombineParams& p) { return KnownOrder<kOrder>::holds(p) && p.expert_scale == nullptr; }
+};
+
+template <DType kType>
+struct KnownFlat {
+  KnownDispatch<ScaleKind::none, kType, false> d;
+  KnownOrder<CombineOrder::per_route, kType> c;
+
+  static bool holds(const FlatParams& p) { return decltype(d)::holds(p.d) && decltype(c)::holds(p.c); }
+};
+
+}  // namespace switchyard::detail
