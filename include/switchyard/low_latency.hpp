@@ -55,14 +55,15 @@ struct LowLatencyConfig {
   int scale_group = kScaleGroup;      ///< channels of a scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
-  /// Parts of a row that travel on their own, in [1, 16]; 0: as tuned (tuning.hpp), or so many that a rank receives about
-  /// kPiecesAtOnce of them, of kFewestPieceColumns to kMostPieceColumns channels.
+  /// Parts of a row that are placed, answered and returned on their own, in [1, 16]; 0: as tuned (tuning.hpp), or so many that
+  /// a rank receives about kPiecesAtOnce of them, at most kMostUsualPieces, of kFewestPieceColumns to kMostPieceColumns
+  /// channels.
   int pieces = 0;
   uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
 /// What LowLatencyConfig::pieces is chosen by, unless it or a tuning says otherwise.
-inline constexpr int64_t kPiecesAtOnce = 2048, kFewestPieceColumns = 512, kMostPieceColumns = 3584;
+inline constexpr int64_t kPiecesAtOnce = 2048, kMostUsualPieces = 7, kFewestPieceColumns = 512, kMostPieceColumns = 3584;
 
 /// That choice, in a group of `world` ranks.
 int usual_pieces(const LowLatencyConfig& config, int world);

@@ -375,8 +375,8 @@ void LowLatencyImpl::receive(uint64_t call) {
 int usual_pieces(const LowLatencyConfig& c, int world) {
   const auto of = [&](int64_t columns) { return (c.hidden + columns - 1) / columns; };
   const int64_t rows = std::max<int64_t>(1, c.max_tokens * std::min(world, c.topk));
-  const int64_t pieces = std::clamp(kPiecesAtOnce / rows, of(kMostPieceColumns), of(kFewestPieceColumns));
-  return static_cast<int>(std::min<int64_t>(detail::kMaxPieces, pieces));
+  const int64_t most = std::min(kMostUsualPieces, of(kFewestPieceColumns)), fewest = of(kMostPieceColumns);
+  return static_cast<int>(std::min<int64_t>(detail::kMaxPieces, std::max(fewest, std::min(most, kPiecesAtOnce / rows))));
 }
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)

@@ -74,7 +74,7 @@ int races_on_rows(const std::string& output) {
     const std::string report = output.substr(at, next - at);
     const size_t previous = report.find("Previous read");
     if (previous != std::string::npos) {
-      const bool writes_rows = report.substr(0, previous).find("send_piece") != std::string::npos;
+      const bool writes_rows = report.substr(0, previous).find("send_part") != std::string::npos;
       const bool read_rows = report.find("place_piece", previous) != std::string::npos;
       found += writes_rows && read_rows;
     }

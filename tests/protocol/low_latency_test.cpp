@@ -280,11 +280,11 @@ TEST_P(Large, ManyTokensAndPieces) {
   s.combine(kPerRoute);
   auto wide = script("wide rows", 4, 2, 2, 40064);
   wide.config.row_type = DType::f32;
-  // CPU: a piece does not fit the scratch that workers have from the start. GPU: it would not fit shared memory.
-  if (kBackend == switchyard::Backend::cpu) wide.config.pieces = 1;
+  wide.config.pieces = 1;  // which does not fit the scratch that CPU workers have from the start
   wide.dispatch(all(2)).x_pattern = Pattern::random_values;
   wide.combine(kPerRank);
   auto pieces = script("16 pieces", 4, 2, 2, 15 * switchyard::kFewestPieceColumns + 16);
+  pieces.config.pieces = 16;
   pieces.dispatch(all(2)).x_pattern = Pattern::random_values;
   pieces.combine(kPerRank);
   expect_exact({s, wide, pieces});

@@ -165,8 +165,9 @@ struct BasicCpu {
     return add_to_flag(counter, value, std::memory_order_relaxed);
   }
 
-  static void post(Warp&, uint64_t* flag, uint64_t value) { store_flag(flag, value, std::memory_order_relaxed); }
-  static uint64_t peek(const uint64_t* flag) { return load_flag(flag, std::memory_order_relaxed); }
+  // With an order, which costs nothing here: without one the memory could never be anything but flags again, in this language.
+  static void post(Warp&, uint64_t* flag, uint64_t value) { store_flag(flag, value, std::memory_order_release); }
+  static uint64_t peek(const uint64_t* flag) { return load_flag(flag, std::memory_order_acquire); }
 
   static void block_sync(Warp& w) {
     if (w.warps_per_block() > 1) w.barrier()->arrive_and_wait();
