@@ -42,8 +42,8 @@ LowLatencyConfig wide(int pieces = 0) {
   return c;
 }
 
-/// Pieces of a row in a dispatch: each is sent by a span of its own.
-int64_t pieces_sent(Group& group, const LowLatencyConfig& config) {
+/// Pieces of a row in a dispatch: each waits for its message in a span of its own.
+int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   LowLatencyExchange exchange(group, config);
   auto output = exchange.make_output();
   switchyard::TraceOptions options;
@@ -57,17 +57,18 @@ int64_t pieces_sent(Group& group, const LowLatencyConfig& config) {
                     switchyard::ExpertIds::of(ids.data(), LowLatencyRig::kTokens, LowLatencyRig::kTopk), output);
   group.set_trace(nullptr);
   group.barrier();
-  uint64_t sent = 0;
+  uint64_t received = 0;
   for (const auto& phase : trace.summary())
-    if (phase.name == "send_rows") sent += phase.count;
-  EXPECT_EQ(sent % LowLatencyRig::kTokens, 0u);
-  return static_cast<int64_t>(sent) / LowLatencyRig::kTokens;
+    if (phase.name == "wait_message") received += phase.count;
+  const auto messages = static_cast<uint64_t>(group.size() * LowLatencyRig::kTokens);
+  EXPECT_EQ(received % messages, 0u);
+  return static_cast<int64_t>(received / messages);
 }
 
 void expect_pieces(const std::shared_ptr<const Tuning>& tuning, int asked, int64_t expected) {
   for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {
          if (tuning) group.impl().tuning = tuning;
-         EXPECT_EQ(pieces_sent(group, wide(asked)), expected);
+         EXPECT_EQ(pieces_received(group, wide(asked)), expected);
        }))
     EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
@@ -130,7 +131,7 @@ TEST(Tuned, FromTheFileThatTheEnvironmentNames) {
   for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {
          if (group.rank() == 0) std::filesystem::remove(path);
          group.barrier();
-         EXPECT_EQ(pieces_sent(group, wide()), 8);
+         EXPECT_EQ(pieces_received(group, wide()), 8);
        }))
     EXPECT_EQ(code_name(o.code), "ok") << o.text;
   write("pieces=many");

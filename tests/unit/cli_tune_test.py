@@ -82,25 +82,25 @@ class Tune(unittest.TestCase):
                 self.assertEqual(one["config"]["ranks_are"], "processes")
             self.assertIn("pieces 1", err)  # progress
 
-    def pieces_sent(self, tuning, *args):
-        """Parts of a row that a dispatch sends, from its trace."""
+    def pieces_received(self, tuning, *args):
+        """Parts of a row that a dispatch places, from its trace: each waits for its message."""
         env = {"SWITCHYARD_TUNING": tuning} if tuning else {}
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("trace", "--mode", "low_latency", "--ranks", "2", "--tokens", "5", "--hidden", "1024", "--experts", "8",
                                  "--topk", "2", "--calls", "1", "--events", "4096", "--json", "--out", str(Path(folder, "t.json")),
                                  *args, env=env)
             self.assertEqual(code, 0, out + err)
-            sent = sum(p["count"] for p in json.loads(out)["phases"] if p["phase"] == "send_rows")
-            self.assertEqual(sent % 10, 0)
-            return sent // 10
+            received = sum(p["count"] for p in json.loads(out)["phases"] if p["phase"] == "wait_message")
+            self.assertEqual(received % 20, 0)
+            return received // 20
 
     def test_a_file_is_in_force(self):
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder, "a.tuning"))
             Path(path).write_text("switchyard-tuning 1\n" + self.KEY + "5 pieces=4\n")
-            self.assertEqual(self.pieces_sent(None), 2)
-            self.assertEqual(self.pieces_sent(path), 4)
-            self.assertEqual(self.pieces_sent(path, "--pieces", "8"), 8)
+            self.assertEqual(self.pieces_received(None), 2)
+            self.assertEqual(self.pieces_received(path), 4)
+            self.assertEqual(self.pieces_received(path, "--pieces", "8"), 8)
             code, out, err = run("verify", *SMALL, "--modes", "low_latency,flat", "--hidden", "1024", "--processes",
                                  "--routings", "uniform", "--dtypes", "bf16", env={"SWITCHYARD_TUNING": path})
             self.assertEqual(code, 0, out + err)
