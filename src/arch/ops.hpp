@@ -11,7 +11,7 @@
 //   A::fetch_add,
 //                 A::take, A::post, A::peek, A::block_sync
 //   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::cold,
-//                 A::now_ns, A::pause
+//                 A::aside, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -204,6 +204,8 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // F{}(warp, arguments...), out of line: code that is to stay out of the way. F has no state and arguments are numbers and
   // pointers: what lies in memory for the sake of a call is memory in the hot path too.
   { A::cold(w, AnyColdPath{}, n) } -> std::same_as<bool>;
+  // The same for code that always runs once: out of line unless a jump costs more than the code.
+  { A::aside(w, AnyColdPath{}, n) } -> std::same_as<bool>;
   A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; ordered with nothing
   A::count_max(w, flag, value);  // likewise the maximum
   { A::now_ns() } -> std::same_as<uint64_t>;

@@ -92,6 +92,18 @@ struct MayGoOn {
   }
 };
 
+/// Accounts `spent` nanoseconds to a rank that was waited for.
+template <class A>
+struct ChargeWait {
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t spent) const {
+    WaitCounter& c = call->waits[static_cast<int64_t>(w.index()) * call->world() + awaited];
+    A::count(w, &c.total_ns, spent);
+    A::count(w, &c.waits, 1);
+    A::count_max(w, &c.max_ns, spent);
+    return true;
+  }
+};
+
 /// Progress of a wait that did not succeed at once. Not for reuse.
 template <class A>
 class WaitClock {
@@ -100,11 +112,8 @@ class WaitClock {
 
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
-    const uint64_t now = A::now_ns(), spent = now - slice_;
-    WaitCounter& c = call.waits[static_cast<int64_t>(w.index()) * call.world() + awaited_];
-    A::count(w, &c.total_ns, spent);
-    A::count(w, &c.waits, 1);
-    A::count_max(w, &c.max_ns, spent);
+    const uint64_t now = A::now_ns();
+    A::aside(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
     slice_ = now;
     awaited_ = next_awaited;
   }

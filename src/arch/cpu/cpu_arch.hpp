@@ -227,6 +227,10 @@ struct BasicCpu {
   static bool cold(Warp& w, F f, Args... args) {
     return f(w, args...);
   }
+  template <class F, class... Args>
+  static bool aside(Warp& w, F f, Args... args) {
+    return f(w, args...);
+  }
 
   template <class F>
   static void for_lanes(Warp&, int64_t n, F&& f) {

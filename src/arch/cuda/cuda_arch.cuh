@@ -346,6 +346,13 @@ struct CudaArch {
   __device__ static bool cold(Warp&, F, Args... args) {
     return called<F>(args...);
   }
+  template <class F, class... Args>
+  __device__ static bool aside(Warp& w, F f, Args... args) {
+    if constexpr (kHot)
+      return f(w, args...);
+    else
+      return called<F>(args...);
+  }
 
   /// The same value in all lanes.
   __device__ static uint64_t now_ns() { return __shfl_sync(kAllLanes, ptx::global_timer(), 0); }
