@@ -98,13 +98,18 @@ void Mapping::check_can_discard() const {
                 "signal (madvise(MADV_POPULATE_WRITE), Linux 5.14 and later)");
 }
 
+// Without MADV_NOHUGEPAGE the system may find what is kept in between and make it a huge page again, with all around it.
 void Mapping::discard(size_t offset, size_t bytes) {
+  if (!shared_) advise(data_ + offset, bytes, MADV_NOHUGEPAGE);
   if (const int error = advise(data_ + offset, bytes, shared_ ? MADV_REMOVE : MADV_DONTNEED))
     throw_system("cannot give back " + describe_bytes(bytes) + " of a heap segment", error);
 }
 
 void Mapping::commit(size_t offset, size_t bytes) {
-  if (!shared_) return;
+  if (!shared_) {
+    advise(data_ + offset, bytes, MADV_HUGEPAGE);
+    return;
+  }
   if (const int error = advise(data_ + offset, bytes, MADV_POPULATE_WRITE))
     throw_system("cannot commit " + describe_bytes(bytes) + " of a heap segment", error);
 }

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "heap/heap.hpp"
@@ -45,6 +47,26 @@ void require_filled(const HeapView& view, int owner, size_t first, size_t end, u
       ChildRank::require(false, what + " of rank " + std::to_string(owner) + " at " + std::to_string(at));
 }
 
+/// Bytes of a segment that the system may turn into huge pages by itself, whatever is in them: flag "hg" of their mappings.
+size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(base), last = first + bytes;
+  std::ifstream maps("/proc/self/smaps");
+  uintptr_t begin = 0, end = 0;
+  size_t sum = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.rfind("VmFlags:", 0) == 0) {
+      if (begin < last && end > first && line.find(" hg") != std::string::npos)
+        sum += std::min(end, last) - std::max(begin, first);
+      continue;
+    }
+    std::istringstream words(line);
+    uintptr_t from = 0, to = 0;
+    char dash = 0;
+    if (words >> std::hex >> from >> dash >> to && dash == '-') begin = from, end = to;
+  }
+  return sum;
+}
+
 /// Kept ranges that begin and end inside pages, of blocks and of a pool; everything else is zero after wake, seen by all ranks.
 void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
   const HeapView& view = heap.view();
@@ -69,6 +91,7 @@ void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
     ChildRank::require(::mincore(view.base[link.rank()], view.bytes, pages.data()) == 0, "mincore");
     const auto resident = std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; });
     ChildRank::require(resident >= 1 && resident <= 16, std::to_string(resident) + " pages are resident");
+    ChildRank::require(bytes_for_huge_pages(view.base[link.rank()], view.bytes) <= 16 * page_bytes(), "memory stays away");
     link.barrier(kLong);
     heap.wake(link, kLong);
     for (int r = 0; r < link.world(); ++r) {

@@ -321,12 +321,13 @@ TEST_P(B, B13_TypesOrdersWeightsBias) {
 
 TEST_P(B, C02_OnlineQuantisation) {
   std::vector<Scenario> all;
+  const int tokens = kSanitizer ? 6 : 24;  // the oracle quantises element by element
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
     for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
       for (const Layout layout : kLayouts) {
         Scenario s =
             base("C02 type " + std::to_string(static_cast<int>(type)) + " scales " + std::to_string(static_cast<int>(kind)), 6,
-                 2, 24, layout);
+                 2, tokens, layout);
         s.x_type = type;
         s.quantize = kind;
         s.x_pattern = type == DType::f32 && layout == Layout::rank_major ? Pattern::wild_values : Pattern::quantise_cases;
