@@ -267,7 +267,7 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   const Share share = free == 0 ? Share{spread_index(w), w.total()}
                                 : Share{int64_t{w.warp() - busy} * w.num_blocks() + w.block(), int64_t{free} * w.num_blocks()};
   SWITCHYARD_ROLLED
-  for (int step = 0; step < 2; ++step) {
+  for (int step = 0; step < 2; ++step) {  // in either order, with one copy of the code
     if (step == counts_in) {
       send_counts<A>(w, p, share);
       keep_own_routes<A>(w, p, share);
