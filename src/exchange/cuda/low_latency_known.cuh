@@ -3,7 +3,7 @@
 // they run (docs/design/0015). A derived constant hides the member of the same name.
 #pragma once
 
-#include "exchange/cuda/low_latency_launch.hpp"
+#include "exchange/cuda/low_latency_frame.cuh"
 
 namespace switchyard::detail {
 
@@ -69,5 +69,6 @@ struct KnownFlat {
 
   static bool holds(const FlatParams& p) { return decltype(d)::holds(p.d) && decltype(c)::holds(p.c); }
 };
+static_assert(sizeof(KnownFlat<DType::bf16>) <= kStaticShared);
 
 }  // namespace switchyard::detail
