@@ -159,7 +159,7 @@ TEST_P(GpuRings, OutputsArePrivateAndBounded) {
 
 TEST_P(GpuRings, ARankThatNeverCallsIsNamed) {
   const int world = GetParam();
-  if (world == 1) return;
+  if (world == 1) GTEST_SKIP() << "one rank waits for nobody";
   const auto c = make_case(ring_scenario("silent", world, Layout::rank_major, 16));
   const NormalConfig config = roomy_config(*c, 2);
   on_gpus(world, heap_for(config, world), 1s, [&](Station& me) {
