@@ -14,7 +14,8 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
-    set_parts(std::min(layout_.pieces, group_.pool.num_warps()));
+    // A barrier between more threads than cores costs more than it saves: only for callers who ask for pieces.
+    set_parts(config.pieces > 0 ? std::min(layout_.pieces, group_.pool.num_warps()) : 1);
     checked([&] { heap_offset_ = allocate_symmetric(); });
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {
