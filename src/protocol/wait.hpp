@@ -66,8 +66,8 @@ SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, co
   A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
 }
 
-/// A look at what may end a wait: the deadline, which has passed at time `deadline`, and the abort words. False: the fault is
-/// recorded and the call must end.
+/// A look at what may end a wait that began at time `start`: its deadline and the abort words. False: the fault is recorded and
+/// the call must end.
 template <class A>
 struct MayGoOn {
   static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond

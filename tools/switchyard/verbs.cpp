@@ -174,7 +174,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
   add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
   add.automatic("--pieces", o.pieces, 1, 16,
-                "low_latency, flat: parts of a row that travel on their own; auto: the library's default");
+                "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.toggle("--cached", o.cached, "Dispatch by the handle of an earlier one: no counting, no exchange of counts");
   add_bench_shape(add, o);
@@ -224,7 +224,7 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
   add.choice("--sending", o.sending, kOrders, "low_latency: a row crosses the link once per rank, or once per route");
-  add.automatic("--pieces", o.pieces, 1, 16, "low_latency: parts of a row that travel on their own");
+  add.automatic("--pieces", o.pieces, 1, 16, "low_latency: parts of a row that are placed and returned on their own");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.group("Shape");
   add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or one per GPU");
