@@ -215,7 +215,7 @@ struct Dispatched {
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
 struct CallStatistics {
-  uint64_t remote_bytes = 0;  ///< payload written to (dispatch) or read from (combine) other ranks
+  uint64_t remote_bytes = 0;  ///< payload that went to (dispatch) or came from (combine) other ranks
   uint64_t local_bytes = 0;   ///< the same for this rank itself
   uint64_t copied_bytes = 0;  ///< local copies: repeated routes, staging of ordinary memory
   uint64_t payload_rows = 0;  ///< rows sent (dispatch) or read (combine), own rank included
@@ -251,8 +251,8 @@ class NormalExchange {
 
   /// Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the
   /// dispatch that made `handle`; rows in a RowBuffer or in Dispatched::x are read in place, other memory is first copied
-  /// (direct staging). A token without a route yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with
-  /// options.weights) or null.
+  /// (direct staging), but expert-major rows of per_route are pushed to their owners from any memory. A token without a route
+  /// yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.weights) or null.
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
                float* out_weights = nullptr);
 

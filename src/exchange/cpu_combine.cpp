@@ -6,7 +6,7 @@
 
 #include "exchange/cpu_normal.hpp"
 #include "protocol/combine_ring.hpp"
-#include "protocol/combine_sums.hpp"
+#include "protocol/combine_routes.hpp"
 
 namespace switchyard::detail {
 
@@ -67,13 +67,14 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
 
 void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombineParams& p) {
   const bool expert_major = p.layout == Layout::expert_major;
-  p.reduce_here = expert_major && p.order == CombineOrder::per_rank;
+  const bool per_route = expert_major && p.order == CombineOrder::per_route;
+  p.reduce_here = expert_major && !per_route;
   const Registration* registered =
       p.reduce_here ? nullptr : group_.registration_of(p.y, static_cast<size_t>(p.rows * p.row_bytes));
   const bool in_place = !p.reduce_here && (call.heap.contains(p.y) || registered);
-  const int64_t staged_rows = p.reduce_here ? p.num_records : in_place ? 0 : p.rows;
+  const int64_t staged_rows = p.reduce_here ? p.num_records : in_place || per_route ? 0 : p.rows;
   p.place.signature = sig;
-  std::shared_ptr<CpuBlock> rows, weights;
+  std::shared_ptr<CpuBlock> rows, weights, inbox;
   std::exception_ptr own;
   try {
     if (staged_rows > 0) {
@@ -87,6 +88,11 @@ void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombinePar
     } else if (in_place) {
       p.place.rows = static_cast<uint64_t>(p.y - call.heap.base[rank()]);
     }
+    if (per_route && world() > 1 && p.tokens > 0) {
+      inbox = allocate(static_cast<size_t>(p.tokens * p.topk * p.row_bytes));
+      p.inbox = inbox->data;
+      p.place.weights = inbox->offset;
+    }
     if (p.weights_in) {
       weights = allocate(static_cast<size_t>(p.num_records * p.topk * 4));
       p.weights_staged = reinterpret_cast<float*>(weights->data);
@@ -99,7 +105,8 @@ void CpuNormal::combine_direct(const CallContext& call, uint64_t sig, CombinePar
     p.weights_staged = nullptr;
     p.reduce_here = false;
   }
-  p.place.records = p.staged || p.weights_staged || p.reduce_here ? 0 : 1;
+  // Rows of routes that their owners can read where they are stay there: one read instead of two and a write.
+  p.place.records = p.staged || p.weights_staged || p.reduce_here || (per_route && !in_place) ? 0 : 1;
   p.sum_blocks = group_.options.num_blocks / 2;
   launch([&]<class A>(CpuWarp& w) { detail::combine_direct<A>(w, p); });
   raise("combine");

@@ -94,14 +94,14 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   const bool ring = c.staging == Staging::ring;
   if (ring && backend == Backend::cpu) return need;
-  // One worst-case output and one buffer of expert outputs of the same shape; direct staging: or a partial sum per record on
-  // top.
+  // One worst-case output and one buffer of expert outputs of the same shape; direct staging: on top a partial sum per record,
+  // or a row of each route (combine per_rank or per_route).
   const int64_t records = world * c.max_tokens;
   const int64_t rows = worst_case_rows(c, world);
   const OutputLayout out{rows, max_row_bytes(c), static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32))};
   const int64_t buffer = round_up(rows * out.row_bytes, 128);
-  const int64_t staging =
-      (c.layout == Layout::expert_major ? round_up(records * out.row_bytes, 128) : 0) + round_up(records * c.topk * 4, 128);
+  const int64_t staged_rows = c.layout == Layout::expert_major ? std::max<int64_t>(world, c.topk) * c.max_tokens : 0;
+  const int64_t staging = round_up(staged_rows * out.row_bytes, 128) + round_up(records * c.topk * 4, 128);
   const int64_t tables = backend == Backend::cuda ? kCudaHandles * cuda_handle_bytes(c, world) : 0;
   const int64_t computed = out.bytes() + RecordLayout{records, c.topk}.bytes() + buffer + (ring ? 0 : staging) + tables;
   const size_t pool = c.pool_bytes ? c.pool_bytes : static_cast<size_t>(computed);

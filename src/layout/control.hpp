@@ -14,12 +14,13 @@ namespace switchyard::detail {
 /// Where a rank takes or offers rows in one call: byte offsets into its own segment.
 struct Placement {
   uint64_t rows;     ///< OutputLayout base (dispatch) or expert-output rows (combine)
-  uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]; dispatch: 1 if this rank sends weights
+  uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]; combine, expert-major per_route: rows [T * K]
+                     ///< that others push; dispatch: 1 if this rank sends weights
   int64_t rows_allocated;
   int64_t records_allocated;
   uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
   uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
-  uint64_t records;    ///< dispatch: RecordLayout base; combine: 1 if the rows lie ready, so that no `outputs` follows
+  uint64_t records;    ///< dispatch: RecordLayout base; combine: 1 if `rows` lie ready, so that no `outputs` follows
   uint64_t memory;     ///< combine: 0 if `rows` lie in the heap, or 1 + the slot of the registration they lie in
 };
 static_assert(sizeof(Placement) == 64);

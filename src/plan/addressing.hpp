@@ -50,6 +50,12 @@ inline constexpr int kSumChunks = 8;
 SWITCHYARD_FN constexpr int64_t sum_chunk_end(int64_t tokens, int c) {
   return tokens * ((c + 1) * (c + 2) / 2) / (kSumChunks * (kSumChunks + 1) / 2);
 }
+/// The same for per_route, which pushes rows in chunks that become shorter: nothing goes on beside summing the last one.
+SWITCHYARD_FN constexpr int64_t route_chunk_end(int64_t tokens, int c) {
+  return tokens - (c + 1 < kSumChunks ? sum_chunk_end(tokens, kSumChunks - 2 - c) : 0);
+}
+/// A row of chunk c is dealt in so many parts: the last chunks have fewer rows than a GPU has warps.
+SWITCHYARD_FN constexpr int route_chunk_parts(int c) { return c + 2 < kSumChunks ? 1 : 8; }
 
 /// Where an expert-major row came from.
 SWITCHYARD_FN constexpr int64_t pack_source(int rank, int k, int64_t token) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine by pulling: each token's owner reads the rows of its experts where they lie and sums them. Not of expert-major rows
-// per_rank: combine_sums.hpp.
+// Combine by pulling, of rank-major rows: each token's owner reads the rows of its experts where they lie and sums them.
+// Expert-major rows: combine_sums.hpp (per_rank) and combine_routes.hpp (per_route).
 //
 // | flag      | written by               | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once | all owners      | release/acquire | system | epoch, never reset |
@@ -32,9 +32,9 @@ struct CombineParams {
   // Expert side.
   const std::byte* y = nullptr;  ///< [rows] as given
   int64_t rows = 0;
-  std::byte* staged = nullptr;  ///< symmetric: copy of y, or the partial sums [records]; null if y is pulled in place
+  std::byte* staged = nullptr;  ///< symmetric: copy of y, or the partial sums [records]; null if y is not staged
   bool reduce_here = false;     ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
-  int sum_blocks = 0;           ///< of those: the first blocks make the sums, the others pull meanwhile; 0: all do both in turn
+  int sum_blocks = 0;           ///< expert-major: the first blocks make the sums or push rows; 0: all, before anything else
   int64_t num_records = 0;
   const int64_t* record_begin = nullptr;  ///< [W + 1] records by owner
   const int32_t* record_token = nullptr;  ///< [records]
@@ -55,11 +55,12 @@ struct CombineParams {
   const std::byte* bias[2] = {nullptr, nullptr};
   std::byte* out = nullptr;
   float* out_weights = nullptr;
+  const std::byte* inbox = nullptr;  ///< expert-major per_route: [T * K] rows that other ranks push, in symmetric memory
 
   uint64_t* outputs_done = nullptr;  ///< counters of warps, private to this rank
   uint64_t* sums_done = nullptr;     ///< [kSumChunks]
   uint64_t* pulls_done = nullptr;
-  uint64_t* sums_next = nullptr;   ///< records dealt
+  uint64_t* sums_next = nullptr;   ///< records dealt, to be summed or pushed
   uint64_t* pulls_next = nullptr;  ///< tokens dealt
 };
 
@@ -130,19 +131,33 @@ SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
   return {&p, t * p.topk, p.sends.of(t), by_route ? p.topk : p.sends.places(t), by_route};
 }
 
-/// Owner side: sums token t out of the rows row_of(i), and its weights out of weights_of(i) if asked for. Pending.
+/// A range of the channels of a row, in bytes; multiples of 16.
+struct RowPart {
+  int64_t begin = 0;
+  int64_t bytes;
+};
+SWITCHYARD_FN inline RowPart part_of_row(int64_t row_bytes, int part, int parts) {
+  const int64_t size = round_up((row_bytes + parts - 1) / parts, 128), begin = part * size;
+  const int64_t left = row_bytes - begin;
+  return {begin, left < size ? (left < 0 ? 0 : left) : size};
+}
+
+/// Owner side: sums a part of token t out of the rows row_of(i), which begin there, and the token's weights out of
+/// weights_of(i) if asked for. Pending.
 template <class A, class Row, class Weights>
 SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const TokenRows& rows, Row&& row_of,
-                            Weights&& weights_of, MoveCounter& moved) {
+                            Weights&& weights_of, MoveCounter& moved, const RowPart& part) {
   const uint64_t all = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) >= 0; });
   const uint64_t own = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) == p.call.rank(); });
-  moved.rows += static_cast<uint64_t>(bits(all));
-  moved.local_bytes += static_cast<uint64_t>(bits(own) * p.row_bytes);
-  moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * p.row_bytes);
-  const void* bias0 = p.bias[0] ? p.bias[0] + t * p.row_bytes : nullptr;
-  const void* bias1 = p.bias[1] ? p.bias[1] + t * p.row_bytes : nullptr;
-  A::reduce_rows_from(w, ReduceSpec{p.out + t * p.row_bytes, nullptr, nullptr, 0, {bias0, bias1}, p.type, p.hidden},
-                      rows.places, rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
+  if (part.begin == 0) moved.rows += static_cast<uint64_t>(bits(all));
+  moved.local_bytes += static_cast<uint64_t>(bits(own) * part.bytes);
+  moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * part.bytes);
+  const int64_t at = t * p.row_bytes + part.begin;
+  const void* bias0 = p.bias[0] ? p.bias[0] + at : nullptr;
+  const void* bias1 = p.bias[1] ? p.bias[1] + at : nullptr;
+  const int64_t channels = part.bytes == p.row_bytes ? p.hidden : part.bytes * p.hidden / p.row_bytes;
+  A::reduce_rows_from(w, ReduceSpec{p.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.type, channels}, rows.places,
+                      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
   if (!p.out_weights) return;
   A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
                       rows.places, false, weights_of, [](int) { return 0.0f; });
@@ -156,8 +171,8 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   const auto row_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
-    const int64_t index = rows.by_route ? p.route_row[rows.first_route + i] : rows.entries[i].record;
-    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + index * p.row_bytes;
+    const int64_t record = rows.entries[i].record;
+    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + record * p.row_bytes;
   };
   const auto weights_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
@@ -165,7 +180,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
     const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->weights;
     return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.topk * 4;
   };
-  sum_rows<A>(w, p, t, rows, row_of, weights_of, moved);
+  sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, {0, p.row_bytes});
 }
 
 /// Owner side: sums the tokens below `end` that are dealt to this warp. Pending.
@@ -175,18 +190,32 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, moved);
 }
 
-/// Every warp, last thing: tells all ranks that this one has pulled what it needs; warp 0 waits until all have.
+/// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
+/// such a rank waits until all have. A rank in `alone`, of whom others read nothing, is told nothing, because it may be gone,
+/// and its warp 0 waits for its own warps only.
 template <class A>
-SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved) {
+SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved, uint64_t alone = 0) {
   const CallContext& call = p.call;
+  const int self = call.rank();
+  const auto flag_of = [&](int writer) { return p.control.flag(Site::pulled, writer); };
   if (arrive_is_last<A>(w, p.pulls_done)) {
     deal_again<A>(w, p.pulls_next);
-    publish_all<A>(w, call, p.control, Site::pulled);
+    A::template publish_to<Scope::system>(
+        w, call.world(),
+        [&](int r) {
+          const bool told = r == self || (alone >> r & 1) == 0;
+          return FlagStore{told ? call.heap.at(r, flag_of(self)) : nullptr, call.word()};
+        },
+        Site::pulled);
   }
   call.moved[w.index()] = moved;
   if (w.index() != 0) return true;
   WarpSpan<A> span(w, call, Event::wait_pulled, -1);
-  return wait_placements<A>(w, call, p.control, Site::pulled, &span);
+  const bool by_itself = (alone >> self & 1) != 0;
+  const auto reader = [&](int i) { return by_itself ? self : i; };
+  return wait_for<A>(
+      w, call, by_itself ? 1 : call.world(), [&](int i) { return call.heap.local(flag_of(reader(i))); }, call.word(),
+      Site::pulled, reader, &span);
 }
 
 /// Owner side, after all placements have come: waits for the rows that did not lie ready.

@@ -123,7 +123,7 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, in
     const std::byte* slot = slot_of(i);
     return slot ? slot + p.rings.record_at() : nullptr;
   };
-  sum_rows<A>(w, c, t, rows, slot_of, weights_of, moved);
+  sum_rows<A>(w, c, t, rows, slot_of, weights_of, moved, {0, c.row_bytes});
   A::settle(w);  // slots have been read
   A::for_lanes(w, c.call.world(), [&](int r) {
     for (int i = 0; i < rows.places; ++i) readers[r].moved += rows.rank(i) == r ? 1 : 0;

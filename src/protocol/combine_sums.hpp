@@ -17,20 +17,33 @@
 
 namespace switchyard::detail {
 
-/// Bytes of what find_sum_chunks writes, which every warp needs in its scratch.
+/// Bytes of what find_chunks writes, which every warp needs in its scratch.
 SWITCHYARD_FN constexpr int64_t sum_scratch_bytes(int world) { return int64_t{4} * (kSumChunks + 1) * world; }
 
-/// Writes to the warp's scratch where the records of each chunk begin: [kSumChunks + 1, W] by chunk and owner.
-template <class A>
-SWITCHYARD_FN const int32_t* find_sum_chunks(typename A::Warp& w, const CombineParams& p) {
+/// Writes to the warp's scratch where the records of each chunk begin: [kSumChunks + 1, W] by chunk and owner. `chunk_end(T,
+/// c)` is one past the last token of chunk c.
+template <class A, class ChunkEnd>
+SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParams& p, ChunkEnd&& chunk_end) {
   const int world = p.call.world();
   auto* const begins = reinterpret_cast<int32_t*>(w.scratch());
   A::for_lanes(w, (kSumChunks + 1) * world, [&](int i) {
     const int c = i / world, owner = i - c * world;
-    begins[i] = static_cast<int32_t>(first_record_of(p, owner, c > 0 ? sum_chunk_end(p.tokens_of[owner], c - 1) : 0));
+    begins[i] = static_cast<int32_t>(first_record_of(p, owner, c > 0 ? chunk_end(p.tokens_of[owner], c - 1) : 0));
   });
   A::settle(w);
   return begins;
+}
+
+/// Expert side: tells all ranks that chunk c is complete, with everything settled before.
+template <class A>
+SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, int c) {
+  const CallContext& call = p.call;
+  A::template publish_to<Scope::system>(
+      w, call.world(),
+      [&](int r) {
+        return FlagStore{call.heap.at(r, p.control.outputs_flag(call.rank(), c)), call.word()};
+      },
+      Site::outputs);
 }
 
 /// Expert side: the sums of all chunks that are dealt to this warp, of `warps` that make sums. Whoever completes a chunk tells
@@ -40,7 +53,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
   const CallContext& call = p.call;
   const int world = call.world();
   WarpSpan<A> span(w, call, Event::reduce_local);
-  const int32_t* const begins = find_sum_chunks<A>(w, p);
+  const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
   Deal<A> records(p.sums_next);
   int64_t base = 0, made = 0;  // records of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
@@ -60,12 +73,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
     A::settle(w);
     if (!arrive_is_last<A>(w, p.sums_done + c, warps)) continue;
     if (c == kSumChunks - 1) deal_again<A>(w, p.sums_next);
-    A::template publish_to<Scope::system>(
-        w, world,
-        [&](int r) {
-          return FlagStore{call.heap.at(r, p.control.outputs_flag(call.rank(), c)), call.word()};
-        },
-        Site::outputs);
+    publish_chunk<A>(w, p, c);
   }
   span.set_arg(made);
 }
@@ -104,12 +112,6 @@ SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return false;
   if (all_agree<A>(w, call, p.control, p.place.signature) && !pull_sums<A>(w, p, moved)) return false;
   return end_pulls<A>(w, p, moved);
-}
-
-/// Kernel body of combine with direct staging.
-template <class A>
-SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
-  return p.layout == Layout::expert_major && p.order == CombineOrder::per_rank ? combine_sums<A>(w, p) : combine_pull<A>(w, p);
 }
 
 }  // namespace switchyard::detail

@@ -104,11 +104,19 @@ struct ChargeWait {
   }
 };
 
+/// How long a wait is expected to be.
+enum class Wait : uint8_t {
+  brief,
+  long_with_many,  ///< for many warps at once: two thousand warps that poll one line keep rows from coming in through its slice
+                   ///< of the cache, so they sleep between polls
+};
+
 /// Progress of a wait that did not succeed at once. Not for reuse.
 template <class A>
 class WaitClock {
  public:
-  SWITCHYARD_FN explicit WaitClock(int awaited) : start_(A::now_ns()), slice_(start_), awaited_(awaited) {}
+  SWITCHYARD_FN explicit WaitClock(int awaited, Wait wait = Wait::brief)
+      : start_(A::now_ns()), slice_(start_), awaited_(awaited), polls_(wait == Wait::brief ? 0 : kPollsOfLongWait) {}
 
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
@@ -133,8 +141,11 @@ class WaitClock {
 
  private:
   uint64_t start_, slice_;
+  // Of a long wait: as if it had polled so often that it sleeps between polls.
+  static constexpr int kPollsOfLongWait = 1 << 16;
+
   int awaited_;
-  int polls_ = 0;
+  int polls_;
 };
 
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
@@ -143,10 +154,10 @@ class WaitClock {
 /// `span`, if given, is told the rank that was waited for last; nothing if no wait was needed.
 template <class A, class Flag, class Writer>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
-                            Writer&& writer, WarpSpan<A>* span = nullptr) {
+                            Writer&& writer, WarpSpan<A>* span = nullptr, Wait wait = Wait::brief) {
   int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
   if (missing < 0) return true;
-  WaitClock<A> clock(writer(missing));
+  WaitClock<A> clock(writer(missing), wait);
   while (true) {
     if (!clock.keep_waiting(w, call, site, flag(missing), expected)) return false;
     missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);

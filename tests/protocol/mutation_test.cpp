@@ -34,11 +34,23 @@ using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
 
-enum class Phase { dispatch, cached, combine_in_place, combine_ordinary, combine_sums, ledger, low_latency, flat };
-constexpr Phase kPhases[] = {Phase::dispatch,     Phase::cached, Phase::combine_in_place, Phase::combine_ordinary,
-                             Phase::combine_sums, Phase::ledger, Phase::low_latency,      Phase::flat};
-constexpr const char* kPhaseNames[] = {"dispatch",     "cached", "combine_in_place", "combine_ordinary",
-                                       "combine_sums", "ledger", "low_latency",      "flat"};
+enum class Phase {
+  dispatch,
+  cached,
+  combine_in_place,
+  combine_ordinary,
+  combine_sums,
+  combine_routes,
+  ledger,
+  low_latency,
+  flat
+};
+constexpr Phase kPhases[] = {Phase::dispatch,         Phase::cached,       Phase::combine_in_place,
+                             Phase::combine_ordinary, Phase::combine_sums, Phase::combine_routes,
+                             Phase::ledger,           Phase::low_latency,  Phase::flat};
+constexpr const char* kPhaseNames[] = {"dispatch",         "cached",       "combine_in_place",
+                                       "combine_ordinary", "combine_sums", "combine_routes",
+                                       "ledger",           "low_latency",  "flat"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -72,10 +84,13 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // before outputs: copies of the rows
     {Site::local_sends, Phase::combine_in_place, Staging::direct},  // before pulled: reads of the rows
     {Site::local_sends, Phase::combine_sums, Staging::direct},      // before outputs: sums
+    {Site::local_sends, Phase::combine_routes, Staging::direct},    // before outputs: pushed rows
     {Site::placement, Phase::combine_in_place, Staging::direct},
+    {Site::placement, Phase::combine_routes, Staging::direct},
     {Site::placement, Phase::combine_in_place, Staging::ring},
     {Site::outputs, Phase::combine_ordinary, Staging::direct},
     {Site::outputs, Phase::combine_sums, Staging::direct},
+    {Site::outputs, Phase::combine_routes, Staging::direct},
     {Site::pulled, Phase::combine_in_place, Staging::direct},
     {Site::ledger_rows, Phase::ledger, Staging::direct},
     {Site::local_sends, Phase::ledger, Staging::direct},  // before ledger_rows: copies of the rows
@@ -123,8 +138,9 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   s.problem.world = 3;
   s.problem.experts = 6;
   s.problem.topk = 3;
-  s.problem.layout = phase == Phase::dispatch || phase == Phase::cached || phase == Phase::combine_sums ? Layout::expert_major
-                                                                                                        : Layout::rank_major;
+  const bool by_rank = phase == Phase::combine_in_place || phase == Phase::combine_ordinary;
+  s.problem.layout = by_rank ? Layout::rank_major : Layout::expert_major;
+  if (phase == Phase::combine_routes) s.order = CombineOrder::per_route;
   s.tokens = {17, 16, 15};
   s.staging = staging;
   s.ring = {2, 2, 4};
@@ -206,7 +222,7 @@ class PhaseRunner : StepRunner {
       if (phase == Phase::cached) {
         step(true, [&] { again.check_dispatched(exchange_.dispatch(again.x(), d.handle), f_); });
       }
-      if (phase != Phase::combine_in_place && phase != Phase::combine_ordinary && phase != Phase::combine_sums) continue;
+      if (phase == Phase::dispatch || phase == Phase::cached) continue;
       switchyard::RowBuffer buffer;
       std::vector<std::byte> memory(static_cast<size_t>(d.rows * c_.scenario.hidden * 2));
       switchyard::Rows y{memory.data(), d.rows, c_.scenario.hidden, DType::bf16};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine on a GPU: where the outputs lie, what is staged, launch.
+#include <algorithm>
 #include <string>
 
 #include "exchange/cuda/cuda_normal.hpp"
@@ -67,8 +68,9 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
     return end(call);
   }
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
-  c.place.records = c.staged || c.weights_staged ? 0 : 1;
-  if (call.launch.blocks >= kApartFrom) c.sum_blocks = call.launch.blocks * 3 / 5;
+  const bool per_route = expert_major && o.order == CombineOrder::per_route;
+  const int blocks = call.launch.blocks;
+  if (blocks >= kApartFrom) c.sum_blocks = per_route ? std::min(blocks * 2 / 5, kPushSms) : blocks * 3 / 5;
   launch_combine(p, call.launch, call.stream);
   end(call);
 }
@@ -76,13 +78,15 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
 std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& call, const HandleData& h, CombineOrder order,
                                                                   CudaCombineParams& p, std::exception_ptr& error) {
   CombineParams& c = p.c;
-  const bool expert_major = h.layout == Layout::expert_major;
-  c.reduce_here = expert_major && order == CombineOrder::per_rank;
+  const bool expert_major = h.layout == Layout::expert_major, per_route = expert_major && order == CombineOrder::per_route;
+  c.reduce_here = expert_major && !per_route;
   const Registration* registered =
       c.reduce_here ? nullptr : group_.registration_of(c.y, static_cast<size_t>(h.rows_allocated * c.row_bytes));
   const bool in_place = !c.reduce_here && (call.context.heap.contains(c.y) || registered);
-  const int64_t staged_rows = c.reduce_here ? h.records_allocated : in_place ? 0 : h.rows_allocated;
-  std::shared_ptr<CudaBlock> rows, weights;
+  const int64_t staged_rows = c.reduce_here ? h.records_allocated : in_place || per_route ? 0 : h.rows_allocated;
+  const int64_t inbox_rows = per_route && c.call.world() > 1 ? h.tokens * h.topk : 0;
+  const bool pushes = per_route && (!in_place || call.launch.blocks >= kPushFrom);
+  std::shared_ptr<CudaBlock> rows, weights, inbox;
   try {
     if (staged_rows > 0) {
       rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), &call, Content::rows);
@@ -94,6 +98,11 @@ std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& ca
       c.distances = registered->distances;
     } else if (in_place) {
       c.place.rows = static_cast<uint64_t>(c.y - call.context.heap.base[rank()]);
+    }
+    if (inbox_rows > 0) {
+      inbox = allocate(static_cast<size_t>(inbox_rows * c.row_bytes), &call, Content::rows);
+      c.inbox = inbox->data;
+      c.place.weights = inbox->offset;
     }
     if (c.weights_in && h.records_allocated > 0) {
       weights = allocate(static_cast<size_t>(h.records_allocated * c.topk * 4), &call, Content::rows);
@@ -108,7 +117,8 @@ std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& ca
     c.reduce_here = false;
     p.soft = nullptr;
   }
-  return {rows, weights};
+  c.place.records = c.staged || c.weights_staged || pushes ? 0 : 1;
+  return {rows, weights, inbox};
 }
 
 }  // namespace switchyard::detail

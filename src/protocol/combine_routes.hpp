@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine per_route of expert-major rows: a row of each route goes to the token's owner, which sums them in the order of the
+// routes. A rank pushes its rows to a place in the owner's memory that the token and the route decide, in chunks of their
+// owners' tokens, while owners sum the chunks that have come; or it leaves them where they lie, if owners can read them there.
+// Some blocks push first, the others sum from the beginning; records and tokens are dealt to the warps (deal.hpp).
+//
+// | flag      | written by                           | read by         | order           | scope  | reuse              |
+// | placement | each rank's warp 0, at once          | all ranks       | release/acquire | system | epoch, never reset |
+// | outputs   | last of the warps that push, a chunk | owner's warps   | release/acquire | system | epoch, never reset |
+// | pulled    | owner's last warp                    | expert's warp 0 | release/acquire | system | epoch, never reset |
+//
+// `pulled` goes to ranks that leave their rows in place (and to the rank itself); the others do not wait for it.
+//
+// Buffers: an owner's inbox is written between its `placement` and the writers' last `outputs`, all of which it waits for, so
+// its memory may be used again when the call returns. Rows left in place are read until `pulled`. Progress: pushing waits for
+// placements only; a warp sums chunk c after `outputs` of all ranks that push.
+#pragma once
+
+#include "protocol/combine_sums.hpp"
+
+namespace switchyard::detail {
+
+/// Ranks that push their rows.
+template <class A>
+SWITCHYARD_FN uint64_t pushing_ranks(typename A::Warp& w, const CombineParams& p) {
+  const CallContext& call = p.call;
+  return A::lanes_where(w, call.world(),
+                        [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->records == 0; });
+}
+
+/// Expert side: copies a part of the rows of one record to its owner's inbox. Pending.
+template <class A>
+SWITCHYARD_FN void push_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, const RowPart& part) {
+  const CallContext& call = p.call;
+  const int32_t* const route = p.record_route + record * p.topk;
+  const uint64_t inbox = call.heap.local(p.control.placement(call.epoch, owner))->weights;
+  std::byte* const to = call.heap.base[owner] + inbox + p.record_token[record] * p.topk * p.row_bytes + part.begin;
+  for (uint64_t left = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; }); left != 0; left &= left - 1) {
+    const int k = nth_bit(left, 0);
+    A::copy(w, to + k * p.row_bytes, p.y + route[k] * p.row_bytes + part.begin, static_cast<size_t>(part.bytes));
+  }
+}
+
+/// Expert side: pushes the rows of all records of other owners that are dealt to this warp, of `warps` that push. Owners take
+/// turns, so that no link is asked for more than its share. Whoever completes a chunk tells all ranks.
+template <class A>
+SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const int32_t* begins, int warps) {
+  const CallContext& call = p.call;
+  const int world = call.world(), others = world - 1;
+  WarpSpan<A> span(w, call, Event::return_rows);
+  Deal<A> turns(p.sums_next);
+  int64_t base = 0, pushed = 0;  // turns of earlier chunks
+  for (int c = 0; c < kSumChunks; ++c) {
+    const int32_t *const begin = begins + c * world, *const end = begin + world;
+    const int parts = route_chunk_parts(c);
+    int64_t rounds = 0;
+    for (int r = 0; r < world; ++r)
+      if (r != call.rank() && end[r] - begin[r] > rounds) rounds = end[r] - begin[r];
+    for (;; turns.done()) {
+      const int64_t turn = turns.item(w) - base;
+      if (turn >= rounds * others * parts) break;
+      const int64_t round = turn / (others * parts);
+      const auto rest = static_cast<int>(turn - round * others * parts);
+      const int owner = (call.rank() + 1 + rest % others) % world;
+      if (round >= end[owner] - begin[owner]) continue;
+      push_record<A>(w, p, owner, begin[owner] + round, part_of_row(p.row_bytes, rest / others, parts));
+      ++pushed;
+    }
+    base += rounds * others * parts;
+    A::settle(w);
+    if (!arrive_is_last<A>(w, p.sums_done + c, warps)) continue;
+    if (c == kSumChunks - 1) deal_again<A>(w, p.sums_next);
+    publish_chunk<A>(w, p, c);
+  }
+  span.set_arg(pushed);
+}
+
+/// Owner side: sums a part of token t out of its routes' rows. Pending.
+template <class A>
+SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part, MoveCounter& moved) {
+  const CallContext& call = p.call;
+  const TokenRows rows = rows_of(p, t);
+  const auto row_of = [&](int i) -> const void* {
+    const int rank = rows.rank(i);
+    if (rank < 0) return nullptr;
+    const int64_t at = p.route_row[rows.first_route + i] * p.row_bytes + part.begin;
+    if (rank == call.rank()) return p.y + at;
+    const Placement& place = *call.heap.local(p.control.placement(call.epoch, rank));
+    return place.records == 0 ? p.inbox + (rows.first_route + i) * p.row_bytes + part.begin
+                              : offered(call.heap, rank, place.rows) + at;
+  };
+  sum_rows<A>(
+      w, p, t, rows, row_of, [](int) -> const void* { return nullptr; }, moved, part);
+}
+
+/// Owner side: the tokens that are dealt to this warp, out of what the ranks in `pushing` push and what the others hold. False
+/// after a fault (recorded).
+template <class A>
+SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
+  const CallContext& call = p.call;
+  const uint64_t awaited = pushing & ~(uint64_t{1} << call.rank());  // this rank's own rows are read where they are
+  Deal<A> tokens(p.pulls_next);
+  int64_t base = 0;  // items of earlier chunks
+  const auto writer = [&](int i) { return nth_bit(awaited, i); };
+  for (int c = 0; c < kSumChunks; ++c) {
+    {
+      WarpSpan<A> span(w, call, Event::wait_outputs, -1);
+      const auto flag = [&](int i) { return call.heap.local(p.control.outputs_flag(writer(i), c)); };
+      if (!wait_for<A>(w, call, bits(awaited), flag, call.word(), Site::outputs, writer, &span, Wait::long_with_many))
+        return false;
+    }
+    WarpSpan<A> span(w, call, Event::sum_returned);
+    const uint64_t before = moved.rows;
+    const int parts = route_chunk_parts(c);
+    const int64_t first = c > 0 ? route_chunk_end(p.tokens, c - 1) : 0, items = (route_chunk_end(p.tokens, c) - first) * parts;
+    for (int64_t i = 0; (i = tokens.item(w) - base) < items; tokens.done()) {
+      const int64_t t = i / parts;
+      sum_routes<A>(w, p, first + t, part_of_row(p.row_bytes, static_cast<int>(i - t * parts), parts), moved);
+    }
+    base += items;
+    span.set_arg(static_cast<int64_t>(moved.rows - before));
+  }
+  A::settle(w);
+  return true;
+}
+
+/// Kernel body: as combine_pull. All warps of a rank must be able to run at the same time.
+template <class A>
+SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
+  const CallContext& call = p.call;
+  const int pushers = p.sum_blocks > 0 ? p.sum_blocks : w.num_blocks();
+  const bool pushes = p.place.records == 0 && call.world() > 1 && w.block() < pushers;
+  uint64_t pushing = 0;
+  MoveCounter moved;
+  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances);
+  const int32_t* const begins = pushes ? find_chunks<A>(w, p, route_chunk_end) : nullptr;
+  {
+    WarpSpan<A> span(w, call, Event::wait_placement, -1);
+    if (!wait_placements<A>(w, call, p.control, Site::placement, &span)) return false;
+  }
+  if (all_agree<A>(w, call, p.control, p.place.signature)) {
+    if (pushes) push_rows<A>(w, p, begins, pushers * w.warps_per_block());
+    pushing = pushing_ranks<A>(w, p);
+    if (!sum_tokens<A>(w, p, pushing, moved)) return false;
+  }
+  return end_pulls<A>(w, p, moved, pushing);
+}
+
+/// Kernel body of combine with direct staging.
+template <class A>
+SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
+  if (p.layout == Layout::rank_major) return combine_pull<A>(w, p);
+  return p.order == CombineOrder::per_rank ? combine_sums<A>(w, p) : combine_routes<A>(w, p);
+}
+
+}  // namespace switchyard::detail
