@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency_*.hpp.
+#include <cstring>
+
 #include "exchange/low_latency_impl.hpp"
 #include "exchange/recycler.hpp"
 
@@ -20,7 +22,10 @@ class CpuLowLatency final : public LowLatencyImpl {
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {
       epoch_ = (config.first_epoch - 1) & kEpochMask;
-      set_flags(group_.heap->view().base[rank()] + heap_offset_, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
+      std::byte* const mine = group_.heap->view().base[rank()] + heap_offset_;
+      set_flags(mine, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
+      layout_.for_each_telling(
+          [&](int64_t offset, int64_t bytes) { std::memset(mine + offset, 0, static_cast<size_t>(bytes)); });
       agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig or tuned");
     } catch (...) {
       group_.heap->release(heap_offset_);

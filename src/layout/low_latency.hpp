@@ -80,15 +80,14 @@ struct LowLatencyLayout {
 
   /// What follows from the sizes above, computed once by place().
   struct Offsets {
-    int64_t scales = 0, entries = 0, message_bytes = 0;            // in a message: payload, scales, entries
-    int64_t counts = 0, messages = 0, returns = 0, set_words = 0;  // words of a set: headers, counts, messages, returns
-    int64_t return_rows = 0, return_stride = 0, set_bytes = 0;     // bytes of a set's staging: messages, returned rows
+    int64_t scales = 0, entries = 0, message_bytes = 0;         // in a message: payload, scales, entries
+    int64_t counts = 0, messages = 0, set_words = 0;            // words of a set: headers, counts, messages
+    int64_t return_rows = 0, return_stride = 0, set_bytes = 0;  // bytes of a set's staging: messages, returned rows
     int64_t flags_bytes = 0;
     int slots = 1;  // rows that can come back for a token
   } at;
 
-  /// Completes the layout. Flags: headers [2][W], counts [2][experts here][W], messages [2][W][units], returns
-  /// [2][T][slots][P].
+  /// Completes the layout. Flags: headers [2][W], counts [2][experts here][W], messages [2][W][units].
   void place() {
     experts_base = map.experts / map.world;
     experts_extra = map.experts % map.world;
@@ -104,8 +103,7 @@ struct LowLatencyLayout {
     at.message_bytes = at.entries + round_up(entries * static_cast<int64_t>(sizeof(LowLatencyEntry)), 128);
     at.counts = int64_t{world()} * (kLine / 8);
     at.messages = at.counts + int64_t{experts_of(0)} * world();
-    at.returns = at.messages + world() * max_units();
-    at.set_words = at.returns + max_tokens * at.slots * pieces;
+    at.set_words = at.messages + world() * max_units();
     at.flags_bytes = round_up(2 * at.set_words * 8, 4096);
     at.return_rows = world() * max_units() * at.message_bytes;
     at.return_stride = round_up(return_bytes, 128);
@@ -116,6 +114,11 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int64_t entries_at() const { return at.entries; }
   SWITCHYARD_FN int64_t flags_bytes() const { return at.flags_bytes; }
   SWITCHYARD_FN int64_t staging_bytes() const { return 2 * at.set_bytes; }
+  /// f(offset, bytes) for what must be zero before the first call, besides the flags.
+  template <class F>
+  void for_each_telling(F&& f) const {
+    for (int set = 0; set < 2; ++set) f(at.flags_bytes + set * at.set_bytes + at.return_rows, at.set_bytes - at.return_rows);
+  }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + staging_bytes(); }
 
   /// T and kind of the call that rank `writer` has entered.
@@ -128,13 +131,10 @@ struct LowLatencyLayout {
   SWITCHYARD_FN SymPtr<uint64_t> arrival(uint64_t epoch, int writer, int64_t unit) const {
     return word(epoch, at.messages + writer * max_units() + unit);
   }
-  /// A piece of a row has come back to slot `slot` of token t.
-  SWITCHYARD_FN SymPtr<uint64_t> returned(uint64_t epoch, int64_t t, int64_t slot, int piece) const {
-    return word(epoch, at.returns + (t * at.slots + slot) * pieces + piece);
-  }
   SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int64_t unit) const {
     return staging(epoch, (writer * max_units() + unit) * at.message_bytes);
   }
+  /// Telling rows: zero when no call is under way.
   SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int64_t t, int64_t slot) const {
     return staging(epoch, at.return_rows + (t * at.slots + slot) * at.return_stride);
   }

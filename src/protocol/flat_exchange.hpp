@@ -2,9 +2,9 @@
 // The whole exchange in one launch: rows go out once per (token, rank), every expert's result goes back to its token as soon as
 // its row has come, and tokens are summed as results arrive. Nothing is placed, so nothing is counted.
 //
-// Flags: call_header, message and returned, as in dispatch and combine of low-latency mode, of one call. Buffers: messages and
-// returned rows of one set, see low_latency_call.hpp. Progress: all warps send before they wait; they answer remote sends
-// before they wait for answers; so answers wait for sends only, and sums for answers.
+// Flags: call_header and message, and telling rows, as in dispatch and combine of low-latency mode, of one call. Buffers:
+// messages and returned rows of one set, see low_latency_call.hpp. Progress: all warps send before they wait; they answer
+// remote sends before they wait for answers; so answers wait for sends only, and sums for answers.
 #pragma once
 
 #include <type_traits>
@@ -37,7 +37,7 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
   const CallContext& call = p.d.call;
   const std::byte* from = m.payload + range.payload_at;
   if (p.c.expert_scale == nullptr) {
-    A::multicast_to(
+    A::multicast_telling(
         w, l.entries,
         [&](int j) -> void* {
           return answered(j) ? call.heap.at(source, l.return_row(call.epoch, t, m.entries[j].k)) + range.payload_at : nullptr;
@@ -60,8 +60,9 @@ SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& mak
   for (int j = 0; j < l.entries; ++j) {
     if (!answered(j)) continue;
     const RowOrigin row{m.entries[j].expert, source, static_cast<int32_t>(t), m.entries[j].k};
-    A::map_row(w, call.heap.at(source, l.return_row(call.epoch, t, row.k)) + range.payload_at, m.payload + range.payload_at,
-               p.c.type, range.columns, [&](float* x, int64_t at, auto n) { make(x, n, row, range.column + at); });
+    A::map_row(
+        w, call.heap.at(source, l.return_row(call.epoch, t, row.k)) + range.payload_at, m.payload + range.payload_at, p.c.type,
+        range.columns, [&](float* x, int64_t at, auto n) { make(x, n, row, range.column + at); }, true);
   }
 }
 
@@ -83,14 +84,6 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
     scale_answers<A>(w, p, m, source, t, piece, range, answered);
   else
     make_answers<A>(w, p, make, m, source, t, range, answered);
-  A::settle(w);
-  A::template publish_to<Scope::system>(
-      w, l.entries,
-      [&](int j) {
-        uint64_t* flag = answered(j) ? call.heap.at(source, l.returned(call.epoch, t, m.entries[j].k, piece)) : nullptr;
-        return FlagStore{flag, call.word()};
-      },
-      Site::returned);
   const auto answers = static_cast<uint64_t>(bits(A::lanes_where(w, l.entries, answered)));
   (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += answers * static_cast<uint64_t>(range.payload_bytes);
   if (piece == 0) moved.rows += answers;

@@ -2,8 +2,10 @@
 // Low-latency combine: rows, or sums of a rank's rows, are pushed to a slot of their token at its owner, which sums them as
 // they arrive.
 //
-// | flag     | written by                | read by       | order           | scope  | reuse                                 |
-// | returned | a warp of an expert's rank | owner's warps | release/acquire | system | epoch; two sets by parity of the call |
+// | word     | written by                 | read by       | order | scope  | reuse                                        |
+// | returned | a warp of an expert's rank | owner's warps | none  | system | zero again when read; two sets by parity     |
+//
+// No flag follows a row: it is a telling row (arch/ops.hpp), and every word of it is such a word.
 //
 // Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read in the call in which it was written
 // only. Progress: all warps send before they wait, and what they wait for are remote sends.
@@ -40,39 +42,6 @@ struct LowLatencyCombineParams {
   SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(LowLatencyKind::combine, order, type); }
 };
 
-/// Pieces that a warp has sent to slots of their owners and not yet told them of: one release serves several. The flags lie in
-/// the warp's scratch.
-template <class A, class P>
-class ReturnedPieces {
- public:
-  SWITCHYARD_FN explicit ReturnedPieces(const P& p) : p_(p) {}
-
-  SWITCHYARD_FN void add(typename A::Warp& w, int owner, int64_t t, int slot, int piece) {
-    A::for_lanes(w, 1,
-                 [&](int) { flags(w)[count_] = p_.call.heap.at(owner, p_.layout.returned(p_.call.epoch, t, slot, piece)); });
-    if (++count_ == kMost) announce(w);
-  }
-  /// After the last piece.
-  SWITCHYARD_FN void announce(typename A::Warp& w) {
-    if (count_ == 0) return;
-    A::settle(w);
-    uint64_t* const* sent = flags(w);
-    A::template publish_to<Scope::system>(
-        w, count_,
-        [&](int i) {
-          return FlagStore{sent[i], p_.call.word()};
-        },
-        Site::returned);
-    count_ = 0;
-  }
-
- private:
-  static constexpr int kMost = 4;
-  SWITCHYARD_FN static uint64_t** flags(typename A::Warp& w) { return reinterpret_cast<uint64_t**>(w.scratch()); }
-  const P& p_;
-  int count_ = 0;
-};
-
 template <class P>
 SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
   (owner == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
@@ -88,11 +57,12 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int6
   const int64_t at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
   std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
   if (p.expert_scale != nullptr) {
-    const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
+    const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns, true};
     A::reduce_rows_from(
         w, scaled, 1, true, [&](int) -> const void* { return from; }, [&](int) { return p.expert_scale[expert]; });
   } else {
-    A::copy(w, to, from, static_cast<size_t>(columns * element));
+    A::multicast_telling(
+        w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(columns * element));
   }
 }
 
@@ -102,7 +72,6 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
   const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int experts = l.experts_of(p.call.rank());
-  ReturnedPieces<A, P> returned(p);
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
     if (found.segment == experts) break;
@@ -116,9 +85,7 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
     const auto t = static_cast<int64_t>(from & 0xffffffff);
     return_piece<A>(w, p, owner, t, k, piece, p.y + row * p.row_bytes + at, found.segment);
     add_moved(p, owner, piece, bytes, moved);
-    returned.add(w, owner, t, k, piece);
   }
-  returned.announce(w);
 }
 
 /// per_rank: the rows of a token here are summed, and one goes back.
@@ -127,7 +94,6 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
   const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const int world = p.call.world();
-  ReturnedPieces<A, P> returned(p);
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
     if (found.segment == world) break;
@@ -138,15 +104,13 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at;
-    const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece)};
+    const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece), true};
     A::reduce_rows_from(
         w, sum, l.topk, true,
         [&](int k) -> const void* { return routes[k].row >= 0 ? p.y + routes[k].row * p.row_bytes + at : nullptr; },
         [&](int k) { return routes[k].weight; });
     add_moved(p, owner, piece, bytes, moved);
-    returned.add(w, owner, t, p.call.rank(), piece);
   }
-  returned.announce(w);
 }
 
 /// Sending half; waits for nobody.
@@ -161,57 +125,55 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Waits until a piece of token t has come back to all slots whose bit is set. `ids(f)` is the expert of route f, or -1.
-template <class A, class P, class Ids>
-SWITCHYARD_FN bool wait_returned(typename A::Warp& w, const P& p, const Ids& ids, int64_t t, int piece, uint64_t slots) {
-  const auto& l = p.layout;
-  const int n = p.order == CombineOrder::per_rank ? p.call.world() : l.topk;
-  WarpSpan<A> span(w, p.call, Event::wait_returned, -1);
-  return wait_for<A>(
-      w, p.call, n,
-      [=, &p, &l](int s) -> const uint64_t* {  // a slot that nothing comes back to is as good as this rank's own header
-        return p.call.heap.local(slots >> s & 1 ? l.returned(p.call.epoch, t, s, piece)
-                                                : l.header(p.call.epoch, p.call.rank()));
-      },
-      p.call.word(), Site::returned,
-      [=, &p, &l](int s) { return p.order == CombineOrder::per_rank ? s : l.owner(ids(t * l.topk + s)); }, &span);
+/// Sums `places` rows that come back, row_of(i) from rank writer(i), as reduce_told. False: the fault is recorded.
+template <class A, class P, class Row, class Weight, class Writer>
+SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
+                                Weight&& weight_of, Writer&& writer) {
+  constexpr int kLooks = 16;
+  int missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, 0);
+  if (missing < 0) return true;
+  WarpSpan<A> span(w, p.call, Event::wait_returned, writer(missing));
+  WaitClock<A> clock(writer(missing));
+  while (true) {
+    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word tells more
+    if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
+    missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, kLooks);
+    if (missing < 0 || writer(missing) != clock.awaited())
+      clock.charge(w, p.call, missing < 0 ? clock.awaited() : writer(missing));
+    if (missing < 0) return true;
+  }
 }
 
-/// Channels [column, column + columns) of token t, inside a piece.
+/// Channels [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
 template <class A, class P, class Ids>
-SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int64_t t, int piece, int64_t column,
+SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int64_t t, int64_t column,
                                int64_t columns) {
   const auto& l = p.layout;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   const auto id = [&](int64_t k) { return all_ids(t * l.topk + k); };
   const bool per_rank = p.order == CombineOrder::per_rank;
   if (!per_rank && p.weights != nullptr) A::prefetch(w, p.weights + t * l.topk, static_cast<size_t>(l.topk) * 4);
-  /// The first of the token's choices that is the same expert.
+  const WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
+  const int64_t at = column * element;
+  const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
+  const auto slot = [&](int64_t s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
+  if (per_rank) {
+    const uint64_t ranks =
+        A::lanes_union(w, l.topk, [&](int k) { return id(k) >= 0 ? uint64_t{1} << l.owner(id(k)) : uint64_t{0}; });
+    return sum_returned<A>(
+        w, p, sum, p.call.world(), false, [&](int r) -> const void* { return ranks >> r & 1 ? slot(r) : nullptr; },
+        [](int) { return 1.0f; }, [](int r) { return r; });
+  }
+  /// The first of the token's choices that is the same expert: its slot has the row.
   const auto first = [&](int k) {
     int j = 0;
     SWITCHYARD_ROLLED
     while (id(j) != id(k)) ++j;
     return j;
   };
-  const uint64_t slots = A::lanes_union(w, l.topk, [&](int k) -> uint64_t {
-    if (id(k) < 0 || (!per_rank && first(k) != k)) return 0;
-    return uint64_t{1} << (per_rank ? l.owner(id(k)) : k);
-  });
-  if (!wait_returned<A>(w, p, all_ids, t, piece, slots)) return false;
-  const WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
-  const int64_t at = column * element;
-  const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
-  const auto slot = [&](int64_t s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
-  if (per_rank) {
-    A::reduce_rows_from(
-        w, sum, p.call.world(), false, [&](int r) -> const void* { return slots >> r & 1 ? slot(r) : nullptr; },
-        [](int) { return 1.0f; });
-  } else {
-    A::reduce_rows_from(
-        w, sum, l.topk, true, [&](int k) -> const void* { return id(k) >= 0 ? slot(first(k)) : nullptr; },
-        [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; });
-  }
-  return true;
+  return sum_returned<A>(
+      w, p, sum, l.topk, true, [&](int k) -> const void* { return id(k) >= 0 ? slot(first(k)) : nullptr; },
+      [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; }, [&](int k) { return l.owner(id(k)); });
 }
 
 /// Parts of a piece that are summed apart, so that few tokens keep many warps busy.
@@ -243,7 +205,7 @@ SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, i
     const auto [t, piece] = split_index(whole, l);
     const int64_t column = l.column(piece) + (i - whole * parts.count) * parts.columns, end = l.column(piece + 1);
     const int64_t columns = column + parts.columns < end ? parts.columns : end - column;
-    if (columns > 0 && !sum_columns<A>(w, p, ids, t, piece, column, columns)) return false;
+    if (columns > 0 && !sum_columns<A>(w, p, ids, t, column, columns)) return false;
   }
   A::settle(w);
   return true;

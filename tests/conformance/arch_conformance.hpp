@@ -453,7 +453,7 @@ TYPED_TEST_P(ArchConformance, TheClockNeverRunsBackwards) {
 }  // namespace switchyard::conformance
 
 #include "conformance/arithmetic_conformance.hpp"
-#include "conformance/places_conformance.hpp"
+#include "conformance/telling_conformance.hpp"
 
 namespace switchyard::conformance {
 
@@ -465,9 +465,9 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             TakeGivesTheOldValue, PostedWordsAreSeen, PublishReachesExactlyItsFlags,
                             PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
                             TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
-                            MapTurnsEveryElement, ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing,
-                            ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan, ReduceOfNothing,
-                            ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
+                            MapTurnsEveryElement, TellingRowsHoldNoZeros, RowsThatHaveComeAreSummed, ReduceRoundsTiesToEven,
+                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
+                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
                             QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

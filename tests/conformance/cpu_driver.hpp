@@ -71,6 +71,23 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
       for (int64_t i = 0; i < n; ++i) x[i] = x[i] * 3 + static_cast<float>((column + i) % 64);
     });
   }
+  void map_telling(void* out, const void* src, DType type, int64_t hidden) {
+    Cpu::map_row(
+        warp, out, src, type, hidden,
+        [](float* x, int64_t column, auto n) {
+          for (int64_t i = 0; i < n; ++i) x[i] = x[i] * 3 + static_cast<float>((column + i) % 64);
+        },
+        true);
+  }
+  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes) {
+    Cpu::multicast_telling(
+        warp, n, [&](int i) { return dsts[i]; }, src, bytes);
+  }
+  int reduce_told(const detail::ReduceSpec& spec, int looks) {
+    return Cpu::reduce_told(
+        warp, spec, spec.n, spec.weights != nullptr, [&](int i) { return spec.rows[i]; },
+        [&](int i) { return spec.weights[i]; }, looks);
+  }
   void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                     int group = kScaleGroup) {
     Cpu::quantize_row(warp, q, scales, src, type, hidden, kind, group);

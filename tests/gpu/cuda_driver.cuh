@@ -30,6 +30,9 @@ enum class Op {
   reduce,
   reduce_from,
   map,
+  map_telling,
+  multicast_telling,
+  reduce_told,
   quantize_row,
   quantize_to,
   load,
@@ -108,9 +111,18 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
       break;
     case Op::reduce_from: A::reduce_rows_from(w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }); break;
     case Op::map:
-      A::map_row(w, r.dst, r.src, r.type, r.hidden, [](float* x, int64_t column, auto count) {
-        for (int i = 0; i < count; ++i) x[i] = __fadd_rn(__fmul_rn(x[i], 3.0f), static_cast<float>((column + i) % 64));
-      });
+    case Op::map_telling:
+      A::map_row(
+          w, r.dst, r.src, r.type, r.hidden,
+          [](float* x, int64_t column, auto count) {
+            for (int i = 0; i < count; ++i) x[i] = __fadd_rn(__fmul_rn(x[i], 3.0f), static_cast<float>((column + i) % 64));
+          },
+          r.op == Op::map_telling);
+      break;
+    case Op::multicast_telling: A::multicast_telling(w, n, row, r.src, r.bytes); break;
+    case Op::reduce_told:
+      first = static_cast<uint64_t>(A::reduce_told(
+          w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }, static_cast<int>(r.value)));
       break;
     case Op::quantize_row:
       A::quantize_row(w, static_cast<uint8_t*>(r.dst), reinterpret_cast<void*>(r.list[0]), r.src, r.type, r.hidden, r.kind,
@@ -272,6 +284,23 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
   }
   void map_row(void* out, const void* src, DType type, int64_t hidden) {
     run({.op = Op::map, .dst = out, .src = src, .type = type, .hidden = hidden});
+  }
+  void map_telling(void* out, const void* src, DType type, int64_t hidden) {
+    run({.op = Op::map_telling, .dst = out, .src = src, .type = type, .hidden = hidden});
+  }
+  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes) {
+    run({.op = Op::multicast_telling, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
+  }
+  int reduce_told(const detail::ReduceSpec& spec, int looks) {
+    const bool weighted = spec.weights != nullptr;
+    return static_cast<int>(run({.op = Op::reduce_told,
+                                 .value = static_cast<uint64_t>(looks),
+                                 .n = spec.n,
+                                 .reduce = placed(spec),
+                                 .weighted = weighted},
+                                rows(spec.rows, spec.n),
+                                weighted ? std::vector<float>(spec.weights, spec.weights + spec.n) : std::vector<float>())
+                                .first);
   }
   void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                     int group = kScaleGroup) {

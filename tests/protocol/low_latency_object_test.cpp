@@ -167,7 +167,7 @@ TEST(SplitCalls, MisuseIsRefusedAndPeersAreTold) {
 size_t round_up_to(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 /// docs/concepts/low_latency.md, "Memory".
-size_t bytes_by_formula(const LowLatencyConfig& c, size_t world, size_t pieces) {
+size_t bytes_by_formula(const LowLatencyConfig& c, size_t world) {
   const auto hidden = static_cast<size_t>(c.hidden), topk = static_cast<size_t>(c.topk);
   const auto tokens = static_cast<size_t>(c.max_tokens), group = static_cast<size_t>(c.scale_group);
   const size_t groups = (hidden + group - 1) / group;
@@ -178,7 +178,7 @@ size_t bytes_by_formula(const LowLatencyConfig& c, size_t world, size_t pieces) 
   const size_t message = round_up_to(payload, 128) + round_up_to(scales, 128) + round_up_to(16 * entries, 128);
   const size_t slots = std::max(topk, world);
   const size_t experts = (static_cast<size_t>(c.num_experts) + world - 1) / world;
-  const size_t words = 8 * world + experts * world + world * units + tokens * slots * pieces;
+  const size_t words = 8 * world + experts * world + world * units;
   return round_up_to(16 * words, 4096) + 2 * (world * units * message + tokens * slots * round_up_to(row, 128));
 }
 
@@ -189,22 +189,22 @@ TEST(Memory, FormulaAndBar) {
   c.topk = 8;
   c.max_tokens = 128;
   const size_t total = LowLatencyExchange::memory_required(c, 8).total();
-  EXPECT_EQ(total, bytes_by_formula(c, 8, 14));  // with pieces = 0 room for the most, of 512 channels
-  EXPECT_EQ(total, 45'080'576u);                 // the worked example of docs/concepts/low_latency.md
+  EXPECT_EQ(total, bytes_by_formula(c, 8));
+  EXPECT_EQ(total, 44'851'200u);  // the worked example of docs/concepts/low_latency.md
   EXPECT_LE(total, size_t{96} << 20);
   c.sending = Sending::per_route;
-  EXPECT_EQ(LowLatencyExchange::memory_required(c, 8).total(), bytes_by_formula(c, 8, 14));
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 8).total(), bytes_by_formula(c, 8));
   c.pieces = 8;
-  EXPECT_EQ(LowLatencyExchange::memory_required(c, 8).total(), bytes_by_formula(c, 8, 8));
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 8).total(), bytes_by_formula(c, 8));
   c.scales = ScaleKind::ue8m0;
   c.scale_group = 32;
   c.pieces = 16;
-  EXPECT_EQ(LowLatencyExchange::memory_required(c, 5).total(), bytes_by_formula(c, 5, 14));  // pieces of 512 channels
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 5).total(), bytes_by_formula(c, 5));
   c.scales = ScaleKind::none;
   c.row_type = DType::f32;
   c.num_experts = 3;
   c.pieces = 3;
-  EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64, 3));
+  EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64));
 }
 
 /// A heap of exactly the size that is asked for suffices, and comes back when the object goes.

@@ -102,10 +102,8 @@ constexpr Use kUses[] = {
     {Site::ring_head, Phase::combine_in_place, Staging::ring},
     {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; what else it orders: ReuseOfBuffers
     {Site::message, Phase::low_latency, Staging::direct},
-    {Site::returned, Phase::low_latency, Staging::direct},
     {Site::call_header, Phase::flat, Staging::direct},
     {Site::message, Phase::flat, Staging::direct},
-    {Site::returned, Phase::flat, Staging::direct},
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -114,6 +112,7 @@ const char* redundant_because(Site site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
     case Site::expert_count: return "its value is all that it says: it is posted, without an order";
+    case Site::returned: return "a word of a telling row is all that it says";
     case Site::local_ready: return "no protocol uses this flag";
     case Site::counts:
     case Site::placement:
@@ -125,7 +124,6 @@ const char* redundant_because(Site site) {
     case Site::ring_head:
     case Site::call_header:
     case Site::message:
-    case Site::returned:
     case Site::local_sends:
     case Site::count_of_sites: break;
   }

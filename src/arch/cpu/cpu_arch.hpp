@@ -10,6 +10,7 @@
 #include "arch/cpu/order_table.hpp"
 #include "arch/cpu/polite_wait.hpp"
 #include "arch/cpu/row_ops.hpp"
+#include "arch/cpu/telling.hpp"
 #include "arch/cpu/warp.hpp"
 #include "arch/ops.hpp"
 #include "base/number_formats.hpp"
@@ -58,6 +59,15 @@ struct BasicCpu {
   }
 
   static void reduce_rows(Warp& w, const ReduceSpec& spec) {
+    if (spec.telling) {
+      drain_sources(w);  // what was in the scratch
+      ReduceSpec made = spec;
+      made.out = w.scratch();
+      (void)detail::reduce_rows(made);
+      flush_streams();
+      void* const out = spec.out;
+      return tell_rows(&out, 1, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type));
+    }
     if constexpr (kDeferred) {
       w.pending().add_reduce(spec);
     } else {
@@ -81,7 +91,30 @@ struct BasicCpu {
   }
 
   template <class F>
-  static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f) {
+  static void multicast_telling(Warp&, int n, F&& f, const void* src, size_t bytes) {
+    void* dsts[64] = {};
+    int count = 0;
+    for (int i = 0; i < n; ++i)
+      if (void* dst = f(i)) dsts[count++] = dst;
+    tell_rows(dsts, count, src, bytes);
+  }
+
+  template <class Row, class Weight>
+  static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of, Weight&& weight_of, int) {
+    const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
+    for (int i = 0; i < places; ++i) {
+      const void* row = row_of(i);
+      if (row && !row_has_come(row, bytes)) return i;
+    }
+    reduce_rows_from(w, spec, places, weighted, row_of, weight_of);
+    drain_sources(w);
+    for (int i = 0; i < places; ++i)
+      if (const void* row = row_of(i)) clear_row(const_cast<void*>(row), bytes);
+    return -1;
+  }
+
+  template <class F>
+  static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool tells = false) {
     constexpr int64_t kBlock = 256;
     drain_sources(w);  // what was in the scratch
     float x[kBlock];
@@ -91,7 +124,9 @@ struct BasicCpu {
       f(x, at, n);
       store_elements(w.scratch(), type, at, n, x);
     }
-    copy(w, out, w.scratch(), static_cast<size_t>(hidden) * dtype_bytes(type));
+    const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+    if (tells) return tell_rows(&out, 1, w.scratch(), bytes);
+    copy(w, out, w.scratch(), bytes);
   }
 
   static void quantize_row(Warp&, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,

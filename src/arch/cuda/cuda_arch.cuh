@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "arch/cuda/cuda_quantize.cuh"
-#include "arch/cuda/cuda_rows.cuh"
+#include "arch/cuda/cuda_telling.cuh"
 #include "arch/cuda/cuda_warp.cuh"
 #include "arch/cuda/ptx.cuh"
 #include "arch/ops.hpp"
@@ -205,9 +205,54 @@ struct CudaArch {
   }
 
   template <class F>
-  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f) {
-    map_row_lanes(w.lane_, out, src, type, hidden, f);
+  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool tells = false) {
+    map_row_lanes(w.lane_, out, src, type, hidden, f, tells);
     w.lane_writes_ = true;
+  }
+
+  template <class F>
+  __device__ static void multicast_telling(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+    if constexpr (kHot) {
+      multicast_whole<uint4, true>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes);
+    } else {
+      SWITCHYARD_ROLLED
+      for (int base = 0; base < n; base += kLanes) {
+        void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
+        multicast_telling_lanes(w.lane_, mine, __ballot_sync(kAllLanes, mine != nullptr), static_cast<const std::byte*>(src),
+                                static_cast<int64_t>(bytes));
+      }
+    }
+    w.lane_writes_ = true;
+  }
+
+  template <class Row, class Weight>
+  __device__ static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
+                                    Weight&& weight_of, int looks) {
+    if constexpr (kHot) {
+      const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
+      const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 1.0f;
+      w.lane_writes_ = true;
+      return reduce_told_hot(w.lane_, spec, row, weight, __ballot_sync(kAllLanes, row != nullptr), looks);
+    } else {
+      const int64_t words = (spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)) + 3) / 4;
+      SWITCHYARD_ROLLED
+      for (int step = 0; step < 2; ++step) {
+        SWITCHYARD_ROLLED
+        for (int base = 0; base < places; base += kLanes) {
+          const void* const row = base + w.lane_ < places ? static_cast<const void*>(row_of(base + w.lane_)) : nullptr;
+          const unsigned lanes = __ballot_sync(kAllLanes, row != nullptr);
+          if (step == 1) {
+            clear_lanes(w.lane_, row, lanes, words);
+            continue;
+          }
+          const int missing = missing_lane(w.lane_, row, lanes, words, looks);
+          if (missing >= 0) return base + missing;
+        }
+        if (step == 0) reduce_rows_from(w, spec, places, weighted, row_of, weight_of);
+      }
+      w.lane_writes_ = true;
+      return -1;
+    }
   }
 
   __device__ static void quantize_row(Warp& w, uint8_t* q, void* scales, const void* src, DType type, int64_t hidden,
@@ -392,7 +437,7 @@ struct CudaArch {
   __device__ static void reduce_hot(int lane, const ReduceSpec& spec, const void* mine, float weight, unsigned lanes) {
     const auto typed = [&]<DType T>() {
       reduce_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes,
-                      static_cast<int>(spec.hidden) / RowElements<T>::kPerVector);
+                      static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.telling);
     };
     switch (spec.type) {
       case DType::bf16: return typed.template operator()<DType::bf16>();
@@ -400,6 +445,20 @@ struct CudaArch {
       case DType::f32: return typed.template operator()<DType::f32>();
       case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
     }
+  }
+  __device__ static int reduce_told_hot(int lane, const ReduceSpec& spec, const void* mine, float weight, unsigned lanes,
+                                        int looks) {
+    const auto typed = [&]<DType T>() {
+      return reduce_told_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes,
+                                  static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, looks);
+    };
+    switch (spec.type) {
+      case DType::bf16: return typed.template operator()<DType::bf16>();
+      case DType::f16: return typed.template operator()<DType::f16>();
+      case DType::f32: return typed.template operator()<DType::f32>();
+      case DType::fp8_e4m3: return -1;  // as above
+    }
+    return -1;
   }
 
   /// Up to 32 destinations, in `mine` of the given lanes.

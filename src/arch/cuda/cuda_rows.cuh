@@ -140,6 +140,34 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
+/// A word of a telling row is never 0: it ends in a negative zero instead.
+__device__ __forceinline__ uint32_t telling(uint32_t word) { return word == 0 ? 0x80000000u : word; }
+__device__ __forceinline__ uint4 telling(const uint4& v) { return {telling(v.x), telling(v.y), telling(v.z), telling(v.w)}; }
+
+/// Writes to a row, telling or not.
+__device__ __forceinline__ void put(uint4* to, const uint4& v, bool tells) {
+  if (tells)
+    ptx::store_words(to, telling(v));
+  else
+    *to = v;
+}
+/// Single elements from element `at` on, `count` of them here: those of a word if the row is telling, else one.
+template <class Element>
+__device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool tells) {
+  if (!tells) {
+    to[at] = e[0];
+    return;
+  }
+  uint32_t word = 0;
+  for (int i = 0; i < count; ++i) {
+    if constexpr (sizeof(Element) == 4)
+      word = __float_as_uint(static_cast<float>(e[i]));
+    else
+      word |= static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(e[i])) << (16 * i);
+  }
+  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), telling(word));
+}
+
 /// Rows of one sum, spread over a warp: lane i of `lanes` holds a row and its weight; they are added in the order of the lanes.
 struct LaneRows {
   const void* row;
@@ -211,7 +239,7 @@ __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRo
       start_sum<T>(spec, at, sum);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], rows.weighted, weights[i], sum);
-      static_cast<uint4*>(spec.out)[at] = E::narrow(sum);
+      put(static_cast<uint4*>(spec.out) + at, E::narrow(sum), spec.telling);
     }
   }
 }
@@ -228,28 +256,35 @@ __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const L
       const int holder = __ffs(static_cast<int>(left)) - 1;
       add_row<T>(static_cast<const uint4*>(rows.row_of_lane(holder))[v], rows.weighted, rows.weight_of_lane(holder), sum);
     }
-    if (base + lane < vectors) static_cast<uint4*>(spec.out)[v] = E::narrow(sum);
+    if (base + lane < vectors) put(static_cast<uint4*>(spec.out) + v, E::narrow(sum), spec.telling);
   }
 }
 
-/// By single elements, from element `begin` on.
+/// By single elements, from element `begin` on; by words of a telling row.
 template <DType T>
 __device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t begin) {
   using E = RowElements<T>;
   using Element = typename E::Element;
-  for (int64_t base = begin; base < spec.hidden; base += 32) {
-    const int64_t c = base + lane < spec.hidden ? base + lane : base;
-    float sum = 0.0f;
-    if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
-    if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
-    for (unsigned left = rows.lanes; left != 0; left &= left - 1) {
-      const int holder = __ffs(static_cast<int>(left)) - 1;
-      float x = E::widen_one(static_cast<const Element*>(rows.row_of_lane(holder))[c]);
-      const float weight = rows.weight_of_lane(holder);
-      if (rows.weighted) x = __fmul_rn(weight, x);
-      sum = __fadd_rn(sum, x);
+  const int each = spec.telling ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  for (int64_t base = begin; base < spec.hidden; base += 32 * each) {
+    const int64_t mine = base + lane * each;
+    Element made[2];
+    for (int i = 0; i < each; ++i) {
+      const int64_t c = mine + i < spec.hidden ? mine + i : begin;
+      float sum = 0.0f;
+      if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
+      if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
+      for (unsigned left = rows.lanes; left != 0; left &= left - 1) {
+        const int holder = __ffs(static_cast<int>(left)) - 1;
+        float x = E::widen_one(static_cast<const Element*>(rows.row_of_lane(holder))[c]);
+        const float weight = rows.weight_of_lane(holder);
+        if (rows.weighted) x = __fmul_rn(weight, x);
+        sum = __fadd_rn(sum, x);
+      }
+      made[i] = E::narrow_one(sum);
     }
-    if (base + lane < spec.hidden) static_cast<Element*>(spec.out)[c] = E::narrow_one(sum);
+    const int64_t left = spec.hidden - mine;
+    if (left > 0) put_elements(static_cast<Element*>(spec.out), mine, made, left < each ? 1 : each, spec.telling);
   }
 }
 
@@ -292,7 +327,7 @@ __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 // For kernels in which everything runs once (CudaArch, kHot): in line, small, nothing in memory.
 
 /// `bytes` bytes, whole Vs, to the destinations in the lanes where `mine` is not null.
-template <class V>
+template <class V, bool kTells = false>
 __device__ __forceinline__ void multicast_whole(int lane, void* mine, const void* src, size_t bytes) {
   constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
   const auto* from = static_cast<const V*>(src);
@@ -304,20 +339,30 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, const void
 #pragma unroll
     for (int a = 0; a < kAhead; ++a)
       if (base + a * 32 < count) v[a] = from[base + a * 32];
+    if constexpr (kTells) {
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) v[a] = telling(v[a]);
+    }
 #pragma unroll 1
     for (unsigned left = lanes; left != 0; left &= left - 1) {
       auto* dst = reinterpret_cast<V*>(
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1));
 #pragma unroll
       for (int a = 0; a < kAhead; ++a)
-        if (base + a * 32 < count) dst[base + a * 32] = v[a];
+        if (base + a * 32 < count) {
+          if constexpr (kTells)
+            ptx::store_words(dst + base + a * 32, v[a]);
+          else
+            dst[base + a * 32] = v[a];
+        }
     }
   }
 }
 
 /// The sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
 template <DType T>
-__device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count) {
+__device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count,
+                                             bool tells) {
   using E = RowElements<T>;
   constexpr int kAhead = 4;
   const auto row_of = [&](unsigned left) {
@@ -350,13 +395,13 @@ __device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* m
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a)
-      if (v + a * 32 < count) out[v + a * 32] = E::narrow(sum[a]);
+      if (v + a * 32 < count) put(out + v + a * 32, E::narrow(sum[a]), tells);
   }
 }
 
 /// See Arch::map_row. Each lane has kAhead loads under way.
 template <DType T, class F>
-__device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f) {
+__device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f, bool tells) {
   using E = RowElements<T>;
   using Element = typename E::Element;
   constexpr int kAhead = 4, kPer = E::kPerVector;
@@ -375,23 +420,29 @@ __device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, 
       float x[kPer];
       E::widen(given[a], x);
       f(x, v * kPer, std::integral_constant<int, kPer>{});
-      static_cast<uint4*>(out)[v] = E::narrow(x);
+      put(static_cast<uint4*>(out) + v, E::narrow(x), tells);
     }
   }
+  const int each = tells ? 4 / static_cast<int>(sizeof(Element)) : 1;
   SWITCHYARD_ROLLED
-  for (int64_t c = vectors * kPer + lane; c < hidden; c += 32) {
-    float x[1] = {E::widen_one(static_cast<const Element*>(src)[c])};
-    f(x, c, std::integral_constant<int, 1>{});
-    static_cast<Element*>(out)[c] = E::narrow_one(x[0]);
+  for (int64_t c = vectors * kPer + lane * each; c < hidden; c += 32 * each) {
+    Element made[2];
+    const int here = hidden - c < each ? 1 : each;
+    for (int i = 0; i < here; ++i) {
+      float x[1] = {E::widen_one(static_cast<const Element*>(src)[c + i])};
+      f(x, c + i, std::integral_constant<int, 1>{});
+      made[i] = E::narrow_one(x[0]);
+    }
+    put_elements(static_cast<Element*>(out), c, made, here, tells);
   }
 }
 
 template <class F>
-__device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f) {
+__device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f, bool tells) {
   switch (type) {
-    case DType::bf16: return map_typed<DType::bf16>(lane, out, src, hidden, f);
-    case DType::f16: return map_typed<DType::f16>(lane, out, src, hidden, f);
-    case DType::f32: return map_typed<DType::f32>(lane, out, src, hidden, f);
+    case DType::bf16: return map_typed<DType::bf16>(lane, out, src, hidden, f, tells);
+    case DType::f16: return map_typed<DType::f16>(lane, out, src, hidden, f, tells);
+    case DType::f32: return map_typed<DType::f32>(lane, out, src, hidden, f, tells);
     case DType::fp8_e4m3: return;  // callers check
   }
 }
@@ -401,16 +452,22 @@ template <DType T>
 __device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
   using E = RowElements<T>;
   using Element = typename E::Element;
-  for (int64_t c = lane; c < spec.hidden; c += 32) {
-    float sum = 0.0f;
-    if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
-    if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
-    for (int i = 0; i < spec.n; ++i) {
-      float x = E::widen_one(static_cast<const Element*>(spec.rows[i])[c]);
-      if (spec.weights != nullptr) x = __fmul_rn(spec.weights[i], x);
-      sum = __fadd_rn(sum, x);
+  const int each = spec.telling ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  for (int64_t c = lane * each; c < spec.hidden; c += 32 * each) {
+    Element made[2];
+    const int here = spec.hidden - c < each ? 1 : each;
+    for (int e = 0; e < here; ++e) {
+      float sum = 0.0f;
+      if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c + e]);
+      if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c + e]));
+      for (int i = 0; i < spec.n; ++i) {
+        float x = E::widen_one(static_cast<const Element*>(spec.rows[i])[c + e]);
+        if (spec.weights != nullptr) x = __fmul_rn(spec.weights[i], x);
+        sum = __fadd_rn(sum, x);
+      }
+      made[e] = E::narrow_one(sum);
     }
-    static_cast<Element*>(spec.out)[c] = E::narrow_one(sum);
+    put_elements(static_cast<Element*>(spec.out), c, made, here, spec.telling);
   }
 }
 

@@ -67,6 +67,9 @@ class CudaLowLatency final : public LowLatencyImpl {
     check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
                "state");
     check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, gpu_.copy_stream()), "flags");
+    layout_.for_each_telling([&](int64_t offset, int64_t bytes) {
+      check_cuda(cudaMemsetAsync(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
+    });
     check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "flags");
     order_.emplace(gpu_);
   }

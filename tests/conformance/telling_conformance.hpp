@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the conformance suite about telling rows. Included by arch_conformance.hpp only.
+#pragma once
+
+#include "conformance/places_conformance.hpp"
+
+namespace switchyard::conformance {
+
+/// Room for a telling row of `bytes` bytes, which has whole words of 8, all zero.
+inline size_t telling_room(size_t bytes) { return (bytes + 7) / 8 * 8; }
+
+/// `row` as a telling row may hold it: equal to `want`, but for zeros whose sign is another. No word of it is zero.
+inline ::testing::AssertionResult tells(const std::byte* row, const std::byte* want, DType type, int64_t hidden) {
+  const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type), word = 8;
+  for (size_t at = 0; at < bytes; at += word) {
+    uint64_t here = 0;
+    std::memcpy(&here, row + at, word);
+    if (here == 0) return ::testing::AssertionFailure() << "zeros at byte " << at;
+  }
+  for (int64_t c = 0; c < hidden; ++c) {
+    const float x = reference_load(row, type, c), y = reference_load(want, type, c);
+    if (!same_element(row, want, type, c) && !(x == 0 && y == 0))
+      return ::testing::AssertionFailure() << "column " << c << ": " << x << ", expected " << y;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+/// Rows with many zeros, as experts that clip make them.
+template <class Random>
+void fill_with_zeros(std::byte* row, DType type, int64_t hidden, Random& random) {
+  fill_row(row, type, hidden, static_cast<Content>(0), random);
+  for (int64_t c = 0; c < hidden; ++c)
+    if (random() % 3 != 0) reference_store(row, type, c, random() % 8 == 0 ? -0.0f : 0.0f);
+}
+
+TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
+  for (const DType type : kRowTypes) {
+    for (const int64_t hidden : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
+      for (const size_t misalignment : {0, 16, 4, 62}) {
+        const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+        Guarded<TypeParam> src(bytes, element_offset<TypeParam>(misalignment, dtype_bytes(type)));
+        Guarded<TypeParam> one(telling_room(bytes)), two(telling_room(bytes)), summed(telling_room(bytes)),
+            mapped(telling_room(bytes));
+        for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
+        fill_with_zeros(src.data(), type, hidden, this->random_);
+        void* const dsts[] = {one.data(), nullptr, two.data()};
+        this->warp_.multicast_telling(dsts, 3, src.data(), bytes);
+        const void* const rows[] = {src.data()};
+        this->warp_.reduce_rows_from(
+            detail::ReduceSpec{summed.data(), rows, nullptr, 1, {nullptr, nullptr}, type, hidden, true}, {0});
+        std::vector<std::byte> want(bytes);
+        for (int64_t c = 0; c < hidden; ++c) {
+          const volatile float product = reference_load(src.data(), type, c) * 3;
+          reference_store(want.data(), type, c, product + static_cast<float>(c % 64));
+        }
+        this->warp_.map_telling(mapped.data(), src.data(), type, hidden);
+        this->warp_.settle();
+        for (auto* row : {&one, &two, &summed})
+          ASSERT_TRUE(tells(row->data(), src.data(), type, hidden)) << "hidden " << hidden;
+        ASSERT_TRUE(tells(mapped.data(), want.data(), type, hidden)) << "hidden " << hidden;
+        for (auto* row : {&one, &two, &summed, &mapped}) ASSERT_TRUE(row->guards_intact());
+      }
+    }
+  }
+}
+
+// A sum of rows that have all come has the bits of a sum of the rows themselves, and leaves zeros. While one row, or one word
+// of it, is missing, nothing happens but that its place is named.
+TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
+  for (const DType type : kRowTypes) {
+    for (const int n : {1, 2, 3, 4, 5, 8, 9, 32, kMaxRanks}) {
+      for (const int64_t hidden : {int64_t{8}, int64_t{130}, int64_t{520}, int64_t{1024}}) {
+        const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+        std::vector<std::unique_ptr<Guarded<TypeParam>>> given, told;
+        std::vector<const void*> plain, rows;
+        std::vector<float> weights;
+        for (int i = 0; i < n; ++i) {
+          given.push_back(std::make_unique<Guarded<TypeParam>>(bytes));
+          told.push_back(std::make_unique<Guarded<TypeParam>>(telling_room(bytes)));
+          fill_with_zeros(given.back()->data(), type, hidden, this->random_);
+          std::memset(told.back()->data(), 0, told.back()->size());
+          plain.push_back(given.back()->data());
+          rows.push_back(told.back()->data());
+          weights.push_back(static_cast<float>(i % 5) - 2.0f);
+        }
+        if (n > 2) plain[2] = plain[0], rows[2] = rows[0];  // a row may be summed twice
+        if (n > 4) plain[3] = rows[3] = nullptr;
+        std::vector<const void*> there;
+        std::vector<float> their_weights;
+        for (int i = 0; i < n; ++i) {
+          if (plain[static_cast<size_t>(i)] == nullptr) continue;
+          there.push_back(plain[static_cast<size_t>(i)]);
+          their_weights.push_back(weights[static_cast<size_t>(i)]);
+        }
+        Guarded<TypeParam> want(bytes), out(bytes);
+        this->warp_.reduce_rows(detail::ReduceSpec{
+            want.data(), there.data(), their_weights.data(), static_cast<int>(there.size()), {nullptr, nullptr}, type, hidden});
+        const detail::ReduceSpec spec{out.data(), rows.data(), weights.data(), n, {nullptr, nullptr}, type, hidden};
+        const int late = n - 1 == 2 ? 1 : n - 1;
+        for (int i = 0; i < n; ++i) {
+          if (i == late || rows[static_cast<size_t>(i)] == nullptr || (i == 2 && n > 2)) continue;
+          void* const to[] = {told[static_cast<size_t>(i)]->data()};
+          this->warp_.multicast_telling(to, 1, plain[static_cast<size_t>(i)], bytes);
+        }
+        ASSERT_EQ(this->warp_.reduce_told(spec, 3), late);
+        auto* const row = told[static_cast<size_t>(late)]->data();
+        void* const to[] = {row};
+        this->warp_.multicast_telling(to, 1, plain[static_cast<size_t>(late)], bytes);
+        this->warp_.settle();
+        std::byte word[8];
+        const size_t at = this->random_() % (telling_room(bytes) / 8) * 8;
+        std::memcpy(word, row + at, 8);
+        std::memset(row + at, 0, 8);
+        ASSERT_EQ(this->warp_.reduce_told(spec, 0), late);
+        this->warp_.settle();
+        ASSERT_TRUE(out.untouched() || hidden > 512);  // what was summed may have been written
+        std::memcpy(row + at, word, 8);
+        ASSERT_EQ(this->warp_.reduce_told(spec, 0), -1);
+        this->warp_.settle();
+        ASSERT_TRUE(out.guards_intact());
+        for (int64_t c = 0; c < hidden; ++c)
+          ASSERT_TRUE(same_element(out.data(), want.data(), type, c)) << "n " << n << " column " << c;
+        for (const auto& r : told) {
+          ASSERT_TRUE(r->guards_intact());
+          for (size_t b = 0; b < r->size(); ++b) ASSERT_EQ(r->data()[b], std::byte{0}) << "byte " << b;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace switchyard::conformance
