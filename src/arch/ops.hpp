@@ -74,10 +74,19 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
 /// Who must see a release, or whose release an acquire must see.
 enum class Scope : uint8_t { device, system };
 
-// A *telling row* says by itself that it has come: the reader has left zeros in it (`bytes` up to whole words), the writer, on
-// any rank, never writes a word of zeros, and a reader that finds none has all of it. No flag follows, and nothing is ordered
-// by it. What would be a word of zeros ends in a negative zero instead, which no sum that begins with +0 can tell apart. A word
-// has 4 bytes on a GPU, 8 on the CPU; a row begins at a multiple of 16 and has room for whole words.
+/// A *telling row* says by itself that it has come: each of its words (`bytes` up to whole words) is blank until the writer, on
+/// any rank, writes it, who never writes a blank word; a reader that finds none has all of the row. No flag follows, and
+/// nothing is ordered by it. A word has 4 bytes on a GPU, 8 on the CPU; a row begins at a multiple of 16 and has room for whole
+/// words.
+struct Telling {
+  uint32_t blank;    ///< every 4 bytes of a blank word
+  uint32_t instead;  ///< the last 4 bytes of what is written for a word that would be blank
+  bool reusable;     ///< a reader that has it all makes it blank again
+};
+/// Blank is zero, and zeros become a negative zero: no sum that begins with +0 can tell them apart.
+SWITCHYARD_FN constexpr Telling telling_sums() { return {0, 0x80000000u, true}; }
+/// Blank is a pair of NaNs (a NaN, of float32), and becomes a pair of other NaNs: all numbers stay what they are.
+SWITCHYARD_FN constexpr Telling telling_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
 
 /// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or
 /// from the bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
@@ -89,7 +98,7 @@ struct ReduceSpec {
   const void* bias[2];  ///< rows of `type`, or null; bias[1] only with bias[0]
   DType type;           ///< bf16, f16 or f32
   int64_t hidden;
-  bool telling = false;  ///< `out` is a telling row
+  bool telling = false;  ///< `out` is a telling row (telling_sums())
 };
 
 /// Stands for any function object in the concept below (a lambda there is not seen as a function by every CUDA compiler).
@@ -182,10 +191,12 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a telling row
   // Telling rows f(i), i in [0, n), n <= 64, out of one row; null: nowhere.
-  A::multicast_telling(w, n, AnyDestination{}, src, bytes);
-  // As reduce_rows_from of telling rows, if all have come: then they are zero again (a row may be given twice). Otherwise the
-  // place of one that has not, and nothing is done. The last argument: how often to look again at a row before that.
-  { A::reduce_told(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n) } -> std::same_as<int>;
+  A::multicast_telling(w, n, AnyDestination{}, src, bytes, telling_sums());
+  A::blank_row(w, dst, bytes, telling_sums());                           // pending
+  { A::has_come(w, src, bytes, telling_sums()) } -> std::same_as<bool>;  // a telling row, all of it
+  // As reduce_rows_from of telling rows, if all have come (one may be given twice). Otherwise the place of one that has not,
+  // and nothing is done, but that `out` may have been written. n: how often to look again at a row before that.
+  { A::reduce_told(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, telling_sums()) } -> std::same_as<int>;
   // Complete on return, for this warp. The last argument is the channels of a scale, 32, 64 or 128 (and may be left out: 128).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   // The same row to f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch, where a row and

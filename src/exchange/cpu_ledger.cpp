@@ -14,13 +14,15 @@ class CpuLedger final : public LedgerImpl {
     checked([&] {
       check_config(config, world());
       layout_ = ledger_layout(config, world());
-      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096,
-                                           static_cast<size_t>(layout_.control_bytes()));
+      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096, kept_bytes());
     });
     sends_done_.resize(static_cast<size_t>(world()), 0);
     try {
       epoch_ = (config.first_epoch - 1) & kEpochMask;
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine, flag_word(epoch_));
+      if (layout_.tells())
+        blank_row(group_.heap->view().local(layout_.buffer(config.first_epoch)),
+                  static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), telling_copies());
       agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
     } catch (...) {
       group_.heap->release(layout_.base);
@@ -51,6 +53,7 @@ class CpuLedger final : public LedgerImpl {
     p.num_chunks = static_cast<int64_t>(data.work.chunks.size());
     p.chunks_of = data.work.chunks_of.data();
     p.sends_done = sends_done_.data();
+    p.filled = filled_;
     p.row_of = data.row_of.data();
     p.senders_of = data.work.senders_of.data();
     returned_ = data.returned;
@@ -71,6 +74,7 @@ class CpuLedger final : public LedgerImpl {
   uint64_t epoch_ = 0;  // of the last call
   int64_t returned_ = 0;
   std::vector<uint64_t> sends_done_;
+  int64_t filled_[2] = {};
   CallStatistics stats_;
 };
 

@@ -28,7 +28,7 @@ uint64_t next_id() {
 }  // namespace
 
 LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
-  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))};
+  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type)), c.first_epoch};
 }
 
 LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}
@@ -59,6 +59,8 @@ void LedgerImpl::fill(const LedgerTables& tables, LedgerData& data) const {
   data.tokens = static_cast<int64_t>(data.row_of.size()) / config.topk;
   data.rows = data.work.rows;
   data.returned = data.work.returned;
+  data.some_unnamed =
+      std::count_if(data.row_of.begin(), data.row_of.end(), [](int32_t row) { return row >= 0; }) < data.returned;
 }
 
 void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const {
@@ -70,6 +72,8 @@ void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* pro
   p.topk = config.topk;
   p.y = static_cast<const std::byte*>(y.data);
   p.tokens = ledger.tokens;
+  p.returned = ledger.returned;
+  p.some_unnamed = ledger.some_unnamed;
   p.probs = probs;
   p.out = static_cast<std::byte*>(out);
 }
@@ -105,7 +109,7 @@ MemoryRequirement LedgerCombine::memory_required(const LedgerConfig& c, int worl
   const LedgerLayout layout = ledger_layout(c, world);
   MemoryRequirement need;
   need.control_bytes = static_cast<size_t>(layout.control_bytes());
-  need.pool_bytes = static_cast<size_t>(round_up(2 * layout.buffer_bytes(), 4096));
+  need.pool_bytes = static_cast<size_t>(round_up(layout.buffers() * layout.buffer_bytes(), 4096));
   return need;
 }
 

@@ -3,6 +3,7 @@
 // configuration.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct LedgerData {
   uint64_t object = 0;     ///< LedgerImpl::id of its maker
   uint64_t signature = 0;  ///< of a call with it: equal on all ranks that hold the same routing
   int64_t tokens = 0, rows = 0, returned = 0;
+  bool some_unnamed = false;  ///< not every row that comes back is in a sum
   LedgerWork work;
   std::vector<int32_t> row_of;
 
@@ -58,6 +60,10 @@ class LedgerImpl : protected ExchangeBase {
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
+  /// Of the symmetric memory, what survives sleep: telling rows are never zero.
+  size_t kept_bytes() const {
+    return layout_.tells() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
+  }
   uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
 
   LedgerLayout layout_;

@@ -9,8 +9,9 @@
 
 namespace switchyard::detail {
 
-/// Flags have a cache line each. What peers write beside them is doubled by the parity of the call (protocol/ledger_combine.hpp
-/// says why that suffices): a signature per writer, and the return buffer, dense rows in the order of the ledger.
+/// Flags have a cache line each. What peers write beside them exists more than once (protocol/ledger_combine.hpp says why that
+/// suffices): a signature per writer, by the parity of the call, and the return buffer, dense rows in the order of the ledger,
+/// in turn.
 struct LedgerLayout {
   static constexpr int64_t kLine = 64;
 
@@ -18,21 +19,27 @@ struct LedgerLayout {
   int world = 1;
   int64_t rows = 0;  ///< of one return buffer: max_tokens * K
   int64_t row_bytes = 0;
+  uint64_t first_epoch = 1;
 
+  /// Rows tell by themselves that they have come; otherwise their senders do.
+  SWITCHYARD_FN bool tells() const { return row_bytes % 16 == 0; }
+  SWITCHYARD_FN int buffers() const { return tells() ? 3 : 2; }
   SWITCHYARD_FN int64_t flags_bytes() const { return world * kLine; }
   SWITCHYARD_FN int64_t signatures_bytes() const { return round_up(2 * world * 8, kLine); }
   SWITCHYARD_FN int64_t buffer_bytes() const { return round_up(rows * row_bytes, 128); }
   SWITCHYARD_FN int64_t control_bytes() const { return round_up(flags_bytes() + signatures_bytes(), 4096); }
-  SWITCHYARD_FN int64_t bytes() const { return control_bytes() + 2 * buffer_bytes(); }
+  SWITCHYARD_FN int64_t bytes() const { return control_bytes() + buffers() * buffer_bytes(); }
 
-  /// Site::returned, in the reader's segment, set by rank `writer`.
+  /// Site::ledger_rows, in the reader's segment, set by rank `writer`.
   SWITCHYARD_FN SymPtr<uint64_t> flag(int writer) const { return {base + static_cast<uint64_t>(writer * kLine)}; }
   SWITCHYARD_FN SymPtr<uint64_t> signature(uint64_t epoch, int writer) const {
     const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
     return {base + static_cast<uint64_t>(flags_bytes() + 8 * index)};
   }
   SWITCHYARD_FN SymPtr<std::byte> buffer(uint64_t epoch) const {
-    return {base + static_cast<uint64_t>(control_bytes() + static_cast<int64_t>(epoch & 1) * buffer_bytes())};
+    const uint64_t calls = (epoch - first_epoch) & (~uint64_t{0} >> kFlagValueBits);  // before this one: also when epochs wrap
+    const auto index = static_cast<int64_t>(tells() ? calls % 3 : calls & 1);
+    return {base + static_cast<uint64_t>(control_bytes() + index * buffer_bytes())};
   }
 };
 

@@ -2,16 +2,23 @@
 // Ledger combine: the ranks that hold experts return rows to the owners of their tokens, where the ledger says; every owner
 // sums its tokens as their rows arrive.
 //
-// | flag        | written by                      | read by        | order           | scope  | reuse              |
-// | ledger_rows | last warp with rows for owner   | owner's warps  | release/acquire | system | epoch, never reset |
-// | local_sends | each warp with rows for owner   | the last one   | acquire-release | device | reset to 0         |
+// | flag        | written by                    | read by       | order           | scope  | reuse                       |
+// | ledger_rows | see below                     | owner's warps | release/acquire | system | epoch, never reset          |
+// | returned    | a warp of an expert's rank    | owner's warps | none            | system | blank a call later          |
+// | local_sends | each warp with rows for owner | the last one  | acquire-release | device | reset to 0                  |
 //
 // Every rank sets its flag at every owner in every call, also without rows, and a call ends only when all its flags have come.
 //
-// Buffers: return buffers and signatures are doubled by the parity of the call. A rank writes those of call n + 2 at an owner
-// only after it finished call n + 1, hence after it saw the owner's flag of call n + 1, which the owner set after it had
-// finished call n, with all its warps. So nobody still reads what is overwritten; two buffers suffice, and nothing is cleared.
-// A flag that is a call ahead also ends a wait: its writer's rows of call n were complete before it began call n + 1.
+// *Rows of whole 16 bytes tell by themselves* that they have come (`returned`: every word of them; arch/ops.hpp). The flag only
+// says that a rank has entered the call, and with which ledger. Three return buffers take turns: that of call n stays as the
+// call left it until call n + 1, which makes it blank again, and is written in call n + 3 by a rank that has finished call n +
+// 2, hence has seen the owner's flag of call n + 2, which the owner set when it had finished call n + 1.
+//
+// *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers take turns by the parity
+// of the call. A rank writes those of call n + 2 at an owner only after it finished call n + 1, hence after it saw the owner's
+// flag of call n + 1, which the owner set after it had finished call n, with all its warps. So nobody still reads what is
+// overwritten, and nothing is cleared. A flag that is a call ahead also ends a wait: its writer's rows of call n were complete
+// before it began call n + 1. Signatures are doubled by parity likewise, in both cases.
 //
 // Expert outputs are the rank's own memory and are read before it announces them: they may change when the call returns.
 //
@@ -44,16 +51,19 @@ struct LedgerParams {
   int64_t num_chunks = 0;
   const int32_t* chunks_of = nullptr;  ///< [W] by owner
   uint64_t* sends_done = nullptr;      ///< [W] chunks returned, by owner: private to this rank, 0 between calls
+  int64_t* filled = nullptr;           ///< [2] rows of the return buffer that the calls of each parity filled
 
   // Owner side.
   int64_t tokens = 0;
+  int64_t returned = 0;                  ///< rows that come back
+  bool some_unnamed = false;             ///< some of them are in no sum
   const int32_t* row_of = nullptr;       ///< [T * K] row of the return buffer, -1 none
   const uint64_t* senders_of = nullptr;  ///< [T] bit r: a row of the token comes from rank r
   const float* probs = nullptr;          ///< [T * K] or null
   std::byte* out = nullptr;
 };
 
-/// Tells the owners in `owners` (bits) that all their rows are there. With everything settled and arrived before.
+/// Tells the owners in `owners` (bits) what `ledger_rows` says. With everything settled and arrived before.
 template <class A, class P>
 SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t owners) {
   const CallContext& call = p.call;
@@ -78,6 +88,7 @@ inline constexpr int kChunkParts = 4;
 template <class A, class P>
 SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const CallContext& call = p.call;
+  const bool tells = p.layout.tells();
   int owner = -1;
   uint64_t done = 0;  // parts for `owner` since it was turned to
   const auto arrive = [&] {
@@ -92,20 +103,25 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter&
     const LedgerChunk c = p.chunks[i / kChunkParts];
     const auto part = static_cast<int>(i % kChunkParts);
     if (c.owner != owner) {
-      if (owner >= 0) arrive();
+      if (owner >= 0 && !tells) arrive();
       owner = c.owner;
       done = 0;
     }
     const int64_t whole = c.rows * p.row_bytes, width = round_up(whole / kChunkParts, 128);
     const int64_t at = part * width < whole ? part * width : whole;
     const int64_t bytes = part + 1 < kChunkParts && at + width < whole ? width : whole - at;
-    A::copy(w, call.heap.at(owner, p.layout.buffer(call.epoch)) + c.to * p.row_bytes + at, p.y + c.from * p.row_bytes + at,
-            static_cast<size_t>(bytes));
+    std::byte* const to = call.heap.at(owner, p.layout.buffer(call.epoch)) + c.to * p.row_bytes + at;
+    const std::byte* const from = p.y + c.from * p.row_bytes + at;
+    if (tells)
+      A::multicast_telling(
+          w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(bytes), telling_copies());
+    else
+      A::copy(w, to, from, static_cast<size_t>(bytes));
     ++done;
     if (part == 0) moved.rows += static_cast<uint64_t>(c.rows);
     (owner == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
   }
-  if (owner >= 0) arrive();
+  if (owner >= 0 && !tells) arrive();
 }
 
 /// Waits until the ranks in `senders` (bits) have returned this rank's rows.
@@ -117,6 +133,93 @@ SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t se
   return wait_for<A>(
       w, p.call, bits(senders), [&, senders](int i) { return p.call.heap.local(p.layout.flag(nth_bit(senders, i))); },
       p.call.word(), Site::ledger_rows, writer);
+}
+
+/// True if a rank has entered this call with another ledger: then rows may never come. The mismatch is recorded.
+template <class A>
+struct EnteredOtherwise {
+  template <class P>
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const P* p) const {
+    for (int r = 0; r < p->call.world(); ++r) {
+      const uint64_t* flag = p->call.heap.local(p->layout.flag(r));
+      if (!flag_reached(A::template load_acquire<Scope::system>(flag, Site::ledger_rows), p->call.word()) ||
+          *p->call.heap.local(p->layout.signature(p->call.epoch, r)) == p->signature)
+        continue;
+      FaultRecord fault;
+      fault.site = Site::ledger_rows;
+      fault.mismatch = true;
+      fault.awaited_rank = r;
+      record_fault<A>(w, p->call, fault);
+      return true;
+    }
+    return false;
+  }
+};
+
+/// Waits until ready(looks) says so, for rows of the ranks in `senders`. False: the fault is recorded.
+template <class A, class P, class Ready>
+SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, Ready&& ready) {
+  constexpr int kLooks = 16;
+  WaitClock<A> clock;
+  for (int looks = 0;; looks = kLooks) {
+    const bool done = ready(looks);
+    if (done && looks > 0) clock.charge(w, p.call, clock.awaited());
+    if (done) return true;
+    // Who has not entered, or else one of the others: the ledger says from which ranks a token's rows come, not which from
+    // which.
+    const auto entered = [&](int r) { return flag_reached(A::peek(p.call.heap.local(p.layout.flag(r))), p.call.word()); };
+    const uint64_t late = A::lanes_where(w, p.call.world(), [&](int r) { return (senders >> r & 1) != 0 && !entered(r); });
+    const uint64_t others = senders & ~(uint64_t{1} << p.call.rank());
+    const int writer = nth_bit(late != 0 ? late : others != 0 ? others : senders, 0);
+    if (looks == 0)
+      clock.begin(writer);
+    else if (writer != clock.awaited())
+      clock.charge(w, p.call, writer);
+    const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, writer);
+    if (!clock.keep_waiting(w, p.call, late != 0 ? Site::ledger_rows : Site::returned, p.call.heap.local(p.layout.flag(writer)),
+                            p.call.word()))
+      return false;
+    if (A::cold(w, EnteredOtherwise<A>{}, &p)) return false;
+  }
+}
+
+/// Sums `sum` of token t out of its telling rows, from byte `at` on.
+template <class A, class P>
+SWITCHYARD_FN bool sum_told(typename A::Warp& w, const P& p, const ReduceSpec& sum, int64_t t, int64_t at) {
+  const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
+  const int32_t* const row_of = p.row_of + t * p.topk;
+  return wait_told<A>(w, p, p.senders_of[t], [&](int looks) {
+    return A::reduce_told(
+               w, sum, p.topk, p.probs != nullptr,
+               [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
+               [&](int k) { return p.probs[t * p.topk + k]; }, looks, telling_copies()) < 0;
+  });
+}
+
+/// Makes blank what the call before this one left, after all ranks have entered this one: so all that they sent in that one has
+/// come, also rows that no route names. Settled on return.
+template <class A, class P>
+SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
+  std::byte* const rows = p.call.heap.local(p.layout.buffer(p.call.epoch - 1));
+  const int64_t bytes = p.filled[(p.call.epoch - 1) & 1] * p.row_bytes, width = 2048;
+  for (int64_t at = spread_index(w) * width; at < bytes; at += w.total() * width)
+    A::blank_row(w, rows + at, static_cast<size_t>(at + width < bytes ? width : bytes - at), telling_copies());
+  if (w.index() == 0) A::for_lanes(w, 1, [&](int) { p.filled[p.call.epoch & 1] = p.returned; });
+  A::settle(w);
+}
+
+/// This warp's share of the return buffer, if some of its rows are in no sum: waits until they have come, too.
+template <class A, class P>
+SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
+  if (!p.some_unnamed) return true;
+  const uint64_t all = ~uint64_t{0} >> (64 - p.call.world());
+  const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
+  for (int64_t row = spread_index(w); row < p.returned; row += w.total()) {
+    const std::byte* const at = buffer + row * p.row_bytes;
+    if (!wait_told<A>(w, p, all, [&](int) { return A::has_come(w, at, static_cast<size_t>(p.row_bytes), telling_copies()); }))
+      return false;
+  }
+  return true;
 }
 
 /// Sums this warp's share of the tokens, each as soon as its own senders have returned its rows. Settled on return.
@@ -132,14 +235,18 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
     // 32 bits: GPUs divide them faster.
     const int64_t t = split ? static_cast<int64_t>(static_cast<uint32_t>(i) / static_cast<uint32_t>(parts)) : i;
     const int64_t column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
+    const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
+                         left < width ? left : width};
+    if (p.layout.tells()) {
+      if (!sum_told<A>(w, p, sum, t, at)) return false;
+      continue;
+    }
     const uint64_t senders = p.senders_of[t];
     if (!wait_ledger_rows<A>(w, p, senders & ~here)) return false;
     here |= senders;
     const int32_t* row_of = p.row_of + t * p.topk;
     A::reduce_rows_from(
-        w,
-        ReduceSpec{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, left < width ? left : width},
-        p.topk, p.probs != nullptr,
+        w, sum, p.topk, p.probs != nullptr,
         [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
         [&](int k) { return p.probs[t * p.topk + k]; });
   }
@@ -166,21 +273,30 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
 template <class A, class P>
 SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
+  const uint64_t all = ~uint64_t{0} >> (64 - call.world());
+  const bool tells = p.layout.tells();
   MoveCounter moved;
-  if (w.index() == 0) announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return p.chunks_of[r] == 0; }));
+  if (w.index() == 0)
+    announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return tells || p.chunks_of[r] == 0; }));
   {
     WarpSpan<A> span(w, call, Event::return_segments);
     return_segments<A>(w, p, moved);
     span.set_arg(static_cast<int64_t>(moved.rows));
   }
+  // Usually all have entered meanwhile, and what the last call left can go while rows are on their way.
+  const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };
+  const bool early =
+      tells && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;
+  if (early) blank_last_rows<A>(w, p);
   {
     const WarpSpan<A> span(w, call, Event::restore_tokens, p.tokens);
-    if (!restore_tokens<A>(w, p)) return false;
+    if (!restore_tokens<A>(w, p) || (tells && !wait_unnamed<A>(w, p))) return false;
   }
   call.moved[w.index()] = moved;
-  if (w.index() != 0) return true;
-  const uint64_t all = ~uint64_t{0} >> (64 - call.world());
-  return wait_ledger_rows<A>(w, p, all) && check_signatures<A>(w, p);
+  if (early || (!tells && w.index() != 0)) return w.index() != 0 || check_signatures<A>(w, p);
+  if (!wait_ledger_rows<A>(w, p, all)) return false;
+  if (tells) blank_last_rows<A>(w, p);
+  return w.index() != 0 || check_signatures<A>(w, p);
 }
 
 }  // namespace switchyard::detail

@@ -130,17 +130,16 @@ template <class A, class P, class Row, class Weight, class Writer>
 SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
                                 Weight&& weight_of, Writer&& writer) {
   constexpr int kLooks = 16;
-  int missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, 0);
-  if (missing < 0) return true;
-  WarpSpan<A> span(w, p.call, Event::wait_returned, writer(missing));
-  WaitClock<A> clock(writer(missing));
-  while (true) {
-    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word tells more
-    if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
-    missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, kLooks);
-    if (missing < 0 || writer(missing) != clock.awaited())
+  WaitClock<A> clock;
+  for (int looks = 0;; looks = kLooks) {
+    const int missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, looks);
+    if (looks > 0 && (missing < 0 || writer(missing) != clock.awaited()))
       clock.charge(w, p.call, missing < 0 ? clock.awaited() : writer(missing));
     if (missing < 0) return true;
+    if (looks == 0) clock.begin(writer(missing));
+    const WarpSpan<A> span(w, p.call, Event::wait_returned, clock.awaited());
+    const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word tells more
+    if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   }
 }
 

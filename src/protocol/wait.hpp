@@ -115,8 +115,14 @@ enum class Wait : uint8_t {
 template <class A>
 class WaitClock {
  public:
-  SWITCHYARD_FN explicit WaitClock(int awaited, Wait wait = Wait::brief)
-      : start_(A::now_ns()), slice_(start_), awaited_(awaited), polls_(wait == Wait::brief ? 0 : kPollsOfLongWait) {}
+  SWITCHYARD_FN WaitClock() {}  ///< begin() comes first
+  SWITCHYARD_FN explicit WaitClock(int awaited, Wait wait = Wait::brief) { begin(awaited, wait); }
+
+  SWITCHYARD_FN void begin(int awaited, Wait wait = Wait::brief) {
+    start_ = slice_ = A::now_ns();
+    awaited_ = awaited;
+    polls_ = wait == Wait::brief ? 0 : kPollsOfLongWait;
+  }
 
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
@@ -140,12 +146,12 @@ class WaitClock {
   SWITCHYARD_FN int awaited() const { return awaited_; }
 
  private:
-  uint64_t start_, slice_;
+  uint64_t start_ = 0, slice_ = 0;
   // Of a long wait: as if it had polled so often that it sleeps between polls.
   static constexpr int kPollsOfLongWait = 1 << 16;
 
-  int awaited_;
-  int polls_;
+  int awaited_ = 0;
+  int polls_ = 0;
 };
 
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success

@@ -102,8 +102,10 @@ constexpr Use kUses[] = {
     {Site::ring_head, Phase::combine_in_place, Staging::ring},
     {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; what else it orders: ReuseOfBuffers
     {Site::message, Phase::low_latency, Staging::direct},
+    {Site::returned, Phase::low_latency, Staging::direct},
     {Site::call_header, Phase::flat, Staging::direct},
     {Site::message, Phase::flat, Staging::direct},
+    {Site::returned, Phase::flat, Staging::direct},
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -112,7 +114,6 @@ const char* redundant_because(Site site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
     case Site::expert_count: return "its value is all that it says: it is posted, without an order";
-    case Site::returned: return "a word of a telling row is all that it says";
     case Site::local_ready: return "no protocol uses this flag";
     case Site::counts:
     case Site::placement:
@@ -124,6 +125,7 @@ const char* redundant_because(Site site) {
     case Site::ring_head:
     case Site::call_header:
     case Site::message:
+    case Site::returned:
     case Site::local_sends:
     case Site::count_of_sites: break;
   }
@@ -152,7 +154,7 @@ std::shared_ptr<const LedgerCase> ledger_scenario() {
   s.problem.experts = 6;
   s.problem.topk = 3;
   s.tokens = {17, 16, 15};
-  s.hidden = 2048;  // four rows a chunk
+  s.hidden = 2044;  // four rows a chunk, followed by flags: no whole 16 bytes
   return make_ledger_case(s);
 }
 

@@ -66,7 +66,7 @@ struct BasicCpu {
       (void)detail::reduce_rows(made);
       flush_streams();
       void* const out = spec.out;
-      return tell_rows(&out, 1, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type));
+      return tell_rows(&out, 1, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type), telling_sums());
     }
     if constexpr (kDeferred) {
       w.pending().add_reduce(spec);
@@ -91,25 +91,29 @@ struct BasicCpu {
   }
 
   template <class F>
-  static void multicast_telling(Warp&, int n, F&& f, const void* src, size_t bytes) {
+  static void multicast_telling(Warp&, int n, F&& f, const void* src, size_t bytes, const Telling& as = telling_sums()) {
     void* dsts[64] = {};
     int count = 0;
     for (int i = 0; i < n; ++i)
       if (void* dst = f(i)) dsts[count++] = dst;
-    tell_rows(dsts, count, src, bytes);
+    tell_rows(dsts, count, src, bytes, as);
   }
 
+  static bool has_come(Warp&, const void* row, size_t bytes, const Telling& as) { return row_has_come(row, bytes, as); }
+  static void blank_row(Warp&, void* row, size_t bytes, const Telling& as) { detail::blank_row(row, bytes, as); }
+
   template <class Row, class Weight>
-  static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of, Weight&& weight_of, int) {
+  static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of, Weight&& weight_of, int,
+                         const Telling& as = telling_sums()) {
     const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
     for (int i = 0; i < places; ++i) {
       const void* row = row_of(i);
-      if (row && !row_has_come(row, bytes)) return i;
+      if (row && !row_has_come(row, bytes, as)) return i;
     }
     reduce_rows_from(w, spec, places, weighted, row_of, weight_of);
     drain_sources(w);
-    for (int i = 0; i < places; ++i)
-      if (const void* row = row_of(i)) clear_row(const_cast<void*>(row), bytes);
+    for (int i = 0; as.reusable && i < places; ++i)
+      if (const void* row = row_of(i)) detail::blank_row(const_cast<void*>(row), bytes, as);
     return -1;
   }
 
@@ -125,7 +129,7 @@ struct BasicCpu {
       store_elements(w.scratch(), type, at, n, x);
     }
     const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-    if (tells) return tell_rows(&out, 1, w.scratch(), bytes);
+    if (tells) return tell_rows(&out, 1, w.scratch(), bytes, telling_sums());
     copy(w, out, w.scratch(), bytes);
   }
 

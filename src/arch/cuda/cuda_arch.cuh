@@ -184,7 +184,10 @@ struct CudaArch {
       const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 0.0f;
       const unsigned lanes = __ballot_sync(kAllLanes, row != nullptr);
       if constexpr (kHot)
-        reduce_hot(w.lane_, spec, row, weighted ? weight : 1.0f, lanes);
+        with_row_type(spec.type, [&]<DType T>() {
+          reduce_whole<T>(w.lane_, static_cast<uint4*>(spec.out), row, weighted ? weight : 1.0f, lanes,
+                          static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.telling);
+        });
       else
         reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, lanes, weighted});
       w.lane_writes_ = true;
@@ -211,47 +214,34 @@ struct CudaArch {
   }
 
   template <class F>
-  __device__ static void multicast_telling(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+  __device__ static void multicast_telling(Warp& w, int n, F&& f, const void* src, size_t bytes,
+                                           const Telling& as = telling_sums()) {
     if constexpr (kHot) {
-      multicast_whole<uint4, true>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes);
+      multicast_whole<uint4, true>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes, as);
     } else {
-      SWITCHYARD_ROLLED
-      for (int base = 0; base < n; base += kLanes) {
-        void* const mine = base + w.lane_ < n ? static_cast<void*>(f(base + w.lane_)) : nullptr;
-        multicast_telling_lanes(w.lane_, mine, __ballot_sync(kAllLanes, mine != nullptr), static_cast<const std::byte*>(src),
-                                static_cast<int64_t>(bytes));
-      }
+      multicast_telling_places(w.lane_, n, f, static_cast<const std::byte*>(src), static_cast<int64_t>(bytes), as);
     }
+    w.lane_writes_ = true;
+  }
+
+  __device__ static bool has_come(Warp& w, const void* row, size_t bytes, const Telling& as) {
+    return missing_lane(w.lane_, row, 1u, static_cast<int64_t>((bytes + 3) / 4), 0, as.blank) < 0;
+  }
+  __device__ static void blank_row(Warp& w, void* row, size_t bytes, const Telling& as) {
+    blank_lanes(w.lane_, row, static_cast<int64_t>((bytes + 3) / 4), as.blank);
     w.lane_writes_ = true;
   }
 
   template <class Row, class Weight>
   __device__ static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
-                                    Weight&& weight_of, int looks) {
+                                    Weight&& weight_of, int looks, const Telling& as = telling_sums()) {
+    w.lane_writes_ = true;
     if constexpr (kHot) {
       const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
-      const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 1.0f;
-      w.lane_writes_ = true;
-      return reduce_told_hot(w.lane_, spec, row, weight, __ballot_sync(kAllLanes, row != nullptr), looks);
+      return reduce_told_hot(w.lane_, spec, row, row != nullptr && weighted ? weight_of(w.lane_) : 1.0f, looks, as);
     } else {
-      const int64_t words = (spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)) + 3) / 4;
-      SWITCHYARD_ROLLED
-      for (int step = 0; step < 2; ++step) {
-        SWITCHYARD_ROLLED
-        for (int base = 0; base < places; base += kLanes) {
-          const void* const row = base + w.lane_ < places ? static_cast<const void*>(row_of(base + w.lane_)) : nullptr;
-          const unsigned lanes = __ballot_sync(kAllLanes, row != nullptr);
-          if (step == 1) {
-            clear_lanes(w.lane_, row, lanes, words);
-            continue;
-          }
-          const int missing = missing_lane(w.lane_, row, lanes, words, looks);
-          if (missing >= 0) return base + missing;
-        }
-        if (step == 0) reduce_rows_from(w, spec, places, weighted, row_of, weight_of);
-      }
-      w.lane_writes_ = true;
-      return -1;
+      return reduce_told_places(w.lane_, places, spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)), row_of, looks, as,
+                                [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
     }
   }
 
@@ -432,34 +422,6 @@ struct CudaArch {
 
   /// The first n lanes, at most 32.
   __device__ static unsigned lanes_below(int n) { return n >= kLanes ? kAllLanes : (1u << n) - 1u; }
-
-  /// All lanes hold a row or null. \param lanes those with a row
-  __device__ static void reduce_hot(int lane, const ReduceSpec& spec, const void* mine, float weight, unsigned lanes) {
-    const auto typed = [&]<DType T>() {
-      reduce_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes,
-                      static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.telling);
-    };
-    switch (spec.type) {
-      case DType::bf16: return typed.template operator()<DType::bf16>();
-      case DType::f16: return typed.template operator()<DType::f16>();
-      case DType::f32: return typed.template operator()<DType::f32>();
-      case DType::fp8_e4m3: return;  // ReduceSpec::type excludes it; callers check
-    }
-  }
-  __device__ static int reduce_told_hot(int lane, const ReduceSpec& spec, const void* mine, float weight, unsigned lanes,
-                                        int looks) {
-    const auto typed = [&]<DType T>() {
-      return reduce_told_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes,
-                                  static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, looks);
-    };
-    switch (spec.type) {
-      case DType::bf16: return typed.template operator()<DType::bf16>();
-      case DType::f16: return typed.template operator()<DType::f16>();
-      case DType::f32: return typed.template operator()<DType::f32>();
-      case DType::fp8_e4m3: return -1;  // as above
-    }
-    return -1;
-  }
 
   /// Up to 32 destinations, in `mine` of the given lanes.
   __device__ static void multicast_group(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {

@@ -140,14 +140,16 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
-/// A word of a telling row is never 0: it ends in a negative zero instead.
-__device__ __forceinline__ uint32_t telling(uint32_t word) { return word == 0 ? 0x80000000u : word; }
-__device__ __forceinline__ uint4 telling(const uint4& v) { return {telling(v.x), telling(v.y), telling(v.z), telling(v.w)}; }
+/// What a telling row has for a word.
+__device__ __forceinline__ uint32_t telling(uint32_t word, const Telling& t) { return word == t.blank ? t.instead : word; }
+__device__ __forceinline__ uint4 telling(const uint4& v, const Telling& t) {
+  return {telling(v.x, t), telling(v.y, t), telling(v.z, t), telling(v.w, t)};
+}
 
 /// Writes to a row, telling or not.
 __device__ __forceinline__ void put(uint4* to, const uint4& v, bool tells) {
   if (tells)
-    ptx::store_words(to, telling(v));
+    ptx::store_words(to, telling(v, telling_sums()));
   else
     *to = v;
 }
@@ -165,7 +167,15 @@ __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Elem
     else
       word |= static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(e[i])) << (16 * i);
   }
-  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), telling(word));
+  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), telling(word, telling_sums()));
+}
+
+/// f.operator()<T>() for the type of a sum's rows.
+template <class F>
+__device__ __forceinline__ auto with_row_type(DType type, F&& f) {
+  if (type == DType::f16) return f.template operator()<DType::f16>();
+  if (type == DType::f32) return f.template operator()<DType::f32>();
+  return f.template operator()<DType::bf16>();  // fp8 is excluded by ReduceSpec::type; callers check
 }
 
 /// Rows of one sum, spread over a warp: lane i of `lanes` holds a row and its weight; they are added in the order of the lanes.
@@ -328,7 +338,8 @@ __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 
 /// `bytes` bytes, whole Vs, to the destinations in the lanes where `mine` is not null.
 template <class V, bool kTells = false>
-__device__ __forceinline__ void multicast_whole(int lane, void* mine, const void* src, size_t bytes) {
+__device__ __forceinline__ void multicast_whole(int lane, void* mine, const void* src, size_t bytes,
+                                                const Telling& telling_as = telling_sums()) {
   constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
   const auto* from = static_cast<const V*>(src);
   const auto count = static_cast<int>(bytes / sizeof(V));
@@ -341,7 +352,7 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, const void
       if (base + a * 32 < count) v[a] = from[base + a * 32];
     if constexpr (kTells) {
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) v[a] = telling(v[a]);
+      for (int a = 0; a < kAhead; ++a) v[a] = telling(v[a], telling_as);
     }
 #pragma unroll 1
     for (unsigned left = lanes; left != 0; left &= left - 1) {

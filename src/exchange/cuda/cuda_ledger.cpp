@@ -80,8 +80,8 @@ class CudaLedger final : public LedgerImpl {
       check_config(config, world());
       tuned_sms_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens).sms;
       layout_ = ledger_layout(config, world());
-      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world(), Backend::cuda).total(), 4096,
-                                           static_cast<size_t>(layout_.control_bytes()));
+      const size_t bytes = LedgerCombine::memory_required(config, world(), Backend::cuda).total();
+      layout_.base = group_.heap->allocate(bytes, 4096, kept_bytes());
     });
     try {
       checked([&] { initialize(); });
@@ -149,7 +149,7 @@ class CudaLedger final : public LedgerImpl {
   }
 
  private:
-  static constexpr size_t kSendsDoneAt = 256;  // in state_
+  static constexpr size_t kFilledAt = 128, kSendsDoneAt = 256;  // in state_
 
   int experts_here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
 
@@ -164,6 +164,11 @@ class CudaLedger final : public LedgerImpl {
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, copies), "state");
     check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, copies), "flags");
+    if (layout_.tells())
+      check_cuda(cudaMemsetAsync(group_.heap->view().local(layout_.buffer(config.first_epoch)),
+                                 static_cast<int>(telling_copies().blank & 0xffu),
+                                 static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
+                 "return buffers");
     check_cuda(cudaStreamSynchronize(copies), "flags");
     order_.emplace(gpu_);
   }
@@ -197,6 +202,7 @@ class CudaLedger final : public LedgerImpl {
     p.l.num_chunks = data.num_chunks;
     p.l.chunks_of = data.tables.chunks_of;
     p.l.sends_done = state_.as<uint64_t>(kSendsDoneAt);
+    p.l.filled = state_.as<int64_t>(kFilledAt);
     p.l.row_of = data.tables.row_of;
     p.l.senders_of = data.tables.senders_of;
     p.state = state_.as<EpochState>();
@@ -221,7 +227,7 @@ class CudaLedger final : public LedgerImpl {
 
   CudaRank& gpu_;
   int tuned_sms_ = 0;
-  DeviceMemory state_;    // EpochState, then chunks returned by owner
+  DeviceMemory state_;    // EpochState, rows of the last calls, then chunks returned by owner
   DeviceMemory ledgers_;  // max_ledgers places
   std::shared_ptr<LedgerPlaces> places_;
   std::optional<CallOrder> order_;

@@ -4,6 +4,8 @@
 // Progress: a warp returns its share of the rows before it waits, and waits for other ranks' returns only. All blocks must be
 // able to run at the same time, because a block that has not begun has returned nothing: the launcher keeps the grid to one
 // block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include <type_traits>
+
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/ledger_launch.hpp"
@@ -12,10 +14,15 @@ namespace switchyard::detail {
 
 namespace {
 
+struct KnownLedgerLayout : LedgerLayout {
+  static constexpr SWITCHYARD_FN bool tells() { return true; }
+};
+
 /// Rows of one type, which CudaHot can move.
 template <DType kType>
 struct KnownLedger : LedgerParams {
   static constexpr DType type = kType;
+  KnownLedgerLayout layout;
 
   static bool holds(const LedgerParams& p) {
     const auto whole = [&](const void* rows) { return (reinterpret_cast<uintptr_t>(rows) | p.row_bytes) % 16 == 0; };
@@ -31,6 +38,7 @@ __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
   P& p = *reinterpret_cast<P*>(params);
   const CallWords words = load_call_words(given.l.call, given.state);
   copy_to_shared(given.l, static_cast<LedgerParams&>(p));
+  if constexpr (!std::is_same_v<P, LedgerParams>) copy_to_shared(given.l.layout, static_cast<LedgerLayout&>(p.layout));
   __syncthreads();
   if (!begin_block(given.l.call, words, given.state, true, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
