@@ -149,8 +149,8 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
 /// Kernel body of combine with direct staging.
 template <class A>
 SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
-  if (p.layout == Layout::rank_major) return combine_pull<A>(w, p);
-  return p.order == CombineOrder::per_rank ? combine_sums<A>(w, p) : combine_routes<A>(w, p);
+  if (p.layout == Layout::expert_major && p.order == CombineOrder::per_route) return combine_routes<A>(w, p);
+  return combine_in_place<A>(w, p);
 }
 
 }  // namespace switchyard::detail

@@ -114,4 +114,10 @@ SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   return end_pulls<A>(w, p, moved);
 }
 
+/// Of the kernel bodies of combine with direct staging the one that does not push.
+template <class A>
+SWITCHYARD_FN bool combine_in_place(typename A::Warp& w, const CombineParams& p) {
+  return p.layout == Layout::expert_major ? combine_sums<A>(w, p) : combine_pull<A>(w, p);
+}
+
 }  // namespace switchyard::detail

@@ -26,7 +26,12 @@ __device__ void complete(CombineParams& c, const TablesHeader& header, const flo
   if (!header.any_weights && c.weights == handle_weights) c.weights = nullptr;
 }
 
-template <class A>
+/// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
+SWITCHYARD_FN inline bool pushes_rows(const CombineParams& c) {
+  return c.layout == Layout::expert_major && c.order == CombineOrder::per_route;
+}
+
+template <class A, bool kPushes>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -39,7 +44,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
-  if (!combine_direct<A>(w, p.c)) return Cuda::settle(w);
+  if (!(kPushes ? combine_routes<A>(w, p.c) : combine_in_place<A>(w, p.c))) return Cuda::settle(w);
   (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
   Cuda::settle(w);
   if (w.index() == 0) end_call(given.state, p.c.call.epoch);
@@ -76,7 +81,9 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
 
 // The kernels that record, if the call is traced.
 auto kernel_for(const CudaCombineParams& p) {
-  return p.c.call.device_trace.records != nullptr ? combine_kernel<CudaTraced> : combine_kernel<Cuda>;
+  const bool traced = p.c.call.device_trace.records != nullptr;
+  if (pushes_rows(p.c)) return traced ? combine_kernel<CudaTraced, true> : combine_kernel<Cuda, true>;
+  return traced ? combine_kernel<CudaTraced, false> : combine_kernel<Cuda, false>;
 }
 auto ring_kernel_for(const CudaCombineParams& p) {
   return p.c.call.device_trace.records != nullptr ? ring_combine_kernel<CudaTraced> : ring_combine_kernel<Cuda>;
@@ -92,8 +99,10 @@ constexpr CudaShape shape_of(int warps, int world) {
 void prepare_combine_kernel(const DeviceLimits& limits) {
   const int ring = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
   const int direct = static_cast<int>(shape_of(kSumWarps, kMaxRanks).shared_bytes());
-  allow_shared(combine_kernel<Cuda>, direct);
-  allow_shared(combine_kernel<CudaTraced>, direct);
+  allow_shared(combine_kernel<Cuda, false>, direct);
+  allow_shared(combine_kernel<CudaTraced, false>, direct);
+  allow_shared(combine_kernel<Cuda, true>, direct);
+  allow_shared(combine_kernel<CudaTraced, true>, direct);
   allow_shared(ring_combine_kernel<Cuda>, ring);
   allow_shared(ring_combine_kernel<CudaTraced>, ring);
 }
@@ -104,6 +113,10 @@ void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits,
   p.state = state;
   const CudaShape shape = shape_of(kSumWarps, call.world()), ring_shape{kMoveWarps, 0, 0, 0};
   launch_kernel(kernel_for(p), limits.multiprocessors, shape, false, stream, "combine kernel", p, shape);
+  CudaCombineParams pushing = p;
+  pushing.c.layout = Layout::expert_major;
+  pushing.c.order = CombineOrder::per_route;
+  launch_kernel(kernel_for(pushing), limits.multiprocessors, shape, false, stream, "combine kernel", pushing, shape);
   launch_kernel(ring_kernel_for(p), limits.multiprocessors, ring_shape, false, stream, "combine kernel", p, RingParts{},
                 ring_shape);
 }
