@@ -72,8 +72,10 @@ struct CallContext {
 template <class A>
 class WarpSpan {
  public:
-  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) {
+  /// Nothing is recorded unless `on`.
+  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0, bool on = true) {
     if constexpr (kTraces) {
+      if (!on) return;
       if constexpr (requires { A::kHostTracing; })
         if (!call.tracer) return;
       w_ = &w;
@@ -87,7 +89,7 @@ class WarpSpan {
     if constexpr (requires { A::kHostTracing; })
       if (w_) call_->tracer->span(w_->index(), event_, begin_, now(), arg_);
     if constexpr (requires { A::kDeviceTracing; })
-      A::record(*w_, call_->device_trace, static_cast<uint16_t>(event_), begin_, now(), arg_);
+      if (w_) A::record(*w_, call_->device_trace, static_cast<uint16_t>(event_), begin_, now(), arg_);
   }
   WarpSpan(const WarpSpan&) = delete;
   WarpSpan& operator=(const WarpSpan&) = delete;

@@ -162,6 +162,7 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
   constexpr int kLooks = 16;
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
+    const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, clock.awaited(), looks > 0);
     const bool done = ready(looks);
     if (done && looks > 0) clock.charge(w, p.call, clock.awaited());
     if (done) return true;
@@ -175,7 +176,6 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
       clock.begin(writer);
     else if (writer != clock.awaited())
       clock.charge(w, p.call, writer);
-    const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, writer);
     if (!clock.keep_waiting(w, p.call, late != 0 ? Site::ledger_rows : Site::returned, p.call.heap.local(p.layout.flag(writer)),
                             p.call.word()))
       return false;

@@ -132,12 +132,14 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   constexpr int kLooks = 16;
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
+    // Who has to wait sums in the span of its wait.
+    const WarpSpan<A> span(w, p.call, looks == 0 ? Event::sum_returned : Event::wait_returned,
+                           looks == 0 ? 1 : clock.awaited());
     const int missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, looks);
     if (looks > 0 && (missing < 0 || writer(missing) != clock.awaited()))
       clock.charge(w, p.call, missing < 0 ? clock.awaited() : writer(missing));
     if (missing < 0) return true;
     if (looks == 0) clock.begin(writer(missing));
-    const WarpSpan<A> span(w, p.call, Event::wait_returned, clock.awaited());
     const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word tells more
     if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   }
@@ -152,7 +154,6 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
   const auto id = [&](int64_t k) { return all_ids(t * l.topk + k); };
   const bool per_rank = p.order == CombineOrder::per_rank;
   if (!per_rank && p.weights != nullptr) A::prefetch(w, p.weights + t * l.topk, static_cast<size_t>(l.topk) * 4);
-  const WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
   const int64_t at = column * element;
   const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
   const auto slot = [&](int64_t s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
