@@ -72,10 +72,8 @@ struct CallContext {
 template <class A>
 class WarpSpan {
  public:
-  /// Nothing is recorded unless `on`.
-  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0, bool on = true) {
+  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) {
     if constexpr (kTraces) {
-      if (!on) return;
       if constexpr (requires { A::kHostTracing; })
         if (!call.tracer) return;
       w_ = &w;
@@ -94,6 +92,13 @@ class WarpSpan {
   WarpSpan(const WarpSpan&) = delete;
   WarpSpan& operator=(const WarpSpan&) = delete;
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
+  /// It has turned out to be another.
+  SWITCHYARD_FN void set_event(Event event, int64_t arg) {
+    event_ = event;
+    arg_ = arg;
+  }
+  /// It has turned out to be nothing.
+  SWITCHYARD_FN void cancel() { w_ = nullptr; }
 
  private:
   static constexpr bool kTraces = requires { A::kHostTracing; }

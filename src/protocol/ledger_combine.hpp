@@ -160,10 +160,11 @@ struct EnteredOtherwise {
 template <class A, class P, class Ready>
 SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, Ready&& ready) {
   constexpr int kLooks = 16;
+  WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, -1);
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
-    const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, clock.awaited(), looks > 0);
     const bool done = ready(looks);
+    if (done && looks == 0) span.cancel();
     if (done && looks > 0) clock.charge(w, p.call, clock.awaited());
     if (done) return true;
     // Who has not entered, or else one of the others: the ledger says from which ranks a token's rows come, not which from
@@ -176,6 +177,7 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
       clock.begin(writer);
     else if (writer != clock.awaited())
       clock.charge(w, p.call, writer);
+    span.set_arg(clock.awaited());
     if (!clock.keep_waiting(w, p.call, late != 0 ? Site::ledger_rows : Site::returned, p.call.heap.local(p.layout.flag(writer)),
                             p.call.word()))
       return false;
