@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "arch/ops.hpp"
 #include "layout/heap_view.hpp"
 #include "plan/addressing.hpp"
 
