@@ -34,7 +34,7 @@ SWITCHYARD_FN void push_record(typename A::Warp& w, const CombineParams& p, int 
   const CallContext& call = p.call;
   const int32_t* const route = p.record_route + record * p.topk;
   const uint64_t inbox = call.heap.local(p.control.placement(call.epoch, owner))->weights;
-  std::byte* const to = call.heap.base[owner] + inbox + p.record_token[record] * p.topk * p.row_bytes + part.begin;
+  std::byte* const to = call.heap.base[owner] + inbox + int64_t{p.record_token[record]} * p.topk * p.row_bytes + part.begin;
   for (uint64_t left = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; }); left != 0; left &= left - 1) {
     const int k = nth_bit(left, 0);
     A::copy(w, to + k * p.row_bytes, p.y + route[k] * p.row_bytes + part.begin, static_cast<size_t>(part.bytes));
