@@ -124,7 +124,7 @@ void LowLatencyImpl::set_parts(int most) {
 
 size_t LowLatencyImpl::allocate_symmetric() {
   const size_t bytes = LowLatencyExchange::memory_required(config, world()).total();
-  layout_.base = group_.heap->allocate(bytes, 4096, static_cast<size_t>(layout_.flags_bytes()));
+  layout_.base = group_.heap->allocate(bytes, 4096);  // all survives sleep: a call may have been sent and not received
   return layout_.base;
 }
 

@@ -240,6 +240,21 @@ TEST(Memory, FlagsSurviveSleep) {
   }));
 }
 
+/// What has been sent and not received survives, too.
+TEST(Memory, SentRowsSurviveSleep) {
+  expect_all_ok(outcomes(2, options_with(5s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    rig.dispatch();
+    switchyard::ReceiveHook receive = rig.combine_send();
+    group.sleep();
+    group.wake();
+    receive();
+    EXPECT_EQ(rig.out[0], 0x3F80);
+    rig.round();
+    EXPECT_EQ(rig.out[0], 0x3F80);
+  }));
+}
+
 // --- How far from the exact sum
 
 struct Worst {
