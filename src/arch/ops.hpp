@@ -4,8 +4,8 @@
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
-//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::multicast_words, A::fill_zero, A::prefetch,
-//                 A::drain_sources, A::settle
+//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fetch, A::fetch_words, A::multicast_fetched,
+//                 A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::publish_entry, A::poll_all, A::poll_from,
 //   A::fetch_add,
@@ -172,10 +172,12 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
-  A::copy(w, dst, src, bytes);                             // any size and alignment; fast if all are multiples of 16
-  A::multicast_copy(w, dsts, n, src, bytes);               // src is read once and written to dsts[0..n)
-  A::multicast_to(w, n, AnyDestination{}, src, bytes);     // the same to f(i), i in [0, n), n <= 64; null: nowhere
-  A::multicast_words(w, n, AnyDestination{}, src, bytes);  // the same, for a few words of 4 bytes
+  A::copy(w, dst, src, bytes);                          // any size and alignment; fast if all are multiples of 16
+  A::multicast_copy(w, dsts, n, src, bytes);            // src is read once and written to dsts[0..n)
+  A::multicast_to(w, n, AnyDestination{}, src, bytes);  // the same to f(i), i in [0, n), n <= 64; null: nowhere
+  // The same in two steps: a row is asked for before it is known where to. It is read at any time between them, or later.
+  A::multicast_fetched(w, n, AnyDestination{}, A::fetch(w, src, bytes));
+  A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // of a few words of 4 bytes
   A::fill_zero(w, dst, bytes);
   A::prefetch(w, src, bytes);  // a hint that they will be read soon
   A::drain_sources(w);         // sources of all pending copies of this warp have been read

@@ -29,6 +29,22 @@ SWITCHYARD_FN uint64_t flat_kind(const P& p) {
 /// What experts make of a row unless the caller gives a function: the row itself, or times a number of the expert's.
 struct ScaledRows {};
 
+/// Entries of a message for experts of this rank, and where it lies.
+struct Message {
+  const std::byte* payload;
+  const LowLatencyEntry* entries;
+  uint64_t mine;  ///< bit j: entry j is for an expert here
+};
+template <class A, class Layout>
+SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int64_t unit) {
+  Message m;
+  m.payload = call.heap.local(l.message(call.epoch, source, unit));
+  m.entries = reinterpret_cast<const LowLatencyEntry*>(m.payload + l.entries_at());
+  const int first = l.first_expert(call.rank()), last = first + l.experts_of(call.rank());
+  m.mine = A::lanes_where(w, l.entries, [&](int64_t j) { return m.entries[j].expert >= first && m.entries[j].expert < last; });
+  return m;
+}
+
 /// Sends to the token's owner what the experts in `answered` (of the message's entries) make of a piece. Pending.
 template <class A, class P, class Answered>
 SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message& m, int source, int64_t t, int piece,

@@ -174,10 +174,10 @@ SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int64_t unit, 
     return expert >= 0 ? uint64_t{1} << l.owner(expert) : 0;
   });
   if (places == 0) return 0;
-  SWITCHYARD_ROLLED
-  for (int j = part; j < l.entries; j += p.parts) send_entry<A>(w, p, unit, t, first_k + j, j, places);
   // A route that travels alone and repeats an earlier one brings no row.
   if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, part, places, moved);
+  SWITCHYARD_ROLLED  // while the row is under way
+      for (int j = part; j < l.entries; j += p.parts) send_entry<A>(w, p, unit, t, first_k + j, j, places);
   A::settle(w);
   return places;
 }
@@ -300,10 +300,12 @@ SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, co
   const uint64_t* flag = call.heap.local(l.arrival(call.epoch, source, unit));
   uint64_t word = A::template load_acquire<Scope::system>(flag, Site::message);
   if (!flag_reached(word, call.word())) {
-    if (!wait_for<A>(
-            w, call, 1, [=](int) { return flag; }, call.word(), Site::message, [=](int) { return source; }))
-      return false;
-    word = A::peek(flag);
+    WaitClock<A> clock(source);
+    do {
+      if (!clock.keep_waiting(w, call, Site::message, flag, call.word())) return false;
+      word = A::template load_acquire<Scope::system>(flag, Site::message);
+    } while (!flag_reached(word, call.word()));
+    clock.charge(w, call, source);
   }
   here = flag_value(word) != 0;
   return true;
@@ -322,35 +324,20 @@ SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call
   }
 }
 
-/// Entries of a message for experts of this rank, and where it lies.
-struct Message {
-  const std::byte* payload;
-  const LowLatencyEntry* entries;
-  uint64_t mine;  ///< bit j: entry j is for an expert here
-};
-template <class A, class Layout>
-SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int64_t unit) {
-  Message m;
-  m.payload = call.heap.local(l.message(call.epoch, source, unit));
-  m.entries = reinterpret_cast<const LowLatencyEntry*>(m.payload + l.entries_at());
-  const int first = l.first_expert(call.rank()), last = first + l.experts_of(call.rank());
-  m.mine = A::lanes_where(w, l.entries, [&](int64_t j) { return m.entries[j].expert >= first && m.entries[j].expert < last; });
-  return m;
-}
-
-/// The rows of a message's entries, into the warp's scratch: -1 for those that are not for this rank. Waits for counts.
+/// Where the rows of a message's entries lie, into the warp's scratch: -1 for those that are not for this rank, -2 - row for
+/// those that repeat an earlier one. Waits for counts.
 template <class A, class P>
-SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const Message& m, int source, int64_t* row_of) {
+SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEntry* entries, int source, int64_t* row_of) {
   const auto& l = p.layout;
-  const int first = l.first_expert(p.call.rank());
+  const int first = l.first_expert(p.call.rank()), here = l.experts_of(p.call.rank());
   const auto counts_late = [&] {  // one look, which finds rows and what has not come
     return A::lanes_where(w, l.entries, [&](int j) {
-      const LowLatencyEntry entry = m.entries[j];
-      if ((m.mine >> j & 1) == 0) {
+      const LowLatencyEntry entry = entries[j];
+      const int e = entry.expert - first;
+      if (e < 0 || e >= here) {
         row_of[j] = -1;
         return false;
       }
-      const int e = entry.expert - first;
       const uint64_t* counts = p.call.heap.local(l.expert_count(p.call.epoch, e, 0));  // one word per source
       int64_t row = e * l.rows_per_expert() + entry.place();
       bool late = false;
@@ -360,29 +347,31 @@ SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const Message& m, 
         late |= !flag_reached(word, p.call.word());
         row += static_cast<int64_t>(flag_value(word));
       }
-      row_of[j] = row;
+      row_of[j] = entry.alias() ? -2 - row : row;
       return late;
     });
   };
   while (counts_late() != 0)
-    if (!wait_counts_before<A>(w, p, source, l.entries,
-                               [m, first](int j) { return m.mine >> j & 1 ? m.entries[j].expert - first : -1; }))
+    if (!wait_counts_before<A>(w, p, source, l.entries, [=](int j) {
+          const int e = entries[j].expert - first;
+          return e >= 0 && e < here ? e : -1;
+        }))
       return false;
   A::settle(w);
   return true;
 }
 
 /// The same of scales whose columns lie apart, or with padding behind them: up to `end` of a row's bytes.
-template <class A, class P, class Row>
+template <class A, class P>
 SWITCHYARD_FN SWITCHYARD_OUTLINED void place_spread_scales(typename A::Warp& w, const P& p, const std::byte* scales,
-                                                           int64_t begin, int64_t end, int n, Row row) {
+                                                           int64_t begin, int64_t end, int n, const int64_t* row_of) {
   const auto step = static_cast<int>(p.scale_element_bytes);
   const auto count = static_cast<int>((end - begin) / step);
   A::for_lanes(w, static_cast<int64_t>(n) * count, [&](int i) {
     const int j = i / count;
-    if (row(j) < 0) return;
+    if (row_of[j] < 0) return;
     const int64_t b = begin + int64_t{i % count} * step;
-    std::byte* to = p.out_scales + p.scale_place.at(row(j), b);
+    std::byte* to = p.out_scales + p.scale_place.at(row_of[j], b);
     if (step == 4)
       *reinterpret_cast<uint32_t*>(to) = b < p.layout.scale_bytes ? *reinterpret_cast<const uint32_t*>(scales + b) : 0;
     else
@@ -390,23 +379,25 @@ SWITCHYARD_FN SWITCHYARD_OUTLINED void place_spread_scales(typename A::Warp& w, 
   });
 }
 
-/// The scales of a piece, to the rows row(j) that are not negative, j in [0, n). The last piece also writes the padding.
-template <class A, class P, class Row>
-SWITCHYARD_FN void place_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
-                                int n, Row row) {
+/// The scales of a piece, at `scales` and `fetched` from there, to the rows row_of[j] that are not negative, j in [0, n). The
+/// last piece also writes the padding.
+template <class A, class P, class Fetched>
+SWITCHYARD_FN void place_scales(typename A::Warp& w, const P& p, const std::byte* scales, const Fetched& fetched, int piece,
+                                const ColumnRange& range, int n, const int64_t* row_of) {
   const auto& place = p.scale_place;
   const int64_t end = range.scale_at + range.scale_bytes;
   const int64_t padded = piece + 1 == p.layout.pieces ? place.bytes_of_row() : end;
   if (place.column_major || p.scale_element_bytes != 4)
-    return place_spread_scales<A>(w, p, scales, range.scale_at, padded, n, row);
-  A::multicast_words(
-      w, n, [&](int j) -> void* { return row(j) >= 0 ? p.out_scales + row(j) * place.row_bytes + range.scale_at : nullptr; },
-      scales + range.scale_at, static_cast<size_t>(range.scale_bytes));
+    return place_spread_scales<A>(w, p, scales, range.scale_at, padded, n, row_of);
+  A::multicast_fetched(
+      w, n,
+      [&](int j) -> void* { return row_of[j] >= 0 ? p.out_scales + row_of[j] * place.row_bytes + range.scale_at : nullptr; },
+      fetched);
   if (padded == end) return;
   A::for_lanes(w, n, [&](int j) {
     SWITCHYARD_ROLLED
-    for (int64_t b = end; row(j) >= 0 && b < padded; b += 4)
-      *reinterpret_cast<uint32_t*>(p.out_scales + row(j) * place.row_bytes + b) = 0;
+    for (int64_t b = end; row_of[j] >= 0 && b < padded; b += 4)
+      *reinterpret_cast<uint32_t*>(p.out_scales + row_of[j] * place.row_bytes + b) = 0;
   });
 }
 
@@ -415,8 +406,9 @@ template <class A, class P>
 SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int64_t unit, int piece) {
   const auto& l = p.layout;
   const int64_t t = l.token_of(unit);
-  const int first_k = l.first_k_of(unit);
-  LowLatencyRoute* routes = p.routes + (source * l.max_tokens + t) * l.topk + first_k;
+  LowLatencyRoute* routes = p.routes + (source * l.max_tokens + t) * l.topk + l.first_k_of(unit);
+  const ColumnRange range = piece_range(p, piece);
+  const std::byte* const sent = p.call.heap.local(l.message(p.call.epoch, source, unit));
   bool here = false;
   if (!wait_message<A>(w, p.call, l, source, unit, here)) return false;
   if (!here) {
@@ -424,29 +416,21 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int6
     return true;
   }
   const WarpSpan<A> span(w, p.call, Event::place_rows, 1);
-  const ColumnRange range = piece_range(p, piece);
-  const std::byte* const sent = p.call.heap.local(l.message(p.call.epoch, source, unit));
-  A::prefetch(w, sent + range.payload_at, static_cast<size_t>(range.payload_bytes));
-  if (range.scale_bytes > 0) A::prefetch(w, sent + l.scales_at() + range.scale_at, static_cast<size_t>(range.scale_bytes));
-  const Message m = message_from<A>(w, p.call, l, source, unit);
+  const auto payload = A::fetch(w, sent + range.payload_at, static_cast<size_t>(range.payload_bytes));
+  const auto scales = A::fetch_words(w, sent + l.scales_at() + range.scale_at, static_cast<size_t>(range.scale_bytes));
+  const auto* entries = reinterpret_cast<const LowLatencyEntry*>(sent + l.entries_at());
   auto* const row_of = reinterpret_cast<int64_t*>(w.scratch());
-  if (!find_rows<A>(w, p, m, source, row_of)) return false;
-  const auto placed = [row_of, entries = m.entries](int j) {
-    return row_of[j] >= 0 && !entries[j].alias() ? row_of[j] : int64_t{-1};
-  };
-  A::multicast_to(
+  if (!find_rows<A>(w, p, entries, source, row_of)) return false;
+  A::multicast_fetched(
       w, l.entries,
-      [&](int j) -> void* {
-        const int64_t row = placed(j);
-        return row >= 0 ? p.rows + row * l.payload_bytes + range.payload_at : nullptr;
-      },
-      m.payload + range.payload_at, static_cast<size_t>(range.payload_bytes));
-  if (l.scale_bytes > 0) place_scales<A>(w, p, m.payload + l.scales_at(), piece, range, l.entries, placed);
+      [&](int j) -> void* { return row_of[j] >= 0 ? p.rows + row_of[j] * l.payload_bytes + range.payload_at : nullptr; },
+      payload);
+  if (l.scale_bytes > 0) place_scales<A>(w, p, sent + l.scales_at(), scales, piece, range, l.entries, row_of);
   if (piece != 0) return true;
   A::for_lanes(w, l.entries, [&](int j) {
-    const int64_t row = row_of[j];
-    routes[j] = {static_cast<int32_t>(row), row >= 0 ? m.entries[j].weight : 0.0f};
-    if (placed(j) >= 0) p.row_source[row] = pack_source(source, m.entries[j].k, t);
+    const int64_t row = row_of[j] < -1 ? -2 - row_of[j] : row_of[j];
+    routes[j] = {static_cast<int32_t>(row), row >= 0 ? entries[j].weight : 0.0f};
+    if (row_of[j] >= 0) p.row_source[row] = pack_source(source, entries[j].k, t);
   });
   return true;
 }

@@ -188,7 +188,10 @@ TYPED_TEST_P(ArchConformance, MulticastToSkipsNoPlace) {
       this->warp_.multicast_to(dsts.data(), 64, src.data(), 4112);
       expect(src.data());
       src.randomize(this->random_);
-      this->warp_.multicast_words(dsts.data(), 64, src.data(), 4112);
+      this->warp_.multicast_fetched(dsts.data(), 64, src.data(), 4112);
+      expect(src.data());
+      src.randomize(this->random_);
+      this->warp_.multicast_fetched_words(dsts.data(), 64, src.data(), 4112);
       expect(src.data());
       EXPECT_TRUE(dst.guards_intact());
     }

@@ -35,8 +35,9 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
 
   d.copy(dst, src, bytes);
   d.multicast_copy(dsts, n, src, bytes);
-  d.multicast_to(dsts, n, src, bytes);     // destinations that are null get nothing
-  d.multicast_words(dsts, n, src, bytes);  // likewise
+  d.multicast_to(dsts, n, src, bytes);             // destinations that are null get nothing
+  d.multicast_fetched(dsts, n, src, bytes);        // the same of a row that was fetched before
+  d.multicast_fetched_words(dsts, n, src, bytes);  // likewise
   d.fill_zero(dst, bytes);
   d.drain_sources();
   d.settle();

@@ -43,9 +43,13 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   void multicast_copy(void* const* dsts, int n, const void* src, size_t bytes) {
     Cpu::multicast_copy(warp, dsts, n, src, bytes);
   }
-  void multicast_words(void* const* dsts, int n, const void* src, size_t bytes) {
-    Cpu::multicast_words(
-        warp, n, [&](int i) { return dsts[i]; }, src, bytes);
+  void multicast_fetched(void* const* dsts, int n, const void* src, size_t bytes) {
+    Cpu::multicast_fetched(
+        warp, n, [&](int i) { return dsts[i]; }, Cpu::fetch(warp, src, bytes));
+  }
+  void multicast_fetched_words(void* const* dsts, int n, const void* src, size_t bytes) {
+    Cpu::multicast_fetched(
+        warp, n, [&](int i) { return dsts[i]; }, Cpu::fetch_words(warp, src, bytes));
   }
   void multicast_to(void* const* dsts, int n, const void* src, size_t bytes) {
     Cpu::multicast_to(

@@ -23,7 +23,8 @@ enum class Op {
   copy,
   multicast_copy,
   multicast_to,
-  multicast_words,
+  multicast_fetched,
+  multicast_fetched_words,
   fill_zero,
   drain,
   settle,
@@ -100,7 +101,8 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     case Op::copy: A::copy(w, place(r.dst), place(r.src), r.bytes); break;
     case Op::multicast_copy: A::multicast_copy(w, reinterpret_cast<void**>(r.list), n, r.src, r.bytes); break;
     case Op::multicast_to: A::multicast_to(w, n, row, r.src, r.bytes); break;
-    case Op::multicast_words: A::multicast_words(w, n, row, r.src, r.bytes); break;
+    case Op::multicast_fetched: A::multicast_fetched(w, n, row, A::fetch(w, r.src, r.bytes)); break;
+    case Op::multicast_fetched_words: A::multicast_fetched(w, n, row, A::fetch_words(w, r.src, r.bytes)); break;
     case Op::fill_zero: A::fill_zero(w, r.dst, r.bytes); break;
     case Op::drain: A::drain_sources(w); break;
     case Op::settle: break;
@@ -258,8 +260,11 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
   void multicast_to(void* const* dsts, int n, const void* src, size_t bytes) {
     run({.op = Op::multicast_to, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
-  void multicast_words(void* const* dsts, int n, const void* src, size_t bytes) {
-    run({.op = Op::multicast_words, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
+  void multicast_fetched(void* const* dsts, int n, const void* src, size_t bytes) {
+    run({.op = Op::multicast_fetched, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
+  }
+  void multicast_fetched_words(void* const* dsts, int n, const void* src, size_t bytes) {
+    run({.op = Op::multicast_fetched_words, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
   void fill_zero(void* dst, size_t bytes) { run({.op = Op::fill_zero, .dst = dst, .bytes = bytes}); }
   void drain_sources() { run({.op = Op::drain}); }

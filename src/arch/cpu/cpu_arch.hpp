@@ -252,12 +252,22 @@ struct BasicCpu {
     return {n, index};
   }
 
-  template <class F>
-  static void multicast_words(Warp& w, int n, F&& f, const void* src, size_t bytes) {
-    multicast_to(w, n, f, src, bytes);
-  }
-
   static void prefetch(Warp&, const void* src, size_t) { __builtin_prefetch(src); }
+
+  /// A row that is read when it is copied.
+  struct LaterRow {
+    const void* src;
+    size_t bytes;
+  };
+  static LaterRow fetch(Warp& w, const void* src, size_t bytes) {
+    prefetch(w, src, bytes);
+    return {src, bytes};
+  }
+  static LaterRow fetch_words(Warp& w, const void* src, size_t bytes) { return fetch(w, src, bytes); }
+  template <class F>
+  static void multicast_fetched(Warp& w, int n, F&& f, const LaterRow& row) {
+    multicast_to(w, n, f, row.src, row.bytes);
+  }
 
   static void count(Warp&, uint64_t* statistic, uint64_t value) { *statistic += value; }
   static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }

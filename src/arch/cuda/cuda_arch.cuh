@@ -42,7 +42,7 @@ struct CudaArch {
 
   __device__ static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
     if constexpr (kHot) {
-      multicast_whole<uint4>(w.lane_, w.lane_ == 0 ? dst : nullptr, src, bytes);
+      multicast_whole<false>(w.lane_, w.lane_ == 0 ? dst : nullptr, fetch_whole<uint4>(w.lane_, src, bytes));
       w.lane_writes_ = true;
     } else {
       if (bytes > 0) multicast_group(w, w.lane_ == 0 ? dst : nullptr, 1u, src, bytes);
@@ -61,8 +61,7 @@ struct CudaArch {
   template <class F>
   __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
     if constexpr (kHot) {
-      multicast_whole<uint4>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes);
-      w.lane_writes_ = true;
+      multicast_fetched(w, n, f, fetch(w, src, bytes));
     } else {
       SWITCHYARD_ROLLED
       for (int base = 0; base < n; base += kLanes) {
@@ -73,13 +72,25 @@ struct CudaArch {
     }
   }
 
-  template <class F>
-  __device__ static void multicast_words(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+  /// A row that is read when it is copied.
+  struct LaterRow {
+    const void* src;
+    size_t bytes;
+  };
+  template <class V>
+  using FetchedRow = std::conditional_t<kHot, FetchedVectors<V>, LaterRow>;
+
+  __device__ static FetchedRow<uint4> fetch(Warp& w, const void* src, size_t bytes) { return fetch_as<uint4>(w, src, bytes); }
+  __device__ static FetchedRow<uint32_t> fetch_words(Warp& w, const void* src, size_t bytes) {
+    return fetch_as<uint32_t>(w, src, bytes);
+  }
+  template <class F, class Row>
+  __device__ static void multicast_fetched(Warp& w, int n, F&& f, const Row& row) {
     if constexpr (kHot) {
-      multicast_whole<uint32_t>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes);
+      multicast_whole<false>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, row);
       w.lane_writes_ = true;
     } else {
-      multicast_to(w, n, f, src, bytes);
+      multicast_to(w, n, f, row.src, row.bytes);
     }
   }
 
@@ -217,7 +228,8 @@ struct CudaArch {
   __device__ static void multicast_telling(Warp& w, int n, F&& f, const void* src, size_t bytes,
                                            const Telling& as = telling_sums()) {
     if constexpr (kHot) {
-      multicast_whole<uint4, true>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, src, bytes, as);
+      void* const mine = w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr;
+      multicast_whole<true>(w.lane_, mine, fetch_whole<uint4>(w.lane_, src, bytes), as);
     } else {
       multicast_telling_places(w.lane_, n, f, static_cast<const std::byte*>(src), static_cast<int64_t>(bytes), as);
     }
@@ -409,6 +421,16 @@ struct CudaArch {
   /// Orders earlier ordinary accesses before later bulk copies.
   __device__ static void fence_bulk() {
     if constexpr (kBulk) ptx::fence_proxy_async();
+  }
+
+  template <class V>
+  __device__ static FetchedRow<V> fetch_as(Warp& w, const void* src, size_t bytes) {
+    if constexpr (kHot) {
+      return fetch_whole<V>(w.lane_, src, bytes);
+    } else {
+      prefetch(w, src, bytes);
+      return {src, bytes};
+    }
   }
 
   /// The warp stays behind: passed on, it could not be kept in registers anywhere.

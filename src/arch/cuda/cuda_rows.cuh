@@ -335,23 +335,40 @@ __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 
 // For kernels in which everything runs once (CudaArch, kHot): in line, small, nothing in memory.
 
-/// `bytes` bytes, whole Vs, to the destinations in the lanes where `mine` is not null.
-template <class V, bool kTells = false>
-__device__ __forceinline__ void multicast_whole(int lane, void* mine, const void* src, size_t bytes,
-                                                const Telling& telling_as = telling_sums()) {
-  constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
-  const auto* from = static_cast<const V*>(src);
-  const auto count = static_cast<int>(bytes / sizeof(V));
-  const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
-#pragma unroll 1
-  for (int base = lane; base - lane < count; base += 32 * kAhead) {
-    V v[kAhead];
+/// A row of whole Vs whose first ones are on their way to the lanes.
+template <class V>
+struct FetchedVectors {
+  static constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
+  V v[kAhead];
+  const V* from;
+  int count;
+
+  __device__ __forceinline__ void load(int base) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a)
       if (base + a * 32 < count) v[a] = from[base + a * 32];
+  }
+};
+template <class V>
+__device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* src, size_t bytes) {
+  FetchedVectors<V> row;
+  row.from = static_cast<const V*>(src);
+  row.count = static_cast<int>(bytes / sizeof(V));
+  row.load(lane);
+  return row;
+}
+
+/// To the destinations in the lanes where `mine` is not null.
+template <bool kTells, class V>
+__device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
+                                                const Telling& telling_as = telling_sums()) {
+  constexpr int kAhead = FetchedVectors<V>::kAhead;
+  const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
+#pragma unroll 1
+  for (int base = lane; base - lane < row.count; base += 32 * kAhead, row.load(base)) {
     if constexpr (kTells) {
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) v[a] = telling(v[a], telling_as);
+      for (int a = 0; a < kAhead; ++a) row.v[a] = telling(row.v[a], telling_as);
     }
 #pragma unroll 1
     for (unsigned left = lanes; left != 0; left &= left - 1) {
@@ -359,11 +376,11 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, const void
           __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1));
 #pragma unroll
       for (int a = 0; a < kAhead; ++a)
-        if (base + a * 32 < count) {
+        if (base + a * 32 < row.count) {
           if constexpr (kTells)
-            ptx::store_words(dst + base + a * 32, v[a]);
+            ptx::store_words(dst + base + a * 32, row.v[a]);
           else
-            dst[base + a * 32] = v[a];
+            dst[base + a * 32] = row.v[a];
         }
     }
   }

@@ -29,10 +29,10 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-/// One thread: if the group has failed, which `abort` says, and no other block did it before, tells the host what ended this
+/// One thread, if the group has failed, which `abort` says: if no other block did it before, tells the host what ended this
 /// call. It waited for nobody, so the record names no awaited rank: that may be this very rank.
 __device__ __noinline__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
-  if (abort == 0 || given.operation == Operation::none) return;
+  if (given.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
   FaultRecord fault;
   fault.operation = given.operation;
@@ -53,7 +53,7 @@ __device__ inline bool begin_block(const CallContext& given, const ObjectState* 
   }
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) call.epoch = epoch;
-  if (threadIdx.x == 0) report_abort(given, abort, epoch);
+  if (abort != 0) report_abort(given, abort, epoch);
   __syncthreads();
   return !failed;
 }
@@ -76,7 +76,7 @@ __device__ inline bool begin_block(const CallContext& given, const CallWords& wo
                                    CallContext& call) {
   if (threadIdx.x == 0) {
     call.epoch = (words.epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
-    report_abort(given, words.abort, call.epoch);
+    if (words.abort != 0) report_abort(given, words.abort, call.epoch);
   }
   const bool failed = __syncthreads_or(words.abort != 0);
   if (ends_call && threadIdx.x + kLanes == blockDim.x && ptx::add_acq_rel<Scope::device>(&state->readers, 1) + 1 == gridDim.x) {

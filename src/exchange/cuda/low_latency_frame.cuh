@@ -32,39 +32,60 @@ __device__ void share_params(const Given& given, P& p) {
   }
 }
 
-/// True if no lane before this one, of the same token, has the same id. Lanes hold consecutive routes, of whole tokens.
-__device__ inline bool first_in_token(int32_t id, int topk) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const unsigned same = __match_any_sync(kAllLanes, id);
-  const unsigned before = (1u << lane) - 1u, tokens_before = (1u << (lane - lane % topk)) - 1u;
-  return (same & before & ~tokens_before) == 0;
+/// The first ids of a block's copy, in its threads: two each.
+struct EarlyIds {
+  static constexpr int kEach = 2;
+  int32_t id[kEach];
+};
+/// This thread's ids from `first` on, of `count`; -1 behind them.
+__device__ inline EarlyIds load_ids(const IdReader& given, int64_t first, int64_t count) {
+  EarlyIds ids;
+#pragma unroll
+  for (int a = 0; a < EarlyIds::kEach; ++a) {
+    const int64_t i = first + a * blockDim.x;
+    ids.id[a] = i < count ? given(i) : -1;
+  }
+  return ids;
 }
 
-/// All threads of a block, before a barrier: a copy of the ids of `tokens` tokens in the block's shared memory, in one round of
-/// loads; counting reads them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy.
-/// `counts`: they will be counted.
+/// Those of the ids that no lane before this one, of the same token, has. Lanes hold consecutive routes; `topk` is a power of
+/// two, at most 32.
+__device__ inline EarlyIds firsts_of_lanes(const EarlyIds& ids, int topk) {
+  const int k = static_cast<int>(threadIdx.x) % topk;
+  EarlyIds firsts = ids;
+#pragma unroll 1
+  for (int d = 1; d < topk; ++d) {
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a) {
+      const int32_t before = __shfl_up_sync(kAllLanes, ids.id[a], static_cast<unsigned>(d), topk);
+      if (d <= k && before == ids.id[a]) firsts.id[a] = -1;
+    }
+  }
+  return firsts;
+}
+
+/// All threads of a block, before a barrier: a copy of the ids of `tokens` tokens in the block's shared memory; counting reads
+/// them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy. `early`: load_ids of at
+/// least as many. `counts`: they will be counted.
 template <class Ids>
-__device__ void stage_ids(const IdReader& given, int64_t tokens, int topk, bool counts, std::byte* shared,
+__device__ void stage_ids(const IdReader& given, EarlyIds early, int64_t tokens, int topk, bool counts, std::byte* shared,
                           const CudaShape& shape, Ids& ids) {
   const int64_t count = tokens * topk;
   if (count * 8 > shape.block_bytes) return;
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
   const bool by_lanes = kLanes % topk == 0;
-  constexpr int kAhead = 2;
 #pragma unroll 1  // code from memory is slower than the loop
-  for (int64_t base = threadIdx.x; base - threadIdx.x < count; base += kAhead * blockDim.x) {
-    int32_t id[kAhead];
+  for (int64_t base = threadIdx.x; base - threadIdx.x < count; base += EarlyIds::kEach * blockDim.x) {
+    EarlyIds firsts{};
+    if (counts && by_lanes) firsts = firsts_of_lanes(early, topk);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) id[a] = base + a * blockDim.x < count ? given(base + a * blockDim.x) : -1;
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
+    for (int a = 0; a < EarlyIds::kEach; ++a) {
       const int64_t i = base + a * blockDim.x;
-      const bool used = i < count;
-      if (used) copy[i] = id[a];
-      if (!counts) continue;
-      const bool first = by_lanes ? first_in_token(id[a], topk) : used && given.is_first_of_token(i, topk);
-      if (used) copy[count + i] = first ? id[a] : -1;
+      if (i >= count) continue;
+      copy[i] = early.id[a];
+      if (counts) copy[count + i] = by_lanes ? firsts.id[a] : given.is_first_of_token(i, topk) ? early.id[a] : -1;
     }
+    early = load_ids(given, base + EarlyIds::kEach * blockDim.x, count);
   }
   if (threadIdx.x != 0) return;
   if constexpr (std::is_same_v<Ids, StagedIds>)
