@@ -14,12 +14,16 @@ class Divisor {
  public:
   Divisor() = default;
   SWITCHYARD_FN Divisor(uint32_t d, uint64_t largest_n)
-      : d_(d), inverse_(d > 1 && largest_n < (uint64_t{1} << 32) / d ? (uint64_t{1} << 32) / d + 1 : 0) {}
+      : d_(d),
+        inverse_(d == 1                                ? uint64_t{1} << 32
+                 : largest_n < (uint64_t{1} << 32) / d ? (uint64_t{1} << 32) / d + 1
+                                                       : 0) {}
 
   SWITCHYARD_FN uint32_t value() const { return d_; }
-  SWITCHYARD_FN uint32_t quotient(uint32_t n) const {
-    return inverse_ != 0 ? static_cast<uint32_t>(n * inverse_ >> 32) : d_ == 1 ? n : n / d_;
-  }
+  /// True if quotient_fast is exact for all n up to the bound.
+  SWITCHYARD_FN bool fast() const { return inverse_ != 0; }
+  SWITCHYARD_FN uint32_t quotient_fast(uint32_t n) const { return static_cast<uint32_t>(n * inverse_ >> 32); }
+  SWITCHYARD_FN uint32_t quotient(uint32_t n) const { return fast() ? quotient_fast(n) : n / d_; }
 
  private:
   uint32_t d_ = 1;

@@ -66,6 +66,12 @@ struct CallContext {
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }
   SWITCHYARD_FN int rank() const { return heap.rank; }
+  /// All ranks, i in [0, W), from the next one on and this one last: if all served rank 0 first, its link would be the only one
+  /// in use, and then that of rank 1.
+  SWITCHYARD_FN int in_turn(int i) const {
+    const int r = heap.rank + 1 + i;
+    return r < heap.world ? r : r - heap.world;
+  }
 };
 
 /// Records a span of this warp's track from construction to destruction, on an arch that can trace.

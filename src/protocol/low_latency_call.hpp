@@ -99,38 +99,19 @@ struct IdReader {
   const void* ids = nullptr;
   bool is_int64 = false;
   int32_t experts = 0;
-  const int32_t* firsts = nullptr;  ///< null, or the ids, but -1 where a token repeats an expert: counting is faster
 
-  SWITCHYARD_FN bool counted() const { return firsts != nullptr; }
-
-  SWITCHYARD_FN int32_t operator()(int64_t f) const {
-    const int64_t id = is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
-    return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1;
+  SWITCHYARD_FN int64_t raw(int64_t f) const {
+    return is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
   }
-  /// True if route f, of a token whose first route is `begin`, is the first with its expert, and has one.
-  SWITCHYARD_FN bool is_first(int64_t begin, int64_t f) const {
-    const int32_t id = (*this)(f);
-    bool first = id >= 0;
-    SWITCHYARD_ROLLED
-    for (int64_t g = begin; g < f; ++g) first = first && (*this)(g) != id;
-    return first;
-  }
-  /// The same of tokens that choose `topk` experts each.
-  SWITCHYARD_FN SWITCHYARD_OUTLINED bool is_first_of_token(int64_t f, int topk) const {
-    const auto k = static_cast<int64_t>(static_cast<uint32_t>(f) % static_cast<uint32_t>(topk));
-    return is_first(f - k, f);
-  }
+  SWITCHYARD_FN int32_t expert_of(int64_t id) const { return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1; }
+  SWITCHYARD_FN int32_t operator()(int64_t f) const { return expert_of(raw(f)); }
 };
 
-/// The same of ids that have been read before, in a block's memory, together with `firsts`.
+/// The same of ids that have been read before, in a block's memory.
 struct StagedIds {
   const int32_t* ids = nullptr;
-  const int32_t* firsts = nullptr;
 
-  static constexpr SWITCHYARD_FN bool counted() { return true; }
   SWITCHYARD_FN int32_t operator()(int64_t f) const { return ids[f]; }
-  SWITCHYARD_FN bool is_first(int64_t, int64_t f) const { return firsts[f] >= 0; }
-  SWITCHYARD_FN bool is_first_of_token(int64_t f, int) const { return firsts[f] >= 0; }
 };
 
 }  // namespace switchyard::detail

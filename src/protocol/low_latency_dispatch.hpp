@@ -85,12 +85,13 @@ SWITCHYARD_FN ColumnRange piece_range(const P& p, int piece) {
 /// How many of the first `tokens` tokens choose the expert: each counts once.
 template <class A, class P>
 SWITCHYARD_FN int64_t tokens_choosing(typename A::Warp& w, const P& p, int64_t tokens, int32_t expert) {
-  const int64_t routes = tokens * p.layout.topk;
-  if (p.ids.counted()) {
-    const int32_t* firsts = p.ids.firsts;
-    return A::count_where(w, routes, [&](int64_t f) { return firsts[f] == expert; });
-  }
-  return A::count_where(w, routes, [&](int64_t f) { return p.ids(f) == expert && p.ids.is_first_of_token(f, p.layout.topk); });
+  const int topk = p.layout.topk;
+  return A::count_where(w, tokens, [&](int64_t t) {
+    bool chosen = false;
+    SWITCHYARD_UNROLLED_BY_4
+    for (int k = 0; k < topk; ++k) chosen |= p.ids(t * topk + k) == expert;
+    return chosen;
+  });
 }
 
 /// Writes entry j of unit's message at all ranks of `places`: what the receiver needs to place route k of token t.
@@ -101,19 +102,27 @@ SWITCHYARD_FN void send_entry(typename A::Warp& w, const P& p, int64_t unit, int
   const int32_t expert = p.ids(begin + k);
   LowLatencyEntry entry{expert, 0, p.weights ? p.weights[begin + k] : 1.0f, k};
   if (expert >= 0) {
-    int64_t first = begin;
-    if (p.ids.counted() && p.ids.firsts[begin + k] == expert) first = begin + k;
-    SWITCHYARD_ROLLED
-    while (p.ids(first) != expert) ++first;
+    entry.k = nth_bit(A::lanes_where(w, l.topk, [&](int64_t g) { return p.ids(begin + g) == expert; }), 0);
     if (p.with_places) entry.index = static_cast<int32_t>(tokens_choosing<A>(w, p, t, expert));
-    if (first != begin + k) entry.index |= LowLatencyEntry::kAlias;
-    entry.k = static_cast<int32_t>(first - begin);
+    if (entry.k != k) entry.index |= LowLatencyEntry::kAlias;
   }
   A::for_lanes(w, p.call.world(), [&](int r) {
     if ((places >> r & 1) == 0) return;
     std::byte* message = p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit));
     reinterpret_cast<LowLatencyEntry*>(message + l.entries_at())[j] = entry;
   });
+}
+
+/// False of a route that travels alone and repeats an earlier one of its token.
+template <class P>
+SWITCHYARD_FN bool brings_row(const P& p, int64_t unit) {
+  const auto& l = p.layout;
+  if (l.entries == l.topk) return true;
+  const int64_t begin = l.token_of(unit) * l.topk;
+  const int k = l.first_k_of(unit);
+  bool repeats = false;
+  for (int g = 0; g < k; ++g) repeats |= p.ids(begin + g) == p.ids(begin + k);
+  return !repeats;
 }
 
 /// Some channels of the payload, to the ranks of `places`.
@@ -124,7 +133,8 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int64_t unit, i
   const ColumnRange range = column_range(p, part, p.part_columns);
   if (range.columns == 0) return;
   const std::byte* row = p.x + t * p.src_row_bytes;
-  const auto message = [&](int r) {
+  const auto message = [&](int i) {
+    const int r = p.call.in_turn(i);
     return (places >> r & 1) ? p.call.heap.at(r, l.message(p.call.epoch, p.call.rank(), unit)) : nullptr;
   };
   if (p.quantize != ScaleKind::none) {
@@ -174,8 +184,7 @@ SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int64_t unit, 
     return expert >= 0 ? uint64_t{1} << l.owner(expert) : 0;
   });
   if (places == 0) return 0;
-  // A route that travels alone and repeats an earlier one brings no row.
-  if (l.entries > 1 || l.topk == 1 || p.ids.is_first(t * l.topk, f)) send_payload<A>(w, p, unit, t, part, places, moved);
+  if (brings_row(p, unit)) send_payload<A>(w, p, unit, t, part, places, moved);
   SWITCHYARD_ROLLED  // while the row is under way
       for (int j = part; j < l.entries; j += p.parts) send_entry<A>(w, p, unit, t, first_k + j, j, places);
   A::settle(w);
@@ -197,14 +206,19 @@ SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int64_t uni
 /// What a warp does for the messages of its block, which sends `teams` at a time; its last warps belong to none, unless every
 /// warp sends for itself or all are needed for one message.
 struct Sender {
-  int teams, team, part;
+  int teams = 1, team = 0, part = 0;
   template <class Warp>
-  SWITCHYARD_FN Sender(const Warp& w, int parts) {
-    const auto width = static_cast<uint32_t>(parts), warp = static_cast<uint32_t>(w.warp());
-    const auto all = static_cast<uint32_t>(w.warps_per_block());
-    teams = static_cast<int>(width == 1 ? all : all > width ? (all - 1) / width : 1);
-    team = static_cast<int>(warp / width);
-    part = static_cast<int>(warp % width);
+  SWITCHYARD_FN Sender(const Warp& w, int parts) : part(w.warp()) {
+    if (parts == 1) {
+      teams = w.warps_per_block();
+      team = part;
+      part = 0;
+      return;
+    }
+    SWITCHYARD_ROLLED  // no division: there are few
+        for (int used = 2 * parts; used < w.warps_per_block(); used += parts)++ teams;
+    SWITCHYARD_ROLLED
+    for (; part >= parts; part -= parts) ++team;
   }
   SWITCHYARD_FN bool sends() const { return team < teams; }
 };

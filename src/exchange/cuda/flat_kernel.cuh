@@ -25,8 +25,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   share_params(given.f.c, p.c);
   __syncthreads();
   fence_entry(w);
-  stage_ids(given.f.d.ids, ids, tokens, given.f.d.layout.topk, true, dynamic_shared, shape, p.d.ids);
-  if (threadIdx.x == 0) p.d.tokens = tokens;
+  stage_sending(given.f.d, ids, tokens, dynamic_shared, shape, p.d);
   if (!begin_block(given.f.d.call, words, given.state, true, p.d.call)) return;
   if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
   __syncthreads();

@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   share_params(given.d, p);
   __syncthreads();
   fence_entry(w);
-  if (halves.send) stage_ids(given.d.ids, ids, tokens, given.d.layout.topk, true, dynamic_shared, shape, p.ids);
-  if (threadIdx.x == 0) p.tokens = tokens;
+  if (halves.send) stage_sending(given.d, ids, tokens, dynamic_shared, shape, p);
   if (!begin_block(given.d.call, words, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_send<A>(w, p);
@@ -48,6 +47,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   __shared__ __align__(16) std::byte params[sizeof(P)];
   launch_dependents();
   P& p = *reinterpret_cast<P*>(params);
+  share_params(given.c, p);  // while the kernel before ends
   wait_for_previous();
   const CallWords words = load_call_words(given.c.call, given.state);
   const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
@@ -56,12 +56,10 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   if (halves.receive) ids = load_ids(own, threadIdx.x, most * given.c.layout.topk);
   CudaWarp w(dynamic_shared, shape);
   if (halves.send) prefetch_first_return(w, given.c);
-  share_params(given.c, p);
   __syncthreads();
   fence_entry(w);
-  IdReader staged = own;
-  if (halves.receive) stage_ids(own, ids, most, given.c.layout.topk, false, dynamic_shared, shape, staged);
-  if (threadIdx.x == 0) p.own_ids = static_cast<const int32_t*>(staged.ids);
+  const bool staged = halves.receive && stage_ids(own, ids, most * given.c.layout.topk, dynamic_shared, shape);
+  if (threadIdx.x == 0 && staged) p.own_ids = reinterpret_cast<const int32_t*>(dynamic_shared + shape.block_at());
   if (!begin_block(given.c.call, words, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_return<A>(w, p);

@@ -32,66 +32,60 @@ __device__ void share_params(const Given& given, P& p) {
   }
 }
 
-/// The first ids of a block's copy, in its threads: two each.
+/// The first ids of a block's copy, as they lie in memory, in its threads: two each, asked for long before they are used.
 struct EarlyIds {
   static constexpr int kEach = 2;
-  int32_t id[kEach];
+  int64_t raw[kEach];
 };
-/// This thread's ids from `first` on, of `count`; -1 behind them.
+/// This thread's ids from `first` on, of `count`; -1 behind them. All are under way before one is looked at.
 __device__ inline EarlyIds load_ids(const IdReader& given, int64_t first, int64_t count) {
-  EarlyIds ids;
+  EarlyIds ids{{-1, -1}};
+  const int64_t step = blockDim.x;
+  if (given.is_int64) {
 #pragma unroll
-  for (int a = 0; a < EarlyIds::kEach; ++a) {
-    const int64_t i = first + a * blockDim.x;
-    ids.id[a] = i < count ? given(i) : -1;
+    for (int a = 0; a < EarlyIds::kEach; ++a)
+      if (first + a * step < count) ids.raw[a] = static_cast<const int64_t*>(given.ids)[first + a * step];
+  } else {
+    int32_t narrow[EarlyIds::kEach] = {-1, -1};
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a)
+      if (first + a * step < count) narrow[a] = static_cast<const int32_t*>(given.ids)[first + a * step];
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a) ids.raw[a] = narrow[a];
   }
   return ids;
 }
 
-/// Those of the ids that no lane before this one, of the same token, has. Lanes hold consecutive routes; `topk` is a power of
-/// two, at most 32.
-__device__ inline EarlyIds firsts_of_lanes(const EarlyIds& ids, int topk) {
-  const int k = static_cast<int>(threadIdx.x) % topk;
-  EarlyIds firsts = ids;
-#pragma unroll 1
-  for (int d = 1; d < topk; ++d) {
-#pragma unroll
-    for (int a = 0; a < EarlyIds::kEach; ++a) {
-      const int32_t before = __shfl_up_sync(kAllLanes, ids.id[a], static_cast<unsigned>(d), topk);
-      if (d <= k && before == ids.id[a]) firsts.id[a] = -1;
-    }
-  }
-  return firsts;
-}
-
-/// All threads of a block, before a barrier: a copy of the ids of `tokens` tokens in the block's shared memory; counting reads
-/// them many times, and memory is a microsecond away. `ids` (in shared memory) then reads the copy. `early`: load_ids of at
-/// least as many. `counts`: they will be counted.
-template <class Ids>
-__device__ void stage_ids(const IdReader& given, EarlyIds early, int64_t tokens, int topk, bool counts, std::byte* shared,
-                          const CudaShape& shape, Ids& ids) {
-  const int64_t count = tokens * topk;
-  if (count * 8 > shape.block_bytes) return;
+/// All threads of a block, before a barrier: a copy of the ids of `count` routes in the block's shared memory, from
+/// shape.block_at() on; counting reads them many times, and memory is a microsecond away. `early`: load_ids of at least as
+/// many. False: there is no room.
+__device__ inline bool stage_ids(const IdReader& given, EarlyIds early, int64_t count, std::byte* shared,
+                                 const CudaShape& shape) {
+  if (shape.block_bytes == 0) return false;
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
-  const bool by_lanes = kLanes % topk == 0;
 #pragma unroll 1  // code from memory is slower than the loop
   for (int64_t base = threadIdx.x; base - threadIdx.x < count; base += EarlyIds::kEach * blockDim.x) {
-    EarlyIds firsts{};
-    if (counts && by_lanes) firsts = firsts_of_lanes(early, topk);
 #pragma unroll
-    for (int a = 0; a < EarlyIds::kEach; ++a) {
-      const int64_t i = base + a * blockDim.x;
-      if (i >= count) continue;
-      copy[i] = early.id[a];
-      if (counts) copy[count + i] = by_lanes ? firsts.id[a] : given.is_first_of_token(i, topk) ? early.id[a] : -1;
-    }
+    for (int a = 0; a < EarlyIds::kEach; ++a)
+      if (base + a * blockDim.x < count) copy[base + a * blockDim.x] = given.expert_of(early.raw[a]);
     early = load_ids(given, base + EarlyIds::kEach * blockDim.x, count);
   }
+  return true;
+}
+
+/// The same of what a call sends, with the T of this launch; p.ids then reads the copy.
+template <class P>
+__device__ void stage_sending(const LowLatencyDispatchParams& given, const EarlyIds& early, int64_t tokens, std::byte* shared,
+                              const CudaShape& shape, P& p) {
+  const bool staged = stage_ids(given.ids, early, tokens * given.layout.topk, shared, shape);
   if (threadIdx.x != 0) return;
-  if constexpr (std::is_same_v<Ids, StagedIds>)
-    ids = {copy, copy + count};
+  p.tokens = tokens;
+  if (!staged) return;
+  const auto* copy = reinterpret_cast<const int32_t*>(shared + shape.block_at());
+  if constexpr (std::is_same_v<decltype(p.ids), StagedIds>)
+    p.ids = {copy};
   else
-    ids = {copy, false, given.experts, counts ? copy + count : nullptr};
+    p.ids = {copy, false, given.ids.experts};
 }
 
 /// Each warp: the rows that it will send first are on their way while the call begins.
@@ -128,7 +122,7 @@ inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< of a warp: rows or flag
 /// With room for the ids of `routes` routes, if there is.
 inline CudaShape low_latency_shape(int64_t routes, const DeviceLimits& limits) {
   CudaShape shape{kLowLatencyWarps, 0, 0, kScratch};
-  const int64_t ids = round_up((routes > 0 ? routes : 1) * 8, 16);
+  const int64_t ids = round_up((routes > 0 ? routes : 1) * 4, 16);
   if (shape.shared_bytes() + ids + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(ids);
   return shape;
 }
