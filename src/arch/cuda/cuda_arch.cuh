@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "arch/cuda/cuda_mover.cuh"
 #include "arch/cuda/cuda_quantize.cuh"
 #include "arch/cuda/cuda_telling.cuh"
 #include "arch/cuda/cuda_warp.cuh"
@@ -32,11 +33,9 @@ namespace switchyard::detail {
 /// multiples of 16 bytes and are multiples of 16 bytes long, bf16 where they are quantised, sums have no bias, places are at
 /// most 32. Launchers check. Types had better be constants, or there is code for each.
 template <bool kBulk, bool kHot = false>
-struct CudaArch {
+struct CudaArch : CudaMover<kBulk> {
   static_assert(!kBulk || !kHot);
   using Warp = CudaWarp;
-  /// Smaller copies are made by the lanes: 1 KiB is two 16-byte accesses a lane.
-  static constexpr size_t kBulkMinBytes = 1024;
   /// Polls before a waiting warp starts to sleep: some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
 
@@ -409,6 +408,9 @@ struct CudaArch {
   }
 
  private:
+  using Mover = CudaMover<kBulk>;
+  using Mover::fence_bulk, Mover::multicast_group, Mover::store_pending;
+
   template <Scope S, class F>
   __device__ static void store_flags(Warp& w, int n, F&& f) {
     SWITCHYARD_ROLLED
@@ -416,11 +418,6 @@ struct CudaArch {
       const FlagStore store = f(i);
       if (store.flag != nullptr) ptx::store_relaxed<S>(store.flag, store.value);
     }
-  }
-
-  /// Orders earlier ordinary accesses before later bulk copies.
-  __device__ static void fence_bulk() {
-    if constexpr (kBulk) ptx::fence_proxy_async();
   }
 
   template <class V>
@@ -444,73 +441,6 @@ struct CudaArch {
 
   /// The first n lanes, at most 32.
   __device__ static unsigned lanes_below(int n) { return n >= kLanes ? kAllLanes : (1u << n) - 1u; }
-
-  /// Up to 32 destinations, in `mine` of the given lanes.
-  __device__ static void multicast_group(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
-    constexpr unsigned kNotGlobal = 16;
-    unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
-    if (kBulk && mine != nullptr && !__isGlobal(mine)) low_bits |= kNotGlobal;
-    low_bits = __reduce_or_sync(kAllLanes, low_bits) | (static_cast<unsigned>(reinterpret_cast<uintptr_t>(src)) & 15u);
-    if constexpr (kBulk && ptx::kHasBulkCopies) {
-      const bool bulk = low_bits == 0 && bytes % 16 == 0 && bytes >= kBulkMinBytes && w.stage_bytes_ > 0;
-      if (bulk && __isGlobal(src)) return multicast_bulk(w, mine, lanes, static_cast<const std::byte*>(src), bytes);
-      if (bulk && __isShared(src)) return multicast_from_shared(w, mine, lanes, src, bytes);
-    }
-    multicast_lanes(w.lane_, mine, lanes, static_cast<const std::byte*>(src), bytes, low_bits);
-    w.lane_writes_ = true;
-  }
-
-  __device__ static void multicast_bulk(Warp& w, void* mine, unsigned lanes, const std::byte* src, size_t bytes) {
-    size_t at = 0;
-    while (at < bytes) {
-      const size_t left = bytes - at;
-      const uint32_t piece = left < w.stage_bytes_ ? static_cast<uint32_t>(left) : w.stage_bytes_;
-      const int stage = w.stages_ == 1 ? 0 : w.pending_stage_ ^ 1;
-      if (w.stages_ == 1) store_pending(w);
-      const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
-      if (w.lane_ == 0) {
-        ptx::bulk_wait_read();  // the stores that this stage fed
-        ptx::mbarrier_expect(bar, piece);
-        ptx::bulk_load(w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, src + at, piece, bar);
-      }
-      store_pending(w);  // two stages: the row before this one
-      w.pending_stage_ = stage;
-      w.pending_dst_ = mine == nullptr ? nullptr : static_cast<std::byte*>(mine) + at;
-      w.pending_lanes_ = lanes;
-      w.pending_bytes_ = piece;
-      at += piece;
-    }
-  }
-
-  /// Waits for the pending load and issues its stores.
-  __device__ static void store_pending(Warp& w) {
-    if constexpr (!kBulk) return;
-    const unsigned lanes = w.pending_lanes_;
-    if (lanes == 0) return;
-    const int stage = w.pending_stage_;
-    const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
-    while (!ptx::mbarrier_try_wait(bar, (w.parity_ >> stage) & 1u)) {
-    }
-    w.parity_ ^= 1u << stage;
-    store_from(w, w.pending_dst_, lanes, w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, w.pending_bytes_);
-    w.pending_lanes_ = 0;
-  }
-
-  /// Rows that lanes wrote into shared memory (scratch) leave from there.
-  __device__ static void multicast_from_shared(Warp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
-    store_pending(w);
-    ptx::fence_proxy_async();
-    __syncwarp();
-    store_from(w, mine, lanes, ptx::shared_address(src), static_cast<uint32_t>(bytes));
-  }
-
-  __device__ static void store_from(Warp& w, void* mine, unsigned lanes, uint32_t shared, uint32_t bytes) {
-    for (unsigned left = lanes; left != 0; left &= left - 1) {
-      const auto dst = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1);
-      if (w.lane_ == 0) ptx::bulk_store(reinterpret_cast<void*>(dst), shared, bytes);
-    }
-    if (w.lane_ == 0) ptx::bulk_commit();
-  }
 };
 
 using Cuda = CudaArch<true>;

@@ -3,7 +3,7 @@
 // every function together with equal arguments (`mine` apart).
 #pragma once
 
-#include "arch/cuda/cuda_rows.cuh"
+#include "arch/cuda/cuda_whole.cuh"
 
 namespace switchyard::detail {
 

@@ -103,6 +103,8 @@ class CudaWarp {
  private:
   template <bool kBulk, bool kHot>
   friend struct CudaArch;
+  template <bool kBulk>
+  friend struct CudaMover;
 
   int lane_;
   int warp_;

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of whole 16 bytes by the lanes of one warp, for kernels in which everything runs once (CudaArch, kHot): in line, small,
+// nothing in memory. All lanes call every function together with equal arguments (`mine` apart).
+#pragma once
+
+#include "arch/cuda/cuda_rows.cuh"
+
+namespace switchyard::detail {
+
+/// A row of whole Vs whose first ones are on their way to the lanes.
+template <class V>
+struct FetchedVectors {
+  static constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
+  V v[kAhead];
+  const V* from;
+  int count;
+
+  __device__ __forceinline__ void load(int base) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      if (base + a * 32 < count) v[a] = from[base + a * 32];
+  }
+};
+template <class V>
+__device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* src, size_t bytes) {
+  FetchedVectors<V> row;
+  row.from = static_cast<const V*>(src);
+  row.count = static_cast<int>(bytes / sizeof(V));
+  row.load(lane);
+  return row;
+}
+
+/// To the destinations in the lanes where `mine` is not null.
+template <bool kTells, class V>
+__device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
+                                                const Telling& telling_as = telling_sums()) {
+  constexpr int kAhead = FetchedVectors<V>::kAhead;
+  const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
+#pragma unroll 1
+  for (int base = lane; base - lane < row.count; base += 32 * kAhead, row.load(base)) {
+    if constexpr (kTells) {
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) row.v[a] = telling(row.v[a], telling_as);
+    }
+#pragma unroll 1
+    for (unsigned left = lanes; left != 0; left &= left - 1) {
+      auto* dst = reinterpret_cast<V*>(
+          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1));
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a)
+        if (base + a * 32 < row.count) {
+          if constexpr (kTells)
+            ptx::store_words(dst + base + a * 32, row.v[a]);
+          else
+            dst[base + a * 32] = row.v[a];
+        }
+    }
+  }
+}
+
+/// The sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
+template <DType T>
+__device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count,
+                                             bool tells) {
+  using E = RowElements<T>;
+  constexpr int kAhead = 4;
+  const auto row_of = [&](unsigned left) {
+    return reinterpret_cast<const uint4*>(
+        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), left != 0 ? __ffs(static_cast<int>(left)) - 1 : 0));
+  };
+#pragma unroll 1
+  for (unsigned left = lanes; left != 0; left &= left - 1) prefetch_lanes(lane, row_of(left), count * 16);
+#pragma unroll 1
+  for (int v = lane; v - lane < count; v += 32 * kAhead) {
+    float sum[kAhead][E::kPerVector] = {};
+    uint4 next[kAhead] = {};
+    const auto load = [&](unsigned left) {
+      const uint4* from = row_of(left);
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a)
+        if (left != 0 && v + a * 32 < count) next[a] = __ldcs(from + v + a * 32);
+    };
+    load(lanes);
+#pragma unroll 1
+    for (unsigned left = lanes; left != 0;) {
+      const float weight_now = __shfl_sync(kAllLanes, weight, __ffs(static_cast<int>(left)) - 1);
+      uint4 now[kAhead];
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) now[a] = next[a];
+      left &= left - 1;
+      load(left);
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) add_row<T>(now[a], true, weight_now, sum[a]);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      if (v + a * 32 < count) put(out + v + a * 32, E::narrow(sum[a]), tells);
+  }
+}
+
+/// See Arch::map_row. Each lane has kAhead loads under way.
+template <DType T, class F>
+__device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f, bool tells) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  constexpr int kAhead = 4, kPer = E::kPerVector;
+  const bool aligned = ((reinterpret_cast<uintptr_t>(out) | reinterpret_cast<uintptr_t>(src)) & 15u) == 0;
+  const int64_t vectors = aligned ? hidden / kPer : 0;
+  SWITCHYARD_ROLLED
+  for (int64_t base = lane; base < vectors; base += 32 * kAhead) {
+    uint4 given[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a)
+      given[a] = __ldcs(static_cast<const uint4*>(src) + (base + a * 32 < vectors ? base + a * 32 : base));
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int64_t v = base + a * 32;
+      if (v >= vectors) break;
+      float x[kPer];
+      E::widen(given[a], x);
+      f(x, v * kPer, std::integral_constant<int, kPer>{});
+      put(static_cast<uint4*>(out) + v, E::narrow(x), tells);
+    }
+  }
+  const int each = tells ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  SWITCHYARD_ROLLED
+  for (int64_t c = vectors * kPer + lane * each; c < hidden; c += 32 * each) {
+    Element made[2];
+    const int here = hidden - c < each ? 1 : each;
+    for (int i = 0; i < here; ++i) {
+      float x[1] = {E::widen_one(static_cast<const Element*>(src)[c + i])};
+      f(x, c + i, std::integral_constant<int, 1>{});
+      made[i] = E::narrow_one(x[0]);
+    }
+    put_elements(static_cast<Element*>(out), c, made, here, tells);
+  }
+}
+
+template <class F>
+__device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f, bool tells) {
+  switch (type) {
+    case DType::bf16: return map_typed<DType::bf16>(lane, out, src, hidden, f, tells);
+    case DType::f16: return map_typed<DType::f16>(lane, out, src, hidden, f, tells);
+    case DType::f32: return map_typed<DType::f32>(lane, out, src, hidden, f, tells);
+    case DType::fp8_e4m3: return;  // callers check
+  }
+}
+
+/// More rows than lanes: one element at a time, without hurry.
+template <DType T>
+__device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  const int each = spec.telling ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  for (int64_t c = lane * each; c < spec.hidden; c += 32 * each) {
+    Element made[2];
+    const int here = spec.hidden - c < each ? 1 : each;
+    for (int e = 0; e < here; ++e) {
+      float sum = 0.0f;
+      if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c + e]);
+      if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c + e]));
+      for (int i = 0; i < spec.n; ++i) {
+        float x = E::widen_one(static_cast<const Element*>(spec.rows[i])[c + e]);
+        if (spec.weights != nullptr) x = __fmul_rn(spec.weights[i], x);
+        sum = __fadd_rn(sum, x);
+      }
+      made[e] = E::narrow_one(sum);
+    }
+    put_elements(static_cast<Element*>(spec.out), c, made, here, spec.telling);
+  }
+}
+
+__device__ __noinline__ inline void reduce_array_rows(int lane, const ReduceSpec& spec) {
+  switch (spec.type) {
+    case DType::bf16: return reduce_array_typed<DType::bf16>(lane, spec);
+    case DType::f16: return reduce_array_typed<DType::f16>(lane, spec);
+    case DType::f32: return reduce_array_typed<DType::f32>(lane, spec);
+    case DType::fp8_e4m3: return;
+  }
+}
+
+}  // namespace switchyard::detail
