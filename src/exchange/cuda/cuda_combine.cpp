@@ -70,7 +70,8 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
   const bool per_route = expert_major && o.order == CombineOrder::per_route;
   const int blocks = call.launch.blocks;
-  if (blocks >= kApartFrom) c.sum_blocks = per_route ? std::min(blocks * 2 / 5, kPushSms) : blocks * 3 / 5;
+  const int push = kPushSms * (world() - 1) / world();
+  if (blocks >= kApartFrom) c.sum_blocks = per_route ? std::min(blocks * 2 / 5, std::max(push, 1)) : blocks * 3 / 5;
   launch_combine(p, call.launch, call.stream);
   end(call);
 }

@@ -23,9 +23,9 @@ inline constexpr int kSumWarps = kMostCombineWarps;
 inline constexpr int kLinkSms = 20;
 /// More than so many slow it down.
 inline constexpr int kMostLinkSms = 32;
-/// Multiprocessors that push rows of combine per_route while the others sum, and from how many on it pays to push rows that
-/// owners could read in place: docs/design/0004-combine-pulls.md.
-inline constexpr int kPushSms = 20;
+/// Multiprocessors that push rows of combine per_route while the others sum, times the share of ranks that are others; and from
+/// how many on it pays to push rows that owners could read in place: docs/design/0004-combine-pulls.md.
+inline constexpr int kPushSms = 28;
 inline constexpr int kPushFrom = 40;
 /// With so many or more, expert-major calls leave the link to some of them, and the local work to the others.
 inline constexpr int kApartFrom = 16;
