@@ -468,9 +468,9 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             TakeGivesTheOldValue, PostedWordsAreSeen, PublishReachesExactlyItsFlags,
                             PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
                             TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
-                            MapTurnsEveryElement, TellingRowsHoldNoZeros, RowsThatHaveComeAreSummed, ReduceRoundsTiesToEven,
-                            ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero, ReduceKeepsNan,
-                            ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference, QuantizeRoundsTiesToEven,
-                            QuantizeSpecialGroups, QuantizeScaleBoundaries);
+                            MapTurnsEveryElement, TellingRowsHoldNoZeros, RowsThatHaveComeAreSummed, BlankRowsHaveNotCome,
+                            ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
+                            ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference,
+                            QuantizeRoundsTiesToEven, QuantizeSpecialGroups, QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

@@ -83,10 +83,12 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         true);
   }
-  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes) {
+  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
     Cpu::multicast_telling(
-        warp, n, [&](int i) { return dsts[i]; }, src, bytes);
+        warp, n, [&](int i) { return dsts[i]; }, src, bytes, copies ? detail::telling_copies() : detail::telling_sums());
   }
+  bool has_come(const void* row, size_t bytes) { return Cpu::has_come(warp, row, bytes, detail::telling_copies()); }
+  void blank_row(void* row, size_t bytes) { Cpu::blank_row(warp, row, bytes, detail::telling_copies()); }
   int reduce_told(const detail::ReduceSpec& spec, int looks) {
     return Cpu::reduce_told(
         warp, spec, spec.n, spec.weights != nullptr, [&](int i) { return spec.rows[i]; },

@@ -144,4 +144,49 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   }
 }
 
+/// `row` as telling_copies() makes it of the `bytes` bytes `want`: no word of 8 bytes is all ones, and only words of 4 that
+/// were have changed.
+inline ::testing::AssertionResult tells_copy(const std::byte* row, const std::byte* want, size_t bytes) {
+  constexpr uint32_t kOnes = 0xffffffff, kInstead = 0xffff7fff;
+  for (size_t at = 0; at < bytes; at += 4) {
+    uint32_t here = 0, there = 0;
+    std::memcpy(&here, row + at, std::min<size_t>(4, bytes - at));
+    std::memcpy(&there, want + at, std::min<size_t>(4, bytes - at));
+    if (here != there && (there != kOnes || here != kInstead))
+      return ::testing::AssertionFailure() << "byte " << at << ": " << std::hex << here << ", expected " << there;
+  }
+  for (size_t at = 0; at + 8 <= bytes; at += 8) {
+    uint64_t here = 0;
+    std::memcpy(&here, row + at, 8);
+    if (here == ~uint64_t{0}) return ::testing::AssertionFailure() << "blank at byte " << at;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// A row that was made blank has not come; one that was told has, whatever it holds; one with a blank word again has not.
+TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
+  for (const size_t bytes : {size_t{1}, size_t{4}, size_t{8}, size_t{15}, size_t{16}, size_t{130}, size_t{512}, size_t{4104}}) {
+    typename TestFixture::Memory src(telling_room(bytes)), row(telling_room(bytes));
+    for (const int ones : {0, 2, 100}) {  // per cent of the words
+      src.randomize(this->random_);
+      row.randomize(this->random_);
+      for (size_t at = 0; at + 4 <= bytes; at += 4)
+        if (static_cast<int>(this->random_() % 100) < ones) std::memset(src.data() + at, 0xff, 4);
+      this->warp_.blank_row(row.data(), bytes);
+      this->warp_.settle();
+      for (size_t b = 0; b < (bytes + 3) / 4 * 4; ++b)
+        ASSERT_EQ(row.data()[b], std::byte{0xff}) << "byte " << b << " of " << bytes;
+      ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
+      void* const to[] = {row.data()};
+      this->warp_.multicast_telling(to, 1, src.data(), bytes, true);
+      this->warp_.settle();
+      ASSERT_TRUE(this->warp_.has_come(row.data(), bytes)) << bytes;
+      ASSERT_TRUE(tells_copy(row.data(), src.data(), bytes)) << bytes;
+      std::memset(row.data() + this->random_() % (telling_room(bytes) / 8) * 8, 0xff, 8);
+      ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
+      ASSERT_TRUE(row.guards_intact());
+    }
+  }
+}
+
 }  // namespace switchyard::conformance

@@ -33,6 +33,9 @@ enum class Op {
   map,
   map_telling,
   multicast_telling,
+  multicast_telling_copies,
+  has_come,
+  blank_row,
   reduce_told,
   quantize_row,
   quantize_to,
@@ -122,6 +125,9 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
           r.op == Op::map_telling);
       break;
     case Op::multicast_telling: A::multicast_telling(w, n, row, r.src, r.bytes); break;
+    case Op::multicast_telling_copies: A::multicast_telling(w, n, row, r.src, r.bytes, detail::telling_copies()); break;
+    case Op::has_come: first = static_cast<uint64_t>(A::has_come(w, r.src, r.bytes, detail::telling_copies())); break;
+    case Op::blank_row: A::blank_row(w, r.dst, r.bytes, detail::telling_copies()); break;
     case Op::reduce_told:
       first = static_cast<uint64_t>(A::reduce_told(
           w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }, static_cast<int>(r.value)));
@@ -293,9 +299,12 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
   void map_telling(void* out, const void* src, DType type, int64_t hidden) {
     run({.op = Op::map_telling, .dst = out, .src = src, .type = type, .hidden = hidden});
   }
-  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes) {
-    run({.op = Op::multicast_telling, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
+  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
+    const Op op = copies ? Op::multicast_telling_copies : Op::multicast_telling;
+    run({.op = op, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
+  bool has_come(const void* row, size_t bytes) { return run({.op = Op::has_come, .src = row, .bytes = bytes}).first != 0; }
+  void blank_row(void* row, size_t bytes) { run({.op = Op::blank_row, .dst = row, .bytes = bytes}); }
   int reduce_told(const detail::ReduceSpec& spec, int looks) {
     const bool weighted = spec.weights != nullptr;
     return static_cast<int>(run({.op = Op::reduce_told,
