@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -283,7 +284,14 @@ std::vector<double> GpuRank::replay(int n) {
   return out;
 }
 
-void GpuRank::set_moves(const RowMoves& moves) {
+void GpuRank::set_moves(const RowMoves& given) {
+  RowMoves moves = given;  // ranks in turn, this one last, as the library serves them (docs/design/0020)
+  for (size_t t = 0; t + 1 < moves.begin.size(); ++t) {
+    const auto begin = moves.begin[t], end = moves.begin[t + 1];
+    auto next = begin;
+    while (next < end && moves.rank[static_cast<size_t>(next)] <= impl_->heap.rank) ++next;
+    for (auto* list : {&moves.rank, &moves.row}) std::rotate(list->begin() + begin, list->begin() + next, list->begin() + end);
+  }
   const auto upload = [&](const std::vector<int32_t>& v) {
     auto* p = static_cast<int32_t*>(allocate(v.size() * 4));
     write(p, v.data(), v.size() * 4);

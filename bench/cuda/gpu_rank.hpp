@@ -54,7 +54,7 @@ class GpuRank {
   /// Replays it `n` times; durations of the timed part in order. Collective in effect: all ranks meet in each replay.
   std::vector<double> replay(int n);
 
-  /// Uploads the moves of this rank.
+  /// Uploads the moves of this rank, whose ranks ascend in each token.
   void set_moves(const RowMoves& moves);
   /// Enqueues one limit over `sms` blocks: rows are read once and written to all their places (push), or read from all their
   /// places, summed in float32 and written once (pull; bf16). `shape` in [0, kFloorShapes).
