@@ -27,7 +27,7 @@ class Divisor {
 
  private:
   uint32_t d_ = 1;
-  uint64_t inverse_ = 0;
+  uint64_t inverse_ = uint64_t{1} << 32;
 };
 
 inline constexpr float kSmallestFastScale = 0x1p-60f;

@@ -56,10 +56,13 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int world() const { return map.world; }
   SWITCHYARD_FN int first_expert(int rank) const { return rank * experts_base + (rank < experts_extra ? rank : experts_extra); }
   SWITCHYARD_FN int experts_of(int rank) const { return experts_base + (rank < experts_extra ? 1 : 0); }
+  /// kFast: if both divisors are.
+  template <bool kFast = false>
   SWITCHYARD_FN int owner(int32_t expert) const {
     const auto e = static_cast<uint32_t>(expert), extra = static_cast<uint32_t>(experts_extra);
     const uint32_t wide = extra * by_wide.value();
-    return static_cast<int>(e < wide ? by_wide.quotient(e) : extra + by_each.quotient(e - wide));
+    const auto quotient = [](const Divisor& by, uint32_t n) { return kFast ? by.quotient_fast(n) : by.quotient(n); };
+    return static_cast<int>(e < wide ? quotient(by_wide, e) : extra + quotient(by_each, e - wide));
   }
   SWITCHYARD_FN bool owns(int rank, int32_t expert) const {
     const int first = first_expert(rank);

@@ -139,6 +139,16 @@ TEST(ExactDivision, ScaleOfEveryMaximum) {
   }
 }
 
+/// One that nobody has set divides by 1: kernels are warmed up with such layouts, and chosen by fast().
+TEST(ExactDivision, DivisorBeginsAsOne) {
+  const detail::Divisor one;
+  EXPECT_TRUE(one.fast());
+  for (const uint32_t n : {0u, 1u, 7u, 0xffffffffu}) {
+    EXPECT_EQ(one.quotient(n), n);
+    EXPECT_EQ(one.quotient_fast(n), n);
+  }
+}
+
 /// Every divisor that rows and pieces have, next to where the quotient changes, up to the bound and beyond what fits.
 TEST(ExactDivision, DivisorDividesUpToItsBound) {
   for (uint32_t d = 1; d < 3000; d += d < 300 ? 1 : 7) {
@@ -152,6 +162,7 @@ TEST(ExactDivision, DivisorDividesUpToItsBound) {
       for (const uint64_t n : tried) {
         if (n > bound) continue;
         ASSERT_EQ(divisor.quotient(static_cast<uint32_t>(n)), n / d) << n << " / " << d << ", bound " << bound;
+        if (divisor.fast()) ASSERT_EQ(divisor.quotient_fast(static_cast<uint32_t>(n)), n / d) << n << " / " << d;
       }
     }
   }

@@ -12,11 +12,7 @@ struct KnownLayout : LowLatencyLayout {
   static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
   static constexpr SWITCHYARD_FN int64_t token_of(int64_t unit) { return unit; }
   static constexpr SWITCHYARD_FN int first_k_of(int64_t) { return 0; }
-  SWITCHYARD_FN int owner(int32_t expert) const {
-    const auto e = static_cast<uint32_t>(expert), extra = static_cast<uint32_t>(experts_extra);
-    const uint32_t wide = extra * by_wide.value();
-    return static_cast<int>(e < wide ? by_wide.quotient_fast(e) : extra + by_each.quotient_fast(e - wide));
-  }
+  SWITCHYARD_FN int owner(int32_t expert) const { return LowLatencyLayout::owner<true>(expert); }
 
   static bool holds(const LowLatencyLayout& l) {
     return l.entries == l.topk && l.topk <= 32 && l.world() <= 32 && l.by_wide.fast() && l.by_each.fast();
