@@ -75,6 +75,7 @@ struct LowLatencyDispatchOptions {
   void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
   int num_sms = 0;         ///< in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
+  /// All of the ids must be readable: they are asked for before T is known.
   const int32_t* device_tokens = nullptr;
 };
 

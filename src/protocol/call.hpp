@@ -45,6 +45,9 @@ struct MoveCounter {
   uint64_t metadata_bytes = 0;
 };
 
+/// The i-th of n places, i in [0, n), from `first` in [0, n] on and around.
+SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n ? first + i : first + i - n; }
+
 /// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
 struct CallContext {
   HeapView heap;
@@ -68,10 +71,7 @@ struct CallContext {
   SWITCHYARD_FN int rank() const { return heap.rank; }
   /// All ranks, i in [0, W), from the next one on and this one last: if all served rank 0 first, its link would be the only one
   /// in use, and then that of rank 1.
-  SWITCHYARD_FN int in_turn(int i) const {
-    const int r = heap.rank + 1 + i;
-    return r < heap.world ? r : r - heap.world;
-  }
+  SWITCHYARD_FN int in_turn(int i) const { return around(i, heap.rank + 1, heap.world); }
 };
 
 /// Records a span of this warp's track from construction to destruction, on an arch that can trace.

@@ -137,15 +137,14 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<
       row = staged;
     }
     const int first = (p.call.rank() + 1) % places;  // as CallContext::in_turn
-    const auto in_turn = [=](int i) { return first + i < places ? first + i : first + i - places; };
     const auto row_to = [&](int n) -> void* {
-      const int i = in_turn(n);
+      const int i = around(n, first, places);
       return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.row_bytes : nullptr;
     };
     A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.row_bytes));
     if (!scale) continue;
     const auto scale_to = [&](int n) -> void* {
-      const int i = in_turn(n);
+      const int i = around(n, first, places);
       if (!goes(i)) return nullptr;
       const Destination d = destination(p, entries[i].rank);
       return d.block + d.layout.scales_at() + entries[i].row * p.scale_bytes;

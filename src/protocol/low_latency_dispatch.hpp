@@ -185,8 +185,9 @@ SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int64_t unit, 
   });
   if (places == 0) return 0;
   if (brings_row(p, unit)) send_payload<A>(w, p, unit, t, part, places, moved);
-  SWITCHYARD_ROLLED  // while the row is under way
-      for (int j = part; j < l.entries; j += p.parts) send_entry<A>(w, p, unit, t, first_k + j, j, places);
+  // While the row is under way.
+  SWITCHYARD_ROLLED
+  for (int j = part; j < l.entries; j += p.parts) send_entry<A>(w, p, unit, t, first_k + j, j, places);
   A::settle(w);
   return places;
 }
@@ -215,8 +216,9 @@ struct Sender {
       part = 0;
       return;
     }
-    SWITCHYARD_ROLLED  // no division: there are few
-        for (int used = 2 * parts; used < w.warps_per_block(); used += parts)++ teams;
+    // No divisions: there are few.
+    SWITCHYARD_ROLLED
+    for (int used = 2 * parts; used < w.warps_per_block(); used += parts) ++teams;
     SWITCHYARD_ROLLED
     for (; part >= parts; part -= parts) ++team;
   }
