@@ -162,7 +162,9 @@ TEST(ExactDivision, DivisorDividesUpToItsBound) {
       for (const uint64_t n : tried) {
         if (n > bound) continue;
         ASSERT_EQ(divisor.quotient(static_cast<uint32_t>(n)), n / d) << n << " / " << d << ", bound " << bound;
-        if (divisor.fast()) ASSERT_EQ(divisor.quotient_fast(static_cast<uint32_t>(n)), n / d) << n << " / " << d;
+        if (divisor.fast()) {
+          ASSERT_EQ(divisor.quotient_fast(static_cast<uint32_t>(n)), n / d) << n << " / " << d;
+        }
       }
     }
   }
