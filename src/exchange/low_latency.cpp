@@ -48,14 +48,15 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
   l.map = ExpertMap{c.num_experts, world};
   l.topk = c.topk;
   l.entries = c.sending == Sending::per_rank ? c.topk : 1;
-  l.max_tokens = c.max_tokens;
-  l.hidden = c.hidden;
-  l.payload_bytes = c.hidden * static_cast<int64_t>(dtype_bytes(sent_type(c)));
-  if (c.scales != ScaleKind::none) l.scale_bytes = num_scales(c.hidden, c.scale_group) * element_bytes_of_scale(c.scales);
-  l.return_bytes = c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type));
+  l.max_tokens = static_cast<int>(c.max_tokens);
+  l.hidden = static_cast<int>(c.hidden);
+  l.payload_bytes = l.hidden * static_cast<int>(dtype_bytes(sent_type(c)));
+  if (c.scales != ScaleKind::none)
+    l.scale_bytes = static_cast<int>(num_scales(c.hidden, c.scale_group) * element_bytes_of_scale(c.scales));
+  l.return_bytes = l.hidden * static_cast<int>(dtype_bytes(c.row_type));
   const int64_t wanted = c.pieces > 0 ? c.pieces : usual_pieces(c, world);
-  l.piece_columns = round_up((c.hidden + wanted - 1) / wanted, kColumnUnit);
-  l.pieces = static_cast<int>((c.hidden + l.piece_columns - 1) / l.piece_columns);
+  l.piece_columns = static_cast<int>(round_up((c.hidden + wanted - 1) / wanted, kColumnUnit));
+  l.pieces = (l.hidden + l.piece_columns - 1) / l.piece_columns;
   l.place();
   return l;
 }
@@ -94,10 +95,10 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
   t.source_range = reinterpret_cast<int64_t*>(take(experts * l.world() * 8));
   t.row_source = reinterpret_cast<int64_t*>(take(rows * 8));
   t.routes = reinterpret_cast<LowLatencyRoute*>(
-      take(l.world() * l.max_tokens * l.topk * static_cast<int64_t>(sizeof(LowLatencyRoute))));
+      take(int64_t{l.world()} * l.max_tokens * l.topk * static_cast<int64_t>(sizeof(LowLatencyRoute))));
   t.source_tokens = reinterpret_cast<int64_t*>(take(int64_t{l.world()} * 8));
-  t.own_ids = reinterpret_cast<int32_t*>(take(l.max_tokens * l.topk * 4));
-  t.own_weights = reinterpret_cast<float*>(take(l.max_tokens * l.topk * 4));
+  t.own_ids = reinterpret_cast<int32_t*>(take(int64_t{l.max_tokens} * l.topk * 4));
+  t.own_weights = reinterpret_cast<float*>(take(int64_t{l.max_tokens} * l.topk * 4));
   t.own_tokens = reinterpret_cast<int64_t*>(take(8));
   return t;
 }
@@ -117,9 +118,11 @@ void LowLatencyImpl::cut_rows(int pieces) {
   layout_ = low_latency_layout(cut, world(), 0);
 }
 
-void LowLatencyImpl::set_parts(int most) {
-  part_columns_ = round_up((config.hidden + most - 1) / most, kColumnUnit);
-  parts_ = static_cast<int>((config.hidden + part_columns_ - 1) / part_columns_);
+void LowLatencyImpl::set_parts(int most, int warps) {
+  const auto hidden = static_cast<int>(config.hidden);
+  part_columns_ = static_cast<int>(round_up((hidden + most - 1) / most, kColumnUnit));
+  parts_ = (hidden + part_columns_ - 1) / part_columns_;
+  teams_ = sending_teams(warps, parts_);
 }
 
 size_t LowLatencyImpl::allocate_symmetric() {
@@ -244,9 +247,9 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
   p.layout = layout_;
   p.x = static_cast<const std::byte*>(x.data);
   p.scales = static_cast<const std::byte*>(x.scales);
-  p.tokens = ids.tokens;
-  p.src_row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(x.dtype));
-  p.src_scale_bytes = scales_.row_bytes;
+  p.tokens = static_cast<int>(ids.tokens);
+  p.src_row_bytes = layout_.hidden * static_cast<int>(dtype_bytes(x.dtype));
+  p.src_scale_bytes = static_cast<int>(scales_.row_bytes);
   p.src_type = x.dtype;
   p.quantize = x.dtype == DType::fp8_e4m3 ? ScaleKind::none : config.scales;
   p.scale_group = config.scale_group;
@@ -254,6 +257,7 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
   p.ids = IdReader{ids.data, ids.is_int64, config.num_experts};
   p.parts = parts_;
   p.part_columns = part_columns_;
+  p.teams = teams_;
   return p;
 }
 

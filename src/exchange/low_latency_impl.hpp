@@ -7,6 +7,7 @@
 
 #include "exchange/exchange_base.hpp"
 #include "protocol/flat_exchange.hpp"
+#include "protocol/low_latency_dispatch.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace switchyard::detail {
@@ -91,7 +92,7 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Lays the symmetric region out for rows in so many pieces; 0: as many as the library chooses without a tuning.
   void cut_rows(int pieces);
   /// Lets up to so many warps of a block, with channels for each, send a message together; 1: blocks need no barrier.
-  void set_parts(int most);
+  void set_parts(int most, int warps);
   /// Takes memory_required(config) of the heap and lets `layout_` begin there. \returns the offset
   size_t allocate_symmetric();
 
@@ -99,7 +100,8 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyLayout layout_;
   ScalePlace scales_;
   int parts_ = 1;  ///< see LowLatencyDispatchParams
-  int64_t part_columns_ = 0;
+  int part_columns_ = 0;
+  int teams_ = 1;
 
  private:
   void check_tokens(const ConstRows& x, const ExpertIds& ids) const;

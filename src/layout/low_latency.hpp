@@ -43,14 +43,16 @@ struct LowLatencyLayout {
   int experts_base = 0, experts_extra = 0;  ///< experts / world and the rest: kernels do not divide
   int topk = 1;
   int entries = 1;  ///< per message: K, or 1 if routes travel alone
-  int64_t max_tokens = 0;
-  int64_t hidden = 0;
-  int64_t payload_bytes = 0;  ///< of a row as it is sent
-  int64_t scale_bytes = 0;    ///< used bytes of its scales, without padding
-  int64_t return_bytes = 0;   ///< of a row that comes back
+  // 32 bits: rows have at most 2^20 channels, ranks at most 65 535 tokens.
+  int max_tokens = 0;
+  int hidden = 0;
+  int payload_bytes = 0;  ///< of a row as it is sent
+  int scale_bytes = 0;    ///< used bytes of its scales, without padding
+  int return_bytes = 0;   ///< of a row that comes back
   int pieces = 1;
-  int64_t piece_columns = 0;
+  int piece_columns = 0;
   Divisor by_each, by_wide;  ///< experts_base and experts_base + 1
+  Divisor by_topk;           ///< of indices over all routes of a rank
   Divisor by_pieces;         ///< of indices over all pieces that a rank can send or receive
 
   SWITCHYARD_FN int world() const { return map.world; }
@@ -69,24 +71,26 @@ struct LowLatencyLayout {
     return expert >= first && expert < first + experts_of(rank);
   }
   SWITCHYARD_FN int units_per_token() const { return entries == topk ? 1 : topk; }
-  SWITCHYARD_FN int64_t max_units() const { return max_tokens * units_per_token(); }
-  SWITCHYARD_FN int64_t token_of(int64_t unit) const {
-    return entries == topk ? unit : static_cast<int64_t>(static_cast<uint32_t>(unit) / static_cast<uint32_t>(topk));
+  SWITCHYARD_FN int max_units() const { return at.units; }
+  SWITCHYARD_FN int token_of(int unit) const {
+    return entries == topk ? unit : static_cast<int>(by_topk.quotient(static_cast<uint32_t>(unit)));
   }
   /// First of the token's choices that the unit carries.
-  SWITCHYARD_FN int first_k_of(int64_t unit) const { return static_cast<int>(unit - token_of(unit) * units_per_token()); }
-  SWITCHYARD_FN int64_t rows_per_expert() const { return max_tokens * world(); }
-  SWITCHYARD_FN int64_t column(int piece) const {
-    const int64_t c = piece * piece_columns;
+  SWITCHYARD_FN int first_k_of(int unit) const { return unit - token_of(unit) * units_per_token(); }
+  SWITCHYARD_FN int64_t rows_per_expert() const { return int64_t{max_tokens} * world(); }
+  SWITCHYARD_FN int column(int piece) const {
+    const int c = piece * piece_columns;
     return c < hidden ? c : hidden;
   }
 
   /// What follows from the sizes above, computed once by place().
   struct Offsets {
-    int64_t scales = 0, entries = 0, message_bytes = 0;         // in a message: payload, scales, entries
-    int64_t counts = 0, messages = 0, set_words = 0;            // words of a set: headers, counts, messages
-    int64_t return_rows = 0, return_stride = 0, set_bytes = 0;  // bytes of a set's staging: messages, returned rows
+    int scales = 0, entries = 0, message_bytes = 0;   // in a message: payload, scales, entries
+    int units = 0;                                    // of a rank
+    int64_t counts = 0, messages = 0, set_words = 0;  // words of a set: headers, counts, messages
+    int64_t return_rows = 0, set_bytes = 0;           // bytes of a set's staging: messages, returned rows
     int64_t flags_bytes = 0;
+    int return_stride = 0;
     int slots = 1;  // rows that can come back for a token
   } at;
 
@@ -101,20 +105,23 @@ struct LowLatencyLayout {
     constexpr int64_t kWarps = int64_t{1} << 20;  // an index may lie behind the last item by the number of warps
     by_pieces = Divisor(static_cast<uint32_t>(pieces), static_cast<uint64_t>(items + kWarps));
     at.slots = topk > world() ? topk : world();
-    at.scales = round_up(payload_bytes, 128);
-    at.entries = at.scales + round_up(scale_bytes, 128);
-    at.message_bytes = at.entries + round_up(entries * static_cast<int64_t>(sizeof(LowLatencyEntry)), 128);
+    by_topk = Divisor(static_cast<uint32_t>(topk), static_cast<uint64_t>(max_tokens) * static_cast<uint64_t>(topk));
+    at.units = max_tokens * units_per_token();
+    const auto lines = [](int64_t bytes) { return static_cast<int>(round_up(bytes, 128)); };
+    at.scales = lines(payload_bytes);
+    at.entries = at.scales + lines(scale_bytes);
+    at.message_bytes = at.entries + lines(entries * static_cast<int64_t>(sizeof(LowLatencyEntry)));
     at.counts = int64_t{world()} * (kLine / 8);
     at.messages = at.counts + int64_t{experts_of(0)} * world();
-    at.set_words = at.messages + world() * max_units();
+    at.set_words = at.messages + int64_t{world()} * max_units();
     at.flags_bytes = round_up(2 * at.set_words * 8, 4096);
-    at.return_rows = world() * max_units() * at.message_bytes;
-    at.return_stride = round_up(return_bytes, 128);
-    at.set_bytes = at.return_rows + max_tokens * at.slots * at.return_stride;
+    at.return_rows = int64_t{world()} * max_units() * at.message_bytes;
+    at.return_stride = lines(return_bytes);
+    at.set_bytes = at.return_rows + int64_t{max_tokens} * at.slots * at.return_stride;
   }
 
-  SWITCHYARD_FN int64_t scales_at() const { return at.scales; }
-  SWITCHYARD_FN int64_t entries_at() const { return at.entries; }
+  SWITCHYARD_FN int scales_at() const { return at.scales; }
+  SWITCHYARD_FN int entries_at() const { return at.entries; }
   SWITCHYARD_FN int64_t flags_bytes() const { return at.flags_bytes; }
   SWITCHYARD_FN int64_t staging_bytes() const { return 2 * at.set_bytes; }
   /// f(offset, bytes) for what must be zero before the first call, besides the flags.
@@ -131,15 +138,15 @@ struct LowLatencyLayout {
     return word(epoch, at.counts + int64_t{local_expert} * world() + writer);
   }
   /// A message has arrived (value 1), or is not for this rank (value 0).
-  SWITCHYARD_FN SymPtr<uint64_t> arrival(uint64_t epoch, int writer, int64_t unit) const {
-    return word(epoch, at.messages + writer * max_units() + unit);
+  SWITCHYARD_FN SymPtr<uint64_t> arrival(uint64_t epoch, int writer, int unit) const {
+    return word(epoch, at.messages + (writer * max_units() + unit));
   }
-  SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int64_t unit) const {
-    return staging(epoch, (writer * max_units() + unit) * at.message_bytes);
+  SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int unit) const {
+    return staging(epoch, int64_t{writer * max_units() + unit} * at.message_bytes);
   }
   /// Telling rows: zero when no call is under way.
-  SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int64_t t, int64_t slot) const {
-    return staging(epoch, at.return_rows + (t * at.slots + slot) * at.return_stride);
+  SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int t, int slot) const {
+    return staging(epoch, at.return_rows + int64_t{t * at.slots + slot} * at.return_stride);
   }
 
  private:

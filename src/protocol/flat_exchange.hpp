@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "protocol/low_latency_combine.hpp"
-#include "protocol/low_latency_dispatch.hpp"
+#include "protocol/low_latency_messages.hpp"
 #include "switchyard/row_function.hpp"
 
 namespace switchyard::detail {
@@ -36,7 +36,7 @@ struct Message {
   uint64_t mine;  ///< bit j: entry j is for an expert here
 };
 template <class A, class Layout>
-SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int64_t unit) {
+SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int unit) {
   Message m;
   m.payload = call.heap.local(l.message(call.epoch, source, unit));
   m.entries = reinterpret_cast<const LowLatencyEntry*>(m.payload + l.entries_at());
@@ -47,7 +47,7 @@ SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call,
 
 /// Sends to the token's owner what the experts in `answered` (of the message's entries) make of a piece. Pending.
 template <class A, class P, class Answered>
-SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message& m, int source, int64_t t, int piece,
+SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message& m, int source, int t, int piece,
                                  const ColumnRange& range, Answered&& answered) {
   const auto& l = p.d.layout;
   const CallContext& call = p.d.call;
@@ -68,14 +68,14 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
 
 /// The same of a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in place.
 template <class A, class P, class Make, class Answered>
-SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int64_t t,
+SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int t,
                                 const ColumnRange& range, Answered&& answered) {
   const auto& l = p.d.layout;
   const CallContext& call = p.d.call;
   SWITCHYARD_ROLLED
   for (int j = 0; j < l.entries; ++j) {
     if (!answered(j)) continue;
-    const RowOrigin row{m.entries[j].expert, source, static_cast<int32_t>(t), m.entries[j].k};
+    const RowOrigin row{m.entries[j].expert, source, t, m.entries[j].k};
     A::map_row(
         w, call.heap.at(source, l.return_row(call.epoch, t, row.k)) + range.payload_at, m.payload + range.payload_at, p.c.type,
         range.columns, [&](float* x, int64_t at, auto n) { make(x, n, row, range.column + at); }, true);
@@ -84,16 +84,16 @@ SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& mak
 
 /// A piece of a message that has come: what each of its experts here makes of it goes back.
 template <class A, class P, class Make>
-SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& make, int source, int64_t unit, int piece,
-                                MoveCounter& moved) {
+SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& make, int source, int unit, int piece,
+                                LastWait<A>& last, MoveCounter& moved) {
   const auto& l = p.d.layout;
   const CallContext& call = p.d.call;
   bool here = false;
-  if (!wait_message<A>(w, call, l, source, unit, here)) return false;
+  if (!wait_message<A>(w, call, l, source, unit, here, last)) return false;
   if (!here) return true;
   const WarpSpan<A> span(w, call, Event::return_rows, 1);
   const Message m = message_from<A>(w, call, l, source, unit);
-  const int64_t t = l.token_of(unit);
+  const int t = l.token_of(unit);
   const ColumnRange range = piece_range(p.d, piece);
   const auto answered = [&](int j) { return (m.mine >> j & 1) != 0 && !m.entries[j].alias(); };
   if constexpr (std::is_same_v<Make, ScaledRows>)
@@ -114,10 +114,12 @@ SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& ma
   enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
   send_messages<A>(w, p.d, moved);
   if (!wait_entered<A>(w, call, p.d.layout, flat_kind(p))) return false;
-  const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int64_t unit, int piece) {
-    return answer_piece<A>(w, p, make, source, unit, piece, moved);
+  LastWait<A> last;
+  const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int unit, int piece) {
+    return answer_piece<A>(w, p, make, source, unit, piece, last, moved);
   });
   if (!answered) return false;
+  last.account(w, call);
   call.moved[w.index()] = moved;
   return sum_pieces<A>(w, p.c, p.d.ids, p.d.tokens);
 }

@@ -89,9 +89,9 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
 }
 
 /// T of rank r in a dispatch, after wait_entered.
-SWITCHYARD_FN inline int64_t tokens_of(const CallContext& call, const LowLatencyLayout& layout, int r) {
+SWITCHYARD_FN inline int tokens_of(const CallContext& call, const LowLatencyLayout& layout, int r) {
   const uint64_t word = *call.heap.local(layout.header(call.epoch, r));
-  return static_cast<int64_t>(flag_value(word) & ((uint64_t{1} << kHeaderTokenBits) - 1));
+  return static_cast<int>(flag_value(word) & ((uint64_t{1} << kHeaderTokenBits) - 1));
 }
 
 /// The user's ids, of either width; -1 for what is no expert.
@@ -107,11 +107,31 @@ struct IdReader {
   SWITCHYARD_FN int32_t operator()(int64_t f) const { return expert_of(raw(f)); }
 };
 
-/// The same of ids that have been read before, in a block's memory.
-struct StagedIds {
-  const int32_t* ids = nullptr;
+/// For each expert, which of the tokens choose it: a bit each. Makes counting them a look; without, ids are gone through.
+struct TokenSets {
+  const uint32_t* sets = nullptr;  ///< [experts, words]
+  int words = 0;                   ///< words_for(tokens)
 
-  SWITCHYARD_FN int32_t operator()(int64_t f) const { return ids[f]; }
+  static SWITCHYARD_FN constexpr int words_for(int tokens) { return (tokens + 31) / 32; }
+  SWITCHYARD_FN bool ready() const { return sets != nullptr; }
+  /// How many of the first `tokens` tokens choose the expert: each counts once.
+  SWITCHYARD_FN int count(int32_t expert, int tokens) const {
+    const uint32_t* const set = sets + int64_t{expert} * words;
+    return count_in([set](int i) { return set[i]; }, tokens);
+  }
+
+ protected:
+  /// The same of the set with words word(i).
+  template <class Word>
+  static SWITCHYARD_FN int count_in(Word&& word, int tokens) {
+    int n = 0;
+    SWITCHYARD_UNROLLED_BY_4
+    for (int i = 0; i * 32 < tokens; ++i) {
+      const int left = tokens - i * 32;
+      n += bits(word(i) & (left < 32 ? (1u << left) - 1 : ~0u));
+    }
+    return n;
+  }
 };
 
 }  // namespace switchyard::detail

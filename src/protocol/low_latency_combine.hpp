@@ -50,11 +50,11 @@ SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, Mo
 
 /// Sends a piece of what local expert `expert` made of a row, `from`, to slot k of token t. Pending.
 template <class A, class P>
-SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int64_t t, int k, int piece, const std::byte* from,
+SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int t, int k, int piece, const std::byte* from,
                                 int expert) {
   const auto& l = p.layout;
-  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
-  const int64_t at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
+  const int element = static_cast<int>(dtype_bytes(p.type));
+  const int at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
   std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
   if (p.expert_scale != nullptr) {
     const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns, true};
@@ -70,7 +70,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int6
 template <class A, class P>
 SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const auto& l = p.layout;
-  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  const int element = static_cast<int>(dtype_bytes(p.type));
   const int experts = l.experts_of(p.call.rank());
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
@@ -78,11 +78,11 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const auto [r, piece] = split_index(found.offset, l);
     const int64_t row = found.segment * l.rows_per_expert() + r;
-    const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     A::prefetch(w, p.y + row * p.row_bytes + at, static_cast<size_t>(bytes));
     const int64_t from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
-    const auto t = static_cast<int64_t>(from & 0xffffffff);
+    const auto t = static_cast<int>(from & 0xffffffff);
     return_piece<A>(w, p, owner, t, k, piece, p.y + row * p.row_bytes + at, found.segment);
     add_moved(p, owner, piece, bytes, moved);
   }
@@ -92,17 +92,18 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
 template <class A, class P>
 SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const auto& l = p.layout;
-  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
+  const int element = static_cast<int>(dtype_bytes(p.type));
   const int world = p.call.world();
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
     if (found.segment == world) break;
     const int owner = found.segment;
-    const auto [t, piece] = split_index(found.offset, l);
-    const LowLatencyRoute* routes = p.routes + (owner * l.max_tokens + t) * l.topk;
+    const ItemPiece row = split_index(found.offset, l);
+    const int t = static_cast<int>(row.item), piece = row.piece;
+    const LowLatencyRoute* routes = p.routes + int64_t{owner * l.max_tokens + t} * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
-    const int64_t at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at;
     const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece), true};
     A::reduce_rows_from(
@@ -146,16 +147,15 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
 
 /// Channels [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
 template <class A, class P, class Ids>
-SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int64_t t, int64_t column,
-                               int64_t columns) {
+SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int t, int column, int columns) {
   const auto& l = p.layout;
-  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
-  const auto id = [&](int64_t k) { return all_ids(t * l.topk + k); };
+  const int element = static_cast<int>(dtype_bytes(p.type));
+  const auto id = [&](int k) { return all_ids(t * l.topk + k); };
   const bool per_rank = p.order == CombineOrder::per_rank;
   if (!per_rank && p.weights != nullptr) A::prefetch(w, p.weights + t * l.topk, static_cast<size_t>(l.topk) * 4);
-  const int64_t at = column * element;
-  const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
-  const auto slot = [&](int64_t s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
+  const int at = column * element;
+  const ReduceSpec sum{p.out + int64_t{t} * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
+  const auto slot = [&](int s) -> const void* { return p.call.heap.local(l.return_row(p.call.epoch, t, s)) + at; };
   if (per_rank) {
     const uint64_t ranks =
         A::lanes_union(w, l.topk, [&](int k) { return id(k) >= 0 ? uint64_t{1} << l.owner(id(k)) : uint64_t{0}; });
@@ -177,12 +177,12 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
 
 /// Parts of a piece that are summed apart, so that few tokens keep many warps busy.
 struct SumParts {
-  static constexpr int64_t kFewestColumns = 256;
-  int64_t columns;
+  static constexpr int kFewestColumns = 256;
+  int columns;
   uint32_t count;  ///< in a piece; the last ones may be empty
 };
 template <class Warp, class P>
-SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int64_t tokens) {
+SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {
   const auto pieces = static_cast<uint32_t>(tokens) * static_cast<uint32_t>(p.layout.pieces);
   const uint32_t room = pieces > 0 ? static_cast<uint32_t>(w.total()) / pieces : 1;
   const auto whole = static_cast<uint32_t>(p.layout.piece_columns),
@@ -190,21 +190,22 @@ SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int64_t tokens) {
   const uint32_t wanted = room < most ? room : most;
   if (wanted <= 1) return {p.layout.piece_columns, 1};
   const uint32_t columns = (whole / wanted + 127) / 128 * 128;
-  return {columns, (whole + columns - 1) / columns};
+  return {static_cast<int>(columns), (whole + columns - 1) / columns};
 }
 
 /// This warp's share of the tokens' pieces. False: the fault is recorded.
 template <class A, class P, class Ids>
-SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, int64_t tokens) {
+SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, int tokens) {
   const auto& l = p.layout;
   const SumParts parts = sum_parts(w, p, tokens);
+  const auto pieces = static_cast<uint32_t>(tokens) * static_cast<uint32_t>(l.pieces);
   for (int64_t i = receiving_index(w);; i += w.total()) {
-    const auto whole = static_cast<int64_t>(static_cast<uint32_t>(i) / parts.count);
-    if (whole >= tokens * l.pieces) break;
-    const auto [t, piece] = split_index(whole, l);
-    const int64_t column = l.column(piece) + (i - whole * parts.count) * parts.columns, end = l.column(piece + 1);
-    const int64_t columns = column + parts.columns < end ? parts.columns : end - column;
-    if (columns > 0 && !sum_columns<A>(w, p, ids, t, column, columns)) return false;
+    const uint32_t index = static_cast<uint32_t>(i), whole = index / parts.count;
+    if (whole >= pieces) break;
+    const ItemPiece at = split_index(whole, l);
+    const int column = l.column(at.piece) + static_cast<int>(index - whole * parts.count) * parts.columns;
+    const int end = l.column(at.piece + 1), columns = column + parts.columns < end ? parts.columns : end - column;
+    if (columns > 0 && !sum_columns<A>(w, p, ids, static_cast<int>(at.item), column, columns)) return false;
   }
   A::settle(w);
   return true;
@@ -213,10 +214,10 @@ SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, i
 /// Receiving half. False: the fault is recorded.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const P& p) {
-  const int64_t tokens = *p.own_tokens;
+  const auto tokens = static_cast<int>(*p.own_tokens);
   if (!wait_entered<A>(w, p.call, p.layout, p.kind())) return false;
   return sum_pieces<A>(
-      w, p, [&](int64_t f) { return p.own_ids[f]; }, tokens);
+      w, p, [&](int f) { return p.own_ids[f]; }, tokens);
 }
 
 }  // namespace switchyard::detail

@@ -3,6 +3,8 @@
 // site and is accounted to the rank that it waited for.
 #pragma once
 
+#include <bit>
+
 #include "protocol/call.hpp"
 #include "switchyard/status.hpp"
 
@@ -10,9 +12,18 @@ namespace switchyard::detail {
 
 /// Number of set bits.
 SWITCHYARD_FN inline int bits(uint64_t mask) {
-  int n = 0;
-  for (; mask; mask &= mask - 1) ++n;
-  return n;
+#if defined(__CUDA_ARCH__)
+  return __popcll(mask);
+#else
+  return std::popcount(mask);
+#endif
+}
+SWITCHYARD_FN inline int bits(uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  return __popc(mask);
+#else
+  return std::popcount(mask);
+#endif
 }
 
 /// Number of the n-th set bit, from 0; there must be one.
@@ -104,6 +115,25 @@ struct ChargeWait {
   }
 };
 
+/// The last wait of a warp, accounted when the next one follows or nothing urgent is left: what it waited for is at hand.
+template <class A>
+class LastWait {
+ public:
+  SWITCHYARD_FN void set(typename A::Warp& w, const CallContext& call, int awaited, uint64_t spent) {
+    account(w, call);
+    awaited_ = awaited;
+    spent_ = spent;
+  }
+  SWITCHYARD_FN void account(typename A::Warp& w, const CallContext& call) {
+    if (awaited_ >= 0) A::aside(w, ChargeWait<A>{}, &call, awaited_, spent_);
+    awaited_ = -1;
+  }
+
+ private:
+  int awaited_ = -1;
+  uint64_t spent_ = 0;
+};
+
 /// How long a wait is expected to be.
 enum class Wait : uint8_t {
   brief,
@@ -144,6 +174,8 @@ class WaitClock {
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
+  /// Since begin() or the last charge().
+  SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
  private:
   uint64_t start_ = 0, slice_ = 0;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "protocol/low_latency_harness.hpp"
+#include "protocol/low_latency_messages.hpp"
 #include "protocol/low_latency_rig.hpp"
 
 namespace harness {
@@ -329,6 +330,64 @@ TEST(Numerics, SumsStayWithinTheStatedBounds) {
       if (type == DType::f32) continue;
       EXPECT_GE(worst.of_per_rank, 0.25) << what;
       EXPECT_TRUE(worst.beyond_per_route > 0 || !cancel) << what;
+    }
+  }
+}
+
+// --- What a call counts, and who sends what
+
+/// Any number of tokens, next to the ends of words; the bits of other experts, and of tokens behind the counted ones, are set.
+TEST(LowLatencyCounting, TokensOfASet) {
+  using switchyard::detail::TokenSets;
+  constexpr int kTokens = 100;
+  const int words = TokenSets::words_for(kTokens);
+  ASSERT_EQ(words, 4);
+  std::vector<uint32_t> sets(static_cast<size_t>(3 * words), ~0u);
+  const auto chooses = [](int t) { return t % 3 == 1 || t == 31 || t == 32 || t == 63; };
+  for (int t = 0; t < 32 * words; ++t)
+    if (!chooses(t) && t < kTokens) sets[static_cast<size_t>(words + t / 32)] &= ~(1u << t % 32);
+  TokenSets given;
+  EXPECT_FALSE(given.ready());
+  given.sets = sets.data();
+  given.words = words;
+  EXPECT_TRUE(given.ready());
+  int want = 0;
+  for (int n = 0; n <= kTokens; ++n) {
+    EXPECT_EQ(given.count(1, n), want) << n;
+    want += chooses(n) ? 1 : 0;
+  }
+}
+
+/// Every warp has one part of one message or is a helper, and every team's entries are sent once.
+TEST(LowLatencyCounting, WarpsOfABlock) {
+  struct Warp {
+    int index, warps;
+    int warp() const { return index; }
+    int warps_per_block() const { return warps; }
+  };
+  struct Params {
+    int parts, teams;
+  };
+  for (int warps = 1; warps <= 16; ++warps) {
+    for (int parts = 1; parts <= warps; ++parts) {
+      const Params p{parts, switchyard::detail::sending_teams(warps, parts)};
+      ASSERT_GE(p.teams, 1);
+      ASSERT_LE(p.teams * parts, warps);
+      if (parts > 1 && p.teams > 1) {
+        ASSERT_LT(p.teams * parts, warps);
+      }
+      std::vector<int> rows(static_cast<size_t>(p.teams * parts)), entries(static_cast<size_t>(p.teams));
+      for (int w = 0; w < warps; ++w) {
+        const switchyard::detail::Sender me(Warp{w, warps}, p);
+        EXPECT_EQ(me.helpers, warps - p.teams * parts);
+        if (me.team < p.teams) ++rows[static_cast<size_t>(me.team * parts + me.part)];
+        for (int team = me.entries_of; team < p.teams; team += me.entries_step) ++entries[static_cast<size_t>(team)];
+        if (me.helpers > 0 && me.team < p.teams) {
+          EXPECT_GE(me.entries_of, p.teams) << "helpers send entries";
+        }
+      }
+      EXPECT_EQ(rows, std::vector<int>(rows.size(), 1)) << warps << " warps, " << parts << " parts";
+      EXPECT_EQ(entries, std::vector<int>(entries.size(), 1)) << warps << " warps, " << parts << " parts";
     }
   }
 }

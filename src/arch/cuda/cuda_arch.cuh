@@ -142,6 +142,7 @@ struct CudaArch : CudaMover<kBulk> {
       int64_t end = here;  // of this lane's segment, from the first of the 32
 #pragma unroll
       for (int step = 1; step < kLanes; step *= 2) {
+        if (kHot && step >= n) break;
         const int64_t before = __shfl_up_sync(kAllLanes, end, step);
         if (w.lane_ >= step) end += before;
       }

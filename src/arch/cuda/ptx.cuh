@@ -118,6 +118,16 @@ __device__ __forceinline__ void fence_acq_rel() {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+__device__ __forceinline__ uint32_t load_shared(uint32_t p) {
+  uint32_t v;
+  asm volatile("ld.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(p) : "memory");
+  return v;
+}
+/// *p |= v, for other threads of the block.
+__device__ __forceinline__ void or_shared(uint32_t p, uint32_t v) {
+  asm volatile("red.relaxed.cta.shared::cta.or.b32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
+}
+
 // Bulk copies. Sizes and addresses are multiples of 16.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr bool kHasBulkCopies = true;

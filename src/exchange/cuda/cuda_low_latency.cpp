@@ -28,8 +28,10 @@ class CudaLowLatency final : public LowLatencyImpl {
     const DeviceGuard guard(gpu_.device());
     checked([&] {
       heap_offset_ = allocate_symmetric();
-      const int64_t parts = (config.hidden + kPartColumns - 1) / kPartColumns;
-      set_parts(static_cast<int>(std::min<int64_t>(parts, kLowLatencyWarps - 2)));
+      const bool one_each = layout_.max_units() <= gpu_.max_blocks();  // a message per block
+      const int64_t columns = one_each ? kPartColumns : 2 * kPartColumns;
+      const int64_t parts = (config.hidden + columns - 1) / columns;
+      set_parts(static_cast<int>(std::min<int64_t>(parts, kLowLatencyWarps - 2)), kLowLatencyWarps);
     });
     try {
       checked([&] { initialize(); });
@@ -57,7 +59,9 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
  private:
-  static constexpr int64_t kPartColumns = 512;  // 16 in each lane: a row is loaded in one round
+  // 16 in each lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps send
+  // one, the others another.
+  static constexpr int64_t kPartColumns = 512;
 
   void initialize() {
     state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());

@@ -17,9 +17,9 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   launch_dependents();
   wait_for_previous();
   const CallWords words = load_call_words(given.f.d.call, given.state);
-  const EarlyIds ids = load_ids(given.f.d.ids, threadIdx.x, given.f.d.tokens * given.f.d.layout.topk);
+  const EarlyIds ids = load_ids(given.f.d.ids, static_cast<int>(threadIdx.x), given.f.d.tokens * given.f.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
-  const int64_t tokens = tokens_now(given.f.d.tokens, given.device_tokens);
+  const int tokens = tokens_now(given.f.d.tokens, given.device_tokens);
   prefetch_first_part(w, given.f.d, tokens);
   share_params(given.f.d, p.d);
   share_params(given.f.c, p.c);
@@ -47,7 +47,7 @@ cudaError_t prepare_flat_kernels(const DeviceLimits& limits) {
 /// Enqueues.
 template <class Make>
 cudaError_t launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.f.d.tokens * p.f.d.layout.topk, limits);
+  const CudaShape shape = low_latency_shape(p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const bool traced = p.f.d.call.device_trace.records != nullptr;
   return launch_status(traced ? flat_kernel<CudaLanesTraced, FlatParams, Make> : flat_kernel<CudaLanes, FlatParams, Make>,
                        blocks, shape, limits.dependent_launches, stream, p, shape, make);

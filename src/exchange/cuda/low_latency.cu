@@ -24,11 +24,12 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   wait_for_previous();
   const CallWords words = load_call_words(given.d.call, given.state);
   EarlyIds ids{};
-  if (halves.send) ids = load_ids(given.d.ids, threadIdx.x, given.d.tokens * given.d.layout.topk);
+  if (halves.send) ids = load_ids(given.d.ids, static_cast<int>(threadIdx.x), given.d.tokens * given.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
-  const int64_t tokens = tokens_now(given.d.tokens, given.device_tokens);
+  const int tokens = tokens_now(given.d.tokens, given.device_tokens);
   if (halves.send) prefetch_first_part(w, given.d, tokens);
   share_params(given.d, p);
+  if (halves.send) clear_sets(given.d, dynamic_shared, shape);
   __syncthreads();
   fence_entry(w);
   if (halves.send) stage_sending(given.d, ids, tokens, dynamic_shared, shape, p);
@@ -51,15 +52,18 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   wait_for_previous();
   const CallWords words = load_call_words(given.c.call, given.state);
   const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
-  const int64_t most = given.c.layout.max_tokens;
+  const int most = given.c.layout.max_tokens;
   EarlyIds ids{};
-  if (halves.receive) ids = load_ids(own, threadIdx.x, most * given.c.layout.topk);
+  if (halves.receive) ids = load_ids(own, static_cast<int>(threadIdx.x), most * given.c.layout.topk);
   CudaWarp w(dynamic_shared, shape);
   if (halves.send) prefetch_first_return(w, given.c);
   __syncthreads();
   fence_entry(w);
-  const bool staged = halves.receive && stage_ids(own, ids, most * given.c.layout.topk, dynamic_shared, shape);
-  if (threadIdx.x == 0 && staged) p.own_ids = reinterpret_cast<const int32_t*>(dynamic_shared + shape.block_at());
+  if (halves.receive && shape.block_bytes > 0) {
+    auto* const copy = reinterpret_cast<int32_t*>(dynamic_shared + shape.block_at());
+    stage_ids(own, ids, most * given.c.layout.topk, copy, [](int32_t, int) {});
+    if (threadIdx.x == 0) p.own_ids = copy;
+  }
   if (!begin_block(given.c.call, words, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace);
   if (halves.send) low_latency_return<A>(w, p);
@@ -162,18 +166,18 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
 // Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.d.tokens * p.d.layout.topk, limits);
+  const CudaShape shape = low_latency_shape(p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);
   auto* const kernel = dispatch_kernel_for(p.d, shape.block_bytes > 0, p.d.call.device_trace.records != nullptr);
   launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
 }
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.c.layout.max_tokens * p.c.layout.topk, limits);
+  const CudaShape shape = low_latency_shape(p.c.layout.max_tokens, p.c.layout.topk, 0, limits);
   auto* const kernel = combine_kernel_for(p.c, p.c.call.device_trace.records != nullptr);
   launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
 }
 void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.f.d.tokens * p.f.d.layout.topk, limits);
+  const CudaShape shape = low_latency_shape(p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   auto* const kernel = scaled_kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
   launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "all-to-all kernel", p, shape, ScaledRows{});
 }

@@ -10,8 +10,8 @@ namespace switchyard::detail {
 /// Messages are tokens, not routes, and there are no more than 32 ranks or choices.
 struct KnownLayout : LowLatencyLayout {
   static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
-  static constexpr SWITCHYARD_FN int64_t token_of(int64_t unit) { return unit; }
-  static constexpr SWITCHYARD_FN int first_k_of(int64_t) { return 0; }
+  static constexpr SWITCHYARD_FN int token_of(int unit) { return unit; }
+  static constexpr SWITCHYARD_FN int first_k_of(int) { return 0; }
   SWITCHYARD_FN int owner(int32_t expert) const { return LowLatencyLayout::owner<true>(expert); }
 
   static bool holds(const LowLatencyLayout& l) {
@@ -37,7 +37,8 @@ struct KnownDispatch : LowLatencyDispatchParams {
   static constexpr bool with_places = kPlaces;
   KnownLayout layout;
   KnownScalePlace scale_place;
-  StagedIds ids;
+  SharedIds ids;
+  SharedSets sets;  ///< unless no places are sent
 
   static bool holds(const LowLatencyDispatchParams& p) {
     return KnownLayout::holds(p.layout) && p.src_type == kType && p.quantize == kScales && p.scale_group == kScaleGroup &&

@@ -5,6 +5,7 @@
 
 #include "exchange/cuda/launch.hpp"
 #include "protocol/flat_exchange.hpp"
+#include "protocol/low_latency_dispatch.hpp"
 #include "switchyard/version.h"
 
 namespace switchyard::detail {
