@@ -13,7 +13,8 @@
 
 namespace switchyard {
 
-enum class TuningMode : uint8_t { normal = 0, low_latency = 1, flat = 2, ledger = 3 };
+/// What a value is for: a mode, and in normal mode the layout of its objects. `normal`: Layout::rank_major.
+enum class TuningMode : uint8_t { normal = 0, low_latency = 1, flat = 2, ledger = 3, normal_expert_major = 4 };
 /// "normal", "low_latency", ...
 const char* to_string(TuningMode mode) noexcept;
 
@@ -22,7 +23,7 @@ inline constexpr int kMostDispatchWarps = 14, kMostCombineWarps = 20, kMostDispa
 
 /// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them.
 struct TuningValues {
-  int dispatch_sms = 0;     ///< normal, low_latency: multiprocessors, at most those of the rank
+  int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< likewise
   int sms = 0;              ///< flat, ledger: likewise
   int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]

@@ -26,11 +26,11 @@ constexpr char kBuiltIn[] =
     ;
 constexpr const char* kFirstLine = "switchyard-tuning 1";
 constexpr const char* kVariable = "SWITCHYARD_TUNING";
-constexpr const char* kModeNames[] = {"normal", "low_latency", "flat", "ledger"};
+constexpr const char* kModeNames[] = {"normal", "low_latency", "flat", "ledger", "normal_expert_major"};
 
 constexpr unsigned bit(TuningMode mode) { return 1u << static_cast<unsigned>(mode); }
-constexpr unsigned kNormal = bit(TuningMode::normal), kLowLatency = bit(TuningMode::low_latency),
-                   kWhole = bit(TuningMode::flat) | bit(TuningMode::ledger);
+constexpr unsigned kNormal = bit(TuningMode::normal) | bit(TuningMode::normal_expert_major),
+                   kLowLatency = bit(TuningMode::low_latency), kWhole = bit(TuningMode::flat) | bit(TuningMode::ledger);
 
 struct ValueKey {
   const char* name;
@@ -91,7 +91,7 @@ class Line {
   TuningMode mode(const Pair& pair) const {
     for (size_t m = 0; m < std::size(kModeNames); ++m)
       if (pair.value == kModeNames[m]) return static_cast<TuningMode>(m);
-    fail("mode = '" + std::string(pair.value) + "': must be normal, low_latency, flat or ledger");
+    fail("mode = '" + std::string(pair.value) + "': must be normal, normal_expert_major, low_latency, flat or ledger");
   }
 
  private:

@@ -104,7 +104,7 @@ TEST(TuneSearch, WhatCannotBeMeasuredIsNotChosen) {
 }
 
 TEST(TuneSearch, WhatThereIsToTune) {
-  for (const TuningMode mode : {TuningMode::normal, TuningMode::flat, TuningMode::ledger})
+  for (const TuningMode mode : {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::flat, TuningMode::ledger})
     EXPECT_TRUE(tune_stages(mode, 7168, 8, 0).empty());
   const auto cpu = tune_stages(TuningMode::low_latency, 7168, 8, 0);
   ASSERT_EQ(cpu.size(), 1u);
@@ -114,7 +114,8 @@ TEST(TuneSearch, WhatThereIsToTune) {
   EXPECT_EQ(tune_stages(TuningMode::low_latency, 300, 1, 0)[0][0].candidates, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(tune_stages(TuningMode::low_latency, 100, 1, 0)[0][0].candidates, (std::vector<int>{1}));
   // Every candidate is a value that a file may have.
-  for (const TuningMode mode : {TuningMode::normal, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger})
+  for (const TuningMode mode :
+       {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger})
     for (const int sms : {1, 5, 66, 114, 132})
       for (const TuneStage& stage : tune_stages(mode, 7168, 8, sms))
         for (const TuneDimension& d : stage) {

@@ -123,7 +123,8 @@ TEST(TuningParse, EveryErrorNamesFileLineKeyGivenAndAllowed) {
       {kHeader + "device=g mode=normal dispatch_warps=15" + kShape, "dispatch_warps = '15': must be an integer in [1, 14]"},
       {kHeader + "device=g mode=normal dispatch_stages=3" + kShape, "dispatch_stages = '3': must be an integer in [1, 2]"},
       {kHeader + "device=g mode=normal combine_warps=21" + kShape, "combine_warps = '21': must be an integer in [1, 20]"},
-      {kHeader + "device=g mode=fast" + kShape, "mode = 'fast': must be normal, low_latency, flat or ledger"},
+      {kHeader + "device=g mode=fast" + kShape,
+       "mode = 'fast': must be normal, normal_expert_major, low_latency, flat or ledger"},
       {kHeader + "device=\"\" mode=normal" + kShape, "device = '': must be cpu or the name of a GPU"},
       {kHeader + "device=cpu mode=normal ranks=65 hidden=1 tokens=1", "ranks = '65': must be an integer in [1, 64]"},
       {kHeader + "device=cpu mode=normal ranks=1 hidden=0 tokens=1", "hidden = '0': must be an integer in [1, 16777216]"},
@@ -174,6 +175,17 @@ TEST(TuningLookup, DeviceAndModeMustMatch) {
   EXPECT_EQ(file.nearest({"NVIDIA H20", TuningMode::low_latency, 2, 7168, 128}), nullptr);
   EXPECT_EQ(file.nearest({"NVIDIA H200", TuningMode::low_latency, 2, 7168, 128})->values.pieces, 3);
   EXPECT_EQ(file.nearest({"cpu", TuningMode::flat, 2, 7168, 128})->line, 3);
+}
+
+/// The layouts of normal mode have entries of their own, with the same keys.
+TEST(TuningLookup, LayoutsAreApart) {
+  const TuningFile file = parse("device=g mode=normal_expert_major" + kShape + " dispatch_sms=96 combine_warps=16\n" +
+                                "device=g mode=normal" + kShape + " dispatch_sms=16");
+  EXPECT_EQ(file.nearest({"g", TuningMode::normal, 2, 7168, 128})->values.dispatch_sms, 16);
+  const TuningEntry& by_expert = *file.nearest({"g", TuningMode::normal_expert_major, 4, 7168, 4096});
+  EXPECT_EQ(by_expert.values.dispatch_sms, 96);
+  EXPECT_EQ(by_expert.values.combine_warps, 16);
+  EXPECT_EQ(parse(by_expert.text()).entries.at(0).key, by_expert.key);
 }
 
 TEST(TuningSources, TheFirstFileWithDeviceAndModeDecides) {

@@ -187,12 +187,13 @@ void check_outputs(const BenchOptions& o) {
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   if (o.combine_sms == 0) o.combine_sms = o.sms;
   if (o.sms > 0) return;
-  const TuningMode mode = o.mode == "flat"          ? TuningMode::flat
-                          : o.mode == "low_latency" ? TuningMode::low_latency
-                                                    : TuningMode::normal;
+  const TuningMode mode = o.mode == "flat"             ? TuningMode::flat
+                          : o.mode == "low_latency"    ? TuningMode::low_latency
+                          : o.layout == "expert_major" ? TuningMode::normal_expert_major
+                                                       : TuningMode::normal;
   const TuningValues tuned = Tuning::from_environment().find({gpu, mode, static_cast<int>(o.ranks), o.hidden, o.tokens});
   const auto chosen = [&](int value) {
-    return std::min<int64_t>(value > 0 ? value : mode == TuningMode::normal ? kDefaultSms : most, most);
+    return std::min<int64_t>(value > 0 ? value : o.mode == "normal" ? kDefaultSms : most, most);
   };
   o.sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.dispatch_sms);
   o.combine_sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.combine_sms);

@@ -29,7 +29,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr TuningMode kModes[] = {TuningMode::normal, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger};
+constexpr TuningMode kModes[] = {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::low_latency, TuningMode::flat,
+                                 TuningMode::ledger};
+
+bool is_normal(TuningMode mode) { return mode == TuningMode::normal || mode == TuningMode::normal_expert_major; }
 
 /// Where is tuned, the same for all shapes.
 struct Place {
@@ -112,7 +115,11 @@ Place place_of(TuneOptions& o) {
 BenchOptions base_of(const TuneOptions& o, const Place& place, TuningMode mode, int64_t hidden, int64_t tokens) {
   BenchOptions b;
   b.backend = o.backend;
-  b.mode = to_string(mode);
+  b.mode = is_normal(mode) ? "normal" : to_string(mode);
+  if (mode == TuningMode::normal_expert_major) {  // as grouped GEMMs want rows
+    b.layout = "expert_major";
+    b.alignment = 128;
+  }
   b.ranks = o.ranks;
   b.warps = place.warps;
   b.tokens = tokens;
@@ -134,7 +141,7 @@ std::vector<Shape> shapes_of(const TuneOptions& o, const Place& place) {
   std::vector<Shape> shapes;
   for (const TuningMode mode : kModes) {
     if (std::find(o.modes.begin(), o.modes.end(), to_string(mode)) == o.modes.end()) continue;
-    const std::vector<int64_t> usual{mode == TuningMode::normal ? 4096 : 128};
+    const std::vector<int64_t> usual{is_normal(mode) ? 4096 : 128};
     for (const int64_t hidden : o.hidden)
       for (const int64_t tokens : o.tokens.empty() ? usual : o.tokens)
         shapes.push_back(
@@ -262,7 +269,8 @@ class Tuner {
 
   json measured(TuningMode mode, const BenchOptions& o) const {
     switch (mode) {
-      case TuningMode::normal: return measured_normal_cuda(o);
+      case TuningMode::normal:
+      case TuningMode::normal_expert_major: return measured_normal_cuda(o);
       case TuningMode::low_latency: return measured_low_latency(o);
       case TuningMode::flat: return measured_flat(o);
       default: break;

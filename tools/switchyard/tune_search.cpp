@@ -147,7 +147,8 @@ std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pi
   if (mode == TuningMode::low_latency) return low_latency_stages(hidden, usual_pieces, most_sms);
   if (most_sms == 0) return {};
   switch (mode) {
-    case TuningMode::normal: return normal_stages(most_sms);
+    case TuningMode::normal:
+    case TuningMode::normal_expert_major: return normal_stages(most_sms);
     case TuningMode::flat: return {{sms("sms", &TuningValues::sms, most_sms, most_sms, {"/all_to_all/p50_us"})}};
     default: return {{sms("sms", &TuningValues::sms, most_sms, most_sms, {"/kernel_us/median"})}};
   }

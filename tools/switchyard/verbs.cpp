@@ -256,7 +256,7 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.group("What to tune");
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: SMs, warps, stages and pieces; cpu: pieces");
-  add.choices("--modes", o.modes, {"normal", "low_latency", "flat", "ledger"},
+  add.choices("--modes", o.modes, {"normal", "normal_expert_major", "low_latency", "flat", "ledger"},
               "Modes; by themselves all of the backend's: low_latency alone on the CPU. flat shares the pieces of low_latency");
   add.group("Shapes (lists: an entry for every combination)");
   add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more; CUDA: one per GPU");
@@ -288,7 +288,7 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard tune\n"
-      "  switchyard tune --backend cuda --tokens 512,4096 --modes normal --json tune.json\n"
+      "  switchyard tune --backend cuda --tokens 512,4096 --modes normal,normal_expert_major --json tune.json\n"
       "  switchyard tune --backend cuda --modes low_latency,flat --tokens 8,32,128 --hidden 4096,7168\n");
 }
 

@@ -96,7 +96,9 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
               std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
     rings_ = ring_layout(config, world());
-    if (!through_rings()) tuned_ = group_.tuned(TuningMode::normal, config.hidden, config.max_tokens);
+    const bool by_expert = config.layout == Layout::expert_major;
+    if (!through_rings())
+      tuned_ = group_.tuned(by_expert ? TuningMode::normal_expert_major : TuningMode::normal, config.hidden, config.max_tokens);
     const size_t flags = need.control_bytes + static_cast<size_t>(through_rings() ? rings_.flags_bytes() : 0);
     heap_offset_ = group_.heap->allocate(need.total(), 4096, flags);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
