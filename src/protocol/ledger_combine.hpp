@@ -145,12 +145,7 @@ struct EnteredOtherwise {
       if (!flag_reached(A::template load_acquire<Scope::system>(flag, Site::ledger_rows), p->call.word()) ||
           *p->call.heap.local(p->layout.signature(p->call.epoch, r)) == p->signature)
         continue;
-      FaultRecord fault;
-      fault.site = Site::ledger_rows;
-      fault.mismatch = true;
-      fault.awaited_rank = r;
-      record_fault<A>(w, p->call, fault);
-      return true;
+      return !record_mismatch<A>(w, p->call, Site::ledger_rows, r);
     }
     return false;
   }
@@ -263,12 +258,7 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   const uint64_t other = A::lanes_where(
       w, call.world(), [&](int r) { return *call.heap.local(p.layout.signature(call.epoch, r)) != p.signature; });
   if (other == 0) return true;
-  FaultRecord fault;
-  fault.site = Site::ledger_rows;
-  fault.mismatch = true;
-  fault.awaited_rank = nth_bit(other, 0);
-  record_fault<A>(w, call, fault);
-  return false;
+  return record_mismatch<A>(w, call, Site::ledger_rows, nth_bit(other, 0));
 }
 
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). The call is complete when all warps have returned.

@@ -65,12 +65,7 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
 template <class A>
 struct OtherCall {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int rank) const {
-    FaultRecord fault;
-    fault.site = Site::call_header;
-    fault.mismatch = true;
-    fault.awaited_rank = rank;
-    record_fault<A>(w, *call, fault);
-    return false;
+    return record_mismatch<A>(w, *call, Site::call_header, rank);
   }
 };
 

@@ -77,6 +77,17 @@ SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, co
   A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
 }
 
+/// Records that `rank` made another call than this one. \returns false
+template <class A>
+SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call, Site site, int rank) {
+  FaultRecord fault;
+  fault.site = site;
+  fault.mismatch = true;
+  fault.awaited_rank = rank;
+  record_fault<A>(w, call, fault);
+  return false;
+}
+
 /// A look at what may end a wait that began at time `start`: its deadline and the abort words. False: the fault is recorded and
 /// the call must end.
 template <class A>

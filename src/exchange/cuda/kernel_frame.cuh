@@ -110,14 +110,7 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   if (w.index() != 0) return false;
   for (int r = 0; r < call.world(); ++r) {
     const Placement& place = *call.heap.local(control.placement(call.epoch, r));
-    if (place.signature != signature || !reachable(call, place)) {
-      FaultRecord fault;
-      fault.site = Site::placement;
-      fault.mismatch = true;
-      fault.awaited_rank = r;
-      record_fault<Cuda>(w, call, fault);
-      return false;
-    }
+    if (place.signature != signature || !reachable(call, place)) return record_mismatch<Cuda>(w, call, Site::placement, r);
     if (place.status == 0) continue;
     if (threadIdx.x == 0) report_soft_fault(soft, SoftFault{0, static_cast<int32_t>(place.status), r, call.epoch, 0, 0});
     return false;

@@ -123,12 +123,7 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   if (weights != 0) other |= missing;
   if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights != 0;
   if (other == 0) return true;
-  FaultRecord fault;
-  fault.site = Site::counts;
-  fault.mismatch = true;
-  fault.awaited_rank = __ffsll(static_cast<long long>(other)) - 1;
-  record_fault<Cuda>(w, call, fault);
-  return false;
+  return record_mismatch<Cuda>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
 }
 
 /// All threads, after receive_counts: D into shared memory.
