@@ -290,6 +290,18 @@ TEST_P(Large, ManyTokensAndPieces) {
   expect_exact({s, wide, pieces});
 }
 
+#if defined(SWITCHYARD_TEST_CUDA)
+/// GPUs keep ids in shared memory and sets of tokens behind them; here there is no room, and places are counted through ids.
+TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
+  if (world() > 2) GTEST_SKIP() << "takes long on few multiprocessors";
+  auto s = script("7000 tokens", 16, 8, 7000, 32);
+  s.num_sms = 16;
+  s.dispatch({7000, 6500}, Routing::duplicates).x_pattern = Pattern::random_values;
+  s.combine(kPerRank);
+  expect_exact({s});
+}
+#endif
+
 /// C11: what token saving saves. The bytes of both ways are exact in every test; here the ratio is the expected one.
 TEST_P(Large, C11_BytesOfUniformRouting) {
   auto s = script("C11", 256, 8, 32, 32);
