@@ -8,10 +8,9 @@
 //                 A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
 //   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::publish_entry, A::poll_all, A::poll_from,
-//   A::fetch_add,
-//                 A::take, A::post, A::peek, A::block_sync
-//   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::count, A::count_max, A::cold,
-//                 A::aside, A::now_ns, A::pause
+//                 A::fetch_add, A::take, A::post, A::peek, A::block_sync
+//   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::locate_many, A::count,
+//                 A::count_max, A::cold, A::aside, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -225,6 +224,8 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // how often f(i), for i in [0, n)
   // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
+  // The same for dozens of segments, of less than 2^32 in all.
+  { A::locate_many(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
   // F{}(warp, arguments...), out of line: code that is to stay out of the way. F has no state and arguments are numbers and
   // pointers: what lies in memory for the sake of a call is memory in the hot path too.

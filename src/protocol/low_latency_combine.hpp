@@ -73,7 +73,8 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
   const int element = static_cast<int>(dtype_bytes(p.type));
   const int experts = l.experts_of(p.call.rank());
   for (int64_t i = spread_index(w);; i += w.total()) {
-    const Located found = A::locate(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
+    const Located found =
+        A::locate_many(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
     if (found.segment == experts) break;
     const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const auto [r, piece] = split_index(found.offset, l);

@@ -150,7 +150,10 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
     return Cpu::count_where(warp, static_cast<int64_t>(which.size()), [&](int64_t i) { return which[static_cast<size_t>(i)]; });
   }
   detail::Located locate(int64_t index, const std::vector<int64_t>& lengths) {
-    return Cpu::locate(warp, index, static_cast<int>(lengths.size()), [&](int i) { return lengths[static_cast<size_t>(i)]; });
+    const auto length = [&](int i) { return lengths[static_cast<size_t>(i)]; };
+    const auto n = static_cast<int>(lengths.size());
+    const detail::Located found = Cpu::locate(warp, index, n, length), again = Cpu::locate_many(warp, index, n, length);
+    return again.segment == found.segment && again.offset == found.offset ? found : detail::Located{-1, -1};
   }
   uint64_t now_ns() { return Cpu::now_ns(); }
   std::byte* scratch() { return warp.scratch(); }

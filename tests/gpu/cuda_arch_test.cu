@@ -260,7 +260,41 @@ void map(DType type, int64_t hidden, int64_t offset) {
                                                  std::to_string(hidden) + " offset " + std::to_string(offset));
 }
 
+template <class A>
+__global__ void locate_kernel(const int* lengths, int n, int total, bool many, Located* out, CudaShape shape) {
+  CudaWarp w(shared_memory, shape);
+  for (int index = w.index(); index < total; index += w.total()) {
+    const auto length = [&](int i) { return int64_t{lengths[i]}; };
+    const Located found = many ? A::locate_many(w, index, n, length) : A::locate(w, index, n, length);
+    if (threadIdx.x % 32 == 0) out[index] = found;
+  }
+}
+
+/// Every index of n segments, empty ones among them, and three behind the end.
+template <class A>
+void locate(const char* name, int n, bool many) {
+  std::vector<int> lengths(static_cast<size_t>(n));
+  std::vector<std::pair<int, int64_t>> want;
+  for (int i = 0; i < n; ++i) {
+    lengths[static_cast<size_t>(i)] = i % 3 == 1 ? 0 : (i * 7 + n) % 6;
+    for (int k = 0; k < lengths[static_cast<size_t>(i)]; ++k) want.emplace_back(i, k);
+  }
+  for (int k = 0; k < 3; ++k) want.emplace_back(n, k);
+  const auto total = static_cast<int>(want.size());
+  const Device<int> in(lengths);
+  const Device<Located> out(std::vector<Located>(want.size()));
+  const CudaShape shape{4, 0, 0, 0};
+  locate_kernel<A><<<2, 128, shape.shared_bytes()>>>(in.data, n, total, many, out.data, shape);
+  CHECK_CUDA(cudaDeviceSynchronize());
+  const auto got = out.host();
+  bool same = true;
+  for (size_t i = 0; i < want.size(); ++i)
+    same = same && got[i].segment == want[i].first && (got[i].segment == n || got[i].offset == want[i].second);
+  check(same, std::string("locate: ") + name + ", " + std::to_string(n) + " segments");
+}
+
 /// Rows are quantised for three places: `direct`ly, as low-latency dispatch does, or into scratch, from where they leave.
+template <class A>
 __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::byte* src, int64_t src_pitch, int rows,
                                 DType type, int64_t hidden, ScaleKind kind, int group, bool direct, CudaShape shape) {
   CudaWarp w(shared_memory, shape);
@@ -269,7 +303,7 @@ __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::by
   for (int r = w.index(); r < rows; r += w.total()) {
     std::byte* const places = out + r * 3 * out_pitch;
     if (direct) {
-      Cuda::quantize_to(
+      A::quantize_to(
           w, 4,
           [&](int i) {
             std::byte* const to = i == 1 ? nullptr : places + (i - (i > 1)) * out_pitch;
@@ -317,6 +351,7 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
   }
 }
 
+template <class A>
 void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct) {
   constexpr int kRows = 37;
   const auto src_pitch = hidden * static_cast<int64_t>(dtype_bytes(type));
@@ -342,8 +377,8 @@ void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct
   }
   const Device<std::byte> in(src), out(std::vector<std::byte>(want.size(), std::byte{0xEE}));
   const CudaShape shape{2, 1, 2048, static_cast<uint32_t>(pitch)};
-  quantize_kernel<<<2, 64, shape.shared_bytes()>>>(out.data, pitch, in.data, src_pitch, kRows, type, hidden, kind, group,
-                                                   direct, shape);
+  quantize_kernel<A>
+      <<<2, 64, shape.shared_bytes()>>>(out.data, pitch, in.data, src_pitch, kRows, type, hidden, kind, group, direct, shape);
   CHECK_CUDA(cudaDeviceSynchronize());
   check(out.host() == want, "quantize_row: type " + std::to_string(static_cast<int>(type)) + " hidden " +
                                 std::to_string(hidden) + " kind " + std::to_string(static_cast<int>(kind)) +
@@ -422,11 +457,20 @@ int main() {
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
     for (const int64_t hidden : {1, 7, 8, 64, 1001, 7168})
       for (const int64_t offset : {0, 4}) map(type, hidden, offset);
+  for (const int n : {0, 1, 2, 3, 4, 8, 31, 32, 33, 63, 64, 65, 128, 300}) {
+    for (const bool many : {false, true}) {
+      locate<Cuda>("any", n, many);
+      locate<CudaHot>("hot", n, many);
+    }
+  }
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
     for (const int64_t hidden : {8, 100, 128, 144, 1040, 7168})
       for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})
         for (const int group : {32, 64, 128})
-          for (const bool direct : {false, true}) quantize(type, hidden, kind, group, direct);
+          for (const bool direct : {false, true}) quantize<Cuda>(type, hidden, kind, group, direct);
+  for (const int64_t hidden : {16, 128, 144, 1040, 7168})
+    for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})
+      for (const int group : {32, 64, 128}) quantize<CudaHot>(DType::bf16, hidden, kind, group, true);
   relay(256, "by lanes");
   relay(8192, "in bulk");
   std::printf("%d passed, %d failed\n", passed, failed);

@@ -251,6 +251,10 @@ struct BasicCpu {
     }
     return {n, index};
   }
+  template <class F>
+  static Located locate_many(Warp& w, int64_t index, int n, F&& length) {
+    return locate(w, index, n, length);
+  }
 
   static void prefetch(Warp&, const void* src, size_t) { __builtin_prefetch(src); }
 

@@ -156,6 +156,42 @@ struct CudaArch : CudaMover<kBulk> {
     return {n, index};
   }
 
+  template <class F>
+  __device__ static Located locate_many(Warp& w, int64_t index, int n, F&& length) {
+    if constexpr (kHot) {
+      return locate_pairs(w, static_cast<uint32_t>(index), n, length);
+    } else {
+      return locate(w, index, n, length);
+    }
+  }
+
+  /// Two segments in each lane, so that 64 take one look.
+  template <class F>
+  __device__ static Located locate_pairs(Warp& w, uint32_t index, int n, F&& length) {
+    SWITCHYARD_ROLLED
+    for (int base = 0; base < n; base += 2 * kLanes) {
+      const int at = base + 2 * w.lane_, lanes = (n - base + 1) / 2;
+      const uint32_t first = at < n ? static_cast<uint32_t>(length(at)) : 0;
+      const uint32_t both = first + (at + 1 < n ? static_cast<uint32_t>(length(at + 1)) : 0);
+      uint32_t end = both;  // of this lane's segments, from the first of the 64
+#pragma unroll
+      for (int step = 1; step < kLanes; step *= 2) {
+        if (step >= lanes) break;
+        const uint32_t before = __shfl_up_sync(kAllLanes, end, step);
+        if (w.lane_ >= step) end += before;
+      }
+      const unsigned past = __ballot_sync(kAllLanes, index < end);
+      if (past != 0) {
+        const int found = __ffs(static_cast<int>(past)) - 1;
+        const uint32_t offset = index - __shfl_sync(kAllLanes, end - both, found), split = __shfl_sync(kAllLanes, first, found);
+        const bool second = offset >= split;
+        return {base + 2 * found + static_cast<int>(second), offset - (second ? split : 0)};
+      }
+      index -= __shfl_sync(kAllLanes, end, kLanes - 1);
+    }
+    return {n, index};
+  }
+
   __device__ static void fill_zero(Warp& w, void* dst, size_t bytes) {
     fill_zero_lanes(w.lane_, static_cast<std::byte*>(dst), bytes);
     w.lane_writes_ = true;
