@@ -56,11 +56,24 @@ class Rendezvous {
       mesh_->step();
     } catch (const PeerFailed& error) {
       store_->give_up(error.rank(), error.what());
+      await_verdict();
       throw;
     } catch (const Error& error) {
       store_->give_up(me_.rank, error.what());
       throw;
     }
+  }
+
+  /// A peer that no longer listens may have ended because of a third one. Rank 0 hears of every failure and tells all whom it
+  /// blames, so its word, which step() throws, counts; returns if none comes.
+  void await_verdict() {
+    const Deadline until_explained(kExplanationTime);
+    do {
+      store_->step();
+      polls_.clear();
+      store_->prepare(polls_);
+      ::poll(polls_.data(), static_cast<nfds_t>(polls_.size()), std::min(until_explained.poll_ms(), deadline_.poll_ms()));
+    } while (!until_explained.passed() && !deadline_.passed());
   }
 
   void wait() {

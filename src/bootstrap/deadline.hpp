@@ -8,6 +8,9 @@ namespace switchyard::detail {
 
 using Milliseconds = std::chrono::milliseconds;
 
+/// How long the departure of a peer waits for the news of another's end that explains it.
+inline constexpr Milliseconds kExplanationTime{250};
+
 /// A point in time that several steps share. Durations beyond ten years count as ten years, so no sum overflows.
 class Deadline {
  public:

@@ -40,8 +40,6 @@ bool is_readable(int fd) {
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-/// How long the departure of a peer waits for the death of another that explains it.
-constexpr Milliseconds kExplanationTime{250};
 /// How long frames that peers sent before an interrupt may take to arrive: a call that they complete is complete.
 constexpr Milliseconds kDeliveryTime{1000};
 

@@ -54,7 +54,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
                                 int expert) {
   const auto& l = p.layout;
   const int element = static_cast<int>(dtype_bytes(p.type));
-  const int at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece);
+  const int at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece), bytes = columns * element;
   std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
   if (p.expert_scale != nullptr) {
     const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns, true};
@@ -62,7 +62,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
         w, scaled, 1, true, [&](int) -> const void* { return from; }, [&](int) { return p.expert_scale[expert]; });
   } else {
     A::multicast_telling(
-        w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(columns * element));
+        w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(bytes));
   }
 }
 

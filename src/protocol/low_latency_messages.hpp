@@ -192,7 +192,8 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
           },
           p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
   }
-  const auto bytes = static_cast<uint64_t>(range.payload_bytes + range.scale_bytes);
+  const int part_bytes = range.payload_bytes + range.scale_bytes;
+  const auto bytes = static_cast<uint64_t>(part_bytes);
   const uint64_t own = places >> p.call.rank() & 1;
   moved.local_bytes += bytes * own;
   moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);

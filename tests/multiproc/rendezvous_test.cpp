@@ -229,6 +229,25 @@ TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
   for (size_t r = 0; r < 3; ++r) EXPECT_TRUE(said(ends[r], "failed 3")) << r << ": " << all_said(ends[r]);
 }
 
+TEST(Rendezvous, AllRanksBlameTheSameOne) {
+  // Rank 1 does not listen because, so it says, rank 3 failed. Rank 2, which finds it gone, may say so to rank 0 before or
+  // after that; whom rank 0 then blames, rank 2 blames as well.
+  for (int round = 0; round < 50; ++round) {
+    const Place place("path");
+    const auto ends = run_ranks(4, [&](ChildRank& me) {
+      if (me.rank() % 2 == 0) return say_outcome(me, {me.rank(), 4, place.store(), "token"}, kLong);
+      HandMadeRank rank(place.store(), me.rank(), 4);
+      rank.wait_for(FrameKind::roster);
+      if (me.rank() == 3) return;
+      rank.channel().queue(FrameKind::failure, encode(Failure{3, 0, "rank 3 failed"}));
+      rank.channel().flush();
+    });
+    const bool blames_1 = said(ends[0], "failed 1");
+    EXPECT_TRUE(blames_1 || said(ends[0], "failed 3")) << all_said(ends[0]);
+    EXPECT_TRUE(said(ends[2], blames_1 ? "failed 1" : "failed 3")) << all_said(ends[2]) << all_said(ends[0]);
+  }
+}
+
 TEST(Rendezvous, ARankThatNeverConnectsIsMissedAtTheDeadline) {
   const Place place("path");
   ForkedRanks ranks(3, [&](ChildRank& me) {
