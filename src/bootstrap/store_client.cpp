@@ -42,7 +42,8 @@ class StoreClient final : public Store {
         lose("no answer within " + std::to_string(kHandshakeTime.count()) + " ms");
       if (stage_ != Stage::connected) return;
     }
-    const bool open = channel_->flush() && channel_->receive();
+    const bool sent = channel_->flush();  // if not, what rank 0 said before it went is there all the same
+    const bool open = channel_->receive() && sent;
     while (stage_ != Stage::away) {
       const auto frame = channel_->take();
       if (!frame) break;
