@@ -290,7 +290,7 @@ std::vector<std::string>* g_found = nullptr;
 
 }  // namespace
 
-void isolated(const std::function<void()>& body) {
+void isolated(const std::function<void()>& body, std::chrono::milliseconds limit) {
   const auto ends = switchyard::test::run_ranks(
       1,
       [&](switchyard::test::ChildRank& me) {
@@ -303,7 +303,7 @@ void isolated(const std::function<void()>& body) {
         }
         must(cudaGetLastError(), "an error was left pending");
       },
-      std::chrono::milliseconds(60000));
+      limit);
   EXPECT_TRUE(ends[0].ok()) << ends[0];
   EXPECT_EQ(joined(ends[0].said), "");
 }

@@ -138,7 +138,7 @@ size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
 using StationBody = std::function<void(Station&)>;
 /// Runs `body` in a process of its own and expects that none of its on_gpus() found anything.
-void isolated(const std::function<void()>& body);
+void isolated(const std::function<void()>& body, std::chrono::milliseconds limit = 60s);
 /// Runs `body` as all ranks of one group; inside isolated(), or else in a process of its own.
 void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
 inline void on_gpus(int world, size_t heap, const StationBody& body) { on_gpus(world, heap, 10s, body); }

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency calls queued on GPUs by the thousand, and in graphs: made and judged by kernels between them, in closed form
+// (protocol/streamed_calls.hpp), so that nothing but streams and the calls' own flags keeps the ranks in step.
+//
+// SWITCHYARD_QUEUED_CALLS: how many calls of each number of ranks (default 4000). SWITCHYARD_SEED: of the first object.
+#include <algorithm>
+#include <thread>
+
+#include "gpu/station_rig.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::LowLatencyExchange;
+
+/// Each case on an object of its own, with `calls` calls.
+void expect_all_exact(int world, const std::vector<StreamedCase>& cases, uint64_t calls, std::chrono::milliseconds limit) {
+  size_t heap = 0;
+  for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes_for(c.config(), world));
+  isolated(
+      [&] {
+        for (size_t i = 0; i < cases.size(); ++i) {
+          on_gpus(world, heap, [&, i](Station& me) {
+            const StreamedCase& c = cases[i];
+            me.f.set_context("object " + std::to_string(i));
+            LowLatencyExchange exchange(me.group, c.config());
+            StationRig rig(me);
+            Calls streamed(rig, exchange, c);
+            me.meet();
+            streamed.run(1, calls);
+            expect_verdict(me, streamed, streamed.judged(), c.form.experts >= world);
+          });
+        }
+      },
+      limit);
+}
+
+class QueuedCalls : public testing::TestWithParam<int> {};
+
+TEST_P(QueuedCalls, OfRandomShapes) {
+  constexpr uint64_t kCallsOfObject = 500;
+  const uint64_t wanted = from_environment("SWITCHYARD_QUEUED_CALLS", 4000), seed = from_environment("SWITCHYARD_SEED", 1);
+  std::vector<StreamedCase> cases;
+  for (uint64_t i = 0; i * kCallsOfObject < wanted; ++i) cases.push_back(draw_case(seed + i, GetParam()));
+  expect_all_exact(GetParam(), cases, kCallsOfObject, std::chrono::milliseconds(60000 + 10 * wanted));
+  std::printf("%llu calls of %d ranks from seed %llu\n", static_cast<unsigned long long>(cases.size() * kCallsOfObject),
+              GetParam(), static_cast<unsigned long long>(seed));
+}
+
+/// Decode as it is: 7168 channels, 8 of many experts.
+StreamedCase usual_case(int world, ScaleKind scales) {
+  StreamedCase c;
+  Form& f = c.form;
+  f.seed = 77 + static_cast<uint64_t>(scales);
+  f.world = world;
+  f.experts = 4 * world;
+  f.topk = 8;
+  f.max_tokens = 16;
+  f.hidden = 7168;
+  f.scales = scales;
+  return c;
+}
+
+TEST_P(QueuedCalls, OfTheUsualShape) {
+  expect_all_exact(GetParam(), {usual_case(GetParam(), ScaleKind::f32), usual_case(GetParam(), ScaleKind::none)}, 300, 60s);
+}
+
+TEST_P(QueuedCalls, DispatchesOnly) {
+  StreamedCase c = draw_case(5, GetParam()), d = usual_case(GetParam(), ScaleKind::f32);
+  c.plan = d.plan = {.lanes = 2, .dispatch_only = true, .most_pause_ns = 100'000};
+  expect_all_exact(GetParam(), {c, d}, 400, 60s);
+}
+
+TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
+  StreamedCase c = draw_case(3, GetParam());
+  c.plan = {.lanes = 2, .slow_rank = GetParam() - 1, .slow_ns = 10'000'000};
+  expect_all_exact(GetParam(), {c}, 400, 60s);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
+                         [](const auto& w) { return "W" + std::to_string(w.param); });
+
+// --- Graphs
+
+class LowLatencyGraphs : public testing::TestWithParam<int> {};
+
+/// Enqueues the calls of a graph of `size` calls, numbered from *number on.
+void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber number, bool split) {
+  auto& lane = streamed.lane(0);
+  const auto next = [&] { return CallNumber{number.first++, number.replays, number.per_replay}; };
+  const Calls::Choices first{split, true, false, false}, second{split, true, true, false};
+  if (size == 2 && !split && c.form.scales == ScaleKind::none) return streamed.pair(next(), lane, 0, second);
+  streamed.dispatch(next(), lane, 0, first);
+  if (size == 3 && c.form.scales == ScaleKind::none) streamed.all_to_all(next(), lane, first);
+  if (size == 3 && c.form.scales != ScaleKind::none) streamed.dispatch(next(), lane, 1, second);
+  if (size > 1) streamed.combine(next(), lane, 0, size == 2 ? second : first);
+}
+
+/// Graphs of 1, 2 and 3 calls, replayed 1000 times with another T, routing and rows each time; ordinary calls in between.
+TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
+  constexpr uint64_t kReplays = 1000;
+  const int world = GetParam();
+  std::vector<StreamedCase> cases = {usual_case(world, ScaleKind::f32), usual_case(world, ScaleKind::none),
+                                     draw_case(11, world)};
+  cases[0].form.hidden = cases[1].form.hidden = 1024;
+  for (StreamedCase& c : cases) c.plan = {};
+  size_t heap = 0;
+  for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes_for(c.config(), world));
+  isolated(
+      [&] {
+        for (size_t i = 0; i < cases.size() * 6; ++i) {
+          const StreamedCase& c = cases[i / 6];
+          const int size = 1 + static_cast<int>(i % 3);
+          const bool split = i / 3 % 2 == 1;
+          on_gpus(world, heap, [&](Station& me) {
+            me.f.set_context("case " + std::to_string(i / 6) + ", graph of " + std::to_string(size) + (split ? " split" : "") +
+                             " calls");
+            LowLatencyExchange exchange(me.group, c.config());
+            StationRig rig(me);
+            Calls streamed(rig, exchange, c);
+            auto* const replays = static_cast<uint64_t*>(rig.room(8));
+            rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, me.stream());
+            me.meet();
+            cudaGraph_t graph = nullptr;
+            cudaGraphExec_t exec = nullptr;
+            must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+            enqueue_calls(streamed, size, c, {1'000'000, replays, static_cast<uint64_t>(size)}, split);
+            rig.enqueue(CountReplay{replays}, me.stream());
+            must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+            must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+            must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
+            const uint64_t captured = streamed.judged();
+            me.meet();
+            for (uint64_t replay = 0; replay < kReplays; ++replay) {
+              const uint64_t mine = c.form.draw(102, replay, me.rank());
+              if (mine % 16 == 0) rig.pause(mine / 16 % 200'000, me.stream());
+              must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+              rig.pace(me.stream());
+              if (replay != kReplays / 2) continue;
+              streamed.forget();
+              streamed.run(1, 20);
+            }
+            expect_verdict(me, streamed, streamed.judged() - captured + captured * kReplays, c.form.experts >= world);
+            must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+            must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+            me.meet();
+          });
+        }
+      },
+      240s);
+}
+
+/// What one half has sent is there for the other after a nap, and so is everything else.
+TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
+  StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
+  c.plan = {};
+  c.first_epoch = (uint64_t{1} << 40) - 4;
+  on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
+    LowLatencyExchange exchange(me.group, c.config());
+    StationRig rig(me);
+    Calls streamed(rig, exchange, c);
+    const auto nap = [&] {
+      me.meet();
+      me.group.sleep();
+      me.gather();
+      me.group.wake();
+      me.meet();
+    };
+    me.meet();
+    for (uint64_t n = 1; n < 9; n += 2) {
+      const bool split = n % 4 == 1;
+      streamed.between = nap;
+      streamed.dispatch({n}, streamed.lane(0), 0, {split, true, false, false});
+      if (!split) nap();
+      streamed.combine({n + 1}, streamed.lane(0), 0, {split, true, n > 4, false});
+    }
+    expect_verdict(me, streamed, streamed.judged(), true);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, LowLatencyGraphs, testing::Values(1, 2, 4, 8),
+                         [](const auto& w) { return "W" + std::to_string(w.param); });
+
+}  // namespace
+}  // namespace harness
