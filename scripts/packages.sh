@@ -10,6 +10,9 @@ packages_of() {
       # compiler and build tools; SIMD and GEMM of the library; argument parsing, text and JSON of the tools
       build) printf '%s\n' g++ cmake ninja-build pkg-config libhwy-dev libdnnl-dev libcli11-dev libfmt-dev nlohmann-json3-dev ;;
       test) printf '%s\n' libgtest-dev libbenchmark-dev python3 ;;
+      # For machines with a GPU and without nvcc: pip, and what it installs
+      toolkit) printf '%s\n' python3-pip ;;
+      toolkit_python) printf '%s\n' 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*' ;;
       lint) printf '%s\n' clang-14 clang-format-14 clang-tidy-14 shellcheck python3 ;;
       *) echo "packages_of: no group '$group'" >&2; return 1 ;;
     esac

@@ -77,7 +77,7 @@ class Group {
   /// \throws RendezvousError naming the missing ranks; Error(invalid_argument) if no known variables are set.
   static Group from_environment(const GroupOptions& options = {});
 
-  /// This process as rank `rank` of `world`, meeting at `store`: "unix:/path" or "tcp://host:port".
+  /// This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" (abstract) or "tcp://host:port".
   /// Rank 0 serves the store. `token` (any text, the same on all ranks) keeps strangers out.
   static Group connect(int rank, int world, const std::string& store, const std::string& token,
                        const GroupOptions& options = {});

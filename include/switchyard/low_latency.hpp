@@ -136,7 +136,7 @@ class LowLatencyExchange {
   ~LowLatencyExchange();
 
   /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local, needs no group.
-  /// docs/concepts/low_latency.md gives the formula. With pieces = 0 enough for any number of them.
+  /// docs/concepts/low_latency.md gives the formula. The same for any number of pieces.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
   /// Heap size for a group whose only object has this config: header and alignment slack included.
   static size_t heap_bytes_for(const LowLatencyConfig& config, int world);

@@ -39,7 +39,8 @@ enum class Layout : uint8_t {
 
 /// How rows travel.
 enum class Staging : uint8_t {
-  direct = 0,  ///< senders write rows at their final place in the receiver's pool; combine pulls from there
+  direct = 0,  ///< senders write rows at their final place in the receiver's pool; combine pulls from there,
+               ///< or pushes rows to their owners (expert-major, per_route)
   ring = 1,    ///< bounded symmetric memory: rows pass through rings of fixed size
 };
 

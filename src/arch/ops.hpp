@@ -40,10 +40,9 @@ enum class Site : uint8_t {
   call_header,   ///< a peer has entered a low-latency call           (peer -> here, per peer)
   expert_count,  ///< a peer's rows for an expert, in the value       (peer -> here, per expert and peer)
   message,       ///< a low-latency message has landed                (source -> here, per message)
-  returned,      ///< a piece of a row or sum has come back           (peer -> here, per slot and piece)
+  returned,      ///< a row or sum has come back                       (peer -> here, per word of a slot)
   ledger_rows,   ///< my tokens' rows are back from a peer's experts  (peer -> here, per peer)
   local_sends,   ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
-  local_ready,   ///< a phase of this rank is complete                 (last warp -> warps of the rank)
   barrier,       ///< group barrier                                    (peer -> here, per peer)
   count_of_sites,
 };
@@ -63,7 +62,6 @@ SWITCHYARD_FN constexpr const char* site_name(Site site) {
     case Site::returned: return "returned";
     case Site::ledger_rows: return "ledger_rows";
     case Site::local_sends: return "local_sends";
-    case Site::local_ready: return "local_ready";
     case Site::barrier: return "barrier";
     case Site::count_of_sites: break;
   }
