@@ -35,7 +35,7 @@ struct LedgerConfig {
   int64_t hidden = 0;           ///< H >= 1
   int num_experts = 0;          ///< E >= 1; need not divide by W
   int topk = 0;                 ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;       ///< largest M on any rank, >= 0; sizes the return buffers: max_tokens * K rows, thrice if they are of whole 16 bytes, else twice
+  int64_t max_tokens = 0;       ///< largest M on any rank, >= 0; sizes the return buffers: max_tokens * K rows, twice or thrice
   DType row_type = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int64_t max_rows = 0;         ///< most rows of expert output that a ledger may speak of; 0: as many as int32 can number
   int max_ledgers = 4;          ///< CUDA: PreparedLedgers that are alive at once, graphs' included, >= 1

@@ -363,8 +363,9 @@ typedef struct sy_combine_options {
 
 /// Collective. Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of
 /// the dispatch that made `handle`; rows in a sy_rows or in sy_dispatched_view::x are read in place, other memory is first
-/// copied (direct staging), but expert-major rows of SWITCHYARD_ORDER_PER_ROUTE are pushed to their owners from any memory. A token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major
-/// with options->weights) or NULL. `options` NULL: defaults.
+/// copied (direct staging), but expert-major rows of SWITCHYARD_ORDER_PER_ROUTE are pushed to their owners from any memory. A
+/// token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with options->weights) or
+/// NULL. `options` NULL: defaults.
 switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights);
 
