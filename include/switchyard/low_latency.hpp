@@ -15,8 +15,9 @@
 /// the rank's GPU, rows are aligned to 16 bytes; calls enqueue on `stream` and return; nothing waits for the GPU except
 /// last_call() and destruction; every call can be captured in a graph and replayed. Calls on one object are ordered, also on
 /// different streams (launches of a graph are ordered by their stream only). The blocks of a call wait for each other's peers,
-/// so they must all be resident: two objects whose calls run at the same time must together fit the GPU (num_sms), or be
-/// enqueued in the same order on all ranks.
+/// so they must all be resident: two objects whose calls run at the same time must together fit the GPU, by a num_sms given for
+/// each, or be ordered by a stream or by events, alike on all ranks. A call without num_sms that has the GPU to itself lets the
+/// next call on its stream begin while it ends.
 ///
 /// Errors: as in normal.hpp.
 #pragma once
@@ -124,7 +125,8 @@ struct LowLatencyOutput {
 };
 
 /// Enqueues the receiving half of the call that returned it. Local; use once, while the object lives. Until that half has ended
-/// the call keeps `out` and LowLatencyCombineOptions::weights; all else that it was given is the caller's again.
+/// the call keeps the output, `out` and LowLatencyCombineOptions::weights; all else that it was given is the caller's again. No
+/// call of another object may use the output before the hook has been called.
 using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {

@@ -173,6 +173,8 @@ void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
     invalid("output was made by rank " + std::to_string(o.block->rank) + " of " + std::to_string(o.block->world) +
             " with its own LowLatencyConfig; this is rank " + std::to_string(rank()) + " of " + std::to_string(world()) +
             (o.block->config_hash == hash() ? "" : ", with another one"));
+  if (o.block->pending)
+    invalid("output belongs to a split call of another object that has not been received; call its hook first");
 }
 
 void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
@@ -282,7 +284,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   output.block->tokens = ids.tokens;
   run(p, o, split ? Halves::send : Halves::both);
   if (!split) return;
-  pending_ = Pending::dispatch;
+  keep_pending(Pending::dispatch, output);
   pending_dispatch_ = p;
   dispatch_options_ = o;
 }
@@ -309,7 +311,7 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   p.out = static_cast<std::byte*>(out);
   run(p, o, split ? Halves::send : Halves::both);
   if (!split) return;
-  pending_ = Pending::combine;
+  keep_pending(Pending::combine, output);
   pending_combine_ = p;
   combine_options_ = o;
 }
@@ -356,6 +358,12 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
   run(p, o);
 }
 
+void LowLatencyImpl::keep_pending(Pending what, const LowLatencyOutput& output) {
+  pending_ = what;
+  pending_block_ = output.block;
+  pending_block_->pending = true;
+}
+
 ReceiveHook LowLatencyImpl::receive_hook() {
   return [this, call = ++split_calls_] { receive(call); };
 }
@@ -366,6 +374,8 @@ void LowLatencyImpl::receive(uint64_t call) {
     if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
   });
   const Pending what = std::exchange(pending_, Pending::none);
+  const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued
+  block->pending = false;
   if (what == Pending::dispatch)
     run(pending_dispatch_, dispatch_options_, Halves::receive);
   else

@@ -44,12 +44,15 @@ struct LowLatencyBlock {
   LowLatencyTables tables;
   uint64_t config_hash = 0;
   int rank = 0, world = 0;
-  int64_t tokens = -1;  ///< of the last dispatch, on CUDA their bound; -1: none yet
+  int64_t tokens = -1;   ///< of the last dispatch, on CUDA their bound; -1: none yet
+  bool pending = false;  ///< of a split call that has not been received
 };
 
 class LowLatencyImpl : protected ExchangeBase {
  public:
-  virtual ~LowLatencyImpl() = default;
+  virtual ~LowLatencyImpl() {
+    if (pending_block_) pending_block_->pending = false;
+  }
   LowLatencyImpl(const LowLatencyImpl&) = delete;
   LowLatencyImpl& operator=(const LowLatencyImpl&) = delete;
 
@@ -118,7 +121,9 @@ class LowLatencyImpl : protected ExchangeBase {
 
   // A split call that has not been received.
   enum class Pending { none, dispatch, combine };
+  void keep_pending(Pending what, const LowLatencyOutput& output);
   Pending pending_ = Pending::none;
+  std::shared_ptr<LowLatencyBlock> pending_block_;  ///< its output's memory
   uint64_t split_calls_ = 0;
   LowLatencyDispatchParams pending_dispatch_;
   LowLatencyCombineParams pending_combine_;

@@ -42,7 +42,8 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
       static_cast<size_t>(control.counts_row_bytes()));
   A::settle(w);
   publish_all<A>(w, call, control, Site::counts);
-  return wait_placements<A>(w, call, control, Site::counts);
+  WarpSpan<A> span(w, call, Event::wait_counts, -1);
+  return wait_placements<A>(w, call, control, Site::counts, &span);
 }
 
 /// Writes `place` to all ranks and releases `placement`, with everything settled before. `distances`: null, or [W] what is

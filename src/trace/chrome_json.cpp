@@ -83,10 +83,10 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
 /// The kind of span whose end lets a wait of this kind end.
 Event cause_of(Event wait) {
   switch (wait) {
-    case Event::wait_counts:
-    case Event::wait_placement: return Event::exchange_counts;
-    case Event::wait_rows: return Event::send_rows;
+    case Event::wait_counts: return Event::exchange_counts;
+    case Event::wait_placement:
     case Event::wait_outputs: return Event::combine;
+    case Event::wait_rows: return Event::send_rows;
     case Event::wait_pulled: return Event::pull_reduce;
     case Event::wait_message: return Event::send_rows;
     case Event::wait_expert_count: return Event::send_counts;

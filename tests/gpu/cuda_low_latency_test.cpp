@@ -80,6 +80,65 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
+/// Multiprocessors of each of two calls that a rank may have at the same time.
+int half_of_a_rank(int world) {
+  int devices = 0, all = 0;
+  must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  must(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0), "device attribute");
+  return all / ((world + devices - 1) / devices) / 2;
+}
+
+/// Two objects that fit the GPU together, each with calls right behind each other on its own stream, enqueued in opposite
+/// order on every other rank: neither may keep the other from beginning.
+TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
+  const int world = GetParam();
+  StreamedCase c = usual_case(world, ScaleKind::none);
+  const size_t heap = 2 * LowLatencyExchange::heap_bytes_for(c.config(), world);
+  on_gpus(world, heap, [&](Station& me) {
+    StreamedCase first = c, second = c;
+    first.plan.num_sms = second.plan.num_sms = half_of_a_rank(world);
+    second.plan.first_stream = 1;
+    LowLatencyExchange one(me.group, first.config()), two(me.group, second.config());
+    StationRig rig(me);
+    Calls x(rig, one, first), y(rig, two, second);
+    me.meet();
+    for (uint64_t n = 1; n <= 60; ++n) {
+      for (int turn = 0; turn < 2; ++turn) {
+        Calls& calls = (turn + me.rank()) % 2 == 0 ? x : y;
+        calls.pair({n}, calls.lane(0), 0, {});
+        rig.pace(calls.lane(0).stream);
+      }
+    }
+    expect_verdict(me, x, x.judged(), true);
+    expect_verdict(me, y, y.judged(), true);
+  });
+}
+
+/// Handles of streams that are equal although the streams are not.
+TEST_P(QueuedCalls, OfThreadsOnTheirOwnDefaultStreams) {
+  StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
+  c.plan.lanes = 2;
+  on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
+    LowLatencyExchange exchange(me.group, c.config());
+    StationRig rig(me);
+    Calls streamed(rig, exchange, c);
+    for (size_t i = 0; i < 2; ++i) streamed.lane(i).stream = cudaStreamPerThread;
+    me.meet();
+    for (uint64_t n = 1; n < 20; n += 2) {
+      if (me.rank() == 0) rig.pause(2'000'000, cudaStreamPerThread);
+      streamed.dispatch({n}, streamed.lane(0), 0, {});
+      std::thread other([&] {
+        must(cudaSetDevice(me.device()), "cudaSetDevice");
+        streamed.dispatch({n + 1}, streamed.lane(1), 0, {});
+        must(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
+      });
+      other.join();
+      must(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
+    }
+    expect_verdict(me, streamed, streamed.judged(), true);
+  });
+}
+
 // --- Graphs
 
 class LowLatencyGraphs : public testing::TestWithParam<int> {};

@@ -111,6 +111,32 @@ TEST(SplitCalls, SurviveAMoveOfTheObject) {
   }));
 }
 
+/// Memory that goes between the halves is a finding of the address sanitizer.
+TEST(SplitCalls, KeepTheMemoryOfTheirOutput) {
+  expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    const auto dispatched = rig.dispatch_send();
+    rig.output = rig.exchange.make_output();
+    dispatched();
+    rig.dispatch();
+    const auto combined = rig.combine_send();
+    rig.output = {};
+    combined();
+    EXPECT_EQ(rig.out[0], 0x3F80);
+  }));
+}
+
+TEST(SplitCalls, KeepTheirOutputFromOtherObjects) {
+  const auto all = outcomes(1, options_with(60s), [&](Group& group) {
+    LowLatencyRig rig(group), other(group);
+    rig.dispatch();
+    const auto receive = rig.combine_send();
+    other.exchange.dispatch(other.x(), other.expert_ids(), rig.output, other.options());
+  });
+  EXPECT_EQ(code_name(all[0].code), "invalid_argument");
+  EXPECT_NE(all[0].text.find("call its hook first"), std::string::npos) << all[0].text;
+}
+
 struct HookMisuse {
   const char* name;
   const char* in_text;

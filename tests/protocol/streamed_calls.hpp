@@ -24,7 +24,9 @@
 namespace harness {
 
 struct StreamPlan {
-  int lanes = 1;  ///< streams, each with its own arrays and outputs
+  int lanes = 1;         ///< streams, each with its own arrays and outputs
+  int first_stream = 0;  ///< of the rig
+  int num_sms = 0;       ///< of all calls; GPUs
   bool dispatch_only = false;
   int slow_rank = -1;  ///< late by slow_ns in every 50th call
   uint64_t slow_ns = 0;
@@ -154,6 +156,7 @@ class StreamedCalls {
     rig_.enqueue(MakeInputs{f_, number, rig_.rank(), lane.a}, lane.stream);
     switchyard::LowLatencyDispatchOptions o;
     o.stream = lane.stream;
+    o.num_sms = plan_.num_sms;
     o.weights = choices.weighted ? lane.a.weights : nullptr;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
     Output& to = lane.outputs[output];
@@ -179,6 +182,7 @@ class StreamedCalls {
     spoil(lane.a.out, x_bytes(), lane.stream, kUntouched);
     switchyard::LowLatencyCombineOptions o;
     o.stream = lane.stream;
+    o.num_sms = plan_.num_sms;
     if (choices.per_rank) o.order = switchyard::CombineOrder::per_rank;
     Weights weights = filled.weighted ? Weights::of_dispatch : Weights::none;
     if (!choices.per_rank && !choices.weighted) {
@@ -205,6 +209,7 @@ class StreamedCalls {
     switchyard::LowLatencyDispatchOptions o;
     switchyard::LowLatencyCombineOptions c;
     o.stream = c.stream = lane.stream;
+    o.num_sms = c.num_sms = plan_.num_sms;
     o.weights = choices.weighted ? lane.a.weights : nullptr;
     if (choices.per_rank) c.order = switchyard::CombineOrder::per_rank;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
@@ -221,6 +226,7 @@ class StreamedCalls {
     rig_.enqueue(MakeInputs{f_, number, rig_.rank(), lane.a}, lane.stream);
     switchyard::AllToAllOptions o;
     o.stream = lane.stream;
+    o.num_sms = plan_.num_sms;
     o.weights = choices.weighted ? lane.a.weights : nullptr;
     o.expert_scale = choices.the_rows ? nullptr : lane.a.factors;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
@@ -232,7 +238,7 @@ class StreamedCalls {
 
  private:
   void make_lane(Lane& lane, int i) {
-    lane.stream = rig_.stream(i);
+    lane.stream = rig_.stream(plan_.first_stream + i);
     lane.a.int64_ids = i % 2 == 1;
     lane.a.x = rig_.room(x_bytes());
     lane.a.ids = rig_.room(choice_bytes(8));

@@ -178,7 +178,7 @@ class Help(unittest.TestCase):
 
 class TraceVerb(unittest.TestCase):
     def test_timeline_and_summary(self):
-        for mode, phases in (("normal", {"dispatch", "combine", "send_rows", "pull_reduce"}),
+        for mode, phases in (("normal", {"dispatch", "combine", "wait_counts", "send_rows", "pull_reduce"}),
                              ("low_latency", {"dispatch", "combine", "send_rows", "wait_message", "place_rows", "sum_returned"}),
                              ("flat", {"all_to_all", "send_rows", "return_rows", "sum_returned"})):
             with tempfile.TemporaryDirectory() as folder:
@@ -196,6 +196,19 @@ class TraceVerb(unittest.TestCase):
             for rank in summary["ranks"]:
                 self.assertGreater(rank["window_us"], 0)
                 self.assertTrue(0 <= rank["idle_share"] <= 1, rank)
+
+    def test_busiest_link_counts_rows_as_they_are_sent(self):
+        most = {}
+        for sending in ("per_rank", "per_route"):
+            with tempfile.TemporaryDirectory() as folder:
+                code, out, err = run("trace", "--ranks", "2", "--tokens", "4", "--hidden", "64", "--mode", "low_latency", "--sending", sending,
+                                     "--calls", "1", "--json", "--out", str(Path(folder) / "t.json"))
+            self.assertEqual(code, 0, err)
+            summary = json.loads(out)
+            self.assertEqual(summary["config"]["sending"], sending)
+            most[sending] = summary["busiest_link"]["dispatch_bytes"]
+        self.assertLessEqual(most["per_rank"], 4 * 64 * 2)
+        self.assertGreater(most["per_route"], 4 * 64 * 2)  # 8 experts of a token on 2 ranks
 
     def test_events_that_find_no_room_are_said(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -200,6 +200,19 @@ TEST(Trace, FlowsLeadFromTheLastPossibleSendToTheWait) {
   EXPECT_TRUE(only_phase(json::parse(trace.chrome_json(false)), "s").empty());
 }
 
+TEST(Trace, FlowsIntoWaitsOfCombineStartThere) {
+  // Placements of combine are published when a rank enters it; counts belong to the dispatch before.
+  Trace trace(2, small(1, 1));
+  put_span(trace, 0, detail::kHostTrack, Event::exchange_counts, 1'000, 2'000, 1);
+  put_span(trace, 0, detail::kHostTrack, Event::combine, 5'000, 9'000, 1);
+  put_span(trace, 1, 0, Event::wait_counts, 1'000, 3'000, 0);
+  put_span(trace, 1, 0, Event::wait_placement, 4'000, 6'000, 0);
+  const json starts = only_phase(json::parse(trace.chrome_json(true)), "s");
+  ASSERT_EQ(starts.size(), 2u);
+  EXPECT_EQ(starts[0]["ts"], 0.0);
+  EXPECT_EQ(starts[1]["ts"], 4.0);
+}
+
 TEST(Trace, SummaryAddsUpByPhaseAndRank) {
   Trace trace(2, small(1, 2));
   put_span(trace, 1, 0, Event::send_rows, 0, 1'000'000, 10);

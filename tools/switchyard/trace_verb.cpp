@@ -183,18 +183,21 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   return {{"trace", json::binary({raw, raw + bytes.size()})}};
 }
 
-/// Payload bytes from each rank to each other.
+/// Payload bytes from each rank to each other: of a row per rank that a token goes to, or per expert.
 std::vector<std::vector<double>> link_bytes(const BenchOptions& o, const Scenario& s) {
   const double row = scales_of(o) == ScaleKind::none
                          ? static_cast<double>(o.hidden) * static_cast<double>(dtype_bytes(type_of(o)))
                          : static_cast<double>(o.hidden) + static_cast<double>(scale_row_bytes(o.hidden, scales_of(o)));
+  const bool per_route = o.mode != "normal" && o.sending == "per_route";
   std::vector<std::vector<double>> bytes(static_cast<size_t>(s.world), std::vector<double>(static_cast<size_t>(s.world)));
   for (int r = 0; r < s.world; ++r) {
     for (int64_t t = 0; t < s.tokens(r); ++t) {
-      std::set<int> ranks;
-      for (int k = 0; k < s.topk; ++k)
-        if (s.valid(s.id(r, t, k))) ranks.insert(s.owner(s.id(r, t, k)));
-      for (const int d : ranks) bytes[static_cast<size_t>(r)][static_cast<size_t>(d)] += row;
+      std::set<std::pair<int, int>> sent;  // rank, expert
+      for (int k = 0; k < s.topk; ++k) {
+        const int expert = s.id(r, t, k);
+        if (s.valid(expert)) sent.insert({s.owner(expert), per_route ? expert : 0});
+      }
+      for (const auto& [d, expert] : sent) bytes[static_cast<size_t>(r)][static_cast<size_t>(d)] += row;
     }
   }
   return bytes;
@@ -279,6 +282,16 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
           {"mode", options.run.mode},
           {"backend", options.run.backend},
           {"calls", options.calls},
+          {"config",
+           {{"ranks", s.world},
+            {"tokens", options.run.tokens},
+            {"hidden", options.run.hidden},
+            {"experts", s.experts},
+            {"topk", s.topk},
+            {"dtype", options.run.dtype},
+            {"quantize", options.run.quantize},
+            {"routing", options.run.routing},
+            {"sending", options.run.sending}}},
           {"lost_events", trace.lost()},
           {"phases", phases},
           {"ranks", ranks},

@@ -26,7 +26,10 @@ cudaGraph_t CallOrder::begin(cudaStream_t stream) {
     gpu_.note_capture();
     return graph;
   }
-  if (called_ && last_stream_ != stream) check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
+  unsigned long long id = 0;  // of the stream, not of its handle: each thread's cudaStreamPerThread is another one
+  check_cuda(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+  if (called_ && last_stream_ != id) check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
+  last_stream_ = id;
   return nullptr;
 }
 
@@ -34,7 +37,6 @@ void CallOrder::end(cudaStream_t stream, bool captured, int warps) {
   last_warps_ = warps;
   if (captured) return;
   check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
-  last_stream_ = stream;
   called_ = true;
 }
 

@@ -36,7 +36,7 @@ class CallOrder {
   CudaRank& gpu_;
   DeviceMemory moved_;
   cudaEvent_t done_ = nullptr;  // after the last call that was not captured
-  cudaStream_t last_stream_ = nullptr;
+  unsigned long long last_stream_ = 0;
   bool called_ = false;
   int last_warps_ = 0;
 };

@@ -94,17 +94,18 @@ class CudaLowLatency final : public LowLatencyImpl {
   void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
 
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+    const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), Operation::dispatch, p.call,
             [&](int blocks, cudaStream_t stream) {
-              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens}, launched(halves),
-                                 blocks, launch_limits(), stream);
+              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens}, launched(halves), blocks,
+                                 launch_limits(o.num_sms), stream);
             });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), Operation::combine, p.call,
             [&](int blocks, cudaStream_t stream) {
               launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), blocks,
-                                 launch_limits(), stream);
+                                 launch_limits(o.num_sms), stream);
             });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
@@ -112,9 +113,9 @@ class CudaLowLatency final : public LowLatencyImpl {
             [&](int blocks, cudaStream_t stream) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens};
-              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, launch_limits(), stream);
+              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, launch_limits(o.num_sms), stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-              check_cuda(f.launch(flat, blocks, launch_limits(), stream), "all-to-all kernel of a row function");
+              check_cuda(f.launch(flat, blocks, launch_limits(o.num_sms), stream), "all-to-all kernel of a row function");
             });
   }
   void check_row_function(const RowFunctionBase& given) const override {
@@ -127,11 +128,13 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
   static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
 
-  /// A dependent launch takes its place on the GPU while the kernel before still waits for peers. Ranks that share the GPU
-  /// would take it from each other.
-  DeviceLimits launch_limits() const {
+  /// A dependent launch takes its place on the GPU while the kernel before still waits for peers: two calls take twice their
+  /// multiprocessors. Ranks that share the GPU would take them from each other, and a caller who names a number wants the rest
+  /// for something else, perhaps for a call that peers wait for.
+  DeviceLimits launch_limits(int given_sms) const {
     DeviceLimits limits = gpu_.limits();
-    if (gpu_.max_blocks() < limits.multiprocessors) limits.dependent_launches = false;
+    const int share = given_sms > 0 ? given_sms : gpu_.max_blocks();
+    if (share < limits.multiprocessors) limits.dependent_launches = false;
     return limits;
   }
 
