@@ -316,6 +316,7 @@ struct Beside {
   const char* name;
   int world;
   bool busy;
+  bool fill_together = false;  ///< as many multiprocessors as two objects may take, plans included
 };
 std::ostream& operator<<(std::ostream& out, const Beside& b) { return out << b.name; }
 class TwoObjects : public testing::TestWithParam<Beside> {};
@@ -354,13 +355,18 @@ TEST_P(TwoObjects, InOppositeOrder) {
     me.meet();
     if (beside.busy && me.rank() < devices)
       for (int i = 0; i < 40; ++i) launch_busy(132 * 2 * 3, 1024, 2000000, sink, me.stream(2));
+    constexpr int kPlanSms = 16;  // what a plan may take beside num_sms
+    const int half = half_of_a_rank(beside.world) - kPlanSms;
     for (int i = 0; i < kRounds; ++i) {
       for (int step = 0; step < 2; ++step) {
         const int o = (step + me.rank()) % 2;
         const Case& c = *cases[static_cast<size_t>(o)];
         const Inputs& given = in[o][static_cast<size_t>(i)];
-        const Dispatched d = objects[o].dispatch(given.x, given.ids, given.weights, me.dispatch_options(c, me.stream(o)));
-        objects[o].combine(d.x, d.handle, given.out, me.combine_options(c, me.stream(o)));
+        DispatchOptions dispatch = me.dispatch_options(c, me.stream(o));
+        CombineOptions combine = me.combine_options(c, me.stream(o));
+        if (beside.fill_together) dispatch.num_sms = combine.num_sms = half;
+        const Dispatched d = objects[o].dispatch(given.x, given.ids, given.weights, dispatch);
+        objects[o].combine(d.x, d.handle, given.out, combine);
       }
     }
     me.meet();
@@ -377,7 +383,7 @@ TEST_P(TwoObjects, InOppositeOrder) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, TwoObjects,
                          testing::Values(Beside{"W2", 2, false}, Beside{"W4", 4, false}, Beside{"W2_full_gpu", 2, true},
-                                         Beside{"W4_full_gpu", 4, true}),
+                                         Beside{"W4_full_gpu", 4, true}, Beside{"W2_half_each", 2, false, true}),
                          [](const auto& beside) { return std::string(beside.param.name); });
 
 }  // namespace

@@ -80,14 +80,6 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-/// Multiprocessors of each of two calls that a rank may have at the same time.
-int half_of_a_rank(int world) {
-  int devices = 0, all = 0;
-  must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-  must(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0), "device attribute");
-  return all / ((world + devices - 1) / devices) / 2;
-}
-
 /// Two objects that fit the GPU together, each with calls right behind each other on its own stream, enqueued in opposite
 /// order on every other rank: neither may keep the other from beginning.
 TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {

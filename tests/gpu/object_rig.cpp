@@ -279,6 +279,13 @@ NormalConfig roomy_config(const Case& c, int times) {
   return config;
 }
 
+int half_of_a_rank(int world) {
+  int devices = 0, all = 0;
+  must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  must(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0), "device attribute");
+  return all / ((world + devices - 1) / devices) / 2;
+}
+
 size_t heap_for(const NormalConfig& config, int world, int objects) {
   return idx(objects) * NormalExchange::heap_bytes_for(config, world, kBackend);
 }

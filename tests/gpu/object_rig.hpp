@@ -136,6 +136,9 @@ int64_t worst_rows(const Case& c);
 NormalConfig roomy_config(const Case& c, int times);
 size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
+/// Multiprocessors of each of two calls that a rank may have at the same time. Inside on_gpus().
+int half_of_a_rank(int world);
+
 using StationBody = std::function<void(Station&)>;
 /// Runs `body` in a process of its own and expects that none of its on_gpus() found anything.
 void isolated(const std::function<void()>& body, std::chrono::milliseconds limit = 60s);
