@@ -119,7 +119,8 @@ void CpuNormal::combine_ring(const CallContext& call, uint64_t sig, CombineParam
   bool ok = false;
   on_one_warp([&]<class A>(CpuWarp& w) {
     publish_placement<A>(w, call, control_, p.place);
-    ok = wait_placements<A>(w, call, control_, Site::placement);
+    WarpSpan<A> span(w, call, Event::wait_placement, -1);
+    ok = wait_placements<A>(w, call, control_, Site::placement, &span);
   });
   if (!ok) raise("combine");
   check_placements(call, sig, "combine", nullptr);

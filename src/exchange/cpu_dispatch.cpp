@@ -200,13 +200,11 @@ bool CpuNormal::agree_on_weights(const CallContext& call, const GatheredCounts& 
 
 void CpuNormal::exchange_placements(const CallContext& call, const Placement& place, const std::exception_ptr& own) {
   bool ok = false;
-  {
-    const TraceSpan span(call.tracer, kHostTrack, Event::wait_placement, -1);
-    on_one_warp([&]<class A>(CpuWarp& w) {
-      publish_placement<A>(w, call, control_, place);
-      ok = wait_placements<A>(w, call, control_, Site::placement);
-    });
-  }
+  on_one_warp([&]<class A>(CpuWarp& w) {
+    publish_placement<A>(w, call, control_, place);
+    WarpSpan<A> span(w, call, Event::wait_placement, -1);
+    ok = wait_placements<A>(w, call, control_, Site::placement, &span);
+  });
   if (!ok) raise("dispatch");
   check_placements(call, place.signature, "dispatch", own);
 }

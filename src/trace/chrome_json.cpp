@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <utility>
 #include <vector>
@@ -80,31 +81,53 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
   }
 }
 
-/// The kind of span whose end lets a wait of this kind end.
-Event cause_of(Event wait) {
+/// The kinds of spans that let a wait of this kind end: the last of them did.
+std::initializer_list<Event> causes_of(Event wait) {
+  static constexpr auto kCounts = {Event::exchange_counts},
+                        kPlacement = {Event::dispatch, Event::exchange_counts, Event::combine}, kOutputs = {Event::combine},
+                        kRows = {Event::send_rows}, kPulled = {Event::pull_reduce}, kExpertCount = {Event::send_counts},
+                        kReturned = {Event::return_rows};
   switch (wait) {
-    case Event::wait_counts: return Event::exchange_counts;
-    case Event::wait_placement:
-    case Event::wait_outputs: return Event::combine;
-    case Event::wait_rows: return Event::send_rows;
-    case Event::wait_pulled: return Event::pull_reduce;
-    case Event::wait_message: return Event::send_rows;
-    case Event::wait_expert_count: return Event::send_counts;
-    case Event::wait_returned: return Event::return_rows;
-    default: return Event::count_of_events;
+    case Event::wait_counts: return kCounts;
+    case Event::wait_placement: return kPlacement;
+    case Event::wait_outputs: return kOutputs;
+    case Event::wait_rows:
+    case Event::wait_message: return kRows;
+    case Event::wait_pulled: return kPulled;
+    case Event::wait_expert_count: return kExpertCount;
+    case Event::wait_returned: return kReturned;
+    default: return {};
   }
 }
 
 /// True if a span of this kind raises its signal early and goes on: then its begin counts, otherwise its end.
-bool signals_at_begin(Event cause) { return cause == Event::combine || cause == Event::exchange_counts; }
+bool signals_at_begin(Event cause) {
+  return cause == Event::dispatch || cause == Event::combine || cause == Event::exchange_counts;
+}
 
 uint64_t signal_ns(const PlacedRecord& p) {
   return signals_at_begin(static_cast<Event>(p.record.event)) ? p.record.begin_ns : p.record.end_ns;
 }
 
+using Causes = std::map<std::pair<int, uint16_t>, std::vector<const PlacedRecord*>>;  // (rank, event) -> spans by signal time
+
+/// The last span that can have ended this wait for one rank, or null. O(log n).
+const PlacedRecord* cause_of(const PlacedRecord& wait, const Causes& causes) {
+  const PlacedRecord* best = nullptr;
+  for (const Event cause : causes_of(static_cast<Event>(wait.record.event))) {
+    const auto spans = causes.find({static_cast<int>(wait.record.arg), static_cast<uint16_t>(cause)});
+    if (spans == causes.end()) continue;
+    const auto later = std::upper_bound(spans->second.begin(), spans->second.end(), wait.record.end_ns,
+                                        [](uint64_t ns, const auto* p) { return ns < signal_ns(*p); });
+    if (later == spans->second.begin()) continue;
+    if (best == nullptr || signal_ns(**(later - 1)) > signal_ns(*best)) best = *(later - 1);
+  }
+  return best;
+}
+
 /// An arrow into every wait for one known rank, from the last span of that rank that can have ended it. O(n log n).
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
-  std::map<std::pair<int, uint16_t>, std::vector<const PlacedRecord*>> causes;  // (rank, event) -> spans by signal time
+  Causes causes;
   for (const PlacedRecord& p : all) {
     if (p.record.kind == RecordKind::span) causes[{p.rank, p.record.event}].push_back(&p);
   }
@@ -115,15 +138,10 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
   for (const PlacedRecord& wait : all) {
     if (wait.record.kind != RecordKind::span || wait.record.arg < 0 || wait.record.arg == wait.rank) continue;
     if (wait.record.event >= static_cast<uint16_t>(Event::count_of_events)) continue;
-    const Event cause = cause_of(static_cast<Event>(wait.record.event));
-    const auto spans = causes.find({static_cast<int>(wait.record.arg), static_cast<uint16_t>(cause)});
-    if (cause == Event::count_of_events || spans == causes.end()) continue;
-    const auto later = std::upper_bound(spans->second.begin(), spans->second.end(), wait.record.end_ns,
-                                        [](uint64_t ns, const auto* p) { return ns < signal_ns(*p); });
-    if (later == spans->second.begin()) continue;
-    const PlacedRecord& best = **(later - 1);
+    const PlacedRecord* const best = cause_of(wait, causes);
+    if (best == nullptr) continue;
     const std::string common = ",\"cat\":\"flow\",\"name\":\"signal\",\"id\":" + std::to_string(++id) + ",";
-    out.event("\"ph\":\"s\"" + common + place(best.rank, best.track) + ",\"ts\":" + micros(signal_ns(best) - origin));
+    out.event("\"ph\":\"s\"" + common + place(best->rank, best->track) + ",\"ts\":" + micros(signal_ns(*best) - origin));
     out.event("\"ph\":\"f\",\"bp\":\"e\"" + common + place(wait.rank, wait.track) +
               ",\"ts\":" + micros(wait.record.end_ns - origin));
   }

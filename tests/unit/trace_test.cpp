@@ -200,17 +200,21 @@ TEST(Trace, FlowsLeadFromTheLastPossibleSendToTheWait) {
   EXPECT_TRUE(only_phase(json::parse(trace.chrome_json(false)), "s").empty());
 }
 
-TEST(Trace, FlowsIntoWaitsOfCombineStartThere) {
-  // Placements of combine are published when a rank enters it; counts belong to the dispatch before.
+TEST(Trace, FlowsIntoWaitsForPlacementsStartInTheirCall) {
+  // Dispatch publishes its placement behind the counts, combine when a rank enters it.
   Trace trace(2, small(1, 1));
-  put_span(trace, 0, detail::kHostTrack, Event::exchange_counts, 1'000, 2'000, 1);
-  put_span(trace, 0, detail::kHostTrack, Event::combine, 5'000, 9'000, 1);
-  put_span(trace, 1, 0, Event::wait_counts, 1'000, 3'000, 0);
-  put_span(trace, 1, 0, Event::wait_placement, 4'000, 6'000, 0);
+  put_span(trace, 0, detail::kHostTrack, Event::combine, 1'000, 1'500, 1);  // the one before
+  put_span(trace, 0, detail::kHostTrack, Event::dispatch, 2'000, 5'000, 1);
+  put_span(trace, 0, detail::kHostTrack, Event::exchange_counts, 3'000, 4'000, 1);
+  put_span(trace, 0, detail::kHostTrack, Event::combine, 7'000, 9'000, 1);
+  put_span(trace, 1, 0, Event::wait_counts, 2'000, 3'500, 0);
+  put_span(trace, 1, 0, Event::wait_placement, 3'500, 4'500, 0);
+  put_span(trace, 1, 0, Event::wait_placement, 6'000, 8'000, 0);
   const json starts = only_phase(json::parse(trace.chrome_json(true)), "s");
-  ASSERT_EQ(starts.size(), 2u);
-  EXPECT_EQ(starts[0]["ts"], 0.0);
-  EXPECT_EQ(starts[1]["ts"], 4.0);
+  ASSERT_EQ(starts.size(), 3u);
+  EXPECT_EQ(starts[0]["ts"], 2.0);  // from the first event on
+  EXPECT_EQ(starts[1]["ts"], 2.0);
+  EXPECT_EQ(starts[2]["ts"], 6.0);
 }
 
 TEST(Trace, SummaryAddsUpByPhaseAndRank) {
