@@ -2,12 +2,10 @@
 #include "measure.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <numeric>
-#include <stdexcept>
+
+#include "result_file.hpp"
 
 namespace switchyard::bench {
 
@@ -92,10 +90,7 @@ json to_json(const ExchangeBytes& b) {
 }
 
 void write_json(const std::string& path, const json& document) {
-  std::ofstream out(path, std::ios::binary);
-  out << document.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-  out.close();
-  if (!out) throw std::runtime_error("cannot write " + path + ": " + std::strerror(errno));
+  write_file(path, document.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace switchyard::bench

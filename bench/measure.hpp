@@ -43,7 +43,7 @@ nlohmann::json to_json(const Machine& machine);
 nlohmann::json to_json(const CopyLimit& limit);
 nlohmann::json to_json(const ExchangeBytes& bytes);
 
-/// Writes `document` with a final newline. \throws std::runtime_error naming the path
+/// write_file of `document` with a final newline.
 void write_json(const std::string& path, const nlohmann::json& document);
 
 }  // namespace switchyard::bench

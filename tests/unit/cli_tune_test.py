@@ -5,6 +5,9 @@
 Usage: cli_tune_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
 import json
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -32,7 +35,11 @@ class TuneUsage(unittest.TestCase):
         self.expect(["tune", "--slack", "51"], "--slack: '51' given", "0 to 50")
         self.expect(["tune", "--out", "/nonexistent/x.tuning"], "--out: cannot write '/nonexistent/x.tuning'")
         with tempfile.TemporaryDirectory() as folder:
-            self.expect(["tune", "--json", "/nonexistent/x.json", "--out", str(Path(folder, "x"))], "--json: cannot write '/nonexistent/x.json'")
+            out = ["tune", "--out", str(Path(folder, "x"))]
+            self.expect([*out, "--json", "/nonexistent/x.json"], "--json: cannot write '/nonexistent/x.json'")
+            self.expect([*out, "--json", str(Path(folder, "x"))], f"--json: '{folder}/x' given, to which another flag writes")
+            self.expect([*out, "--out", ""], "--out: '' given; allowed: the path of a file")
+            self.assertEqual(os.listdir(folder), [])
         with tempfile.NamedTemporaryFile("w", suffix=".tuning") as broken:
             broken.write("switchyard-tuning 1\nmode=low_latency\n")
             broken.flush()
@@ -81,6 +88,15 @@ class Tune(unittest.TestCase):
                 self.assertTrue(one["verified"])
                 self.assertEqual(one["config"]["ranks_are"], "processes")
             self.assertIn("pieces 1", err)  # progress
+
+    def test_an_interrupt_leaves_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with subprocess.Popen([cli_test.TOOL, "tune", *self.SHAPE, "--iterations", "1m", "--out", str(Path(folder, "x"))],
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tune:
+                tune.stdout.readline()  # the files have been checked
+                tune.send_signal(signal.SIGINT)
+                self.assertNotEqual(tune.wait(60), 0)
+            self.assertEqual(os.listdir(folder), [])
 
     def pieces_received(self, tuning, *args):
         """Parts of a row that a dispatch places, from its trace: each waits for its message."""

@@ -4,10 +4,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 
+#include "../../bench/result_file.hpp"
 #include "bench_cuda.hpp"
 #include "bench_html.hpp"
 #include "bench_low_latency.hpp"
@@ -169,21 +167,6 @@ bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, cons
   return result;
 }
 
-void check_writable(const std::string& flag, const std::string& path) {
-  if (path.empty()) return;
-  const std::ofstream out(path, std::ios::app);
-  if (!out) throw UsageError(fmt::format("{}: cannot write '{}': {}", flag, path, std::strerror(errno)));
-}
-
-namespace {
-
-void check_outputs(const BenchOptions& o) {
-  check_writable("--json", o.json_path);
-  check_writable("--html", o.html_path);
-}
-
-}  // namespace
-
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   if (o.combine_sms == 0) o.combine_sms = o.sms;
   if (o.sms > 0) return;
@@ -201,7 +184,7 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
 
 void write_results(const BenchOptions& options, const json& document) {
   if (!options.json_path.empty()) bench::write_json(options.json_path, document);
-  if (!options.html_path.empty()) write_bench_html(options.html_path, document);
+  if (!options.html_path.empty()) bench::write_file(options.html_path, bench_html(document));
 }
 
 void print_written(const BenchOptions& options) {
@@ -235,24 +218,21 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
 }
 
 int run_bench(const BenchOptions& options) {
+  check_outputs({{"--json", options.json_path}, {"--html", options.html_path}});
   if (options.mode == "low_latency") {
-    check_outputs(options);
     return run_bench_low_latency(options, points_of(options));
   }
   if (options.contest && options.mode != "flat") throw UsageError("--contest: needs --mode flat");
   if (options.mode == "flat") {
     if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: not with --contest, which sets the shapes");
-    check_outputs(options);
     return run_bench_flat(options, options.contest ? contest_points(options) : points_of(options));
   }
   if (options.backend == "cuda") {
-    check_outputs(options);
     return run_bench_cuda(options, points_of(options));
   }
   const bench::Machine machine = bench::this_machine();
   std::vector<BenchOptions> points;
   for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));
-  check_outputs(options);
   fmt::print("{}\n  {}, {}, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
              counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)), machine.os,
              points.front().commit, bench::utc_now());

@@ -82,8 +82,6 @@ BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& mac
 void choose_sms(BenchOptions& options, const std::string& gpu, int64_t most);
 /// The copy limit of this machine, with a line of progress.
 bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title);
-/// A result that cannot be written is better known before minutes of measuring. \throws UsageError
-void check_writable(const std::string& flag, const std::string& path);
 /// --json and --html of `document`.
 void write_results(const BenchOptions& options, const nlohmann::json& document);
 void print_written(const BenchOptions& options);

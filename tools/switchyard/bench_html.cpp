@@ -4,16 +4,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <set>
 #include <vector>
 
 #include "report_html.hpp"
 #include "style.hpp"
-#include "switchyard/status.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -316,13 +312,6 @@ std::string bench_html(const json& document) {
   page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied) + "<p class=\"note\">" +
           limits_text(document) + "</p></section>\n</main>\n</body>\n</html>\n";
   return page;
-}
-
-void write_bench_html(const std::string& path, const json& document) {
-  std::ofstream out(path, std::ios::binary);
-  out << bench_html(document);
-  out.close();
-  if (!out) throw Error(ErrorCode::io, fmt::format("cannot write {}: {}", path, std::strerror(errno)));
 }
 
 }  // namespace switchyard::tool

@@ -11,7 +11,5 @@ namespace switchyard::tool {
 /// that was swept (the one with most values), one pair of plots for each combination of the others. `document` has the schema
 /// switchyard.bench/1.
 std::string bench_html(const nlohmann::json& document);
-/// \throws switchyard::Error(io) naming the path
-void write_bench_html(const std::string& path, const nlohmann::json& document);
 
 }  // namespace switchyard::tool

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <filesystem>
 #include <limits>
+
+#include "../../bench/result_file.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -170,6 +173,19 @@ std::vector<std::string> parse_choices(const std::string& flag, const std::strin
   return values;
 }
 
+void check_outputs(const std::vector<OutputFile>& files) {
+  std::vector<std::filesystem::path> targets;
+  for (const OutputFile& file : files) {
+    if (file.path.empty()) continue;
+    const std::string problem = bench::why_not_writable(file.path);
+    if (!problem.empty()) throw UsageError(file.flag + ": cannot write '" + file.path + "': " + problem);
+    std::error_code ignored;
+    targets.push_back(std::filesystem::weakly_canonical(std::filesystem::absolute(file.path, ignored), ignored));
+    if (std::find(targets.begin(), targets.end() - 1, targets.back()) != targets.end() - 1)
+      throw UsageError(file.flag + ": '" + file.path + "' given, to which another flag writes; allowed: a file of its own");
+  }
+}
+
 CLI::Option* Options::finish(CLI::Option* option, const std::string& type_name, const std::string& default_text) {
   option->group(group_);
   option->type_name(type_name + (default_text.empty() ? "" : " [" + default_text + "]"));
@@ -219,6 +235,14 @@ void Options::text(const std::string& flag, std::string& target, const std::stri
   finish(app_.add_option_function<std::string>(
              flag, [&target](const std::string& text) { target = text; }, wrapped(help, kHelpWidth)),
          type_name, target);
+}
+
+void Options::file(const std::string& flag, std::string& target, const std::string& help) {
+  const auto take = [&target, flag](const std::string& text) {
+    if (text.empty()) throw UsageError(flag + ": '' given; allowed: the path of a file");
+    target = text;
+  };
+  finish(app_.add_option_function<std::string>(flag, take, wrapped(help, kHelpWidth)), "FILE", target);
 }
 
 void Options::texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,

@@ -35,6 +35,14 @@ std::string parse_choice(const std::string& flag, const std::string& text, const
 std::vector<std::string> parse_choices(const std::string& flag, const std::string& text,
                                        const std::vector<std::string>& allowed);
 
+/// A file that a verb writes when it is done; no path: it does not.
+struct OutputFile {
+  std::string flag, path;
+};
+/// What cannot be written is better known before minutes of measuring. Leaves no file behind. \throws UsageError, also if two
+/// flags name the same file
+void check_outputs(const std::vector<OutputFile>& files);
+
 /// Adds checked options to a verb. Targets must outlive the parse; their present values are shown as defaults.
 class Options {
  public:
@@ -48,6 +56,8 @@ class Options {
   void choices(const std::string& flag, std::vector<std::string>& target, const std::vector<std::string>& allowed,
                const std::string& help);
   void text(const std::string& flag, std::string& target, const std::string& type_name, const std::string& help);
+  /// A path, not empty.
+  void file(const std::string& flag, std::string& target, const std::string& help);
   /// May be given several times; with `split_commas` each time also several, comma-separated.
   void texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,
              const std::string& help);

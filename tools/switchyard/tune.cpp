@@ -10,6 +10,7 @@
 #include <map>
 
 #include "../../bench/machine.hpp"
+#include "../../bench/result_file.hpp"
 #include "bench.hpp"
 #include "bench_cuda.hpp"
 #include "bench_low_latency.hpp"
@@ -408,8 +409,7 @@ int run_tune(const TuneOptions& asked) {
   Place place = place_of(o);
   const std::vector<Shape> shapes = shapes_of(o, place);
   const std::string old = old_text(o.out);
-  check_writable("--out", o.out);
-  check_writable("--json", o.json_path);
+  check_outputs({{"--out", o.out}, {"--json", o.json_path}});
   fmt::print("{}\n  {}, {}, {}, commit {}, {}\n\n", bold("switchyard tune"), place.device, counted(o.ranks, "rank"),
              counted(static_cast<int64_t>(shapes.size()), "shape"), o.commit, bench::utc_now());
   std::fflush(stdout);
@@ -424,7 +424,7 @@ int run_tune(const TuneOptions& asked) {
   for (const Shape& shape : shapes) all.push_back(tuner.tune(shape));
   std::vector<CommentedEntry> entries;
   for (const Tuned& t : all) entries.push_back(commented(o, place, t));
-  write_text(o.out, merged(old, entries));
+  bench::write_file(o.out, merged(old, entries));
   if (!o.json_path.empty()) bench::write_json(o.json_path, document_of(o, place, all, std::move(tuner.runs)));
   print_tables(all);
   const std::string path = std::filesystem::absolute(o.out).lexically_normal().string();

@@ -59,13 +59,6 @@ std::string merged(const std::string& text, const std::vector<CommentedEntry>& e
   return out;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  if (!out) throw Error(ErrorCode::io, fmt::format("cannot write {}: {}", path, std::strerror(errno)));
-}
-
 // In memory: ranks that are forked have it too, and nothing stays wherever this process ends.
 TuningOverride::TuningOverride() : file_(memfd_create("switchyard-tune", 0)) {
   const char* before = std::getenv(kVariable);

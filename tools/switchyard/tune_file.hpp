@@ -20,8 +20,6 @@ struct CommentedEntry {
 std::string read_or_new(const std::string& path);
 /// `text` with these entries at its end. Entries of the same keys go, with the comments directly above them; all else stays.
 std::string merged(const std::string& text, const std::vector<CommentedEntry>& entries);
-/// \throws Error(io)
-void write_text(const std::string& path, const std::string& text);
 
 /// While it lives, groups that are formed by this process, or by ones that it forks, read their tuning from a file of its own.
 /// One at a time; the process has one thread whenever a member is called.

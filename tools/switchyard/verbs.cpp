@@ -193,8 +193,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
          "--no-verify", [&o] { o.verify = false; }, "Skip the check of the results")
       ->group("How");
   add.group("Output");
-  add.text("--json", o.json_path, "FILE", "Write everything that was measured, and on what, as JSON");
-  add.text("--html", o.html_path, "FILE", "Write a page with plots over what was swept, and a table");
+  add.file("--json", o.json_path, "Write everything that was measured, and on what, as JSON");
+  add.file("--html", o.html_path, "Write a page with plots over what was swept, and a table");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
       "\nTimes are from entry to exit on the slowest rank. The copy limit is measured in the same run: all cores copy memory "
@@ -276,8 +276,8 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
   add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
   add.group("Output");
-  add.text("--out", o.out, "FILE", "Tuning file; entries of the same device, mode and shape are replaced, others stay");
-  add.text("--json", o.json_path, "FILE", "Write everything that was measured, and on what, as JSON");
+  add.file("--out", o.out, "Tuning file; entries of the same device, mode and shape are replaced, others stay");
+  add.file("--json", o.json_path, "Write everything that was measured, and on what, as JSON");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
       "\nOne value after the other is measured: SMs first, then warps, then stages and pieces, each with what was found "

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of results: there as a whole or not at all.
+#pragma once
+
+#include <string>
+
+namespace switchyard::bench {
+
+/// Writes `text` to a new file beside `path` that then takes its place, with the permissions of a file that was there. A link
+/// stays one; a device, a pipe or a file that cannot be replaced is written as it is. \throws std::runtime_error naming the
+/// path
+void write_file(const std::string& path, const std::string& text);
+
+/// Why write_file(path) would fail, as far as it can be known before; "" if nothing speaks against it. Leaves everything as it
+/// was.
+std::string why_not_writable(const std::string& path);
+
+}  // namespace switchyard::bench

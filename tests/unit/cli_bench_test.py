@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`switchyard bench` as a user meets it: what it measures, says and writes.
+
+Usage: cli_bench_test.py PATH-OF-SWITCHYARD [unittest arguments]
+"""
+import json
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import cli_test
+from cli_test import SMALL, run
+
+QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
+
+
+class BenchOutputs(unittest.TestCase):
+    """Files of results are there as a whole or not at all."""
+
+    def refused(self, args, *texts):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("bench", *QUICK, *args, cwd=folder)
+            self.assertEqual((code, out), (2, ""), f"{args}: {out}{err}")
+            for text in texts:
+                self.assertIn(text, err)
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_wrong_paths(self):
+        self.refused(["--json", ""], "--json: '' given; allowed: the path of a file")
+        self.refused(["--html", ""], "--html: '' given")
+        self.refused(["--json", "."], "--json: cannot write '.': Is a directory")
+        self.refused(["--json", "x", "--html", "./x"], "--html: './x' given, to which another flag writes")
+        self.refused(["--json", "x", "--html", "nowhere/x"], "--html: cannot write 'nowhere/x'")
+
+    def test_links_devices_and_permissions(self):
+        with tempfile.TemporaryDirectory() as folder:
+            target, link = Path(folder, "target"), Path(folder, "link")
+            target.write_text("before")
+            target.chmod(0o640)
+            link.symlink_to(target)
+            code, out, err = run("bench", *QUICK, "--mode", "low_latency", "--json", str(link), "--html", "/dev/null")
+            self.assertEqual(code, 0, out + err)
+            self.assertTrue(link.is_symlink())
+            self.assertEqual(json.loads(target.read_text())["schema"], "switchyard.bench/1")
+            self.assertEqual(target.stat().st_mode & 0o777, 0o640)
+            self.assertEqual(sorted(os.listdir(folder)), ["link", "target"])
+
+
+class Bench(unittest.TestCase):
+    def measure(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "result.json")
+            code, out, err = run("bench", *SMALL, "--iterations", "20", "--sets", "2", "--json", str(path), *args)
+            self.assertEqual(code, 0, out + err)
+            return json.loads(path.read_text()), out
+
+    def test_json(self):
+        result, out = self.measure("--commit", "abc123", "--sweep", "tokens=8,16", "--sweep", "ranks=1,2")
+        self.assertEqual(result["schema"], "switchyard.bench/1")
+        self.assertEqual(result["commit"], "abc123")
+        self.assertGreater(result["machine"]["last_level_cache_bytes"], 0)
+        limit = result["copy_limit"]
+        self.assertGreaterEqual(limit["source_bytes"], 4 * result["machine"]["last_level_cache_bytes"])
+        self.assertEqual(limit["gb_per_s"], max(r["gb_per_s"] for r in limit["rates"]))
+        shapes = [(r["config"]["tokens_per_rank"], r["config"]["ranks"]) for r in result["runs"]]
+        self.assertEqual(shapes, [(8, 1), (8, 2), (16, 1), (16, 2)])
+        for one in result["runs"]:
+            self.check_run(one, limit["gb_per_s"])
+        self.assertEqual(out.count("PASS"), 4)
+
+    def test_low_latency(self):
+        result, out = self.measure("--mode", "low_latency", "--quantize", "f32", "--sweep", "tokens=3,16")
+        self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [3, 16])
+        for one in result["runs"]:
+            self.assertTrue(one["verified"])
+            self.assertEqual(len(one["checks"]), one["config"]["ranks"] * 4)
+            for section in ("dispatch", "combine_per_route", "combine_per_rank", "both_per_route", "both_per_rank"):
+                self.assertEqual(one[section]["iterations"], 20)
+            self.assertGreater(one["largest_remote_bytes"], 0)
+        self.assertEqual(out.count("PASS"), 2)
+
+    def test_flat(self):
+        result, out = self.measure("--mode", "flat", "--dtype", "f32", "--topk", "3", "--sweep", "tokens=3,16")
+        self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [3, 16])
+        for one in result["runs"]:
+            self.assertTrue(one["verified"])
+            for form in ("all_to_all", "two_calls"):
+                self.assertEqual(one[form]["iterations"], 20)
+        self.assertEqual(out.count("PASS"), 2)
+
+    def test_contest(self):
+        result, out = self.measure("--mode", "flat", "--contest")
+        shapes = [(r["config"]["experts"], r["config"]["topk"], r["config"]["hidden"]) for r in result["runs"]]
+        self.assertEqual(shapes, [(8, 2, 6144), (64, 6, 2048), (128, 4, 2880), (128, 8, 4096), (256, 8, 7168)])
+        product = 1.0
+        for one in result["runs"]:
+            self.assertTrue(one["verified"])
+            self.assertEqual(one["config"]["dtype"], "f16")
+            self.assertTrue(all(1 <= t < one["config"]["tokens_per_rank"] for t in one["tokens"]))
+            product *= one["all_to_all"]["p50_us"]
+        self.assertAlmostEqual(product**0.2 / result["geometric_mean_us"], 1, places=6)
+        self.assertIn("Geometric mean", out)
+        for flags in (["--contest"], ["--mode", "flat", "--contest", "--sweep", "tokens=1"], ["--mode", "flat", "--dtype", "fp8"]):
+            self.assertEqual(run("bench", *flags)[0], 2)
+
+    def check_run(self, one, limit):
+        self.assertTrue(one["verified"])
+        self.assertEqual(one["dispatch"]["iterations"], 20)
+        for phase in ("dispatch", "combine", "both"):
+            times = one[phase]
+            self.assertLessEqual(times["min_us"], times["p50_us"])
+            self.assertLessEqual(times["p50_us"], times["p99_us"])
+            self.assertLessEqual(times["p99_us"], times["max_us"])
+        sizes, config = one["bytes"], one["config"]
+        row = config["hidden"] * 2
+        tokens = config["ranks"] * config["tokens_per_rank"]
+        self.assertEqual(sizes["logical"], tokens * config["topk"] * row)
+        self.assertEqual(sizes["dispatch_limit"], tokens * row + sizes["payload"])
+        self.assertLessEqual(sizes["remote"], sizes["payload"])
+        if config["ranks"] == 1:
+            self.assertEqual(sizes["remote"], 0)
+            self.assertEqual(one["counted_remote_bytes"], 0)
+        share = one["share_of_limit"]["dispatch"]
+        self.assertAlmostEqual(share, sizes["dispatch_limit"] / (one["dispatch"]["p50_us"] * 1e-6) / (limit * 1e9), places=6)
+
+    def test_counted_bytes_agree(self):
+        # One set: what the library counts is what the routing says.
+        result, _ = self.measure("--sets", "1")
+        one = result["runs"][0]
+        self.assertEqual(one["counted_remote_bytes"], one["bytes"]["remote"])
+
+    def test_more_sets_than_iterations(self):
+        # Every set is combined and checked, so the warm-up grows.
+        result, _ = self.measure("--sets", "48", "--warmup", "1")
+        self.assertEqual(result["runs"][0]["input_sets"], 48)
+        self.assertEqual(result["runs"][0]["config"]["warmup"], 28)
+
+    def test_variants(self):
+        for args in (["--layout", "expert_major", "--order", "per_route", "--alignment", "4"], ["--staging", "ring", "--slots", "8"],
+                     ["--quantize", "ue8m0"], ["--dtype", "fp8"], ["--cached"], ["--processes", "--warps", "2"],
+                     ["--routing", "recorded"], ["--dtype", "f32", "--layout", "expert_major", "--routing", "drops"]):
+            result, out = self.measure(*args)
+            self.assertTrue(result["runs"][0]["verified"], f"{args}: {out}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    cli_test.TOOL = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()
