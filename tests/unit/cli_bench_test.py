@@ -49,16 +49,79 @@ class BenchOutputs(unittest.TestCase):
             self.assertEqual(sorted(os.listdir(folder)), ["link", "target"])
 
 
+class BenchUsage(unittest.TestCase):
+    def refused(self, args, text):
+        code, out, err = run("bench", *args)
+        self.assertEqual((code, out), (2, ""), f"{args}: {out}{err}")
+        self.assertIn(text, err)
+
+    def test_what_has_no_effect(self):
+        low_latency, flat, cuda = ["--mode", "low_latency"], ["--mode", "flat"], ["--backend", "cuda"]
+        for args, text in (
+                (["--sms", "4"], "--sms: given with --backend cpu; it belongs to --backend cuda"),
+                (["--sweep", "sms=4,8"], "--sweep sms: given with --backend cpu"),
+                ([*cuda, "--warps", "3"], "--warps: given with --backend cuda; it belongs to --backend cpu"),
+                ([*cuda, "--sweep", "blocks=1,2"], "--sweep blocks: given with --backend cuda"),
+                ([*cuda, "--cached"], "--cached: given with --backend cuda"),
+                (["--pieces", "2"], "--pieces: given with --mode normal; it belongs to --mode low_latency and flat"),
+                (["--sweep", "pieces=1,2"], "--sweep pieces: given with --mode normal"),
+                (["--sending", "per_route"], "--sending: given with --mode normal"),
+                (["--channels", "3"], "--channels: given with --staging direct; it belongs to --staging ring"),
+                (["--slots", "8"], "--slots: given with --staging direct"),
+                (["--send-chunk", "8"], "--send-chunk: given with --staging direct"),
+                ([*low_latency, "--layout", "expert_major"], "--layout: given with --mode low_latency; it belongs to --mode normal"),
+                ([*low_latency, "--staging", "ring"], "--staging: given with --mode low_latency"),
+                ([*flat, "--order", "per_route"], "--order: given with --mode flat"),
+                ([*flat, "--sets", "3"], "--sets: given with --mode flat"),
+                ([*flat, "--contest", "--tokens", "3"], "--tokens: given with --contest, which sets the shapes"),
+                ([*flat, "--contest", "--sweep", "tokens=3"], "--sweep: given with --contest, which sets the shapes"),
+                (["--contest"], "--contest: given with --mode normal; it belongs to --mode flat"),
+                (["--sweep", "tokens=3", "--sweep", "tokens=4"], "--sweep: 'tokens=4' given after another of tokens")):
+            self.refused(args, text)
+
+
+class Sweeps(unittest.TestCase):
+    """What was swept stands in the rows, in the progress and once in the notes."""
+
+    def lines(self, *args):
+        code, out, err = run("bench", *QUICK, *args)
+        self.assertEqual(code, 0, out + err)
+        return out, err
+
+    def column(self, out, name):
+        header, *rows = [line.split() for line in out.splitlines() if "checked" in line or "PASS" in line]
+        return [row[header.index(name)] for row in rows]
+
+    def test_normal(self):
+        out, err = self.lines("--sets", "1", "--sweep", "hidden=64,128", "--sweep", "topk=2,4")
+        self.assertEqual(self.column(out, "hidden"), ["64", "64", "128", "128"])
+        self.assertEqual(self.column(out, "topk"), ["2", "4", "2", "4"])
+        for title in ("hidden 64, topk 2", "hidden 64, topk 4", "hidden 128, topk 2", "hidden 128, topk 4"):
+            self.assertEqual(err.count("2 ranks, 16 tokens, " + title), 1, err)
+        self.assertNotIn("hidden", out.splitlines()[4], "it differs")
+        self.assertEqual(out.count("note"), 1, out)
+
+    def test_decode_sized(self):
+        out, err = self.lines("--mode", "low_latency", "--sweep", "pieces=1,2,4", "--sweep", "tokens=3")
+        self.assertEqual(self.column(out, "pieces"), ["1", "2", "4"])
+        self.assertEqual(self.column(out, "tokens"), ["3", "3", "3"])
+        self.assertIn("2 ranks, 3 tokens, pieces 4", err)
+        out, err = self.lines("--mode", "flat", "--sweep", "pieces=1,2", "--sweep", "topk=2,3")
+        self.assertEqual(self.column(out, "pieces"), ["1", "1", "2", "2"])
+        self.assertEqual(self.column(out, "top"), ["2", "3", "2", "3"])
+        self.assertIn("2 ranks, 16 tokens, pieces 2, topk 3", err)
+
+
 class Bench(unittest.TestCase):
-    def measure(self, *args):
+    def measure(self, *args, small=True):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "result.json")
-            code, out, err = run("bench", *SMALL, "--iterations", "20", "--sets", "2", "--json", str(path), *args)
+            code, out, err = run("bench", *(SMALL if small else SMALL[:2]), "--iterations", "20", "--json", str(path), *args)
             self.assertEqual(code, 0, out + err)
             return json.loads(path.read_text()), out
 
     def test_json(self):
-        result, out = self.measure("--commit", "abc123", "--sweep", "tokens=8,16", "--sweep", "ranks=1,2")
+        result, out = self.measure("--commit", "abc123", "--sets", "2", "--sweep", "tokens=8,16,8", "--sweep", "ranks=1,2")
         self.assertEqual(result["schema"], "switchyard.bench/1")
         self.assertEqual(result["commit"], "abc123")
         self.assertGreater(result["machine"]["last_level_cache_bytes"], 0)
@@ -92,7 +155,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(out.count("PASS"), 2)
 
     def test_contest(self):
-        result, out = self.measure("--mode", "flat", "--contest")
+        result, out = self.measure("--mode", "flat", "--contest", small=False)
         shapes = [(r["config"]["experts"], r["config"]["topk"], r["config"]["hidden"]) for r in result["runs"]]
         self.assertEqual(shapes, [(8, 2, 6144), (64, 6, 2048), (128, 4, 2880), (128, 8, 4096), (256, 8, 7168)])
         product = 1.0
@@ -142,7 +205,7 @@ class Bench(unittest.TestCase):
         for args in (["--layout", "expert_major", "--order", "per_route", "--alignment", "4"], ["--staging", "ring", "--slots", "8"],
                      ["--quantize", "ue8m0"], ["--dtype", "fp8"], ["--cached"], ["--processes", "--warps", "2"],
                      ["--routing", "recorded"], ["--dtype", "f32", "--layout", "expert_major", "--routing", "drops"]):
-            result, out = self.measure(*args)
+            result, out = self.measure("--sets", "2", *args)
             self.assertTrue(result["runs"][0]["verified"], f"{args}: {out}")
 
 

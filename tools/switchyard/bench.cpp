@@ -9,6 +9,7 @@
 #include "bench_cuda.hpp"
 #include "bench_html.hpp"
 #include "bench_low_latency.hpp"
+#include "bench_points.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "progress.hpp"
@@ -19,45 +20,6 @@ namespace switchyard::tool {
 namespace {
 
 using nlohmann::json;
-
-/// The options that a sweep may vary.
-struct Axis {
-  const char* name;
-  int64_t BenchOptions::*target;
-  int64_t min, max;
-};
-constexpr Axis kAxes[] = {
-    {"tokens", &BenchOptions::tokens, 0, 1 << 20}, {"ranks", &BenchOptions::ranks, 1, 64},
-    {"warps", &BenchOptions::warps, 1, 256},       {"blocks", &BenchOptions::blocks, 1, 256},
-    {"hidden", &BenchOptions::hidden, 8, 1 << 20}, {"sms", &BenchOptions::sms, 1, 1024},
-    {"topk", &BenchOptions::topk, 1, kMaxTopk},    {"pieces", &BenchOptions::pieces, 1, 16},
-};
-
-/// All combinations of the sweeps, the last one fastest.
-std::vector<BenchOptions> points_of(const BenchOptions& base) {
-  std::vector<BenchOptions> points{base};
-  points[0].sweep.clear();
-  for (const std::string& text : base.sweep) {
-    std::vector<std::string> names;
-    for (const Axis& axis : kAxes) names.emplace_back(axis.name);
-    const size_t equals = text.find('=');
-    const std::string name = text.substr(0, equals);
-    const Axis* axis = std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return name == a.name; });
-    if (equals == std::string::npos || axis == std::end(kAxes)) {
-      throw UsageError(fmt::format("--sweep: '{}' given; allowed: NAME=N,N,... with NAME one of {}.{}", text,
-                                   joined(names, ", "), did_you_mean(name, names)));
-    }
-    std::vector<BenchOptions> next;
-    for (const BenchOptions& point : points) {
-      for (const int64_t value : parse_integers("--sweep " + name, text.substr(equals + 1), axis->min, axis->max)) {
-        next.push_back(point);
-        next.back().*(axis->target) = value;
-      }
-    }
-    points = std::move(next);
-  }
-  return points;
-}
 
 double share(double bytes, double seconds, double limit_gbs) { return bytes / seconds / (limit_gbs * 1e9); }
 
@@ -107,23 +69,40 @@ json describe(const BenchRun& run, double limit_gbs) {
 }
 
 void print_runs(const std::vector<BenchRun>& runs, double limit_gbs) {
-  Table table({"ranks", "workers", "tokens", "dispatch p50", "p99", "limit", "combine p50", "p99", "limit", "both", "limit",
-               "remote", "logical", "checked"});
+  PointTable table(runs.front().options, {"ranks", "tokens"},
+                   {"ranks", "workers", "tokens", "dispatch p50", "p99", "limit", "combine p50", "p99", "limit", "both",
+                    "limit", "remote", "logical", "checked"});
   const auto percent = [&](double bytes, double seconds) {
     return fmt::format("{:.1f} %", 100 * share(bytes, seconds, limit_gbs));
   };
   for (const BenchRun& r : runs) {
-    table.row({std::to_string(r.options.ranks), std::to_string(r.options.ranks * r.options.blocks * r.options.warps),
-               std::to_string(r.options.tokens), duration(r.dispatch.p50), duration(r.dispatch.p99),
-               percent(r.bytes.dispatch_limit, r.dispatch.p50), duration(r.combine.p50), duration(r.combine.p99),
-               percent(r.bytes.combine_limit, r.combine.p50), duration(r.both.p50),
-               bold(percent(r.bytes.dispatch_limit + r.bytes.combine_limit, r.both.p50)), decimal_size(r.bytes.remote),
-               decimal_size(r.bytes.logical),
-               !r.options.verify ? yellow("no")
-               : r.passed()      ? green("PASS")
-                                 : red("FAIL")});
+    table.row(r.options, {std::to_string(r.options.ranks), std::to_string(r.options.ranks * r.options.blocks * r.options.warps),
+                          std::to_string(r.options.tokens), duration(r.dispatch.p50), duration(r.dispatch.p99),
+                          percent(r.bytes.dispatch_limit, r.dispatch.p50), duration(r.combine.p50), duration(r.combine.p99),
+                          percent(r.bytes.combine_limit, r.combine.p50), duration(r.both.p50),
+                          bold(percent(r.bytes.dispatch_limit + r.bytes.combine_limit, r.both.p50)),
+                          decimal_size(r.bytes.remote), decimal_size(r.bytes.logical),
+                          !r.options.verify ? yellow("no")
+                          : r.passed()      ? green("PASS")
+                                            : red("FAIL")});
   }
   fmt::print("\n{}", table.text());
+}
+
+/// For all points together; "" if no cache could hold their rows.
+std::string cache_note(const bench::Machine& machine, const std::vector<BenchRun>& runs) {
+  const auto cache = static_cast<double>(machine.llc_bytes);
+  int64_t small = 0;
+  double least = 0;
+  for (const BenchRun& r : runs) {
+    if (r.working_set_bytes >= 2 * cache) continue;
+    least = ++small == 1 ? r.working_set_bytes : std::min(least, r.working_set_bytes);
+  }
+  if (small == 0) return "";
+  return fmt::format(
+      "input sets of {} ({} the smallest) lie in the last-level cache ({}) in part: they are less than twice its size",
+      runs.size() == 1 ? "1 point" : fmt::format("{} of {} points", small, runs.size()), binary_size(least),
+      binary_size(cache));
 }
 
 void print_legend(const bench::CopyLimit& limit, const bench::Machine& machine, const std::vector<BenchRun>& runs) {
@@ -135,20 +114,15 @@ void print_legend(const bench::CopyLimit& limit, const bench::Machine& machine, 
       limit.best().gbs, limit.threads, limit.best().method);
   for (const bench::CopyRate& r : limit.rates)
     fmt::print("    {:<32} {:>7.1f} GB/s  ({:.1f} to {:.1f})\n", r.method, r.gbs, r.gbs_min, r.gbs_max);
-  for (const BenchRun& r : runs) {
-    if (r.working_set_bytes >= 2.0 * static_cast<double>(machine.llc_bytes)) continue;
-    fmt::print("  {}: with {} tokens, {} input sets make {} only; the last-level cache ({}) holds part of them\n",
-               yellow("note"), r.options.tokens, r.sets, binary_size(r.working_set_bytes),
-               binary_size(static_cast<double>(machine.llc_bytes)));
-  }
+  const std::string note = cache_note(machine, runs);
+  if (!note.empty()) fmt::print("  {}: {}\n", yellow("note"), note);
   fmt::print("  remote: rows for other ranks, one per (token, rank); logical: one row per route.\n");
 }
 
 void print_failures(const std::vector<BenchRun>& runs) {
   for (const BenchRun& r : runs) {
     for (const CheckResult& c : r.checks) {
-      if (!c.passed)
-        fmt::print("  {} {} at {} ranks, {} tokens: {}\n", red("FAIL"), c.name, r.options.ranks, r.options.tokens, c.detail);
+      if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.options), c.detail);
     }
   }
 }
@@ -217,36 +191,26 @@ BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& ma
   return o;
 }
 
-int run_bench(const BenchOptions& options) {
-  check_outputs({{"--json", options.json_path}, {"--html", options.html_path}});
-  if (options.mode == "low_latency") {
-    return run_bench_low_latency(options, points_of(options));
-  }
-  if (options.contest && options.mode != "flat") throw UsageError("--contest: needs --mode flat");
-  if (options.mode == "flat") {
-    if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: not with --contest, which sets the shapes");
-    return run_bench_flat(options, options.contest ? contest_points(options) : points_of(options));
-  }
-  if (options.backend == "cuda") {
-    return run_bench_cuda(options, points_of(options));
-  }
+namespace {
+
+int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points) {
   const bench::Machine machine = bench::this_machine();
-  std::vector<BenchOptions> points;
-  for (const BenchOptions& point : points_of(options)) points.push_back(with_defaults(point, machine));
+  for (BenchOptions& point : points) point = with_defaults(point, machine);
   fmt::print("{}\n  {}, {}, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
              counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)), machine.os,
              points.front().commit, bench::utc_now());
   const BenchOptions& first = points.front();
-  fmt::print("  normal mode, {} staging, {} rows {}, hidden {}, {} combine, {} routing, ranks are {}{}\n\n", first.staging,
-             first.layout, first.dtype, first.hidden, first.order, first.routing, first.processes ? "processes" : "threads",
-             first.pin == "cores" ? ", pinned" : "");
+  const auto is_pinned = [](const BenchOptions& o) { return o.pin == "cores"; };
+  fmt::print("  normal mode, {} staging, {} rows {}{}, {} combine, {} routing, ranks are {}{}\n\n", first.staging, first.layout,
+             first.dtype, common_hidden(first), first.order, first.routing, first.processes ? "processes" : "threads",
+             std::all_of(points.begin(), points.end(), is_pinned) ? ", pinned" : "");
   std::fflush(stdout);
 
   Progress progress;
   bench::CopyLimit limit = limit_now(progress, first, machine, "copy limit, before");
   std::vector<BenchRun> runs;
   for (const BenchOptions& point : points) {
-    progress.stage(fmt::format("{}, {}", counted(point.ranks, "rank"), counted(point.tokens, "token")), 100);
+    progress.stage(point_title(point), 100);
     runs.push_back(measure_exchange(point, machine, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); }));
     const BenchRun& run = runs.back();
     progress.finish(fmt::format("dispatch {}, combine {}{}", duration(run.dispatch.p50), duration(run.combine.p50),
@@ -271,6 +235,17 @@ int run_bench(const BenchOptions& options) {
   print_failures(runs);
   print_written(options);
   return passed ? kExitOk : kExitCheckFailed;
+}
+
+}  // namespace
+
+int run_bench(const BenchOptions& options) {
+  std::vector<BenchOptions> points = bench_points(options);
+  check_outputs({{"--json", options.json_path}, {"--html", options.html_path}});
+  if (options.mode == "low_latency") return run_bench_low_latency(options, std::move(points));
+  if (options.mode == "flat") return run_bench_flat(options, std::move(points));
+  if (options.backend == "cuda") return run_bench_cuda(options, std::move(points));
+  return run_bench_cpu(options, std::move(points));
 }
 
 }  // namespace switchyard::tool

@@ -49,6 +49,7 @@ struct BenchOptions {
   int64_t seed = 1;
   bool contest = false;            ///< flat: the contest's five shapes instead of one
   std::vector<std::string> sweep;  ///< "tokens=128,512"
+  std::vector<std::string> swept;  ///< what tells the points of a run apart: "tokens"
   std::string json_path;
   std::string html_path;
   std::string commit;  ///< overrides the built-in one

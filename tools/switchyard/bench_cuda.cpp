@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "../../bench/cuda/gpu_rank.hpp"
+#include "bench_points.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "device_copy.hpp"
@@ -352,14 +353,16 @@ json describe(const CudaRun& r) {
 }
 
 void print_runs(const std::vector<CudaRun>& runs) {
-  Table table({"tokens", "SMs", "layout", "rows", "plan", "dispatch", "p99", "limit", "cached", "push", "combine", "p99",
-               "limit", "pull", "remote", "checked"});
+  PointTable table(runs.front().options, {"tokens", "sms"},
+                   {"tokens", "SMs", "layout", "rows", "plan", "dispatch", "p99", "limit", "cached", "push", "combine", "p99",
+                    "limit", "pull", "remote", "checked"});
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const CudaRun& r : runs) {
     const BenchOptions& o = r.options;
     const std::string sms =
         o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);  // tuned
-    table.row({std::to_string(o.tokens), sms, o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+    table.row(o,
+              {std::to_string(o.tokens), sms, o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
                fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50), us(r.dispatch.p99),
                fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50), us(r.push.p50), us(r.combine.p50),
                us(r.combine.p99), r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
@@ -375,8 +378,7 @@ void print_runs(const std::vector<CudaRun>& runs) {
       "as many SMs;\n  limit: their share of the time of the call.\n");
   for (const CudaRun& r : runs)
     for (const CheckResult& c : r.checks)
-      if (!c.passed)
-        fmt::print("  {} {} at {} tokens, {} SMs: {}\n", red("FAIL"), c.name, r.options.tokens, r.options.sms, c.detail);
+      if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.options), c.detail);
 }
 
 }  // namespace
@@ -404,8 +406,7 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
   Progress progress;
   std::vector<CudaRun> runs;
   for (const BenchOptions& point : points) {
-    progress.stage(
-        fmt::format("{} ranks, {} tokens, {} SMs, {} {}", point.ranks, point.tokens, point.sms, point.layout, point.dtype), 1);
+    progress.stage(point_title(point), 1);
     runs.push_back(measure(point));
     progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} us{}", runs.back().dispatch.p50 * 1e6,
                                 runs.back().combine.p50 * 1e6, runs.back().passed() ? "" : ", RESULTS DIFFER"));

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "bench_low_latency.hpp"
+#include "bench_points.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "low_latency_check.hpp"
@@ -161,21 +162,22 @@ double geometric_mean(const std::vector<Run>& runs) {
 
 void print_runs(const std::vector<Run>& runs) {
   const bool cuda = runs.front().point.options.backend == "cuda";
-  Table table({"ranks", "experts", "top", "hidden", "max tokens", "rows", "whole", "p99", "two calls", "p99", "bytes", "t",
-               "2(t+12)", "checked"});
+  PointTable table(runs.front().point.options, {"ranks", "topk", "hidden", "tokens"},
+                   {"ranks", "experts", "top", "hidden", "max tokens", "rows", "whole", "p99", "two calls", "p99", "bytes", "t",
+                    "2(t+12)", "checked"});
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const Run& r : runs) {
     const BenchOptions& o = r.point.options;
     const std::string bar = us(r.bar_seconds());
-    table.row({std::to_string(o.ranks), std::to_string(o.experts), std::to_string(o.topk), std::to_string(o.hidden),
-               std::to_string(o.tokens), o.dtype, us(r.whole.p50), us(r.whole.p99), us(r.two_calls.p50), us(r.two_calls.p99),
-               decimal_size(r.remote_bytes), us(r.link_seconds()),
-               !cuda                            ? "-"
-               : r.whole.p50 <= r.bar_seconds() ? green(bar)
-                                                : red(bar),
-               !o.verify    ? yellow("no")
-               : r.passed() ? green("PASS")
-                            : red("FAIL")});
+    table.row(o, {std::to_string(o.ranks), std::to_string(o.experts), std::to_string(o.topk), std::to_string(o.hidden),
+                  std::to_string(o.tokens), o.dtype, us(r.whole.p50), us(r.whole.p99), us(r.two_calls.p50), us(r.two_calls.p99),
+                  decimal_size(r.remote_bytes), us(r.link_seconds()),
+                  !cuda                            ? "-"
+                  : r.whole.p50 <= r.bar_seconds() ? green(bar)
+                                                   : red(bar),
+                  !o.verify    ? yellow("no")
+                  : r.passed() ? green("PASS")
+                               : red("FAIL")});
   }
   fmt::print("\n{}", table.text());
   fmt::print(
@@ -189,7 +191,7 @@ void print_runs(const std::vector<Run>& runs) {
   }
   for (const Run& r : runs)
     for (const CheckResult& c : r.checks)
-      if (!c.passed) fmt::print("  {} {} at {} tokens: {}\n", red("FAIL"), c.name, r.point.options.tokens, c.detail);
+      if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.point.options), c.detail);
 }
 
 }  // namespace
@@ -213,6 +215,7 @@ std::vector<BenchOptions> contest_points(const BenchOptions& options) {
     o.hidden = shape.hidden;
     o.tokens = shape.tokens;
     o.seed = shape.seed;
+    o.swept = {"hidden"};  // differs in all of them
   }
   return points;
 }
@@ -229,8 +232,7 @@ int run_bench_flat(const BenchOptions& options, std::vector<BenchOptions> points
   Progress progress;
   std::vector<Run> runs;
   for (const BenchOptions& point : points) {
-    progress.stage(fmt::format("{}, {}, hidden {}", counted(point.ranks, "rank"), counted(point.tokens, "token"), point.hidden),
-                   1);
+    progress.stage(point_title(point), 1);
     runs.push_back(measure(point));
     progress.finish(fmt::format("{:.1f} us, in two calls {:.1f} us{}", runs.back().whole.p50 * 1e6,
                                 runs.back().two_calls.p50 * 1e6, runs.back().passed() ? "" : ", RESULTS DIFFER"));

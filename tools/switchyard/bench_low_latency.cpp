@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "bench_points.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "low_latency_check.hpp"
@@ -177,29 +178,30 @@ json describe(const Run& r) {
 }
 
 void print_runs(const std::vector<Run>& runs) {
-  Table table({"ranks", "tokens", "rows", "dispatch", "p99", "push", "per_route", "p99", "per_rank", "p99", "pull",
-               "both per_route", "both per_rank", "checked"});
+  PointTable table(runs.front().point.options, {"ranks", "tokens"},
+                   {"ranks", "tokens", "rows", "dispatch", "p99", "push", "per_route", "p99", "per_rank", "p99", "pull",
+                    "both per_route", "both per_rank", "checked"});
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const Run& r : runs) {
     const BenchOptions& o = r.point.options;
-    table.row({std::to_string(o.ranks), std::to_string(o.tokens), o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
-               us(r.times[0].p50), us(r.times[0].p99), r.has_limits ? us(r.push.p50) : "-", us(r.times[1].p50),
-               us(r.times[1].p99), us(r.times[2].p50), us(r.times[2].p99), r.has_limits ? us(r.pull.p50) : "-",
-               us(r.times[3].p50), us(r.times[4].p50),
-               !o.verify    ? yellow("no")
-               : r.passed() ? green("PASS")
-                            : red("FAIL")});
+    table.row(
+        o, {std::to_string(o.ranks), std::to_string(o.tokens), o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+            us(r.times[0].p50), us(r.times[0].p99), r.has_limits ? us(r.push.p50) : "-", us(r.times[1].p50), us(r.times[1].p99),
+            us(r.times[2].p50), us(r.times[2].p99), r.has_limits ? us(r.pull.p50) : "-", us(r.times[3].p50), us(r.times[4].p50),
+            !o.verify    ? yellow("no")
+            : r.passed() ? green("PASS")
+                         : red("FAIL")});
   }
   fmt::print("\n{}", table.text());
   fmt::print(
       "\n  Microseconds, slowest rank. per_route and per_rank: combine in that order; both: dispatch and combine back to "
       "back.\n");
-  if (!runs.empty() && runs.front().has_limits)
+  if (runs.front().has_limits)
     fmt::print(
         "  Replayed CUDA graphs, cold L2. push and pull: the same rows moved by bare kernels, with a barrier at the end.\n");
   for (const Run& r : runs)
     for (const CheckResult& c : r.checks)
-      if (!c.passed) fmt::print("  {} {} at {} tokens: {}\n", red("FAIL"), c.name, r.point.options.tokens, c.detail);
+      if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.point.options), c.detail);
 }
 
 }  // namespace
@@ -208,12 +210,12 @@ json measured_low_latency(const BenchOptions& options) { return describe(measure
 
 int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points) {
   const json gpus = fit_points(options, points);
-  fmt::print("{}\n  {} backend, hidden {}, commit {}, {}\n\n", bold("switchyard bench --mode low_latency"), options.backend,
-             points.front().hidden, points.front().commit, bench::utc_now());
+  fmt::print("{}\n  {} backend{}, commit {}, {}\n\n", bold("switchyard bench --mode low_latency"), options.backend,
+             common_hidden(points.front()), points.front().commit, bench::utc_now());
   Progress progress;
   std::vector<Run> runs;
   for (const BenchOptions& point : points) {
-    progress.stage(fmt::format("{}, {}", counted(point.ranks, "rank"), counted(point.tokens, "token")), 1);
+    progress.stage(point_title(point), 1);
     runs.push_back(measure(point));
     progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} and {:.1f} us{}", runs.back().times[0].p50 * 1e6,
                                 runs.back().times[1].p50 * 1e6, runs.back().times[2].p50 * 1e6,

@@ -136,10 +136,13 @@ int64_t parse_integer(const std::string& flag, const std::string& text, int64_t 
 
 std::vector<int64_t> parse_integers(const std::string& flag, const std::string& text, int64_t min, int64_t max) {
   std::vector<int64_t> values;
+  const auto add = [&](int64_t v) {
+    if (std::find(values.begin(), values.end(), v) == values.end()) values.push_back(v);
+  };
   for (const std::string& part : split(text, ',')) {
     const size_t dash = part.find('-', 1);
     if (dash == std::string::npos) {
-      values.push_back(parse_integer(flag, part, min, max));
+      add(parse_integer(flag, part, min, max));
       continue;
     }
     const int64_t first = parse_integer(flag, part.substr(0, dash), min, max);
@@ -147,7 +150,7 @@ std::vector<int64_t> parse_integers(const std::string& flag, const std::string& 
     if (last < first || last - first > 1000) {
       throw UsageError(flag + ": range '" + part + "' given; allowed: first-last with first <= last, at most 1000 values");
     }
-    for (int64_t v = first; v <= last; ++v) values.push_back(v);
+    for (int64_t v = first; v <= last; ++v) add(v);
   }
   return values;
 }

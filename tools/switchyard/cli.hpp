@@ -27,7 +27,7 @@ std::string did_you_mean(const std::string& text, const std::vector<std::string>
 /// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. `also` is added to the allowed values in the error. \throws
 /// UsageError
 int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also = "");
-/// Comma-separated integers and ranges: "1,2,4" or "1-4,8". \throws UsageError
+/// Comma-separated integers and ranges: "1,2,4" or "1-4,8". Each once, in the order given. \throws UsageError
 std::vector<int64_t> parse_integers(const std::string& flag, const std::string& text, int64_t min, int64_t max);
 /// One of `allowed`; '-' and '_' are the same, case does not matter. \throws UsageError
 std::string parse_choice(const std::string& flag, const std::string& text, const std::vector<std::string>& allowed);

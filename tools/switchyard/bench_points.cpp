@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_points.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "bench_low_latency.hpp"
+#include "cli.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+/// The options that a sweep may vary.
+struct Axis {
+  const char* name;
+  int64_t BenchOptions::*target;
+  int64_t min, max;
+};
+constexpr Axis kAxes[] = {
+    {"tokens", &BenchOptions::tokens, 0, 1 << 20}, {"ranks", &BenchOptions::ranks, 1, 64},
+    {"warps", &BenchOptions::warps, 1, 256},       {"blocks", &BenchOptions::blocks, 1, 256},
+    {"hidden", &BenchOptions::hidden, 8, 1 << 20}, {"sms", &BenchOptions::sms, 1, 1024},
+    {"topk", &BenchOptions::topk, 1, kMaxTopk},    {"pieces", &BenchOptions::pieces, 1, 16},
+};
+
+std::vector<std::string> axis_names() {
+  std::vector<std::string> names;
+  for (const Axis& axis : kAxes) names.emplace_back(axis.name);
+  return names;
+}
+
+const Axis* axis_named(const std::string& name) {
+  const Axis* axis = std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return name == a.name; });
+  return axis == std::end(kAxes) ? nullptr : axis;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+int64_t value_of(const BenchOptions& point, const std::string& name) { return point.*(axis_named(name)->target); }
+
+/// What is swept besides `known`.
+std::vector<std::string> swept_besides(const BenchOptions& point, const std::vector<std::string>& known) {
+  std::vector<std::string> names = point.swept;
+  std::erase_if(names, [&](const std::string& name) { return contains(known, name); });
+  return names;
+}
+
+std::vector<std::string> behind(std::vector<std::string> first, const std::vector<std::string>& rest) {
+  first.insert(first.end(), rest.begin(), rest.end());
+  return first;
+}
+
+/// Replaces every point by one for each value of `sweep`, "NAME=N,N,...".
+void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
+  const size_t equals = sweep.find('=');
+  const std::string name = sweep.substr(0, equals);
+  const Axis* axis = axis_named(name);
+  if (equals == std::string::npos || axis == nullptr) {
+    throw UsageError(fmt::format("--sweep: '{}' given; allowed: NAME=N,N,... with NAME one of {}.{}", sweep,
+                                 joined(axis_names(), ", "), did_you_mean(name, axis_names())));
+  }
+  if (contains(points.front().swept, name))
+    throw UsageError(fmt::format("--sweep: '{}' given after another of {}; allowed: one list for each name", sweep, name));
+  std::vector<BenchOptions> next;
+  for (const BenchOptions& point : points) {
+    for (const int64_t value : parse_integers("--sweep " + name, sweep.substr(equals + 1), axis->min, axis->max)) {
+      next.push_back(point);
+      next.back().*(axis->target) = value;
+      next.back().swept.push_back(name);
+    }
+  }
+  points = std::move(next);
+}
+
+/// Throws for flags and sweeps that would change nothing in this mode, on this backend.
+void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
+  const BenchOptions usual;
+  struct Place {
+    bool here;
+    std::string given, why;
+  };
+  const bool cuda = o.backend == "cuda", is_normal = o.mode == "normal";
+  const Place gpus{cuda, "--backend cpu", "; it belongs to --backend cuda"};
+  const Place cpu{!cuda, "--backend cuda", "; it belongs to --backend cpu"};
+  const Place normal{is_normal, "--mode " + o.mode, "; it belongs to --mode normal"};
+  const Place decode{!is_normal, "--mode normal", "; it belongs to --mode low_latency and flat"};
+  const Place ring{o.staging == "ring", "--staging direct", "; it belongs to --staging ring"};
+  const Place shape{!o.contest, "--contest", ", which sets the shapes"};
+  const struct {
+    std::string name;
+    bool changed;
+    const Place& place;
+  } flags[] = {
+      {"sms", o.sms != usual.sms, gpus},
+      {"blocks", o.blocks != usual.blocks, cpu},
+      {"warps", o.warps != usual.warps, cpu},
+      {"layout", o.layout != usual.layout, normal},
+      {"staging", o.staging != usual.staging, normal},
+      {"order", o.order != usual.order, normal},
+      {"alignment", o.alignment != usual.alignment, normal},
+      {"cached", o.cached, normal},
+      {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are measured
+      {"sets", o.sets != usual.sets, normal},
+      {"sets", o.sets != usual.sets, cpu},
+      {"pin", o.pin != usual.pin, normal},
+      {"pin", o.pin != usual.pin, cpu},
+      {"pieces", o.pieces != usual.pieces, decode},
+      {"sending", o.sending != usual.sending, decode},
+      {"channels", o.channels != usual.channels, ring},
+      {"send-chunk", o.send_chunk != usual.send_chunk, ring},
+      {"slots", o.slots != usual.slots, ring},
+      {"tokens", o.tokens != usual.tokens, shape},
+      {"hidden", o.hidden != usual.hidden, shape},
+      {"experts", o.experts != usual.experts, shape},
+      {"topk", o.topk != usual.topk, shape},
+      {"dtype", o.dtype != usual.dtype, shape},
+      {"routing", o.routing != usual.routing, shape},
+      {"seed", o.seed != usual.seed, shape},
+  };
+  for (const auto& flag : flags) {
+    if (flag.place.here) continue;
+    const bool is_swept = contains(swept, flag.name);
+    if (!flag.changed && !is_swept) continue;
+    throw UsageError(
+        fmt::format("--{}{}: given with {}{}", is_swept ? "sweep " : "", flag.name, flag.place.given, flag.place.why));
+  }
+}
+
+}  // namespace
+
+std::vector<BenchOptions> bench_points(const BenchOptions& options) {
+  if (options.contest && options.mode != "flat")
+    throw UsageError("--contest: given with --mode " + options.mode + "; it belongs to --mode flat");
+  std::vector<BenchOptions> points{options};
+  if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: given with --contest, which sets the shapes");
+  for (const std::string& sweep : options.sweep) vary(points, sweep);
+  refuse_without_effect(options, points.front().swept);
+  return options.contest ? contest_points(options) : points;
+}
+
+std::string point_title(const BenchOptions& point) {
+  std::string title = counted(point.ranks, "rank") + ", " + counted(point.tokens, "token");
+  for (const std::string& name : swept_besides(point, {"ranks", "tokens"}))
+    title += fmt::format(", {} {}", name, value_of(point, name));
+  return title;
+}
+
+std::string common_hidden(const BenchOptions& point) {
+  return contains(point.swept, "hidden") ? "" : fmt::format(", hidden {}", point.hidden);
+}
+
+PointTable::PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header)
+    : swept_(swept_besides(any, shown)), table_(behind(swept_, header)) {}
+
+void PointTable::row(const BenchOptions& point, const std::vector<std::string>& cells) {
+  std::vector<std::string> values;
+  for (const std::string& name : swept_) values.push_back(std::to_string(value_of(point, name)));
+  table_.row(behind(std::move(values), cells));
+}
+
+}  // namespace switchyard::tool

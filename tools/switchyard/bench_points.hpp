@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The configurations that one run of `switchyard bench` measures, and what tells them apart.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench.hpp"
+#include "style.hpp"
+
+namespace switchyard::tool {
+
+/// All combinations of the sweeps, the last one fastest, each value once; or the contest's shapes. \throws UsageError, also for
+/// a flag or a sweep without effect in this mode
+std::vector<BenchOptions> bench_points(const BenchOptions& options);
+
+/// "2 ranks, 16 tokens", and what else is swept: ", hidden 512".
+std::string point_title(const BenchOptions& point);
+/// ", hidden 512" if all points have it, else "".
+std::string common_hidden(const BenchOptions& point);
+
+/// A table of results. What is swept and not among `shown`, the quantities that `header` has, gets a column in front.
+class PointTable {
+ public:
+  PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header);
+  void row(const BenchOptions& point, const std::vector<std::string>& cells);
+  std::string text() const { return table_.text(); }
+
+ private:
+  std::vector<std::string> swept_;
+  Table table_;
+};
+
+}  // namespace switchyard::tool
