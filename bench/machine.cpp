@@ -110,7 +110,9 @@ double memory_left_in(const std::string& dir) {
   const std::string max = first_line(dir + "/memory.max");
   if (max.empty() || max == "max") return std::numeric_limits<double>::infinity();
   const std::string current = first_line(dir + "/memory.current");
-  return std::max(0.0, std::stod(max) - (current.empty() ? 0.0 : std::stod(current)));
+  const auto files = static_cast<double>(parse_size(lookup(dir + "/memory.stat", "inactive_file", ' ')));  // can be taken back
+  const double used = current.empty() ? 0.0 : std::max(0.0, std::stod(current) - files);
+  return std::max(0.0, std::stod(max) - used);
 }
 
 void read_limits(Machine& m) {

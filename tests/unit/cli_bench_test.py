@@ -6,6 +6,8 @@ Usage: cli_bench_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
 import json
 import os
+import resource
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -15,6 +17,13 @@ import cli_test
 from cli_test import SMALL, run
 
 QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
+
+
+def run_with_small_files(*args, cwd):
+    """One call in which no file, and so no heap segment of a rank that is a process, may be larger than 16 MiB."""
+    limit = 16 << 20
+    return subprocess.run([cli_test.TOOL, *args], capture_output=True, text=True, timeout=120, cwd=cwd, check=False,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
 
 
 class BenchOutputs(unittest.TestCase):
@@ -80,6 +89,27 @@ class BenchUsage(unittest.TestCase):
             self.refused(args, text)
 
 
+    def test_a_configuration_is_checked_before_anything_is_measured(self):
+        low_latency, flat = ["--mode", "low_latency"], ["--mode", "flat"]
+        large = ["--hidden", "100k", "--sweep", "tokens=8,64k"]
+        for args, text in (
+                (["--sweep", "hidden=64,13"], "hidden = 13"),
+                ([*low_latency, "--quantize", "f32", "--sweep", "hidden=64,20"], "hidden = 20"),
+                (["--staging", "ring", "--slots", "1"], "slots = 1"),
+                (["--topk", "8", "--experts", "4"], "--experts 4 --topk 8"),
+                ([*low_latency, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8"),
+                ([*flat, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8"),
+                (["--routing", "unifrm"], "Did you mean 'uniform'?"),
+                (["--ranks", "64", *large], "--hidden 100000 need about"),
+                ([*low_latency, "--ranks", "64", *large], "--hidden 100000 need about"),
+                ([*flat, "--ranks", "64", *large], "--hidden 100000 need about")):
+            self.refused(args, text)
+        for mode in ("normal", "low_latency", "flat"):
+            code, out, err = run("bench", "--mode", mode, env={"SWITCHYARD_TUNING": "/nonexistent.tuning"})
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn("/nonexistent.tuning", err)
+
+
 class Sweeps(unittest.TestCase):
     """What was swept stands in the rows, in the progress and once in the notes."""
 
@@ -89,7 +119,7 @@ class Sweeps(unittest.TestCase):
         return out, err
 
     def column(self, out, name):
-        header, *rows = [line.split() for line in out.splitlines() if "checked" in line or "PASS" in line]
+        header, *rows = [line.split() for line in out.replace("max tokens", "tokens").splitlines() if "checked" in line or "PASS" in line]
         return [row[header.index(name)] for row in rows]
 
     def test_normal(self):
@@ -100,6 +130,24 @@ class Sweeps(unittest.TestCase):
             self.assertEqual(err.count("2 ranks, 16 tokens, " + title), 1, err)
         self.assertNotIn("hidden", out.splitlines()[4], "it differs")
         self.assertEqual(out.count("note"), 1, out)
+
+    def test_what_was_measured_before_a_failure_is_written(self):
+        for mode in ("normal", "low_latency", "flat"):
+            with tempfile.TemporaryDirectory() as folder:
+                done = run_with_small_files("bench", *QUICK, "--mode", mode, "--processes", "--hidden", "256", "--sweep",
+                                            "tokens=8,4096,9", "--json", "x.json", "--html", "x.html", cwd=folder)
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertIn("the file size limit is", done.stderr.splitlines()[-1])
+                self.assertEqual(self.column(done.stdout, "tokens"), ["8"])
+                result = json.loads(Path(folder, "x.json").read_text())
+                self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [8])
+                self.assertIn("the file size limit is", result["stopped"])
+                self.assertIn("PASS", Path(folder, "x.html").read_text())
+                self.assertEqual(sorted(os.listdir(folder)), ["x.html", "x.json"])
+                done = run_with_small_files("bench", *QUICK, "--mode", mode, "--processes", "--hidden", "256", "--sweep",
+                                            "tokens=4096,8", "--json", "y.json", cwd=folder)
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertEqual(sorted(os.listdir(folder)), ["x.html", "x.json"], "nothing was measured")
 
     def test_decode_sized(self):
         out, err = self.lines("--mode", "low_latency", "--sweep", "pieces=1,2,4", "--sweep", "tokens=3")

@@ -99,10 +99,9 @@ std::string cache_note(const bench::Machine& machine, const std::vector<BenchRun
     least = ++small == 1 ? r.working_set_bytes : std::min(least, r.working_set_bytes);
   }
   if (small == 0) return "";
-  return fmt::format(
-      "input sets of {} ({} the smallest) lie in the last-level cache ({}) in part: they are less than twice its size",
-      runs.size() == 1 ? "1 point" : fmt::format("{} of {} points", small, runs.size()), binary_size(least),
-      binary_size(cache));
+  const std::string which = runs.size() == 1 ? "" : fmt::format(" of {} of {} points", small, runs.size());
+  return fmt::format("the input sets{} are less than twice the last-level cache ({}), which holds part of them; the least: {}",
+                     which, binary_size(cache), binary_size(least));
 }
 
 void print_legend(const bench::CopyLimit& limit, const bench::Machine& machine, const std::vector<BenchRun>& runs) {
@@ -195,7 +194,10 @@ namespace {
 
 int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points) {
   const bench::Machine machine = bench::this_machine();
-  for (BenchOptions& point : points) point = with_defaults(point, machine);
+  for (BenchOptions& point : points) {
+    point = with_defaults(point, machine);
+    check_exchange(point, machine);
+  }
   fmt::print("{}\n  {}, {}, last-level cache {}, {}\n  commit {}, {}\n\n", bold("switchyard bench"), machine.cpu_model,
              counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)), machine.os,
              points.front().commit, bench::utc_now());
@@ -209,32 +211,28 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
   Progress progress;
   bench::CopyLimit limit = limit_now(progress, first, machine, "copy limit, before");
   std::vector<BenchRun> runs;
-  for (const BenchOptions& point : points) {
-    progress.stage(point_title(point), 100);
-    runs.push_back(measure_exchange(point, machine, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); }));
+  const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {
+    progress.stage(point_title(points[i]), 100);
+    runs.push_back(
+        measure_exchange(points[i], machine, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); }));
     const BenchRun& run = runs.back();
     progress.finish(fmt::format("dispatch {}, combine {}{}", duration(run.dispatch.p50), duration(run.combine.p50),
                                 run.passed() ? "" : ", RESULTS DIFFER"));
-  }
+  });
   const bench::CopyLimit after = limit_now(progress, first, machine, "copy limit, after");
   const bench::CopyLimit before = limit;
   if (after.best().gbs > limit.best().gbs) limit = after;  // other load may have slowed one of them
 
-  const bool passed = std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); });
-  if (!options.json_path.empty() || !options.html_path.empty()) {
-    json document = {{"schema", "switchyard.bench/1"}, {"what", "switchyard bench"},
-                     {"commit", first.commit},         {"version", version()},
-                     {"date", bench::utc_now()},       {"machine", to_json(machine)},
-                     {"copy_limit", to_json(limit)},   {"copy_limit_runs", {to_json(before), to_json(after)}},
-                     {"runs", json::array()}};
-    for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
-    write_results(options, document);
-  }
+  json document = bench_document("switchyard bench", first, stopped);
+  document["copy_limit"] = to_json(limit);
+  document["copy_limit_runs"] = {to_json(before), to_json(after)};
+  for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
+  write_results(options, document);
   print_runs(runs, limit.best().gbs);
   print_legend(limit, machine, runs);
   print_failures(runs);
   print_written(options);
-  return passed ? kExitOk : kExitCheckFailed;
+  return stopped.status(std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); }));
 }
 
 }  // namespace
@@ -242,6 +240,7 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
 int run_bench(const BenchOptions& options) {
   std::vector<BenchOptions> points = bench_points(options);
   check_outputs({{"--json", options.json_path}, {"--html", options.html_path}});
+  (void)Tuning::from_environment();  // groups would refuse a wrong file
   if (options.mode == "low_latency") return run_bench_low_latency(options, std::move(points));
   if (options.mode == "flat") return run_bench_flat(options, std::move(points));
   if (options.backend == "cuda") return run_bench_cuda(options, std::move(points));

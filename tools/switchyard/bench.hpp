@@ -75,6 +75,8 @@ struct BenchRun {
 
 /// Fills in what was left to choose. \throws UsageError
 BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& machine);
+/// What is wrong with a configuration before anything is measured: UsageError, or the library's Error.
+void check_exchange(const BenchOptions& options, const bench::Machine& machine);
 /// \throws RankError, Error, UsageError. `on_progress` gets the share done.
 BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& machine,
                           const std::function<void(double)>& on_progress);

@@ -274,15 +274,20 @@ bench::Times limit_of(const std::vector<json>& ranks, const char* key) {
   return best;
 }
 
-CudaRun measure(const BenchOptions& options) {
-  const Setup setup = make_setup(options);
+RankJob job_of(const Setup& setup) {
   RankJob job;
   job.world = setup.scenario.world;
-  job.processes = options.processes;
+  job.processes = setup.options.processes;
   job.group.backend = Backend::cuda;
   job.group.timeout = std::chrono::seconds(10);
   job.group.heap_bytes =
       NormalExchange::heap_bytes_for(setup.config, job.world, Backend::cuda) + GpuRank::heap_bytes(setup.floor_bytes());
+  return job;
+}
+
+CudaRun measure(const BenchOptions& options) {
+  const Setup setup = make_setup(options);
+  const RankJob job = job_of(setup);
   const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return RankBench(setup, group).run(); });
   CudaRun run;
   run.options = options;
@@ -383,6 +388,8 @@ void print_runs(const std::vector<CudaRun>& runs) {
 
 }  // namespace
 
+void check_normal_cuda(const BenchOptions& options) { (void)job_of(make_setup(options)); }
+
 json measured_normal_cuda(const BenchOptions& options) { return describe(measure(options)); }
 
 int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points) {
@@ -397,6 +404,7 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
       throw UsageError("--order: 'per_route' given with --layout rank_major; allowed: per_rank, or --layout expert_major");
     if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");
     if (o.commit.empty()) o.commit = source_commit();
+    check_normal_cuda(o);
   }
   const BenchOptions& first = points.front();
   const int driver = gpus.cuda_version, runtime = cuda_runtime_version(), sms = gpus.gpus.front().multiprocessors;
@@ -405,31 +413,22 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
              runtime / 1000, runtime % 1000 / 10, first.commit, bench::utc_now());
   Progress progress;
   std::vector<CudaRun> runs;
-  for (const BenchOptions& point : points) {
-    progress.stage(point_title(point), 1);
-    runs.push_back(measure(point));
+  const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {
+    progress.stage(point_title(points[i]), 1);
+    runs.push_back(measure(points[i]));
     progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} us{}", runs.back().dispatch.p50 * 1e6,
                                 runs.back().combine.p50 * 1e6, runs.back().passed() ? "" : ", RESULTS DIFFER"));
-  }
-  if (!options.json_path.empty() || !options.html_path.empty()) {
-    std::vector<std::string> names;
-    for (const Gpu& g : gpus.gpus) names.push_back(g.name);
-    json document = {
-        {"schema", "switchyard.bench/1"},
-        {"what", "switchyard bench --backend cuda"},
-        {"commit", first.commit},
-        {"version", version()},
-        {"date", bench::utc_now()},
-        {"machine", to_json(bench::this_machine())},
-        {"gpus",
-         {{"names", names}, {"sms", sms}, {"driver", gpus.driver_version}, {"driver_cuda", driver}, {"runtime_cuda", runtime}}},
-        {"runs", json::array()}};
-    for (const CudaRun& run : runs) document["runs"].push_back(describe(run));
-    write_results(options, document);
-  }
+  });
+  std::vector<std::string> names;
+  for (const Gpu& g : gpus.gpus) names.push_back(g.name);
+  json document = bench_document("switchyard bench --backend cuda", first, stopped);
+  document["gpus"] = {
+      {"names", names}, {"sms", sms}, {"driver", gpus.driver_version}, {"driver_cuda", driver}, {"runtime_cuda", runtime}};
+  for (const CudaRun& run : runs) document["runs"].push_back(describe(run));
+  write_results(options, document);
   print_runs(runs);
   print_written(options);
-  return std::all_of(runs.begin(), runs.end(), [](const CudaRun& r) { return r.passed(); }) ? kExitOk : kExitCheckFailed;
+  return stopped.status(std::all_of(runs.begin(), runs.end(), [](const CudaRun& r) { return r.passed(); }));
 }
 
 }  // namespace switchyard::tool

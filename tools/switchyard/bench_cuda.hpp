@@ -6,6 +6,8 @@
 
 namespace switchyard::tool {
 
+/// What is wrong with a configuration before anything is measured: UsageError, or the library's Error.
+void check_normal_cuda(const BenchOptions& options);
 /// One configuration without anything left to choose: its entry in the runs of --json. \throws RankError, UsageError
 nlohmann::json measured_normal_cuda(const BenchOptions& options);
 /// `points`: every configuration to measure. \returns the exit status. Without CUDA code in this build: throws UsageError.

@@ -6,7 +6,6 @@
 
 #include "bench_low_latency.hpp"
 #include "bench_points.hpp"
-#include "build_info.hpp"
 #include "cli.hpp"
 #include "low_latency_check.hpp"
 #include "progress.hpp"
@@ -60,11 +59,14 @@ Point make_point(const BenchOptions& o) {
   return p;
 }
 
+size_t row_bytes_of(const Point& p) { return static_cast<size_t>(p.options.hidden) * dtype_bytes(p.config.row_type); }
+
+RankJob job_of(const Point& p) { return latency_job(p.scenario, p.config, p.options, row_bytes_of(p)); }
+
 json run_rank(const Point& p, Group& group) {
   const BenchOptions& o = p.options;
-  const size_t row_bytes = static_cast<size_t>(o.hidden) * dtype_bytes(p.config.row_type);
   const std::unique_ptr<LatencyClock> clock =
-      o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, row_bytes) : make_host_clock(group);
+      o.backend == "cuda" ? make_cuda_clock(group, p.scenario, o, row_bytes_of(p)) : make_host_clock(group);
   LowLatencyRank rank(p.scenario, p.config, p.config.row_type, group, clock->device(),
                       {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)});
   rank.prepare(0, LowLatencyRank::Experts::scale);
@@ -106,9 +108,7 @@ Run measure(const BenchOptions& options) {
   Run run;
   run.point = make_point(options);
   const Point& p = run.point;
-  const RankJob job =
-      latency_job(p.scenario, p.config, options, static_cast<size_t>(options.hidden) * dtype_bytes(p.config.row_type));
-  const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return run_rank(p, group); });
+  const std::vector<json> ranks = run_ranks(job_of(p), [&](Group& group, RankLink&) { return run_rank(p, group); });
   run.whole = times_of(ranks, json::json_pointer("/all_to_all"));
   run.two_calls = times_of(ranks, json::json_pointer("/two_calls"));
   run.remote_bytes = most_remote_bytes(ranks);
@@ -154,6 +154,12 @@ json describe(const Run& r) {
           {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
 }
 
+/// All of the contest's shapes were measured.
+bool has_mean(const std::vector<Run>& runs) {
+  const BenchOptions& any = runs.front().point.options;
+  return any.contest && runs.size() == contest_points(any).size();
+}
+
 double geometric_mean(const std::vector<Run>& runs) {
   double sum = 0;
   for (const Run& r : runs) sum += std::log(r.whole.p50);
@@ -184,7 +190,7 @@ void print_runs(const std::vector<Run>& runs) {
       "\n  Microseconds, slowest rank{}. whole: moe_all_to_all; two calls: dispatch, and combine with expert_scale. bytes: "
       "written to other ranks\n  by the rank that writes most, both ways; t: their time at 353 GB/s.\n",
       cuda ? ", replayed CUDA graphs with a cold L2" : "");
-  if (runs.front().point.options.contest) {
+  if (has_mean(runs)) {
     fmt::print(
         "  Geometric mean of the five shapes: {} us.{}\n", bold(us(geometric_mean(runs))),
         cuda ? fmt::format(" Published for the contest's own machine, 8 MI300X: {:.0f} us.", kPublishedSeconds * 1e6) : "");
@@ -220,6 +226,11 @@ std::vector<BenchOptions> contest_points(const BenchOptions& options) {
   return points;
 }
 
+void check_flat(const BenchOptions& options, const bench::Machine& machine) {
+  const Point p = make_point(options);
+  check_latency_room(options, job_of(p), 2 * static_cast<size_t>(options.tokens) * row_bytes_of(p), machine);
+}
+
 json measured_flat(const BenchOptions& options) { return describe(measure(options)); }
 
 int run_bench_flat(const BenchOptions& options, std::vector<BenchOptions> points) {
@@ -227,32 +238,26 @@ int run_bench_flat(const BenchOptions& options, std::vector<BenchOptions> points
     if (o.dtype == "fp8" || o.quantize != "none")
       throw UsageError("--mode flat: rows travel as they are; allowed: --dtype bf16, f16 or f32, --quantize none");
   const json gpus = fit_points(options, points);
+  const bench::Machine machine = bench::this_machine();
+  for (const BenchOptions& point : points) check_flat(point, machine);
   fmt::print("{}\n  {} backend, commit {}, {}\n\n", bold("switchyard bench --mode flat"), options.backend,
              points.front().commit, bench::utc_now());
   Progress progress;
   std::vector<Run> runs;
-  for (const BenchOptions& point : points) {
-    progress.stage(point_title(point), 1);
-    runs.push_back(measure(point));
+  const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {
+    progress.stage(point_title(points[i]), 1);
+    runs.push_back(measure(points[i]));
     progress.finish(fmt::format("{:.1f} us, in two calls {:.1f} us{}", runs.back().whole.p50 * 1e6,
                                 runs.back().two_calls.p50 * 1e6, runs.back().passed() ? "" : ", RESULTS DIFFER"));
-  }
-  if (!options.json_path.empty() || !options.html_path.empty()) {
-    json document = {{"schema", "switchyard.bench/1"},
-                     {"what", "switchyard bench --mode flat --backend " + options.backend},
-                     {"commit", points.front().commit},
-                     {"version", version()},
-                     {"date", bench::utc_now()},
-                     {"machine", to_json(bench::this_machine())},
-                     {"runs", json::array()}};
-    if (!gpus.is_null()) document["gpus"] = gpus;
-    if (options.contest) document["geometric_mean_us"] = geometric_mean(runs) * 1e6;
-    for (const Run& run : runs) document["runs"].push_back(describe(run));
-    write_results(options, document);
-  }
+  });
+  json document = bench_document("switchyard bench --mode flat --backend " + options.backend, points.front(), stopped);
+  if (!gpus.is_null()) document["gpus"] = gpus;
+  if (has_mean(runs)) document["geometric_mean_us"] = geometric_mean(runs) * 1e6;
+  for (const Run& run : runs) document["runs"].push_back(describe(run));
+  write_results(options, document);
   print_runs(runs);
   print_written(options);
-  return std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }) ? kExitOk : kExitCheckFailed;
+  return stopped.status(std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }));
 }
 
 }  // namespace switchyard::tool

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "bench_low_latency.hpp"
+#include "bench_points.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "gpu_probe.hpp"
@@ -55,6 +56,10 @@ RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const Ben
     job.group.heap_bytes += cuda_clock_bytes(s, o, row_bytes);
   }
   return job;
+}
+
+void check_latency_room(const BenchOptions& o, const RankJob& job, size_t rank_bytes, const bench::Machine& machine) {
+  if (o.backend == "cpu") check_room(o, job.world * static_cast<double>(job.group.heap_bytes + rank_bytes), machine);
 }
 
 double most_remote_bytes(const std::vector<json>& ranks) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "bench_points.hpp"
-#include "build_info.hpp"
 #include "cli.hpp"
 #include "low_latency_check.hpp"
 #include "progress.hpp"
@@ -65,6 +64,8 @@ Point make_point(const BenchOptions& o) {
   p.sent_bytes = scales == ScaleKind::none ? p.returned_bytes : hidden + scale_row_bytes(o.hidden, scales);
   return p;
 }
+
+RankJob job_of(const Point& p) { return latency_job(p.scenario, p.config, p.options, p.returned_bytes); }
 
 json run_rank(const Point& p, Group& group) {
   const BenchOptions& o = p.options;
@@ -125,8 +126,7 @@ Run measure(const BenchOptions& options) {
   Run run;
   run.point = make_point(options);
   const Point& p = run.point;
-  const RankJob job = latency_job(p.scenario, p.config, options, p.returned_bytes);
-  const std::vector<json> ranks = run_ranks(job, [&](Group& group, RankLink&) { return run_rank(p, group); });
+  const std::vector<json> ranks = run_ranks(job_of(p), [&](Group& group, RankLink&) { return run_rank(p, group); });
   for (size_t i = 0; i < std::size(kSections); ++i)
     run.times[i] = times_of(ranks, json::json_pointer(std::string("/") + kSections[i].key));
   run.has_limits = ranks[0].at("limits").contains("push");
@@ -206,36 +206,35 @@ void print_runs(const std::vector<Run>& runs) {
 
 }  // namespace
 
+void check_low_latency(const BenchOptions& options, const bench::Machine& machine) {
+  const Point p = make_point(options);
+  check_latency_room(options, job_of(p), LowLatencyRank::device_bytes(p.scenario, p.config), machine);
+}
+
 json measured_low_latency(const BenchOptions& options) { return describe(measure(options)); }
 
 int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions> points) {
   const json gpus = fit_points(options, points);
+  const bench::Machine machine = bench::this_machine();
+  for (const BenchOptions& point : points) check_low_latency(point, machine);
   fmt::print("{}\n  {} backend{}, commit {}, {}\n\n", bold("switchyard bench --mode low_latency"), options.backend,
              common_hidden(points.front()), points.front().commit, bench::utc_now());
   Progress progress;
   std::vector<Run> runs;
-  for (const BenchOptions& point : points) {
-    progress.stage(point_title(point), 1);
-    runs.push_back(measure(point));
+  const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {
+    progress.stage(point_title(points[i]), 1);
+    runs.push_back(measure(points[i]));
     progress.finish(fmt::format("dispatch {:.1f} us, combine {:.1f} and {:.1f} us{}", runs.back().times[0].p50 * 1e6,
                                 runs.back().times[1].p50 * 1e6, runs.back().times[2].p50 * 1e6,
                                 runs.back().passed() ? "" : ", RESULTS DIFFER"));
-  }
-  if (!options.json_path.empty() || !options.html_path.empty()) {
-    json document = {{"schema", "switchyard.bench/1"},
-                     {"what", "switchyard bench --mode low_latency --backend " + options.backend},
-                     {"commit", points.front().commit},
-                     {"version", version()},
-                     {"date", bench::utc_now()},
-                     {"machine", to_json(bench::this_machine())},
-                     {"runs", json::array()}};
-    if (!gpus.is_null()) document["gpus"] = gpus;
-    for (const Run& run : runs) document["runs"].push_back(describe(run));
-    write_results(options, document);
-  }
+  });
+  json document = bench_document("switchyard bench --mode low_latency --backend " + options.backend, points.front(), stopped);
+  if (!gpus.is_null()) document["gpus"] = gpus;
+  for (const Run& run : runs) document["runs"].push_back(describe(run));
+  write_results(options, document);
   print_runs(runs);
   print_written(options);
-  return std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }) ? kExitOk : kExitCheckFailed;
+  return stopped.status(std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }));
 }
 
 }  // namespace switchyard::tool

@@ -46,6 +46,8 @@ size_t cuda_clock_bytes(const Scenario& s, const BenchOptions& options, size_t r
 bench::Times times_of(const std::vector<nlohmann::json>& ranks, const nlohmann::json::json_pointer& key);
 /// The group of a point: `row_bytes` of a row that comes back.
 RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const BenchOptions& options, size_t row_bytes);
+/// Throws UsageError where the ranks of `job` and their inputs and outputs find no room in the machine's memory.
+void check_latency_room(const BenchOptions& options, const RankJob& job, size_t rank_bytes, const bench::Machine& machine);
 /// Of what every rank returned: the largest "remote_bytes", and all "checks" by rank.
 double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
 std::vector<CheckResult> checks_of(const std::vector<nlohmann::json>& ranks);
@@ -61,6 +63,9 @@ MeasuredGpus gpus_to_measure();
 /// Fills in what was left to choose. Returns what the JSON says of the GPUs, null on the CPU. \throws UsageError
 nlohmann::json fit_points(const BenchOptions& options, std::vector<BenchOptions>& points);
 
+/// What is wrong with a configuration before anything is measured: UsageError, or the library's Error.
+void check_low_latency(const BenchOptions& options, const bench::Machine& machine);
+void check_flat(const BenchOptions& options, const bench::Machine& machine);
 /// One configuration without anything left to choose: its entry in the runs of --json. \throws RankError, UsageError
 nlohmann::json measured_low_latency(const BenchOptions& options);
 nlohmann::json measured_flat(const BenchOptions& options);

@@ -6,6 +6,7 @@
 
 namespace switchyard::tool {
 
+void check_normal_cuda(const BenchOptions&) { throw UsageError(no_cuda_text()); }
 nlohmann::json measured_normal_cuda(const BenchOptions&) { throw UsageError(no_cuda_text()); }
 int run_bench_cuda(const BenchOptions&, std::vector<BenchOptions>) { throw UsageError(no_cuda_text()); }
 std::unique_ptr<LatencyClock> make_cuda_clock(Group&, const Scenario&, const BenchOptions&, size_t) {

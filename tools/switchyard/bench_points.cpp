@@ -6,10 +6,13 @@
 #include <algorithm>
 
 #include "bench_low_latency.hpp"
+#include "build_info.hpp"
 #include "cli.hpp"
 
 namespace switchyard::tool {
 namespace {
+
+using nlohmann::json;
 
 /// The options that a sweep may vary.
 struct Axis {
@@ -139,6 +142,45 @@ std::vector<BenchOptions> bench_points(const BenchOptions& options) {
   for (const std::string& sweep : options.sweep) vary(points, sweep);
   refuse_without_effect(options, points.front().swept);
   return options.contest ? contest_points(options) : points;
+}
+
+void check_room(const BenchOptions& point, double bytes, const bench::Machine& machine) {
+  const auto available = static_cast<double>(machine.memory_available);
+  if (bytes <= available) return;
+  throw UsageError(
+      fmt::format("--ranks {} --tokens {} --hidden {} need about {} of memory, {} are available; make one of them smaller",
+                  point.ranks, point.tokens, point.hidden, binary_size(bytes), binary_size(available)));
+}
+
+int Stopped::status(bool passed) const {
+  if (error) std::rethrow_exception(error);
+  return passed ? kExitOk : kExitCheckFailed;
+}
+
+Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one) {
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      one(i);
+    } catch (const std::exception& e) {
+      if (i == 0) throw;
+      progress.finish("failed");
+      return {e.what(), std::current_exception()};
+    }
+  }
+  return {};
+}
+
+json bench_document(const std::string& what, const BenchOptions& any, const Stopped& stopped) {
+  json document = {{"schema", "switchyard.bench/1"},
+                   {"what", what},
+                   {"commit", any.commit},
+                   {"version", version()},
+                   {"date", bench::utc_now()},
+                   {"machine", to_json(bench::this_machine())},
+                   {"swept", any.swept},
+                   {"runs", json::array()}};
+  if (stopped.error) document["stopped"] = stopped.what;
+  return document;
 }
 
 std::string point_title(const BenchOptions& point) {

@@ -2,6 +2,9 @@
 // The configurations that one run of `switchyard bench` measures, and what tells them apart.
 #pragma once
 
+#include <exception>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,22 @@ namespace switchyard::tool {
 /// All combinations of the sweeps, the last one fastest, each value once; or the contest's shapes. \throws UsageError, also for
 /// a flag or a sweep without effect in this mode
 std::vector<BenchOptions> bench_points(const BenchOptions& options);
+
+/// Throws UsageError if this machine has not `bytes` of memory left, which all ranks of a point take together.
+void check_room(const BenchOptions& point, double bytes, const bench::Machine& machine);
+
+/// What ended a series of measurements before its last one, if anything did.
+struct Stopped {
+  std::string what;
+  std::exception_ptr error;
+  /// The exit status. \throws the error: call it when what was measured is written
+  int status(bool passed) const;
+};
+/// Calls one(0), one(1), ... What the first call throws is thrown, what a later one throws ends the series and is returned.
+Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one);
+
+/// What --json writes, without runs.
+nlohmann::json bench_document(const std::string& what, const BenchOptions& any, const Stopped& stopped);
 
 /// "2 ranks, 16 tokens", and what else is swept: ", hidden 512".
 std::string point_title(const BenchOptions& point);

@@ -9,8 +9,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "bench.hpp"
-#include "cli.hpp"
+#include "bench_points.hpp"
 #include "ranks.hpp"
 
 namespace switchyard::tool {
@@ -261,6 +260,10 @@ RankJob job_of(const Setup& setup, const bench::Machine& machine) {
   return job;
 }
 
+RoutingSource source_of(const BenchOptions& o) {
+  return {"--routing", o.routing, {o.experts, o.topk, static_cast<int>(o.ranks), static_cast<uint64_t>(o.seed)}};
+}
+
 void merge_checks(BenchRun& run, const std::vector<json>& ranks) {
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (const json& one : ranks[r].at("checks")) {
@@ -281,10 +284,19 @@ bool BenchRun::passed() const {
   return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
 }
 
+void check_exchange(const BenchOptions& options, const bench::Machine& machine) {
+  const auto row = static_cast<double>(options.hidden) * static_cast<double>(dtype_bytes(type_of(options.dtype)));
+  const double rows = static_cast<double>(options.ranks * options.tokens) * row;  // of one set
+  check_room(options, 2 * rows, machine);                                         // before routing is made for so many tokens
+  const RoutingSource source = source_of(options);
+  const Setup setup = make_setup(options, machine, source);
+  const auto heaps = static_cast<double>(setup.world) * static_cast<double>(job_of(setup, machine).group.heap_bytes);
+  check_room(options, heaps + 2 * setup.sets * rows, machine);  // inputs and outputs
+}
+
 BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& machine,
                           const std::function<void(double)>& on_progress) {
-  RoutingGeometry geometry{options.experts, options.topk, static_cast<int>(options.ranks), static_cast<uint64_t>(options.seed)};
-  const RoutingSource source("--routing", options.routing, geometry);
+  const RoutingSource source = source_of(options);
   const Setup setup = make_setup(options, machine, source);
   const RankJob job = job_of(setup, machine);
   const auto total = static_cast<double>(setup.options.warmup + setup.options.iterations);
