@@ -200,7 +200,10 @@ class Bench(unittest.TestCase):
             self.assertTrue(one["verified"])
             for form in ("all_to_all", "two_calls"):
                 self.assertEqual(one[form]["iterations"], 20)
+            self.assertIsNone(one["link_us_at_353_gbs"], "there is no NVLink")
         self.assertEqual(out.count("PASS"), 2)
+        for text in ("353 GB/s", "2(t+12)"):
+            self.assertNotIn(text, out)
 
     def test_contest(self):
         result, out = self.measure("--mode", "flat", "--contest", small=False)
@@ -225,6 +228,8 @@ class Bench(unittest.TestCase):
             self.assertLessEqual(times["min_us"], times["p50_us"])
             self.assertLessEqual(times["p50_us"], times["p99_us"])
             self.assertLessEqual(times["p99_us"], times["max_us"])
+        # A median of whole nanoseconds is one of them; a mean is that for one in twenty.
+        self.assertAlmostEqual(one["plan_us"] * 1000, round(one["plan_us"] * 1000), places=6)
         sizes, config = one["bytes"], one["config"]
         row = config["hidden"] * 2
         tokens = config["ranks"] * config["tokens_per_rank"]

@@ -14,6 +14,7 @@
 #include "bench/measure.hpp"
 #include "bench/stream_copy.hpp"
 #include "switchyard/status.hpp"
+#include "tools/switchyard/bench.hpp"
 #include "tools/switchyard/cli.hpp"
 #include "tools/switchyard/exchange_check.hpp"
 #include "tools/switchyard/moe_reference.hpp"
@@ -400,6 +401,19 @@ TEST(Measure, PercentilesByNearestRank) {
   EXPECT_EQ(t.max, 100);
   EXPECT_EQ(bench::summarize({7.0}).p99, 7);
   EXPECT_EQ(bench::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
+}
+
+TEST(Measure, ALimitThatIsHardToBelieveIsNoted) {
+  EXPECT_TRUE(limit_notes(30, 30, 1.0).empty());
+  EXPECT_TRUE(limit_notes(20, 30, 0.9).empty());
+  const std::vector<std::string> moved = limit_notes(19.8, 6.3, 0.9);
+  ASSERT_EQ(moved.size(), 1u);
+  EXPECT_NE(moved[0].find("19.8 GB/s before and 6.3 GB/s after"), std::string::npos) << moved[0];
+  EXPECT_EQ(limit_notes(6.3, 19.8, 0.9).size(), 1u);
+  const std::vector<std::string> exceeded = limit_notes(20, 20, 1.038);
+  ASSERT_EQ(exceeded.size(), 1u);
+  EXPECT_NE(exceeded[0].find("103.8 %"), std::string::npos) << exceeded[0];
+  EXPECT_EQ(limit_notes(19.8, 6.3, 1.038).size(), 2u);
 }
 
 TEST(Measure, BytesByHand) {

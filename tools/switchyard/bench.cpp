@@ -104,7 +104,15 @@ std::string cache_note(const bench::Machine& machine, const std::vector<BenchRun
                      which, binary_size(cache), binary_size(least));
 }
 
-void print_legend(const bench::CopyLimit& limit, const bench::Machine& machine, const std::vector<BenchRun>& runs) {
+double largest_share(const std::vector<BenchRun>& runs, double limit_gbs) {
+  double most = 0;
+  for (const BenchRun& r : runs)
+    most = std::max({most, share(r.bytes.dispatch_limit, r.dispatch.p50, limit_gbs),
+                     share(r.bytes.combine_limit, r.combine.p50, limit_gbs)});
+  return most;
+}
+
+void print_legend(const bench::CopyLimit& limit, const std::vector<std::string>& notes) {
   fmt::print(
       "\n  Times are from entry to exit on the slowest rank. 'limit' is the share of the copy limit: {:.1f} GB/s read + "
       "written\n"
@@ -113,8 +121,7 @@ void print_legend(const bench::CopyLimit& limit, const bench::Machine& machine, 
       limit.best().gbs, limit.threads, limit.best().method);
   for (const bench::CopyRate& r : limit.rates)
     fmt::print("    {:<32} {:>7.1f} GB/s  ({:.1f} to {:.1f})\n", r.method, r.gbs, r.gbs_min, r.gbs_max);
-  const std::string note = cache_note(machine, runs);
-  if (!note.empty()) fmt::print("  {}: {}\n", yellow("note"), note);
+  for (const std::string& note : notes) fmt::print("  {}: {}\n", yellow("note"), note);
   fmt::print("  remote: rows for other ranks, one per (token, rank); logical: one row per route.\n");
 }
 
@@ -153,6 +160,20 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   };
   o.sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.dispatch_sms);
   o.combine_sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.combine_sms);
+}
+
+std::vector<std::string> limit_notes(double before, double after, double largest_share) {
+  std::vector<std::string> notes;
+  if (std::min(before, after) < std::max(before, after) * 2 / 3)
+    notes.push_back(
+        fmt::format("the copy limit was {:.1f} GB/s before and {:.1f} GB/s after: something else uses this machine, and shares "
+                    "of the limit "
+                    "say little",
+                    before, after));
+  if (largest_share > 1)
+    notes.push_back(fmt::format("a share of the limit is {:.1f} %: the limit was measured too low, or rows lay in a cache",
+                                100 * largest_share));
+  return notes;
 }
 
 void write_results(const BenchOptions& options, const json& document) {
@@ -223,13 +244,17 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
   const bench::CopyLimit before = limit;
   if (after.best().gbs > limit.best().gbs) limit = after;  // other load may have slowed one of them
 
+  std::vector<std::string> notes = limit_notes(before.best().gbs, after.best().gbs, largest_share(runs, limit.best().gbs));
+  const std::string cached = cache_note(machine, runs);
+  if (!cached.empty()) notes.push_back(cached);
   json document = bench_document("switchyard bench", first, stopped);
+  document["notes"] = notes;
   document["copy_limit"] = to_json(limit);
   document["copy_limit_runs"] = {to_json(before), to_json(after)};
   for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
   write_results(options, document);
   print_runs(runs, limit.best().gbs);
-  print_legend(limit, machine, runs);
+  print_legend(limit, notes);
   print_failures(runs);
   print_written(options);
   return stopped.status(std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); }));

@@ -66,7 +66,7 @@ struct BenchRun {
   double working_set_bytes = 0;
   bench::Times dispatch, combine, both;
   bench::ExchangeBytes bytes;
-  double plan_us = 0;         ///< mean of the slowest rank's bookkeeping inside dispatch
+  double plan_us = 0;         ///< median of the slowest rank's bookkeeping inside dispatch
   double counted_remote = 0;  ///< remote bytes of a dispatch, as the library counts them
   size_t heap_bytes = 0;      ///< symmetric memory per rank
   std::vector<CheckResult> checks;
@@ -85,6 +85,9 @@ BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& mac
 void choose_sms(BenchOptions& options, const std::string& gpu, int64_t most);
 /// The copy limit of this machine, with a line of progress.
 bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const bench::Machine& machine, const char* title);
+/// What makes the copy limit hard to believe: one before and one after (GB/s) that differ by more than a third of the larger,
+/// or a share of it above 1.
+std::vector<std::string> limit_notes(double before, double after, double largest_share);
 /// --json and --html of `document`.
 void write_results(const BenchOptions& options, const nlohmann::json& document);
 void print_written(const BenchOptions& options);

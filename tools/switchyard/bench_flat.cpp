@@ -147,7 +147,7 @@ json describe(const Run& r) {
           {"all_to_all", to_json(r.whole)},
           {"two_calls", to_json(r.two_calls)},
           {"largest_remote_bytes", r.remote_bytes},
-          {"link_us_at_353_gbs", r.link_seconds() * 1e6},
+          {"link_us_at_353_gbs", o.backend == "cuda" ? json(r.link_seconds() * 1e6) : json(nullptr)},
           {"bar_us", o.backend == "cuda" ? json(r.bar_seconds() * 1e6) : json(nullptr)},
           {"symmetric_bytes_per_rank", LowLatencyExchange::memory_required(r.point.config, r.point.scenario.world).total()},
           {"checks", checks_json(r.checks)},
@@ -168,28 +168,38 @@ double geometric_mean(const std::vector<Run>& runs) {
 
 void print_runs(const std::vector<Run>& runs) {
   const bool cuda = runs.front().point.options.backend == "cuda";
-  PointTable table(runs.front().point.options, {"ranks", "topk", "hidden", "tokens"},
-                   {"ranks", "experts", "top", "hidden", "max tokens", "rows", "whole", "p99", "two calls", "p99", "bytes", "t",
-                    "2(t+12)", "checked"});
+  std::vector<std::string> header{"ranks", "experts", "top",       "hidden", "max tokens", "rows",
+                                  "whole", "p99",     "two calls", "p99",    "bytes"};
+  if (cuda) header.insert(header.end(), {"t", "2(t+12)"});
+  header.emplace_back("checked");
+  PointTable table(runs.front().point.options, {"ranks", "topk", "hidden", "tokens"}, header);
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const Run& r : runs) {
     const BenchOptions& o = r.point.options;
-    const std::string bar = us(r.bar_seconds());
-    table.row(o, {std::to_string(o.ranks), std::to_string(o.experts), std::to_string(o.topk), std::to_string(o.hidden),
-                  std::to_string(o.tokens), o.dtype, us(r.whole.p50), us(r.whole.p99), us(r.two_calls.p50), us(r.two_calls.p99),
-                  decimal_size(r.remote_bytes), us(r.link_seconds()),
-                  !cuda                            ? "-"
-                  : r.whole.p50 <= r.bar_seconds() ? green(bar)
-                                                   : red(bar),
-                  !o.verify    ? yellow("no")
-                  : r.passed() ? green("PASS")
-                               : red("FAIL")});
+    std::vector<std::string> cells{std::to_string(o.ranks),
+                                   std::to_string(o.experts),
+                                   std::to_string(o.topk),
+                                   std::to_string(o.hidden),
+                                   std::to_string(o.tokens),
+                                   o.dtype,
+                                   us(r.whole.p50),
+                                   us(r.whole.p99),
+                                   us(r.two_calls.p50),
+                                   us(r.two_calls.p99),
+                                   decimal_size(r.remote_bytes)};
+    if (cuda) {
+      const std::string bar = us(r.bar_seconds());
+      cells.push_back(us(r.link_seconds()));
+      cells.push_back(r.whole.p50 <= r.bar_seconds() ? green(bar) : red(bar));
+    }
+    cells.push_back(!o.verify ? yellow("no") : r.passed() ? green("PASS") : red("FAIL"));
+    table.row(o, cells);
   }
   fmt::print("\n{}", table.text());
   fmt::print(
       "\n  Microseconds, slowest rank{}. whole: moe_all_to_all; two calls: dispatch, and combine with expert_scale. bytes: "
-      "written to other ranks\n  by the rank that writes most, both ways; t: their time at 353 GB/s.\n",
-      cuda ? ", replayed CUDA graphs with a cold L2" : "");
+      "written to other ranks\n  by the rank that writes most, both ways{}.\n",
+      cuda ? ", replayed CUDA graphs with a cold L2" : "", cuda ? "; t: their time at 353 GB/s" : "");
   if (has_mean(runs)) {
     fmt::print(
         "  Geometric mean of the five shapes: {} us.{}\n", bold(us(geometric_mean(runs))),

@@ -325,7 +325,7 @@ BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& mac
   run.dispatch = bench::summarize(d);
   run.combine = bench::summarize(c);
   run.both = bench::summarize(both);
-  run.plan_us = bench::summarize(bench::slowest(plan)).mean;
+  run.plan_us = bench::summarize(bench::slowest(plan)).p50;
   int64_t pairs = 0, remote = 0, routes = 0;
   for (const Scenario& s : setup.scenarios) {
     pairs += pairs_of(s, false);
