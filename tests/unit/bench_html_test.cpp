@@ -76,6 +76,7 @@ TEST(BenchHtml, SweepsOfTwoQuantitiesGiveAPlotPairEach) {
       r["share_of_limit"]["cached_dispatch"] = 0.95;
       d["runs"].push_back(r);
     }
+  d["swept"] = {"tokens", "sms"};
   d["runs"][0]["verified"] = false;
   d["runs"][1]["verified"] = nullptr;
   const std::string page = bench_html(d);
@@ -85,6 +86,67 @@ TEST(BenchHtml, SweepsOfTwoQuantitiesGiveAPlotPairEach) {
   EXPECT_NE(page.find("2 x GPU A"), std::string::npos);
   EXPECT_EQ(count(page, "FAIL"), 1u);
   EXPECT_EQ(count(page, "PASS"), 4u);
+}
+
+/// The lead of a page: what all runs share.
+std::string lead_of(const std::string& page) {
+  const size_t begin = page.find("<p class=\"lead\">");
+  return page.substr(begin, page.find("<br>", begin) - begin);
+}
+
+TEST(BenchHtml, PiecesAreAnAxisAndAColumn) {
+  json d = document(false);
+  d["swept"] = {"pieces"};
+  for (const int pieces : {1, 2, 4}) {
+    json r = run("cpu", 16, 0, 100.0 / pieces);
+    for (const char* key : {"share_of_limit", "plan_us"}) r.erase(key);
+    r["config"].update({{"mode", "low_latency"}, {"pieces", pieces}});
+    d["runs"].push_back(r);
+  }
+  const std::string page = bench_html(d);
+  EXPECT_EQ(count(page, "<section"), 2u);
+  for (const char* point : {"at 1 pieces", "at 2 pieces", "at 4 pieces"}) EXPECT_EQ(count(page, point), 2u) << point;
+  EXPECT_NE(page.find("<th>pieces</th>"), std::string::npos);
+}
+
+TEST(BenchHtml, TheLeadSaysWhatAllRunsShare) {
+  json d = document(false);
+  d["swept"] = {"hidden", "topk"};
+  for (const int hidden : {256, 512})
+    for (const int topk : {2, 4}) {
+      d["runs"].push_back(run("cpu", 16, 0, hidden));
+      d["runs"].back()["config"].update({{"hidden", hidden}, {"topk", topk}});
+    }
+  const std::string lead = lead_of(bench_html(d));
+  for (const char* same : {"4 ranks", "rank_major", "bf16", "256 experts", "uniform routing", "per_rank combine"})
+    EXPECT_NE(lead.find(same), std::string::npos) << lead;
+  for (const char* differs : {"hidden", "top-"}) EXPECT_EQ(lead.find(differs), std::string::npos) << lead;
+  d["runs"] = {run("cpu", 16, 0, 1)};
+  for (const char* same : {"hidden 7168", "top-8"}) EXPECT_NE(lead_of(bench_html(d)).find(same), std::string::npos) << same;
+}
+
+TEST(BenchHtml, WhatFollowsASweptQuantityIsAColumnOnly) {
+  json d = document(false);
+  d["swept"] = {"ranks"};
+  for (const int ranks : {1, 2, 4}) {
+    d["runs"].push_back(run("cpu", 16, 0, ranks));
+    d["runs"].back()["config"].update({{"ranks", ranks}, {"warps", 4 / ranks}});
+  }
+  const std::string page = bench_html(d);
+  EXPECT_EQ(count(page, "<section"), 2u) << "one pair of plots, one table";
+  EXPECT_EQ(count(page, "<circle"), 3u * 2 * 2);
+  EXPECT_NE(page.find("<th>warps</th>"), std::string::npos);
+}
+
+TEST(BenchHtml, NotesAndAnEarlyEndAreSaid) {
+  json d = document(false);
+  d["runs"].push_back(run("cpu", 16, 0, 1));
+  EXPECT_EQ(count(bench_html(d), "Not all was measured"), 0u);
+  d["notes"] = {"the <limit> moved"};
+  d["stopped"] = "rank 0: no room";
+  const std::string page = bench_html(d);
+  EXPECT_NE(page.find("Note: the &lt;limit> moved"), std::string::npos);
+  EXPECT_NE(page.find("Not all was measured: rank 0: no room"), std::string::npos);
 }
 
 TEST(BenchHtml, OneRunIsEnough) {

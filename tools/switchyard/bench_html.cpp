@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "cli.hpp"
 #include "report_html.hpp"
 #include "style.hpp"
 
@@ -16,10 +17,22 @@ namespace {
 
 using nlohmann::json;
 
-/// Quantities that can be swept: key of the config, name in the page.
-constexpr std::pair<const char*, const char*> kAxes[] = {
-    {"tokens_per_rank", "tokens per rank"}, {"sms", "SMs"},       {"ranks", "ranks"},   {"hidden", "hidden"},
-    {"topk", "experts per token"},          {"blocks", "blocks"}, {"warps", "workers"},
+/// Quantities that may differ between runs.
+struct Axis {
+  const char* key;    ///< of the config
+  const char* title;  ///< in the page
+  const char* swept;  ///< as `swept` of the document names it
+};
+constexpr Axis kAxes[] = {
+    {"tokens_per_rank", "tokens per rank", "tokens"},
+    {"sms", "SMs", "sms"},
+    {"ranks", "ranks", "ranks"},
+    {"hidden", "hidden", "hidden"},
+    {"topk", "experts per token", "topk"},
+    {"experts", "experts", "experts"},
+    {"pieces", "pieces", "pieces"},
+    {"blocks", "blocks", "blocks"},
+    {"warps", "warps", "warps"},
 };
 
 /// A line of a plot: where its values lie in a run, and how it looks.
@@ -197,12 +210,12 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
     if (!line.dashed && runs.at(0).contains(line.path[0])) lines.push_back(&line);
   const bool shares = runs.at(0).contains("share_of_limit"), plan = runs.at(0).contains("plan_us");
   std::string out = "<div class=\"scroll\"><table><tr>";
-  for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].second);
+  for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].title);
   for (const Line* line : lines) out += fmt::format("<th>{}</th><th>p99</th>{}", line->name, shares ? "<th>of limit</th>" : "");
   out += fmt::format("{}<th>checked</th></tr>", plan ? "<th>plan</th>" : "");
   for (const json& run : runs) {
     out += "<tr>";
-    for (const size_t a : varied) out += fmt::format("<td>{}</td>", number(static_cast<double>(value_of(run, kAxes[a].first))));
+    for (const size_t a : varied) out += fmt::format("<td>{}</td>", number(static_cast<double>(value_of(run, kAxes[a].key))));
     for (const Line* line : lines) {
       const json& times = run.at(line->path[0]);
       out += fmt::format("<td>{}</td><td>{}</td>", duration(times.at("p50_us").get<double>() * 1e-6),
@@ -256,61 +269,114 @@ constexpr const char* kStyle = R"css(
 .two h3 { font-size: 14px; margin: 0 0 6px; } h2 small { color: var(--muted); font-weight: 400; }
 )css";
 
-}  // namespace
+/// Of each quantity, its values in the order of the runs.
+std::set<int64_t> values_of(const json& runs, const Axis& axis) {
+  std::set<int64_t> values;
+  for (const json& run : runs) values.insert(value_of(run, axis.key));
+  return values;
+}
 
-std::string bench_html(const json& document) {
-  const json& runs = document.at("runs");
+/// Columns of the table: what differs. A value may follow another one: warps the ranks, SMs a tuning.
+std::vector<size_t> varied_in(const json& runs) {
   std::vector<size_t> varied;
-  size_t axis = 0, most = 0;
-  for (size_t a = 0; a < std::size(kAxes); ++a) {
-    std::set<int64_t> values;
-    for (const json& run : runs) values.insert(value_of(run, kAxes[a].first));
-    if (values.size() > 1 || a == 0) varied.push_back(a);
-    if (values.size() > most) axis = a, most = values.size();
-  }
-  std::vector<std::pair<std::string, std::vector<const json*>>> groups;  // by the values of the other swept quantities
-  for (const json& run : runs) {
-    std::string key;
-    for (const size_t a : varied) {
-      if (a == axis || most < 2) continue;
-      key += fmt::format("{}{} {}", key.empty() ? "" : ", ", value_of(run, kAxes[a].first), kAxes[a].second);
-    }
-    auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
-    if (known == groups.end()) known = groups.insert(known, {key, {}});
-    known->second.push_back(&run);
-  }
-  const json& first = runs.at(0).at("config");
-  const std::string what =
-      fmt::format("{} ranks ({}), {} rows {}, hidden {}, top-{} of {}, {} routing, {}", first.value("ranks", int64_t{0}),
-                  first.value("ranks_are", std::string()), first.value("layout", std::string("low-latency")),
-                  first.value("dtype", std::string()), first.value("hidden", int64_t{0}), first.value("topk", int64_t{0}),
-                  first.value("experts", int64_t{0}), first.value("routing", std::string()),
-                  first.contains("order") ? first.value("order", std::string()) + " combine"
-                                          : "sent " + first.value("sending", std::string()));
+  for (size_t a = 0; a < std::size(kAxes); ++a)
+    if (a == 0 || values_of(runs, kAxes[a]).size() > 1) varied.push_back(a);
+  return varied;
+}
+
+/// What was swept, the one with most values first: it is plotted over, and each combination of the others has its plots.
+std::vector<size_t> swept_in(const json& document) {
+  const json swept = document.value("swept", json::array());
+  std::vector<size_t> axes;
+  for (size_t a = 0; a < std::size(kAxes); ++a)
+    if (std::find(swept.begin(), swept.end(), kAxes[a].swept) != swept.end()) axes.push_back(a);
+  if (axes.empty()) axes.push_back(0);
+  const auto size = [&](size_t a) { return values_of(document.at("runs"), kAxes[a]).size(); };
+  const auto most = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return size(a) < size(b); });
+  std::rotate(axes.begin(), most, most + 1);
+  return axes;
+}
+
+/// A value of the config if all runs share it, else null.
+json shared(const json& runs, const char* key) {
+  const json value = runs.at(0).at("config").value(key, json());
+  for (const json& run : runs)
+    if (run.at("config").value(key, json()) != value) return nullptr;
+  return value;
+}
+
+/// What all runs have in common.
+std::string what_of(const json& runs) {
+  std::vector<std::string> parts;
+  const auto add = [&](const char* key, const std::string& before, const std::string& after) {
+    const json value = shared(runs, key);
+    if (!value.is_null()) parts.push_back(before + (value.is_string() ? value.get<std::string>() : value.dump()) + after);
+  };
+  add("mode", "", " mode");
+  add("ranks", "", " ranks");
+  add("ranks_are", "ranks are ", "");
+  add("layout", "", "");
+  add("dtype", "", " rows");
+  add("hidden", "hidden ", "");
+  add("topk", "top-", "");
+  add("experts", "", " experts");
+  add("routing", "", " routing");
+  add("order", "", " combine");
+  add("sending", "sent ", "");
+  return joined(parts, ", ");
+}
+
+std::string head_of(const json& document) {
   std::string page =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
       "content=\"width=device-width, initial-scale=1\">\n<title>Switchyard bench</title>\n<style>";
   page += kReportStyle;
   page += kStyle;
-  page += fmt::format(
-      "</style>\n</head>\n<body>\n<header><div class=\"head\"><h1>Switchyard bench</h1></div>\n<p class=\"lead\">{}<br>{}; "
-      "commit "
-      "{}, {}</p></header>\n<main>\n",
-      escaped(what), escaped(machine_of(document)), escaped(document.value("commit", std::string())),
-      escaped(document.value("date", std::string())));
+  return page + fmt::format(
+                    "</style>\n</head>\n<body>\n<header><div class=\"head\"><h1>Switchyard bench</h1></div>\n"
+                    "<p class=\"lead\">{}<br>{}; commit {}, {}</p></header>\n<main>\n",
+                    escaped(what_of(document.at("runs"))), escaped(machine_of(document)),
+                    escaped(document.value("commit", std::string())), escaped(document.value("date", std::string())));
+}
+
+/// What speaks against the figures.
+std::string notes_of(const json& document) {
+  std::string out;
+  for (const json& note : document.value("notes", json::array()))
+    out += "<p class=\"note\">Note: " + escaped(note.get<std::string>()) + ".</p>";
+  if (document.contains("stopped"))
+    out += "<p class=\"note\">Not all was measured: " + escaped(document.at("stopped").get<std::string>()) + "</p>";
+  return out;
+}
+
+}  // namespace
+
+std::string bench_html(const json& document) {
+  const json& runs = document.at("runs");
+  const std::vector<size_t> swept = swept_in(document);
+  const Axis& axis = kAxes[swept.front()];
+  std::vector<std::pair<std::string, std::vector<const json*>>> groups;
+  for (const json& run : runs) {
+    std::string key;
+    for (const size_t a : swept)
+      if (a != swept.front())
+        key += fmt::format("{}{} {}", key.empty() ? "" : ", ", value_of(run, kAxes[a].key), kAxes[a].title);
+    auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
+    if (known == groups.end()) known = groups.insert(known, {key, {}});
+    known->second.push_back(&run);
+  }
+  std::string page = head_of(document);
   for (const auto& [key, group] : groups) {
-    const std::vector<Series> times = series_of(group, kAxes[axis].first, kTimes, 1);
-    const std::vector<Series> shares = series_of(group, kAxes[axis].first, kShares, 100);
+    const std::vector<Series> times = series_of(group, axis.key, kTimes, 1);
+    const std::vector<Series> shares = series_of(group, axis.key, kShares, 100);
     page += fmt::format("<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div>",
-                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, kAxes[axis].second, "", false),
-                        legend(times));
+                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, axis.title, "", false), legend(times));
     if (!shares.empty())
-      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, kAxes[axis].second, " %", true),
-                          legend(shares));
+      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, axis.title, " %", true), legend(shares));
     page += "</div></section>\n";
   }
-  page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied) + "<p class=\"note\">" +
-          limits_text(document) + "</p></section>\n</main>\n</body>\n</html>\n";
+  page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied_in(runs)) + "<p class=\"note\">" +
+          limits_text(document) + "</p>" + notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
   return page;
 }
 

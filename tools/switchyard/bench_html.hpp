@@ -7,9 +7,9 @@
 
 namespace switchyard::tool {
 
-/// One self-contained page: drawn here, no script, nothing fetched from anywhere. Time and share of the limit over the quantity
-/// that was swept (the one with most values), one pair of plots for each combination of the others. `document` has the schema
-/// switchyard.bench/1.
+/// One self-contained page: drawn here, no script, nothing fetched from anywhere. Time and share of the limit over what was
+/// `swept` (the quantity with most values), one pair of plots for each combination of the others; at the top what all runs have
+/// in common. `document` has the schema switchyard.bench/1 and at least one run.
 std::string bench_html(const nlohmann::json& document);
 
 }  // namespace switchyard::tool
