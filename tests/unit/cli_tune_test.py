@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 
 import cli_test
+from cli_bench_test import run_with_small_files
 from cli_test import SMALL, run
 
 
@@ -29,6 +30,11 @@ class TuneUsage(unittest.TestCase):
         for mode in ("normal", "flat", "ledger"):
             self.expect(["tune", "--modes", mode], f"--modes: '{mode}' given with --backend cpu", "nothing to tune",
                         "Allowed: low_latency")
+        self.expect(["tune", "--modes", "all"], "--modes: 'all' given with --backend cpu; normal has nothing to tune there",
+                    "Allowed: low_latency")
+        self.expect(["tune", "--modes", "flat,low_latency"], "--modes: 'flat,low_latency' given with --backend cpu; flat has")
+        for flag in ("--commit", "--routing"):
+            self.expect(["tune", flag, "a\nb"], f"{flag}: a text with a line break given; allowed: one line")
         self.expect(["tune", "--modes", "lowlatency"], "--modes: 'lowlatency' given", "Did you mean 'low_latency'?")
         self.expect(["tune", "--token", "3"], "--token: no such option of 'tune'", "Did you mean '--tokens'?")
         self.expect(["tune", "--tokens", "70000"], "--tokens: 70000 given", "at most 65535")
@@ -40,6 +46,11 @@ class TuneUsage(unittest.TestCase):
             self.expect([*out, "--json", str(Path(folder, "x"))], f"--json: '{folder}/x' given, to which another flag writes")
             self.expect([*out, "--out", ""], "--out: '' given; allowed: the path of a file")
             self.assertEqual(os.listdir(folder), [])
+            for args, text in ((["--hidden", "256,20"], "hidden = 20"), (["--topk", "8", "--experts", "4"], "--experts 4 --topk 8"),
+                               (["--tokens", "8,65535", "--hidden", "100k", "--ranks", "64"], "need about"),
+                               (["--routing", "unifrm"], "Did you mean 'uniform'?")):
+                self.expect([*out, *args], text)
+            self.assertEqual(os.listdir(folder), [], "shapes are checked before anything is measured")
         with tempfile.NamedTemporaryFile("w", suffix=".tuning") as broken:
             broken.write("switchyard-tuning 1\nmode=low_latency\n")
             broken.flush()
@@ -88,6 +99,25 @@ class Tune(unittest.TestCase):
                 self.assertTrue(one["verified"])
                 self.assertEqual(one["config"]["ranks_are"], "processes")
             self.assertIn("pieces 1", err)  # progress
+
+    def test_what_was_tuned_before_a_failure_is_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tune = ["tune", *self.SHAPE, "--processes", "--out", "x", "--json", "x.json"]
+            done = run_with_small_files(*tune, "--tokens", "5,5,8000,6", cwd=folder)
+            self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+            self.assertIn("the file size limit is", done.stderr.splitlines()[-1])
+            self.assertIn("What it gains", done.stdout)
+            self.assertEqual([e.split(" pieces")[0] for e in self.entries(Path(folder, "x"))], [self.KEY + "5"])
+            result = json.loads(Path(folder, "x.json").read_text())
+            self.assertEqual(len(result["chosen"]), 1)
+            self.assertIn("the file size limit is", result["stopped"])
+            self.assertIn("the file size limit is", result["runs"][-1]["problem"])
+
+    def test_a_value_that_is_given_twice_is_one_shape(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("tune", *self.SHAPE, "--tokens", "5,5", "--out", str(Path(folder, "x")))
+            self.assertEqual(code, 0, out + err)
+            self.assertEqual(len(self.entries(Path(folder, "x"))), 1)
 
     def test_an_interrupt_leaves_no_file(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -14,12 +14,14 @@
 #include "bench.hpp"
 #include "bench_cuda.hpp"
 #include "bench_low_latency.hpp"
+#include "bench_points.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "progress.hpp"
 #include "rank_device.hpp"
 #include "ranks.hpp"
 #include "style.hpp"
+#include "switchyard/ledger.hpp"
 #include "switchyard/status.hpp"
 #include "tune_file.hpp"
 #include "tune_search.hpp"
@@ -74,13 +76,16 @@ TuneOptions resolved(const TuneOptions& asked) {
   for (const std::string& mode : o.modes) {
     if (cpu && mode != "low_latency")
       throw UsageError(fmt::format(
-          "--modes: '{}' given with --backend cpu; it has nothing to tune there. Allowed: low_latency (the pieces of a row, "
+          "--modes: '{}' given with --backend cpu; {} has nothing to tune there. Allowed: low_latency (the pieces of a row, "
           "which flat shares)",
-          mode));
+          o.modes.size() == std::size(kModes) ? "all" : joined(o.modes, ","), mode));
     for (const int64_t tokens : o.tokens)
       if (tokens > 65535 && (mode == "low_latency" || mode == "flat"))
         throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most 65535", tokens, mode));
   }
+  for (const auto& [flag, text] : {std::pair("--commit", o.commit), {"--routing", o.routing}})
+    if (text.find_first_of("\r\n") != std::string::npos)  // they stand in comments of the file
+      throw UsageError(fmt::format("{}: a text with a line break given; allowed: one line", flag));
   if (o.commit.empty()) o.commit = source_commit();
   return o;
 }
@@ -151,10 +156,41 @@ std::vector<Shape> shapes_of(const TuneOptions& o, const Place& place) {
   return shapes;
 }
 
+LedgerVerifyOptions ledger_of(const BenchOptions& o) {
+  LedgerVerifyOptions l;
+  l.backend = o.backend;
+  l.processes = o.processes;
+  l.pes = o.ranks;
+  l.tokens = o.tokens;
+  l.hidden = o.hidden;
+  l.topk = o.topk > 0 ? o.topk : 8;
+  l.experts_per_pe = std::max<int64_t>(1, (o.experts > 0 ? o.experts : 256) / o.ranks);
+  return l;
+}
+
+/// Throws what is wrong with a shape before anything is measured: UsageError, or the library's Error.
+void check_shape(const Shape& shape) {
+  const bench::Machine machine = bench::this_machine();
+  switch (shape.key.mode) {
+    case TuningMode::normal:
+    case TuningMode::normal_expert_major: return check_normal_cuda(shape.base);
+    case TuningMode::low_latency: return check_low_latency(shape.base, machine);
+    case TuningMode::flat: return check_flat(shape.base, machine);
+    case TuningMode::ledger: break;
+  }
+  const LedgerVerifyOptions l = ledger_of(shape.base);
+  LedgerConfig config;
+  config.hidden = l.hidden;
+  config.num_experts = static_cast<int>(l.pes * l.experts_per_pe);
+  config.topk = static_cast<int>(l.topk);
+  config.max_tokens = l.tokens;
+  (void)LedgerCombine::memory_required(config, shape.key.ranks, Backend::cuda);
+}
+
 class Tuner {
  public:
-  Tuner(const TuneOptions& options, const Place& place, std::vector<TuningEntry> kept)
-      : options_(options), place_(place), kept_(std::move(kept)) {}
+  Tuner(const TuneOptions& options, const Place& place, std::vector<TuningEntry> kept, Progress& progress)
+      : options_(options), place_(place), kept_(std::move(kept)), progress_(progress) {}
 
   Tuned tune(const Shape& shape) {
     Tuned t;
@@ -241,7 +277,7 @@ class Tuner {
     const auto problem = run.value("problem", std::string());  // a ledger's report always has one
     if (!problem.empty()) throw Error(ErrorCode::system, "tune: " + problem);
     if (!run.value("verified", run.value("passed", false)))
-      throw std::runtime_error("tune: results differ from what they must be; nothing is written. See: switchyard verify");
+      throw std::runtime_error("tune: results differ from what they must be; this shape gets no entry. See: switchyard verify");
   }
 
   json measured(const Shape& shape, const std::vector<TuningEntry>& entries, const TuningValues& values,
@@ -276,15 +312,7 @@ class Tuner {
       case TuningMode::flat: return measured_flat(o);
       default: break;
     }
-    LedgerVerifyOptions l;
-    l.backend = o.backend;
-    l.processes = o.processes;
-    l.pes = o.ranks;
-    l.tokens = o.tokens;
-    l.hidden = o.hidden;
-    l.topk = o.topk > 0 ? o.topk : 8;
-    l.experts_per_pe = std::max<int64_t>(1, (o.experts > 0 ? o.experts : 256) / o.ranks);
-    return measured_ledger(l, place_.gpus);
+    return measured_ledger(ledger_of(o), place_.gpus);
   }
 
   static std::string times_of(const json& run) {
@@ -310,7 +338,7 @@ class Tuner {
   const Place& place_;
   std::vector<TuningEntry> kept_;
   TuningOverride override_;
-  Progress progress_;
+  Progress& progress_;
 };
 
 std::string values_text(const TuningEntry& entry) {
@@ -366,7 +394,7 @@ void print_tables(const std::vector<Tuned>& all) {
       "three each.\n");
 }
 
-json document_of(const TuneOptions& o, const Place& place, const std::vector<Tuned>& all, json runs) {
+json document_of(const TuneOptions& o, const Place& place, const std::vector<Tuned>& all, json runs, const Stopped& stopped) {
   json document = {{"schema", "switchyard.tune/1"},
                    {"what", "switchyard tune --backend " + o.backend},
                    {"commit", o.commit},
@@ -376,6 +404,7 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
                    {"slack_percent", o.slack},
                    {"runs", std::move(runs)},
                    {"chosen", json::array()}};
+  if (stopped.error) document["stopped"] = stopped.what;
   if (!place.described.is_null()) document["gpus"] = place.described;
   if (!place.limit.is_null()) document["copy_limit"] = place.limit;
   for (const Tuned& t : all) {
@@ -408,29 +437,30 @@ int run_tune(const TuneOptions& asked) {
   TuneOptions o = resolved(asked);
   Place place = place_of(o);
   const std::vector<Shape> shapes = shapes_of(o, place);
+  for (const Shape& shape : shapes) check_shape(shape);
   const std::string old = old_text(o.out);
   check_outputs({{"--out", o.out}, {"--json", o.json_path}});
   fmt::print("{}\n  {}, {}, {}, commit {}, {}\n\n", bold("switchyard tune"), place.device, counted(o.ranks, "rank"),
              counted(static_cast<int64_t>(shapes.size()), "shape"), o.commit, bench::utc_now());
   std::fflush(stdout);
+  Progress progress;
   if (place.gpus == 0) {
-    Progress progress;
     const bench::CopyLimit limit = limit_now(progress, shapes.front().base, bench::this_machine(), "copy limit");
     place.limit = to_json(limit);
     place.limit_text = fmt::format("copy limit {:.1f} GB/s", limit.best().gbs);
   }
-  Tuner tuner(o, place, entries_other_than(old, o.out, shapes));
+  Tuner tuner(o, place, entries_other_than(old, o.out, shapes), progress);
   std::vector<Tuned> all;
-  for (const Shape& shape : shapes) all.push_back(tuner.tune(shape));
+  const Stopped stopped = in_turn(progress, shapes.size(), [&](size_t i) { all.push_back(tuner.tune(shapes[i])); });
   std::vector<CommentedEntry> entries;
   for (const Tuned& t : all) entries.push_back(commented(o, place, t));
   bench::write_file(o.out, merged(old, entries));
-  if (!o.json_path.empty()) bench::write_json(o.json_path, document_of(o, place, all, std::move(tuner.runs)));
+  if (!o.json_path.empty()) bench::write_json(o.json_path, document_of(o, place, all, std::move(tuner.runs), stopped));
   print_tables(all);
   const std::string path = std::filesystem::absolute(o.out).lexically_normal().string();
   fmt::print("\n  written to {}{}\n\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n",
              o.out, o.json_path.empty() ? "" : " and " + o.json_path, path);
-  return kExitOk;
+  return stopped.status(true);
 }
 
 }  // namespace switchyard::tool
