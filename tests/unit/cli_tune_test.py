@@ -113,6 +113,17 @@ class Tune(unittest.TestCase):
             self.assertIn("the file size limit is", result["stopped"])
             self.assertIn("the file size limit is", result["runs"][-1]["problem"])
 
+    def test_the_default_is_that_of_the_routing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder, "x.json"))
+            code, out, err = run("tune", "--ranks", "2", "--tokens", "513", "--hidden", "528", "--experts", "8", "--iterations", "20",
+                                 "--out", str(Path(folder, "x")), "--json", path)
+            self.assertEqual(code, 0, out + err)
+            runs = json.loads(Path(path).read_text())["runs"]
+        self.assertEqual({r["config"]["topk"] for r in runs}, {8})
+        asked = {r["what"]: r["config"]["pieces"] for r in runs if r["what"].startswith("pieces")}
+        self.assertEqual(asked, {"pieces 1": 0, "pieces 2": 2, "pieces 3": 3, "pieces 4": 4})
+
     def test_a_value_that_is_given_twice_is_one_shape(self):
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("tune", *self.SHAPE, "--tokens", "5,5", "--out", str(Path(folder, "x")))

@@ -195,14 +195,14 @@ class Tuner {
   Tuned tune(const Shape& shape) {
     Tuned t;
     t.entry.key = shape.key;
+    const json first = measured(shape, no_values(shape.key), {}, "untuned", place_.gpus > 0);
+    require(first);
     LowLatencyConfig config;
     config.hidden = shape.key.hidden;
-    config.topk = static_cast<int>(shape.base.topk);
+    config.topk = first.value(json::json_pointer("/config/topk"), 0);  // the routing's own, unless it was given
     config.max_tokens = shape.key.tokens;
     const std::vector<TuneStage> stages =
         tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.most_sms);
-    const json first = measured(shape, no_values(shape.key), {}, "untuned", place_.gpus > 0);
-    require(first);
     t.limits = limits_of(first);
     t.found = tune_search(stages, static_cast<double>(options_.slack) / 100,
                           [&](const TuningValues& values, const std::string& what) {
