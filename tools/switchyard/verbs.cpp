@@ -143,7 +143,7 @@ namespace {
 void add_bench_shape(Options& add, BenchOptions& o) {
   add.group("Shape");
   add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or 8 with 16 cores or more; CUDA: one per GPU");
-  add.integer("--blocks", o.blocks, 1, 64, "Workers of a rank = blocks x warps");
+  add.integer("--blocks", o.blocks, 1, 64, "CPU: workers of a rank = blocks x warps");
   add.automatic("--warps", o.warps, 1, 256, "See --blocks; auto: so that all cores work");
   add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors of each call; auto: the library's default");
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
@@ -165,8 +165,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: ranks are threads (or processes) with a GPU each");
   add.choice(
       "--mode", o.mode, kModes,
-      "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; for both, layout, staging, "
-      "order and cached do not apply");
+      "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; layout, staging, order and "
+      "alignment belong to normal");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
@@ -176,7 +176,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.automatic("--pieces", o.pieces, 1, 16,
                 "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
-  add.toggle("--cached", o.cached, "Dispatch by the handle of an earlier one: no counting, no exchange of counts");
+  add.toggle("--cached", o.cached, "CPU: dispatch by the handle of an earlier one: no counting, no exchange of counts");
   add_bench_shape(add, o);
   add.group("Ring staging (auto: the library's default)");
   add.automatic("--channels", o.channels, 1, 256, "Token ranges that travel independently");
@@ -185,8 +185,9 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.group("How");
   add.integer("--iterations", o.iterations, 20, 1 << 20, "Timed iterations");
   add.integer("--warmup", o.warmup, 1, 1 << 20, "Iterations before them");
-  add.automatic("--sets", o.sets, 1, 64, "Input sets used in turn; auto: so many that no cache holds them");
-  add.choice("--pin", o.pin, {"auto", "cores", "none"}, "Pin each rank to its share of the cores; auto: where it can be done");
+  add.automatic("--sets", o.sets, 1, 64, "CPU, normal: input sets used in turn; auto: so many that no cache holds them");
+  add.choice("--pin", o.pin, {"auto", "cores", "none"},
+             "CPU, normal: pin each rank to its share of the cores; auto: where it can be done");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
   add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
   app.add_flag_callback(
