@@ -66,7 +66,7 @@ std::string why_not_writable(const std::string& path) {
   if (fs::exists(before) && access(path.c_str(), W_OK) != 0) return std::strerror(errno);
   if (is_device_or_pipe(before)) return "";
   const fs::path draft = draft_of(target_of(path));
-  const std::string problem = written(draft, "");
+  std::string problem = written(draft, "");
   fs::remove(draft, error);
   return problem;
 }

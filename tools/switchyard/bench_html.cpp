@@ -299,7 +299,7 @@ std::vector<size_t> swept_in(const json& document) {
 
 /// A value of the config if all runs share it, else null.
 json shared(const json& runs, const char* key) {
-  const json value = runs.at(0).at("config").value(key, json());
+  json value = runs.at(0).at("config").value(key, json());
   for (const json& run : runs)
     if (run.at("config").value(key, json()) != value) return nullptr;
   return value;
