@@ -218,9 +218,12 @@ class TraceVerb(unittest.TestCase):
         self.assertIn("found no room", out)
 
     def test_errors(self):
-        code, _, err = run("trace", *SMALL, "--out", "/nowhere/at/all.json")
-        self.assertNotEqual(code, 0)
-        self.assertIn("/nowhere/at/all.json", err)
+        for path, why in (("/nowhere/at/all.json", "No such file or directory"), (".", "Is a directory"), ("", "the path of a file")):
+            code, out, err = run("trace", *SMALL, "--out", path)
+            self.assertEqual(code, 2, path)
+            self.assertIn("--out", err)
+            self.assertIn(why, err)
+            self.assertNotIn("ranks", out)  # before anything runs
         self.assertEqual(run("trace", "--mode", "flatt")[0], 2)
         self.assertEqual(run("trace", "--order", "per_route")[0], 2)
 

@@ -369,6 +369,7 @@ int fit(BenchOptions& o) {
 int run_trace(const TraceVerbOptions& asked) {
   TraceVerbOptions options = asked;
   BenchOptions& o = options.run;
+  check_outputs({{"--out", options.out}});
   const int gpus = fit(o);
   const Scenario s = scenario_of(o);
   TraceOptions trace_options;

@@ -244,7 +244,7 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
   add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
   add.group("Output");
-  add.text("--out", t.out, "FILE", "Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
+  add.file("--out", t.out, "Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
   add.toggle("--json", t.json, "The summary as JSON on stdout");
   app.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"
