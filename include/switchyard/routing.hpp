@@ -164,7 +164,8 @@ class RoutingFile {
 
   /// What was recorded on one rank. Ids are taken as they are (64-bit ones that do not fit become -1, a drop).
   /// \param num_experts E; 0 takes it from the metadata. Required for files without it; never less than the metadata's.
-  /// \throws Error(invalid_argument) for an unknown layer or rank or a wrong num_experts, Error(io) if reading fails.
+  /// \throws Error(invalid_argument) for an unknown layer or rank or a wrong num_experts, Error(io) if reading fails or
+  /// finds a weight that is not finite, with its index.
   Routing read(int layer, int rank, int num_experts = 0) const;
 
   /// A share for rank `rank` of a group of any size, `tokens` long: recorded rank `rank mod R`, starting at recorded token

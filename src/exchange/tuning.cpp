@@ -197,7 +197,8 @@ TuningFile TuningFile::parse(const std::string& text, const std::string& name) {
 TuningFile TuningFile::read(const std::string& path) {
   const auto fail = [&](const char* why) { throw Error(ErrorCode::invalid_argument, path + ": cannot be read: " + why); };
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) fail("is a folder");
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) fail("is not a regular file");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(std::strerror(errno));
   return parse({std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()}, path);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -30,6 +31,7 @@ constexpr int kSingleTensor = -1;  ///< rank of names without a rank: one tensor
 /// What was recorded on one rank: where its rows begin.
 struct RankData {
   int64_t tokens = 0;
+  int64_t first = 0;        ///< number of this rank's first element in its tensors
   TensorInfo ids, weights;  ///< `offset` is that of this rank's first element
 };
 
@@ -119,11 +121,12 @@ void append_ranks(const Named& named, bool single, Layer& layer) {
   for (int64_t r = 0; r < ranks; ++r) {
     RankData data;
     data.tokens = tokens;
+    data.first = r * tokens * topk;
     data.ids = ids;
-    data.ids.offset += static_cast<uint64_t>(r * tokens * topk) * detail::element_bytes(ids.type);
+    data.ids.offset += static_cast<uint64_t>(data.first) * detail::element_bytes(ids.type);
     if (named.weights != nullptr) {
       data.weights = *named.weights;
-      data.weights.offset += static_cast<uint64_t>(r * tokens * topk) * detail::element_bytes(named.weights->type);
+      data.weights.offset += static_cast<uint64_t>(data.first) * detail::element_bytes(named.weights->type);
     }
     layer.ranks.push_back(std::move(data));
   }
@@ -207,10 +210,23 @@ void read_ids(const TensorInfo& tensor, int64_t begin, int64_t count, int32_t* o
   });
 }
 
-void read_weights(const TensorInfo& tensor, int64_t begin, int64_t count, float* out) {
+/// "[3, 17, 2]" of element `number` of a tensor.
+std::string index_text(const TensorInfo& tensor, int64_t number) {
+  std::vector<int64_t> index(tensor.shape.size());
+  for (size_t d = index.size(); d-- > 0; number /= tensor.shape[d]) index[d] = number % tensor.shape[d];
+  return detail::shape_text(index);
+}
+
+/// `first`: number in the tensor of the element at `tensor.offset`. Weights must be finite.
+void read_weights(const TensorInfo& tensor, int64_t first, int64_t begin, int64_t count, float* out) {
   const DType type = tensor.type == ElementType::f32 ? DType::f32 : tensor.type == ElementType::f16 ? DType::f16 : DType::bf16;
+  int64_t number = first + begin;
   read_elements(tensor, begin, count, [&](const std::byte* bytes, size_t n) {
-    for (size_t i = 0; i < n; ++i) out[i] = detail::load_element(bytes, type, static_cast<int64_t>(i));
+    for (size_t i = 0; i < n; ++i, ++number) {
+      out[i] = detail::load_element(bytes, type, static_cast<int64_t>(i));
+      if (!std::isfinite(out[i]))
+        bad_tensor(tensor, "finite weights", std::to_string(out[i]) + " at " + index_text(tensor, number));
+    }
     out += n;
   });
 }
@@ -295,7 +311,7 @@ struct RoutingFile::Impl {
   static void copy(const RankData& data, int64_t begin, int64_t count, Routing& routing, int64_t at) {
     const int64_t k = routing.topk;
     read_ids(data.ids, begin * k, count * k, routing.ids.data() + at * k);
-    if (!routing.weights.empty()) read_weights(data.weights, begin * k, count * k, routing.weights.data() + at * k);
+    if (!routing.weights.empty()) read_weights(data.weights, data.first, begin * k, count * k, routing.weights.data() + at * k);
   }
 };
 

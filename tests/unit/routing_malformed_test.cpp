@@ -6,7 +6,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "switchyard/routing.hpp"
@@ -178,6 +180,30 @@ TEST(MalformedSafetensors, IdsAndWeights) {
                    of_weights + "float32, float16 or bfloat16 weights (F32, F16, BF16; '<f4', '<f2' in .npy), found 'I32'");
   expect_malformed(with_header(object({entry("rank0.topk_weights", "F32", "[1,1]", 0, 4)}), 4),
                    of_weights + "a tensor of topk_ids beside it, found none");
+}
+
+TEST(MalformedSafetensors, WeightsMustBeFinite) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> weights(8, 1.0f);
+  const auto read = [&](int rank) {  // two ranks in one tensor
+    const std::string image =
+        safetensors(object({entry("topk_ids", "I32", "[2,2,2]", 0, 32), entry("topk_weights", "F32", "[2,2,2]", 32, 64)}),
+                    std::string(32, '\0') + images::bytes_of(weights));
+    return RoutingFile::parse(span_of(image), "file").read(kNoLayer, rank, 4);
+  };
+  EXPECT_EQ(read(1).weights, std::vector<float>(4, 1.0f));
+  for (const auto& [value, found] : {std::pair(kNaN, "nan"), std::pair(kInf, "inf"), std::pair(-kInf, "-inf")}) {
+    weights[5] = value;
+    EXPECT_EQ(read(0).weights.size(), 4u) << "the other rank's weights are fine";
+    try {
+      read(1);
+      ADD_FAILURE() << found << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::io);
+      EXPECT_EQ(std::string(error.what()),
+                "file: tensor 'topk_weights': expected finite weights, found " + std::string(found) + " at [1, 0, 1]");
+    }
+  }
 }
 
 TEST(MalformedSafetensors, NamesAndRanks) {

@@ -214,7 +214,7 @@ TEST(TuningSources, FromTheEnvironment) {
     const Variable variable("");
     EXPECT_EQ(Tuning::from_environment().files().size(), 1u);
   }
-  for (const std::string& path : {std::string("/nonexistent/my.tuning"), std::string("/tmp")}) {
+  for (const std::string& path : {std::string("/nonexistent/my.tuning"), std::string("/tmp"), std::string("/dev/zero")}) {
     const Variable variable(path);
     try {
       (void)Tuning::from_environment();
