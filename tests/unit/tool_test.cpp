@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cmath>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -233,68 +232,6 @@ TEST(MoeReference, SeesAWrongExpertAndAMissingRoute) {
   EXPECT_LT(row_error(out.data(), wrong[0].data(), hidden), 0.004);
   EXPECT_GT(row_error(&out[static_cast<size_t>(hidden)], &wrong[0][static_cast<size_t>(hidden)], hidden), 0.2);
   EXPECT_GT(row_error(&out[static_cast<size_t>(2 * hidden)], &wrong[0][static_cast<size_t>(2 * hidden)], hidden), 0.2);
-}
-
-// ------------------------------------------------------------------------------------------------------------------------
-// ranks
-
-RankJob two_ranks(bool processes) {
-  RankJob job;
-  job.world = 2;
-  job.processes = processes;
-  job.group.heap_bytes = size_t{1} << 20;
-  job.group.timeout = std::chrono::milliseconds(5000);
-  return job;
-}
-
-TEST(Ranks, ResultsComeBackInRankOrder) {
-  for (const bool processes : {false, true}) {
-    std::vector<int64_t> progress(2);
-    const auto results = run_ranks(
-        two_ranks(processes),
-        [](Group& group, RankLink& link) -> json {
-          link.progress(group.rank() + 10, "note");
-          int mine = group.rank() + 1, all[2] = {};
-          group.all_gather(&mine, sizeof mine, all);
-          return {{"rank", group.rank()}, {"sum", all[0] + all[1]}};
-        },
-        [&](int rank, int64_t done, const std::string&) { progress[static_cast<size_t>(rank)] = done; });
-    for (int r = 0; r < 2; ++r) {
-      EXPECT_EQ(results[static_cast<size_t>(r)].at("rank"), r);
-      EXPECT_EQ(results[static_cast<size_t>(r)].at("sum"), 3);
-      EXPECT_EQ(progress[static_cast<size_t>(r)], r + 10);
-    }
-  }
-}
-
-TEST(Ranks, TheRankThatFailedIsNamedNotTheOneThatNoticed) {
-  for (const bool processes : {false, true}) {
-    try {
-      run_ranks(two_ranks(processes), [](Group& group, RankLink&) -> json {
-        if (group.rank() == 1) throw std::runtime_error("this rank is tired");
-        group.barrier();
-        return {};
-      });
-      FAIL() << "no error";
-    } catch (const RankError& e) {
-      EXPECT_EQ(e.rank(), 1);
-      EXPECT_NE(std::string(e.what()).find("this rank is tired"), std::string::npos) << e.what();
-    }
-  }
-}
-
-TEST(Ranks, AKilledProcessIsNamedWithItsSignal) {
-  try {
-    run_ranks(two_ranks(true), [](Group& group, RankLink&) -> json {
-      if (group.rank() == 0) raise(SIGKILL);
-      group.barrier();
-      return {};
-    });
-    FAIL() << "no error";
-  } catch (const RankError& e) {
-    EXPECT_EQ(e.rank(), 0);
-    EXPECT_NE(std::string(e.what()).find("signal 9"), std::string::npos) << e.what();
-  }
 }
 
 // ---------------------------------------------------------------------------------------------------------------- command line

@@ -9,15 +9,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <new>
 #include <random>
+#include <string_view>
 #include <thread>
 
 #include "../../bench/machine.hpp"
-#include "switchyard/status.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -29,34 +27,47 @@ using nlohmann::json;
 struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json throws nothing, its header only does not show that
   json result;
   std::string error;
+  ErrorCode code = ErrorCode::peer_failed;
   int distance =
       0;  ///< from the cause: 0 an error of its own, 1 it waited in vain for a peer, 2 it was told that a peer failed
+  bool joined = true;  ///< the group had been formed
 };
 
-Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
-  Outcome out;
+/// Of a rank that threw what is being handled.
+Outcome failed(bool joined) {
   try {
+    throw;
+  } catch (const PeerFailed& e) {
+    return {json(), e.what(), e.code(), 2, joined};
+  } catch (const Error& e) {
+    const bool in_vain = e.code() == ErrorCode::peer_timeout || e.code() == ErrorCode::rendezvous;
+    return {json(), e.what(), e.code(), in_vain ? 1 : 0, joined};
+  } catch (const std::bad_alloc&) {
+    return {json(), "no memory is left", ErrorCode::system, 0, joined};
+  } catch (const std::exception& e) {
+    return {json(), e.what(), ErrorCode::peer_failed, 0, joined};
+  }
+}
+
+Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
+  try {
+    Outcome out;
     out.result = body(group, link);
     return out;
-  } catch (const PeerFailed& e) {
-    out.error = e.what();
-    out.distance = 2;
-  } catch (const PeerTimeout& e) {
-    out.error = e.what();
-    out.distance = 1;
-  } catch (const std::exception& e) {
-    out.error = e.what();
+  } catch (...) {
+    group.abort(static_cast<int32_t>(ErrorCode::system));
+    return failed(true);
   }
-  group.abort(static_cast<int32_t>(ErrorCode::system));
-  return out;
 }
 
 /// The results, or the error that lies nearest to the cause.
 std::vector<json> collect(std::vector<Outcome>&& outcomes) {
   for (const int distance : {0, 1, 2}) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
-      if (outcomes[r].error.empty() || outcomes[r].distance != distance) continue;
-      throw RankError(static_cast<int>(r), fmt::format("rank {}: {}", r, outcomes[r].error));
+      const Outcome& o = outcomes[r];
+      if (o.error.empty() || o.distance != distance) continue;
+      if (!o.joined) throw Error(o.code, o.error);
+      throw RankError(static_cast<int>(r), o.code, fmt::format("rank {}: {}", r, o.error));
     }
   }
   std::vector<json> results;
@@ -98,7 +109,7 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
 // A message of a rank's process: a 5-byte header {type, length} and the payload.
 constexpr char kProgress = 'P';
 constexpr char kResult = 'R';
-constexpr char kFailure = '0';  // + distance from the cause
+constexpr char kFailure = 'F';
 
 void write_all(int fd, const void* data, size_t bytes) {
   const auto* at = static_cast<const char*>(data);
@@ -131,56 +142,31 @@ class PipeLink : public RankLink {
   int fd_;
 };
 
-/// A folder that only this user can enter, removed at the end.
-class PrivateFolder {
- public:
-  PrivateFolder() {
-    const char* base = std::getenv("TMPDIR");
-    path_ = std::string(base != nullptr ? base : "/tmp") + "/switchyard-XXXXXX";
-    if (mkdtemp(path_.data()) == nullptr)
-      throw std::runtime_error(fmt::format("{}: {} (set TMPDIR)", path_, std::strerror(errno)));
-  }
-  ~PrivateFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  PrivateFolder(const PrivateFolder&) = delete;
-  PrivateFolder& operator=(const PrivateFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 struct Child {
   pid_t pid = -1;
   int pipe = -1;
   std::string buffer;
-  Outcome outcome{json(), "its process ended without a result", 0};
+  Outcome outcome{json(), "its process ended without a result"};
 };
 
 [[noreturn]] void be_rank(int rank, const RankJob& job, const RankBody& body, const std::string& store,
                           const std::string& token, int pipe) {
   if (!job.cpus.empty()) pin_thread(job.cpus[static_cast<size_t>(rank)]);
   Outcome outcome;
+  bool joined = false;
   try {
     Group group = Group::connect(rank, job.world, store, token, job.group);
+    joined = true;
     PipeLink link(pipe);
     outcome = run_body(group, body, link);
     if (outcome.error.empty()) group.barrier();  // nobody leaves while a peer may still read its memory
-  } catch (const PeerFailed& e) {
-    outcome = {json(), e.what(), 2};
-  } catch (const RendezvousError& e) {
-    outcome = {json(), e.what(), 1};
-  } catch (const std::exception& e) {
-    outcome = {json(), e.what(), 0};
+  } catch (...) {
+    outcome = failed(joined);
   }
-  if (outcome.error.empty()) {
-    const std::vector<uint8_t> bytes = json::to_cbor(outcome.result);
-    send_message(pipe, kResult, bytes.data(), bytes.size());
-  } else {
-    send_message(pipe, static_cast<char>(kFailure + outcome.distance), outcome.error.data(), outcome.error.size());
-  }
+  const bool ok = outcome.error.empty();
+  const std::vector<uint8_t> bytes = json::to_cbor(
+      ok ? outcome.result : json{outcome.error, static_cast<int32_t>(outcome.code), outcome.distance, outcome.joined});
+  send_message(pipe, ok ? kResult : kFailure, bytes.data(), bytes.size());
   _exit(0);
 }
 
@@ -197,11 +183,14 @@ void take_messages(Child& child, int rank, const OnProgress& on_progress) {
     if (type == kProgress) {
       const size_t space = payload.find(' ');
       if (on_progress) on_progress(rank, std::stoll(payload), payload.substr(space + 1));
-    } else if (type == kResult) {
-      child.outcome = {json::from_cbor(payload.begin(), payload.end()), "", 0};
-    } else {
-      child.outcome = {json(), payload, type - kFailure};
+      continue;
     }
+    json message = json::from_cbor(payload.begin(), payload.end());
+    if (type == kResult)
+      child.outcome = {std::move(message), ""};
+    else
+      child.outcome = {json(), message[0].get<std::string>(), static_cast<ErrorCode>(message[1].get<int32_t>()),
+                       message[2].get<int>(), message[3].get<bool>()};
   }
   child.buffer.erase(0, at);
 }
@@ -239,10 +228,22 @@ void reap(Child& child) {
   int status = 0;
   while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
   }
-  if (WIFSIGNALED(status)) {
-    child.outcome = {json(),
-                     fmt::format("its process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))), 0};
+  if (!WIFSIGNALED(status)) return;
+  const int signal = WTERMSIG(status);
+  child.outcome = {json(), fmt::format("its process was ended by signal {} ({})", signal, strsignal(signal)),
+                   signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // how a system without memory ends them
+}
+
+/// Ends the ranks that were started: errno says why another one cannot be.
+[[noreturn]] void cannot_start(const char* call, int rank, std::vector<Child>& children) {
+  const int error = errno;
+  for (Child& child : children) {
+    if (child.pipe >= 0) close(child.pipe);
+    if (child.pid <= 0) continue;
+    kill(child.pid, SIGKILL);
+    reap(child);
   }
+  throw Error(ErrorCode::system, fmt::format("cannot start a process for rank {}: {}: {}", rank, call, std::strerror(error)));
 }
 
 std::string random_text() {
@@ -253,15 +254,14 @@ std::string random_text() {
 }
 
 std::vector<json> run_processes(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
-  const PrivateFolder folder;
-  const std::string store = "unix:" + folder.path() + "/store";
+  const std::string store = "unix:@switchyard-" + random_text();  // abstract: nothing is left behind, however this ends
   const std::string token = random_text();
   std::vector<Child> children(static_cast<size_t>(job.world));
   std::fflush(nullptr);
   for (int r = 0; r < job.world; ++r) {
     Child& child = children[static_cast<size_t>(r)];
     int ends[2];
-    if (pipe(ends) != 0) throw std::runtime_error(fmt::format("pipe: {}", std::strerror(errno)));
+    if (pipe(ends) != 0) cannot_start("pipe", r, children);
     const pid_t parent = getpid();
     child.pid = fork();
     if (child.pid == 0) {
@@ -276,20 +276,12 @@ std::vector<json> run_processes(const RankJob& job, const RankBody& body, const 
     }
     close(ends[1]);
     child.pipe = ends[0];
-    if (child.pid < 0) {
-      child.outcome.error = fmt::format("fork: {}", std::strerror(errno));
-      close(child.pipe);
-      child.pipe = -1;
-      for (Child& other : children) {
-        if (other.pid > 0) kill(other.pid, SIGKILL);
-      }
-      break;
-    }
+    if (child.pid < 0) cannot_start("fork", r, children);
   }
   drain(children, on_progress);
   std::vector<Outcome> outcomes;
   for (Child& child : children) {
-    if (child.pid > 0) reap(child);
+    reap(child);
     outcomes.push_back(std::move(child.outcome));
   }
   return collect(std::move(outcomes));
@@ -297,8 +289,29 @@ std::vector<json> run_processes(const RankJob& job, const RankBody& body, const 
 
 }  // namespace
 
+bool RankError::blames_exchange() const {
+  switch (code()) {
+    case ErrorCode::invalid_argument:
+    case ErrorCode::unsupported:
+    case ErrorCode::rendezvous:
+    case ErrorCode::io:
+    case ErrorCode::system: return false;
+    default: return true;
+  }
+}
+
 std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
-  return job.processes ? run_processes(job, body, on_progress) : run_threads(job, body, on_progress);
+  try {
+    return job.processes ? run_processes(job, body, on_progress) : run_threads(job, body, on_progress);
+  } catch (const RankError&) {
+    throw;
+  } catch (const Error& e) {
+    std::string text = e.what();
+    constexpr std::string_view kHint = "lower heap_bytes";
+    if (const size_t at = text.find(kHint); at != std::string::npos)
+      text.replace(at, kHint.size(), "make " + job.size_flags + " smaller");
+    throw Error(e.code(), text);
+  }
 }
 
 }  // namespace switchyard::tool

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "switchyard/group.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::tool {
 
@@ -29,21 +29,25 @@ struct RankJob {
   bool processes = false;
   GroupOptions group;
   std::vector<std::vector<int>> cpus;  ///< per rank, or empty: rank r's thread, or whole process, is pinned to cpus[r]
+  std::string size_flags = "--tokens, --hidden or --ranks";  ///< what to make smaller if the heaps find no room
 };
 
-/// A rank threw, or its process ended. The text begins with the rank that was the cause.
-class RankError : public std::runtime_error {
+/// A rank threw while it worked, or its process ended. The text begins with the rank that was the cause. The code is that of
+/// its Error; `system` if it had no memory or was killed; else `peer_failed`.
+class RankError : public Error {
  public:
-  RankError(int rank, const std::string& what) : std::runtime_error(what), rank_(rank) {}
+  RankError(int rank, ErrorCode code, const std::string& what) : Error(code, what), rank_(rank) {}
   int rank() const { return rank_; }
+  /// Calls that had what they need went wrong. Otherwise they were refused, or the system had no room for them.
+  bool blames_exchange() const;
 
  private:
   int rank_;
 };
 
 /// Element r is what `body` returned on rank r. If a rank throws, the others are ended (they get PeerFailed). Ranks as
-/// processes are forked here and meet at a Unix socket in a private folder: the caller must not hold threads that `body` relies
-/// on. \throws RankError
+/// processes are forked here and meet at an abstract Unix socket: the caller must not hold threads that `body` relies on.
+/// \throws RankError; Error, the same for threads and processes, if the group cannot be formed.
 std::vector<nlohmann::json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress = {});
 
 }  // namespace switchyard::tool
