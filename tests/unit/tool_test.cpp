@@ -18,6 +18,7 @@
 #include "tools/switchyard/exchange_check.hpp"
 #include "tools/switchyard/moe_reference.hpp"
 #include "tools/switchyard/numbers.hpp"
+#include "tools/switchyard/progress.hpp"
 #include "tools/switchyard/ranks.hpp"
 #include "tools/switchyard/report_html.hpp"
 #include "tools/switchyard/routing_source.hpp"
@@ -300,6 +301,19 @@ TEST(CommandLine, RoutingSources) {
   EXPECT_THROW(RoutingSource("--routing", "/nonexistent.safetensors", {}), Error);
 }
 
+TEST(CommandLine, ProgressFitsTheTerminal) {
+  const std::string title = "making weights, then the layer";
+  const std::string line = progress_line(title, 3, 40, 12.3, "step 3 of 40", 80);
+  EXPECT_LT(line.size(), 80u);
+  EXPECT_EQ(line, "  " + title + " [" + "#" + std::string(15, '.') + "]   7 %  12.3 s  step 3 of 40") << line.size();
+  EXPECT_NE(progress_line(title, 40, 40, 1, "step 40 of 40", 200).find("[" + std::string(24, '#') + "] 100 %"),
+            std::string::npos);
+  const std::string cut = progress_line(title, 1, 2, 1, std::string(200, 'x'), 80);
+  EXPECT_EQ(cut.size(), 79u);
+  EXPECT_NE(cut.find("[#####.....]  50 %  1.0 s  xxx"), std::string::npos) << cut;
+  EXPECT_EQ(progress_line("t", 5, 0, 1, "note", 80), "  t" + std::string(29, ' ') + "  1.0 s  note");
+}
+
 // -------------------------------------------------------------------------------------------------------- report and measuring
 
 TEST(Report, IsOneFileThatFetchesNothingAndCannotBeBrokenByItsData) {
@@ -316,6 +330,12 @@ TEST(Report, IsOneFileThatFetchesNothingAndCannotBeBrokenByItsData) {
   }
   const size_t begin = page.find("id=\"data\">") + 10;
   EXPECT_EQ(json::parse(page.substr(begin, page.find("</script>", begin) - begin)), data);
+}
+
+TEST(Report, NothingRoutedIsNoDivisionByZero) {
+  const std::string page = report_html(json::object());
+  EXPECT_NE(page.find("mean ? n / mean : 0"), std::string::npos);
+  EXPECT_EQ(page.find("/ mean)"), std::string::npos);
 }
 
 TEST(Report, UnwritablePathIsNamed) {

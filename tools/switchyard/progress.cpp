@@ -2,10 +2,12 @@
 #include "progress.hpp"
 
 #include <fmt/core.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kRedraw = std::chrono::milliseconds(80);
 constexpr int kTitleWidth = 30;
-constexpr int kBarWidth = 24;
+constexpr size_t kLongestBar = 24, kShortestBar = 10;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -26,6 +28,26 @@ size_t terminal_columns() {
   return 80;
 }
 
+/// The process whose line is not ended yet, or 0: ranks that it forks have this handler too.
+std::atomic<pid_t> drawing{0};
+static_assert(std::atomic<pid_t>::is_always_lock_free);
+
+void end_line(int signal) {
+  if (drawing.load() == getpid()) [[maybe_unused]]
+    const ssize_t written = write(STDERR_FILENO, "\n", 1);
+  raise(signal);  // its usual action, which SA_RESETHAND has put back
+}
+
+void end_lines_on_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now {};
+    if (sigaction(signal, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
+    now.sa_handler = end_line;
+    now.sa_flags = static_cast<int>(SA_RESETHAND) | SA_NODEFER;
+    sigaction(signal, &now, nullptr);
+  }
+}
+
 bool is_terminal() {
   const char* term = std::getenv("TERM");
   return isatty(STDERR_FILENO) != 0 && term != nullptr && std::strcmp(term, "dumb") != 0;
@@ -33,7 +55,22 @@ bool is_terminal() {
 
 }  // namespace
 
-Progress::Progress(bool quiet) : quiet_(quiet), tty_(is_terminal()) {}
+std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
+                          size_t columns) {
+  const std::string begin = fmt::format("  {:<{}}", title, kTitleWidth);
+  std::string end = fmt::format("  {:.1f} s", seconds);
+  if (!note.empty()) end += "  " + note;
+  if (total == 0) return (begin + end).substr(0, columns - 1);
+  const std::string share = fmt::format("] {:>3} %", std::min<int64_t>(100, done * 100 / total));
+  const size_t others = begin.size() + 2 + share.size() + end.size() + 1;
+  const size_t bar = std::clamp(columns > others ? columns - others : 0, kShortestBar, kLongestBar);
+  const size_t filled = std::min(bar, static_cast<size_t>(done) * bar / static_cast<size_t>(total));
+  return (begin + " [" + std::string(filled, '#') + std::string(bar - filled, '.') + share + end).substr(0, columns - 1);
+}
+
+Progress::Progress(bool quiet) : quiet_(quiet), tty_(is_terminal()) {
+  if (tty_ && !quiet_) end_lines_on_signals();
+}
 
 Progress::~Progress() {
   const std::lock_guard lock(mutex_);
@@ -68,16 +105,8 @@ void Progress::finish(const std::string& result) {
 
 void Progress::draw() {
   drawn_ = Clock::now();
-  std::string line = fmt::format("  {:<{}}", title_, kTitleWidth);
-  if (total_ > 0) {
-    const int filled = static_cast<int>(std::min<int64_t>(kBarWidth, done_ * kBarWidth / total_));
-    line +=
-        fmt::format(" [{}{}] {:>3} %", std::string(static_cast<size_t>(filled), '#'),
-                    std::string(static_cast<size_t>(kBarWidth - filled), '.'), std::min<int64_t>(100, done_ * 100 / total_));
-  }
-  line += fmt::format("  {:.1f} s", seconds_since(begin_));
-  if (!note_.empty()) line += "  " + note_;
-  line = line.substr(0, terminal_columns() - 1);
+  const std::string line = progress_line(title_, done_, total_, seconds_since(begin_), note_, terminal_columns());
+  drawing = getpid();
   fmt::print(stderr, "\r\033[K{}", line);
   std::fflush(stderr);
 }
@@ -89,6 +118,7 @@ void Progress::close(const std::string& result) {
   fmt::print(stderr, "{}  {:<{}} {:>8}{}{}\n", tty_ ? "\r\033[K" : "", title_, kTitleWidth, took, result.empty() ? "" : "  ",
              result);
   std::fflush(stderr);
+  drawing = 0;
 }
 
 }  // namespace switchyard::tool

@@ -9,7 +9,12 @@
 
 namespace switchyard::tool {
 
-/// Thread-safe. Writes to stderr, so that stdout stays clean for results.
+/// What is drawn of a stage, in less than `columns`: the bar gives way to the note, but not entirely. `total` 0: no bar.
+std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
+                          size_t columns);
+
+/// Thread-safe. Writes to stderr, so that stdout stays clean for results. A signal that ends the program while a line is being
+/// drawn ends that line first.
 class Progress {
  public:
   /// With `quiet` nothing is written.

@@ -155,6 +155,7 @@ function drawExperts() {
   const box = clear($('experts')), C = D.experts.counts, F = D.experts.first, E = C.length, s = svg(box, 220);
   const left = 52, right = 78, bottom = 28, top = 14, h = 220 - top - bottom, w = s.W - left - right;
   const max = Math.max(1, ...C), mean = sum(C) / E, x = e => left + w * e / E, y = n => top + h * (1 - n / max);
+  const of_mean = n => times(mean ? n / mean : 0);  // nothing is routed if every route is dropped
   for (let r = 0; r + 1 < F.length; ++r) {
     const a = x(F[r]), b = x(F[r + 1]);
     if (r % 2 === 0) el(s, 'rect', {x: a, y: top, width: Math.max(0, b - a), height: h, style: 'fill:var(--band)'});
@@ -169,7 +170,7 @@ function drawExperts() {
   const busiest = C.indexOf(Math.max(...C)), gap = w / E > 3 ? 1 : 0;
   for (let e = 0; e < E; ++e) {
     const rank = F.findIndex((f, i) => e >= f && e < F[i + 1]);
-    const g = el(s, 'g', {'data-tip': `expert ${e} on rank ${rank}\n${num(C[e])} routes, ${times(C[e] / mean)} the mean`});
+    const g = el(s, 'g', {'data-tip': `expert ${e} on rank ${rank}\n${num(C[e])} routes, ${of_mean(C[e])} the mean`});
     el(g, 'rect', {x: x(e), y: top, width: w / E, height: h, fill: 'transparent'});
     const bar = {x: x(e) + gap / 2, y: y(C[e]), width: Math.max(0.6, w / E - gap), height: Math.max(0, top + h - y(C[e]))};
     el(g, 'rect', {...bar, style: `fill:var(${e === busiest ? '--peak' : '--bar'})`});
@@ -179,7 +180,7 @@ function drawExperts() {
   el(s, 'text', {x: s.W - right + 8, y: y(mean) + 4, class: 'strong'}, `mean ${num(mean)}`);
   const per = F.slice(0, -1).map((f, r) => sum(C.slice(f, F[r + 1]))), heavy = per.indexOf(Math.max(...per));
   $('experts-note').textContent = `Routes to each expert over ${plural(D.steps, 'step')}. Busiest: expert ${busiest} with ` +
-    `${times(C[busiest] / mean)} the mean; ${C.filter(c => c === 0).length} of ${E} experts got nothing. ` +
+    `${of_mean(C[busiest])} the mean; ${C.filter(c => c === 0).length} of ${E} experts got nothing. ` +
     `Busiest rank: ${heavy} with ${times(per[heavy] * per.length / Math.max(1, sum(per)))} the mean.`;
 }
 
