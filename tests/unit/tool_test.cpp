@@ -267,6 +267,16 @@ TEST(CommandLine, Integers) {
     EXPECT_THROW(parse_integers("--x", bad, 0, 10), UsageError) << bad;
 }
 
+TEST(CommandLine, MemoryIsAskedForBeforeItIsTaken) {
+  EXPECT_NO_THROW(require_memory("--tokens 3", 0.9 * (1 << 20), 1 << 20));
+  try {
+    require_memory("--tokens 3", 1 << 20, 1 << 20);
+    ADD_FAILURE() << "no error";
+  } catch (const UsageError& e) {
+    EXPECT_STREQ(e.what(), "--tokens 3 need about 1.00 MiB, 1.00 MiB are available; make one of them smaller");
+  }
+}
+
 TEST(CommandLine, Choices) {
   const std::vector<std::string> allowed = {"rank_major", "expert_major"};
   EXPECT_EQ(parse_choice("--layout", "Rank-Major", allowed), "rank_major");

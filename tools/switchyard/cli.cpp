@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "../../bench/result_file.hpp"
+#include "style.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -187,6 +188,13 @@ void check_outputs(const std::vector<OutputFile>& files) {
     if (std::find(targets.begin(), targets.end() - 1, targets.back()) != targets.end() - 1)
       throw UsageError(file.flag + ": '" + file.path + "' given, to which another flag writes; allowed: a file of its own");
   }
+}
+
+void require_memory(const std::string& what, double needed, size_t available) {
+  const auto most = static_cast<double>(available);
+  if (needed <= 0.9 * most) return;
+  throw UsageError(what + " need about " + binary_size(needed) + ", " + binary_size(most) +
+                   " are available; make one of them smaller");
 }
 
 CLI::Option* Options::finish(CLI::Option* option, const std::string& type_name, const std::string& default_text) {

@@ -43,6 +43,9 @@ struct OutputFile {
 /// flags name the same file
 void check_outputs(const std::vector<OutputFile>& files);
 
+/// Refuses what does not fit into nine tenths of the memory. `what`: flags and values that decide it. \throws UsageError
+void require_memory(const std::string& what, double needed, size_t available);
+
 /// Adds checked options to a verb. Targets must outlive the parse; their present values are shown as defaults.
 class Options {
  public:

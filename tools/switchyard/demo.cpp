@@ -175,13 +175,9 @@ DemoOptions fit_to_machine(const DemoOptions& options, const bench::Machine& mac
   if (o.hidden == 0) o.hidden = chosen.hidden;
   if (o.intermediate == 0) o.intermediate = options.hidden > 0 ? std::max<int64_t>(16, o.hidden / 4) : chosen.intermediate;
   if (o.tokens == 0) o.tokens = chosen.tokens;
-  const double needed = bytes_needed({0, o.hidden, o.intermediate, o.tokens}, o.ranks, experts, topk);
-  if (needed > 0.9 * static_cast<double>(machine.memory_available)) {
-    throw UsageError(fmt::format(
-        "--hidden {} --intermediate {} --tokens {} --ranks {} need about {}, {} are available; make one of them smaller",
-        o.hidden, o.intermediate, o.tokens, o.ranks, binary_size(needed),
-        binary_size(static_cast<double>(machine.memory_available))));
-  }
+  require_memory(
+      fmt::format("--hidden {} --intermediate {} --tokens {} --ranks {}", o.hidden, o.intermediate, o.tokens, o.ranks),
+      bytes_needed({0, o.hidden, o.intermediate, o.tokens}, o.ranks, experts, topk), machine.memory_available);
   return o;
 }
 

@@ -20,6 +20,10 @@ namespace {
 
 using nlohmann::json;
 
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 /// Sums over all cases, by name of the check.
 struct Tally {
   int64_t passed = 0;
@@ -67,14 +71,86 @@ void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, dou
   std::fflush(stdout);
 }
 
-void print_tally(const std::vector<std::string>& order, const std::map<std::string, Tally>& tallies) {
-  Table table({"check", "passed", "failed", "compared"});
-  for (const std::string& name : order) {
-    const Tally& t = tallies.at(name);
-    table.row({t.failed > 0 ? red(name) : name, grouped(t.passed), grouped(t.failed), grouped(t.compared)});
+/// What has been found so far.
+class Report {
+ public:
+  explicit Report(const VerifyOptions& options) : options_(options), begin_(std::chrono::steady_clock::now()) {}
+
+  void add(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds) {
+    json entry = {{"case", describe(c)}, {"seconds", seconds}, {"problem", ""}, {"checks", json::array()}};
+    bool passed = true;
+    for (const CheckResult& r : checks) {
+      if (tallies_.find(r.name) == tallies_.end()) order_.push_back(r.name);
+      Tally& t = tallies_[r.name];
+      (r.passed ? t.passed : t.failed) += 1;
+      t.compared += r.compared;
+      passed = passed && r.passed;
+      entry["checks"].push_back({{"name", r.name}, {"passed", r.passed}, {"detail", r.detail}, {"compared", r.compared}});
+    }
+    entry["passed"] = passed;
+    failed_ += passed ? 0 : 1;
+    cases_.push_back(std::move(entry));
+    if (!options_.json) print_case(c, checks, seconds, options_.verbose);
   }
-  fmt::print("\n{}", table.text());
-}
+
+  /// A case that could not run.
+  void add(const VerifyCase& c, const Error& error) {
+    cases_.push_back(
+        {{"case", describe(c)}, {"seconds", 0}, {"problem", error.what()}, {"checks", json::array()}, {"passed", false}});
+    if (problem_.empty()) problem_ = error.what();
+    ++not_run_;
+    if (options_.json) return;
+    fmt::print("{}  {}\n      {}\n", red("ERROR"), label(c), error.what());
+    std::fflush(stdout);
+  }
+
+  void print() const {
+    if (options_.json) return print_json();
+    int64_t checks = 0, compared = 0;
+    Table table({"check", "passed", "failed", "compared"});
+    for (const std::string& name : order_) {
+      const Tally& t = tallies_.at(name);
+      table.row({t.failed > 0 ? red(name) : name, grouped(t.passed), grouped(t.failed), grouped(t.compared)});
+      checks += t.passed + t.failed;
+      compared += t.compared;
+    }
+    fmt::print("\n{}\n{}: {} cases, {} checks, {} values compared, {} cases failed{}, {}\n", table.text(),
+               failed_ > 0    ? red("FAIL")
+               : not_run_ > 0 ? red("ERROR")
+                              : green("PASS"),
+               grouped(static_cast<int64_t>(cases_.size())), grouped(checks), grouped(compared), grouped(failed_),
+               not_run_ > 0 ? fmt::format(", {} could not run", grouped(not_run_)) : "", duration(seconds_since(begin_)));
+  }
+
+  /// Of the whole run.
+  int end() const {
+    print();
+    if (options_.json && not_run_ > 0)
+      fmt::print(stderr, "switchyard: {} could not run: {}\n", counted(not_run_, "case"), problem_);
+    if (failed_ > 0) return kExitCheckFailed;
+    return not_run_ > 0 ? kExitRuntime : kExitOk;
+  }
+
+ private:
+  void print_json() const {
+    const json report = {{"cases", cases_},
+                         {"passed", failed_ + not_run_ == 0},
+                         {"problem", problem_},
+                         {"commit", source_commit()},
+                         {"date", bench::utc_now()},
+                         {"backend", options_.backend},
+                         {"ranks_are", options_.processes ? "processes" : "threads"}};
+    fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
+  }
+
+  const VerifyOptions& options_;
+  const std::chrono::steady_clock::time_point begin_;
+  std::vector<std::string> order_;  ///< of the checks
+  std::map<std::string, Tally> tallies_;
+  json cases_ = json::array();
+  std::string problem_;  ///< of the first case that could not run
+  int64_t failed_ = 0, not_run_ = 0;
+};
 
 }  // namespace
 
@@ -135,10 +211,12 @@ int fit_to_gpus(VerifyOptions& o) {
   return gpus;
 }
 
+/// Of a case that ran: also if a rank's calls went wrong. \throws Error if it could not run
 std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
   try {
     return run_verify_case(c, options, arena);
   } catch (const RankError& e) {
+    if (!e.blames_exchange()) throw;
     return {{"runs to its end", false, e.what(), 0}};
   }
 }
@@ -149,10 +227,11 @@ size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions
     throw UsageError(
         "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, and flat rows are neither fp8 "
         "nor quantised");
+  const size_t available = bench::this_machine().memory_available;
   size_t arena = 0;
   for (VerifyCase& c : cases) {
     c.gpus = gpus;
-    check_verify_case(c, options);
+    check_verify_case(c, options, available);
     if (gpus > 0) arena = std::max(arena, device_bytes(c, options));
   }
   return arena;
@@ -165,57 +244,26 @@ int run_verify(const VerifyOptions& asked) {
   const int gpus = fit_to_gpus(options);
   std::vector<VerifyCase> cases = verify_cases(options);
   const size_t arena = check_cases(cases, gpus, options);
-  std::vector<std::string> order;
-  std::map<std::string, Tally> tallies;
-  json report = {{"cases", json::array()}};
-  int64_t failed_cases = 0;
-  const auto begin = std::chrono::steady_clock::now();
+  Report report(options);
   Progress progress(!options.json);
   progress.stage("verifying", static_cast<int64_t>(cases.size()));
   for (size_t i = 0; i < cases.size(); ++i) {
     const VerifyCase& c = cases[i];
-    const auto case_begin = std::chrono::steady_clock::now();
-    const std::vector<CheckResult> checks = checks_of(c, options, arena);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - case_begin).count();
-    json entry = {{"case", describe(c)}, {"seconds", seconds}, {"checks", json::array()}};
-    bool passed = true;
-    for (const CheckResult& r : checks) {
-      if (tallies.find(r.name) == tallies.end()) order.push_back(r.name);
-      Tally& t = tallies[r.name];
-      (r.passed ? t.passed : t.failed) += 1;
-      t.compared += r.compared;
-      passed = passed && r.passed;
-      entry["checks"].push_back({{"name", r.name}, {"passed", r.passed}, {"detail", r.detail}, {"compared", r.compared}});
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      const std::vector<CheckResult> checks = checks_of(c, options, arena);
+      report.add(c, checks, seconds_since(begin));
+    } catch (const Error& e) {
+      const bool goes_on = e.code() == ErrorCode::system;  // no room for this case, maybe for the next
+      if (goes_on || options.json) report.add(c, e);
+      if (goes_on) continue;
+      if (options.json) report.print();
+      throw;
     }
-    entry["passed"] = passed;
-    failed_cases += passed ? 0 : 1;
-    report["cases"].push_back(std::move(entry));
-    if (!options.json) print_case(c, checks, seconds, options.verbose);
     progress.update(static_cast<int64_t>(i) + 1, label(c));
   }
   progress.finish();
-  int64_t checks = 0;
-  int64_t compared = 0;
-  for (const auto& [name, t] : tallies) {
-    checks += t.passed + t.failed;
-    compared += t.compared;
-  }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const std::string summary =
-      fmt::format("{} cases, {} checks, {} values compared, {} cases failed, {}", grouped(static_cast<int64_t>(cases.size())),
-                  grouped(checks), grouped(compared), grouped(failed_cases), duration(seconds));
-  if (options.json) {
-    report["passed"] = failed_cases == 0;
-    report["commit"] = source_commit();
-    report["date"] = bench::utc_now();
-    report["backend"] = options.backend;
-    report["ranks_are"] = options.processes ? "processes" : "threads";
-    fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
-  } else {
-    print_tally(order, tallies);
-    fmt::print("\n{}: {}\n", failed_cases == 0 ? green("PASS") : red("FAIL"), summary);
-  }
-  return failed_cases == 0 ? kExitOk : kExitCheckFailed;
+  return report.end();
 }
 
 }  // namespace switchyard::tool

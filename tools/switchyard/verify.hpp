@@ -56,10 +56,13 @@ int gpus_to_use(bool quiet);
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
 /// Device memory that each rank of the case needs besides the heap.
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Throws what is wrong with a case before anything runs: UsageError, or the library's Error.
-void check_verify_case(const VerifyCase& c, const VerifyOptions& options);
+/// Memory of the host that the case may take, all ranks together: heaps, rows and what the checks hold.
+double host_bytes(const VerifyCase& c, const VerifyOptions& options);
+/// Throws what is wrong with a case before anything runs: UsageError, also if it does not fit into `available` bytes, or the
+/// library's Error.
+void check_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t available);
 /// Runs one case on all ranks; results of the ranks merged by check. `arena`: the largest device_bytes of all cases.
-/// \throws RankError, Error, UsageError
+/// \throws RankError, Error, UsageError as run_ranks and RoutingSource do
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena = 0);
 /// \returns the exit status
 int run_verify(const VerifyOptions& options);

@@ -10,31 +10,12 @@
 #include "device_copy.hpp"
 #include "low_latency_check.hpp"
 #include "rank_device.hpp"
-#include "verify.hpp"
+#include "verify_setup.hpp"
 
 namespace switchyard::tool {
 namespace {
 
 using nlohmann::json;
-
-struct TypeChoice {
-  DType type;
-  ScaleKind scales;
-};
-
-TypeChoice type_of(const std::string& name) {
-  if (name == "f16") return {DType::f16, ScaleKind::none};
-  if (name == "f32") return {DType::f32, ScaleKind::none};
-  if (name == "fp8") return {DType::fp8_e4m3, ScaleKind::f32};
-  if (name == "fp8_ue8m0") return {DType::fp8_e4m3, ScaleKind::ue8m0};
-  return {DType::bf16, ScaleKind::none};
-}
-
-ScaleKind quantize_of(const std::string& name) {
-  return name == "f32" ? ScaleKind::f32 : name == "ue8m0" ? ScaleKind::ue8m0 : ScaleKind::none;
-}
-
-Backend backend_of(const VerifyCase& c) { return c.gpus > 0 ? Backend::cuda : Backend::cpu; }
 
 /// What one rank does. Every check is made by all ranks in the same order, whatever the outcome. On a GPU the same calls take
 /// device memory; what they deliver is copied to the host to be checked.
@@ -46,9 +27,9 @@ class RankChecks {
         group_(group),
         rank_(group.rank()),
         device_(device),
-        sent_{type_of(c.dtype).type, type_of(c.dtype).scales, quantize_of(c.quantize), 0} {
+        sent_{rows_of(c).type, rows_of(c).scales, quantize_of(c), 0} {
     out_type_ = sent_.type == DType::fp8_e4m3 ? DType::bf16 : sent_.type;
-    exchange_.emplace(group, config());
+    exchange_.emplace(group, normal_config(c, s));
   }
 
   std::vector<CheckResult> run() {
@@ -73,30 +54,7 @@ class RankChecks {
     return std::move(results_);
   }
 
-  /// Memory for outputs, in the heap or not.
-  static size_t pool_of(const NormalConfig& config, int world, Backend backend) {
-    const switchyard::MemoryRequirement need = NormalExchange::memory_required(config, world, backend);
-    return need.pool_bytes + need.private_bytes;
-  }
-
-  static NormalConfig config_for(const VerifyCase& c, const Scenario& s) {
-    NormalConfig config;
-    config.hidden = s.hidden;
-    config.num_experts = s.experts;
-    config.topk = s.topk;
-    config.layout = s.layout;
-    config.expert_alignment = s.alignment;
-    config.row_type = type_of(c.dtype).type == DType::fp8_e4m3 ? DType::bf16 : type_of(c.dtype).type;
-    config.staging = c.staging == "ring" ? Staging::ring : Staging::direct;
-    config.ring = {3, 2, std::max(4, s.topk)};  // small rings: they wrap and hold their producers back
-    for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
-    // Up to three outputs and two row buffers are alive at once.
-    if (const size_t pool = pool_of(config, s.world, backend_of(c)); pool > 0) config.pool_bytes = 4 * pool + (size_t{1} << 16);
-    return config;
-  }
-
  private:
-  NormalConfig config() const { return config_for(case_, s_); }
   DispatchOptions options(DispatchOptions o = {}) const {
     o.quantize = sent_.quantize;
     if (device_) o.stream = device_->stream();
@@ -317,57 +275,11 @@ class RankChecks {
   std::vector<CheckResult> results_;
 };
 
-/// What a case of low-latency mode runs, on the same data.
-std::vector<LowLatencyConfig> low_latency_configs(const VerifyCase& c, const Scenario& s) {
-  const ScaleKind scales = c.quantize != "none" ? quantize_of(c.quantize) : type_of(c.dtype).scales;
-  const LowLatencyConfig plain = low_latency_config(s, type_of(c.dtype).type, scales);
-  std::vector<LowLatencyConfig> all{plain, plain};
-  all[1].sending = Sending::per_route;
-  if (scales != ScaleKind::none) {
-    all[1].scale_order = ScaleOrder::column_major;
-    if (c.quantize != "none") all[1].scale_group = 32;
-  }
-  return all;
-}
-
-/// Ranks hold different numbers of tokens: all, three quarters, none, a half, all, ...
-int64_t tokens_of(int rank, int64_t tokens, bool equal) {
-  if (equal) return tokens;
-  constexpr int64_t kQuarters[] = {4, 3, 0, 2};
-  return tokens * kQuarters[rank % 4] / 4;
-}
-
-RoutingSource source_of(const VerifyCase& c, const VerifyOptions& options) {
-  RoutingGeometry geometry{options.experts, options.topk, c.ranks, c.seed};
-  const std::vector<std::string> words = RoutingSource::words();
-  const bool synthetic =
-      c.routing != "recorded" && std::find(words.begin(), words.end(), c.routing.substr(0, c.routing.find(':'))) != words.end();
-  if (synthetic && geometry.experts == 0) geometry.experts = 64;
-  return RoutingSource("--routings", c.routing, geometry);
-}
-
-Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options) {
-  const RoutingSource source = source_of(c, options);
-  Scenario s;
-  s.world = c.ranks;
-  s.experts = source.experts();
-  s.topk = source.topk();
-  s.hidden = c.hidden;
-  const bool low_latency = c.mode != "normal";
-  s.layout = low_latency || c.layout == "expert_major" ? Layout::expert_major : Layout::rank_major;
-  s.alignment = low_latency ? 1 : static_cast<int>(options.alignment);
-  s.seed = c.seed;
-  for (int r = 0; r < c.ranks; ++r) {
-    s.routing.push_back(std::move(source.batches(r, tokens_of(r, c.tokens, options.equal_tokens), 1).front()));
-  }
-  return s;
-}
-
 /// Low-latency mode: both ways of sending, both halves together and apart, scales in both orders.
 std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
-    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, {c.sms, c.sms});
+    LowLatencyRank rank(s, config, rows_of(c).type, group, device, {c.sms, c.sms});
     const std::string how = fmt::format("{}{}", config.sending == Sending::per_rank ? "per rank" : "per route",
                                         config.scale_order == ScaleOrder::column_major ? ", column-major scales" : "");
     for (const bool split : {false, true}) {
@@ -390,7 +302,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
 std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
-    LowLatencyRank rank(s, config, type_of(c.dtype).type, group, device, {c.sms, c.sms});
+    LowLatencyRank rank(s, config, rows_of(c).type, group, device, {c.sms, c.sms});
     const std::string how = config.sending == Sending::per_rank ? "per rank" : "per route";
     rank.prepare(0, LowLatencyRank::Experts::scale);
     rank.all_to_all();
@@ -417,37 +329,6 @@ json to_json(const std::vector<CheckResult>& results) {
 
 }  // namespace
 
-void check_verify_case(const VerifyCase& c, const VerifyOptions& options) {
-  Scenario s;
-  const RoutingSource source = source_of(c, options);
-  s.world = c.ranks;
-  s.experts = source.experts();
-  s.topk = source.topk();
-  s.hidden = c.hidden;
-  s.routing.resize(static_cast<size_t>(c.ranks));
-  s.routing.front().tokens = c.tokens;  // sizes only
-  if (c.mode != "normal") {
-    for (const LowLatencyConfig& config : low_latency_configs(c, s)) LowLatencyExchange::memory_required(config, c.ranks);
-    return;
-  }
-  NormalExchange::memory_required(RankChecks::config_for(c, s), c.ranks, backend_of(c));
-}
-
-size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
-  const Scenario s = scenario_of(c, options);
-  if (c.mode != "normal") {
-    size_t most = 0;
-    for (const LowLatencyConfig& config : low_latency_configs(c, s))
-      most = std::max(most, LowLatencyRank::device_bytes(s, config));
-    return most + (size_t{1} << 20);
-  }
-  NormalConfig config = RankChecks::config_for(c, s);
-  config.pool_bytes = 0;  // then the pool holds any output: so much may be given to combine from ordinary memory
-  const auto tokens = static_cast<size_t>(config.max_tokens), row = static_cast<size_t>(s.hidden) * sizeof(float);
-  const size_t inputs = tokens * (5 * row + static_cast<size_t>(s.topk) * 32);
-  return RankChecks::pool_of(config, s.world, Backend::cuda) + inputs + (size_t{1} << 20);
-}
-
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
   const Scenario s = scenario_of(c, options);
   RankJob job;
@@ -458,17 +339,11 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.timeout = std::chrono::milliseconds(options.timeout_ms);
   job.group.deferred_copies = options.deferred;
   job.group.backend = backend_of(c);
-  const bool low_latency = c.mode != "normal";
-  if (low_latency) {
-    for (const LowLatencyConfig& config : low_latency_configs(c, s))
-      job.group.heap_bytes = std::max(job.group.heap_bytes, LowLatencyExchange::heap_bytes_for(config, c.ranks));
-  } else {
-    job.group.heap_bytes = NormalExchange::heap_bytes_for(RankChecks::config_for(c, s), c.ranks, job.group.backend);
-  }
+  job.group.heap_bytes = heap_bytes(c, s);
   const std::vector<json> per_rank = run_ranks(job, [&](Group& group, RankLink&) {
     RankDevice* device = c.gpus > 0 ? &rank_device(group.rank(), c.gpus, arena) : nullptr;
     group.barrier();  // every rank has its stream and its memory before any waits for another
-    if (low_latency) {
+    if (c.mode != "normal") {
       const std::unique_ptr<RankDevice> host = make_host_device();
       RankDevice& memory = device ? *device : *host;
       return to_json(c.mode == "flat" ? flat_checks(c, s, group, memory) : low_latency_checks(c, s, group, memory));

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <optional>
 
 #include "../../bench/measure.hpp"
 #include "bench_low_latency.hpp"
@@ -17,6 +16,7 @@
 #include "gpu_probe.hpp"
 #include "low_latency_check.hpp"
 #include "numbers.hpp"
+#include "progress.hpp"
 #include "rank_device.hpp"
 #include "ranks.hpp"
 #include "switchyard/ledger.hpp"
@@ -146,7 +146,7 @@ class LedgerRank {
     options_.num_sms = sms;
   }
 
-  json run(int64_t warmup, int64_t measured) {
+  json run(int64_t warmup, int64_t measured, RankLink& link) {
     json samples = json::array(), prepares = json::array();
     for (int64_t i = 0; i < warmup + measured; ++i) {
       device_.release();
@@ -160,6 +160,7 @@ class LedgerRank {
       const double sample = us_since(begin);
       check(i == 0 ? "" : fmt::format(" (call {})", i + 1));
       group_.barrier();
+      if (rank_ == 0) link.progress(i + 1, "");
       if (i < warmup) continue;
       prepares.push_back(prepared);
       samples.push_back(sample);
@@ -300,10 +301,12 @@ Profile profile_of(const std::vector<json>& ranks, const char* name) {
   return p;
 }
 
-std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions& o, int gpus) {
+std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions& o, int gpus,
+                               const std::function<void(int64_t)>& on_progress) {
   RankJob job;
   job.world = fixture.world;
   job.processes = o.processes;
+  job.size_flags = "-M, -K or --pes";
   job.group.num_blocks = static_cast<int>(o.blocks);
   job.group.num_warps = static_cast<int>(o.warps);
   job.group.timeout = std::chrono::milliseconds(o.timeout_ms);
@@ -312,21 +315,25 @@ std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions
   const bool timed = gpus >= fixture.world;  // ranks that share a GPU would wait for each other's kernels
   if (timed) job.group.heap_bytes += kReplayClockBytes;
   const size_t arena = LedgerRank::device_bytes(fixture);
-  return run_ranks(job, [&](Group& group, RankLink&) {
+  const RankBody body = [&](Group& group, RankLink& link) {
     const std::unique_ptr<RankDevice> host = gpus > 0 ? nullptr : make_host_device();
     RankDevice& device = gpus > 0 ? rank_device(group.rank(), gpus, arena) : *host;
     group.barrier();  // every rank has its stream and its memory before any waits for another
     LedgerRank rank(fixture, group, device, static_cast<int>(o.sms));
-    json result = rank.run(o.warmup, o.measured);
+    json result = rank.run(o.warmup, o.measured, link);
     if (timed) result["kernel"] = rank.time_replayed(*make_cuda_replay_clock(group), 100);
     result.update(rank.findings());
     group.barrier();  // memory is freed only now
     return result;
+  };
+  return run_ranks(job, body, [&](int, int64_t done, const std::string&) {
+    if (on_progress) on_progress(done);
   });
 }
 
-json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, const Profile& prepare, const Profile& combine,
-               const std::optional<bench::Times>& kernel) {
+/// All but what was measured.
+json report_of(const LedgerVerifyOptions& o, const Fixture& fixture) {
+  const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
   return {{"pes", o.pes},
           {"tokens", o.tokens},
           {"hidden", o.hidden},
@@ -339,13 +346,41 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFormatBytes& bytes, con
           {"route_meta_bytes", bytes.route_meta},
           {"window_bytes", bytes.window},
           {"guard_bytes", bytes.guard},
-          {"prepare_fixture_us", {{"avg", prepare.average}, {"max", prepare.largest}}},
-          {"combine_e2e_us", {{"avg", combine.average}, {"max", combine.largest}}},
-          {"kernel_us", kernel ? json{{"median", kernel->p50 * 1e6}, {"p99", kernel->p99 * 1e6}} : json(nullptr)},
+          {"prepare_fixture_us", nullptr},
+          {"combine_e2e_us", nullptr},
+          {"kernel_us", nullptr},
           {"samples", o.measured},
           {"machine", to_json(bench::this_machine())},
           {"commit", source_commit()},
-          {"date", bench::utc_now()}};
+          {"date", bench::utc_now()},
+          {"passed", false},
+          {"problem", ""},
+          {"compared", 0},
+          {"max_diff", 0.0}};
+}
+
+/// Adds what the ranks found and measured.
+void add_results(json& report, const std::vector<json>& ranks) {
+  std::string problem;
+  double max_diff = 0;
+  int64_t compared = 0;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const auto text = ranks[r]["problem"].get<std::string>();
+    if (problem.empty() && !text.empty()) problem = fmt::format("rank {}: {}", r, text);
+    max_diff = std::max(max_diff, ranks[r]["max_diff"].get<double>());
+    compared += ranks[r]["compared"].get<int64_t>();
+  }
+  const Profile prepare = profile_of(ranks, "prepare"), combine = profile_of(ranks, "combine");
+  report["prepare_fixture_us"] = {{"avg", prepare.average}, {"max", prepare.largest}};
+  report["combine_e2e_us"] = {{"avg", combine.average}, {"max", combine.largest}};
+  if (ranks.front().contains("kernel")) {
+    const bench::Times kernel = times_of(ranks, json::json_pointer("/kernel"));
+    report["kernel_us"] = {{"median", kernel.p50 * 1e6}, {"p99", kernel.p99 * 1e6}};
+  }
+  report["passed"] = problem.empty();
+  report["problem"] = problem;
+  report["compared"] = compared;
+  report["max_diff"] = max_diff;
 }
 
 LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
@@ -368,9 +403,11 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
              o.topk, o.experts_per_pe, o.warmup, o.measured, o.measured);
   fmt::print("  bytes: workspace={} routeMeta={} window={} guard={}\n", r.at("workspace_bytes").get<size_t>(),
              r.at("route_meta_bytes").get<size_t>(), r.at("window_bytes").get<size_t>(), r.at("guard_bytes").get<size_t>());
-  fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", us("prepare_fixture_us", "avg"),
-             us("prepare_fixture_us", "max"));
-  fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", us("combine_e2e_us", "avg"), us("combine_e2e_us", "max"));
+  if (!r.at("combine_e2e_us").is_null()) {  // the ranks came to their end
+    fmt::print("  prepare_fixture: avg={:.1f} us max={:.1f} us\n", us("prepare_fixture_us", "avg"),
+               us("prepare_fixture_us", "max"));
+    fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", us("combine_e2e_us", "avg"), us("combine_e2e_us", "max"));
+  }
   if (!r.at("kernel_us").is_null())
     fmt::print("  kernel: median={:.1f} us p99={:.1f} us (replayed graph, cold L2, slowest rank)\n", us("kernel_us", "median"),
                us("kernel_us", "p99"));
@@ -382,47 +419,52 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
 
 }  // namespace
 
-json measured_ledger(const LedgerVerifyOptions& o, int gpus) {
+double host_bytes(const LedgerVerifyOptions& o, int gpus) {
+  const Fixture f(o);
+  const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes_for(f.config(), f.world));
+  // What the experts return, as it grows and once more, and its check; results and theirs.
+  const double rows = 4 * static_cast<double>(f.routes()) + 2 * static_cast<double>(f.tokens);
+  return f.world * (heap + rows * static_cast<double>(f.row_bytes()));
+}
+
+json measured_ledger(const LedgerVerifyOptions& o, int gpus, const std::function<void(int64_t)>& on_progress) {
   const Fixture fixture(o);
-  const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
-  std::vector<json> ranks;
-  std::string problem;
-  Profile prepare, combine;
-  std::optional<bench::Times> kernel;
-  double max_diff = 0;
-  int64_t compared = 0;
+  json report = report_of(o, fixture);
   try {
-    ranks = run_on_ranks(fixture, o, gpus);
+    add_results(report, run_on_ranks(fixture, o, gpus, on_progress));
   } catch (const RankError& e) {
-    problem = e.what();
+    if (!e.blames_exchange()) throw;
+    report["problem"] = e.what();
   }
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const auto text = ranks[r]["problem"].get<std::string>();
-    if (problem.empty() && !text.empty()) problem = fmt::format("rank {}: {}", r, text);
-    max_diff = std::max(max_diff, ranks[r]["max_diff"].get<double>());
-    compared += ranks[r]["compared"].get<int64_t>();
-  }
-  if (!ranks.empty()) {
-    prepare = profile_of(ranks, "prepare");
-    combine = profile_of(ranks, "combine");
-    if (ranks.front().contains("kernel")) kernel = times_of(ranks, json::json_pointer("/kernel"));
-  }
-  json report = report_of(o, bytes, prepare, combine, kernel);
-  report["passed"] = problem.empty();
-  report["problem"] = problem;
-  report["compared"] = compared;
-  report["max_diff"] = max_diff;
   return report;
 }
 
 int run_verify_ledger(const LedgerVerifyOptions& asked) {
   const LedgerVerifyOptions o = resolved(asked);
   const int gpus = o.backend == "cuda" ? gpus_to_use(o.json) : 0;
+  require_memory(fmt::format("-M {} -K {} --topk {} --pes {}", o.tokens, o.hidden, o.topk, o.pes), host_bytes(o, gpus),
+                 bench::this_machine().memory_available);
   const std::string gpu_names = gpus > 0 && o.json ? probe_gpus().names() : "";  // while this process has one thread
-  json report = measured_ledger(o, gpus);
-  report["gpus"] = gpu_names;
-  if (o.json)
+  const auto print_json = [&](json report) {
+    report["gpus"] = gpu_names;
     fmt::print("{}\n", report.dump(2, ' ', false, json::error_handler_t::replace));
+  };
+  json report;
+  try {
+    Progress progress(o.json);
+    progress.stage("ledger combine", o.warmup + o.measured);
+    report = measured_ledger(o, gpus, [&](int64_t done) { progress.update(done); });
+    progress.finish();
+  } catch (const Error& e) {
+    if (o.json) {
+      report = report_of(o, Fixture(o));
+      report["problem"] = e.what();
+      print_json(report);
+    }
+    throw;
+  }
+  if (o.json)
+    print_json(report);
   else
     print_report(o, report);
   return report.at("passed").get<bool>() ? kExitOk : kExitCheckFailed;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -28,8 +29,12 @@ struct LedgerVerifyOptions {
   bool json = false;
 };
 
-/// Runs the check on `gpus` GPUs (0: the CPU). Returns what --json prints.
-nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus);
+/// Memory of the host that the check takes, all ranks together: heaps, rows and what they are compared with.
+double host_bytes(const LedgerVerifyOptions& options, int gpus);
+/// Runs the check on `gpus` GPUs (0: the CPU). Returns what --json prints. `on_progress` gets the number of finished calls.
+/// \throws Error if it could not run
+nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus,
+                               const std::function<void(int64_t)>& on_progress = {});
 /// \returns the exit status
 int run_verify_ledger(const LedgerVerifyOptions& options);
 
