@@ -100,7 +100,7 @@ class Files(unittest.TestCase):
 
     def test_missing_recording(self):
         code, _, err = run("demo", "--routing", "/nonexistent.safetensors")
-        self.assertEqual(code, 3)
+        self.assertEqual(code, 2)
         self.assertIn("/nonexistent.safetensors", err)
         self.assertIn("No such file", err)
 

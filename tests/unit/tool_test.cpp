@@ -308,7 +308,40 @@ TEST(CommandLine, RoutingSources) {
   for (const char* bad : {"", "unifrm", "uniform:3", "zipf:x", "zipf:", "all_to_one:99", "drops:2"}) {
     EXPECT_THROW(RoutingSource("--routing", bad, {64, 4, 2, 1}), UsageError) << bad;
   }
-  EXPECT_THROW(RoutingSource("--routing", "/nonexistent.safetensors", {}), Error);
+}
+
+std::string refusal(const std::string& spec) {
+  try {
+    const RoutingSource source("--routing", spec, {64, 4, 2, 1});
+    return "taken as " + source.description();
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+}
+
+TEST(CommandLine, RoutingSourcesThatAreRefusedAreQuoted) {
+  for (const char* word : {"all_to_one", "one_expert", "group_limited"})
+    for (const char* bad : {"1.5", "1e30", "-1", "99999999999"})
+      EXPECT_NE(refusal(std::string(word) + ":" + bad).find("'" + std::string(bad) + "' given; allowed: an integer from 0"),
+                std::string::npos)
+          << refusal(std::string(word) + ":" + bad);
+  EXPECT_EQ(refusal("/nonexistent/a.npy"), "--routing: cannot read '/nonexistent/a.npy': No such file or directory");
+  EXPECT_EQ(refusal("recorded:x"), "--routing: 'recorded:x' given; allowed: 'recorded' or 'recorded:layer=N'");
+}
+
+TEST(CommandLine, RoutingFilesWinOverWords) {
+  const auto folder = std::filesystem::temp_directory_path() / ("sy_routing_" + std::to_string(getpid()));
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directories(folder / "zipf:dir");
+  std::filesystem::current_path(folder);
+  const Routing routing{64, 4, 2, {0, 1, 2, 3, 4, 5, 6, 7}, {}};
+  write_safetensors("zipf:dir/a.safetensors", std::vector<RecordedRouting>{{3, 0, routing}, {3, 1, routing}});
+  for (const char* spec : {"zipf:dir/a.safetensors", "zipf:dir/a.safetensors:layer=3", "./zipf:dir/a.safetensors"})
+    EXPECT_EQ(refusal(spec), "taken as recorded on 2 ranks (a.safetensors, layer 3)");
+  EXPECT_EQ(refusal("zipf:dir/a.safetensors:layer=4"), "--routing: layer 4 given; zipf:dir/a.safetensors has layers: 3");
+  EXPECT_EQ(refusal("other:dir/a.npy"), "--routing: cannot read 'other:dir/a.npy': No such file or directory");
+  std::filesystem::current_path(before);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(CommandLine, ProgressFitsTheTerminal) {

@@ -2,9 +2,12 @@
 #include "routing_source.hpp"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 
@@ -20,17 +23,18 @@ struct Word {
   const char* name;
   const char* number;
   const char* meaning;
+  bool whole = false;  ///< an integer of at least 0
 };
 constexpr Word kWords[] = {
-    {"recorded", "", "the recording that comes with the project: a trained 256-expert, top-8 gate on real text"},
+    {"recorded", "layer=N", "the recording that comes with the project: a trained 256-expert, top-8 gate on real text"},
     {"uniform", "", "all experts equally likely"},
     {"zipf", "exponent", "skewed: the i-th most popular expert has likelihood i^-exponent (1.2)"},
-    {"group_limited", "groups", "4 of 8 groups of experts (or as many as given), uniformly inside them"},
+    {"group_limited", "groups", "4 of 8 groups of experts (or as many as given), uniformly inside them", true},
     {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalised weights"},
     {"softmax", "", "softmax over the logits, top-k (Mixtral, Qwen)"},
     {"round_robin", "", "exactly balanced"},
-    {"all_to_one", "rank", "everything to the experts of one rank (0)"},
-    {"one_expert", "expert", "everything to one expert (0); other routes are dropped"},
+    {"all_to_one", "rank", "everything to the experts of one rank (0)", true},
+    {"one_expert", "expert", "everything to one expert (0); other routes are dropped", true},
     {"drops", "fraction", "uniform, with a fraction of the routes dropped (0.3)"},
     {"duplicates", "", "uniform, but an expert may come twice in a token"},
 };
@@ -49,10 +53,34 @@ std::optional<double> to_number(const std::string& text) {
   return value;
 }
 
-bool looks_like_path(const std::string& text) {
+bool exists(const std::string& path) {
   std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+bool looks_like_path(const std::string& text) {
   return text.find('/') != std::string::npos || text.find(".safetensors") != std::string::npos ||
-         text.find(".npy") != std::string::npos || std::filesystem::exists(text, ignored);
+         text.find(".npy") != std::string::npos || exists(text);
+}
+
+/// The number behind a word, if there is one. \throws UsageError
+std::optional<double> number_of(const std::string& flag, const std::string& spec, const Word& word) {
+  const size_t colon = spec.find(':');
+  if (colon == std::string::npos) return std::nullopt;
+  const std::string text = spec.substr(colon + 1);
+  if (word.whole) return static_cast<double>(parse_integer(flag + " " + word.name, text, 0, std::numeric_limits<int>::max()));
+  const std::optional<double> number = to_number(text);
+  if (number && *word.number != 0) return number;
+  const std::string alone = "'" + std::string(word.name) + "'";
+  throw UsageError(fmt::format(
+      "{}: '{}' given; allowed: {}", flag, spec,
+      *word.number == 0 ? alone + ", without a number" : fmt::format("{} or '{}:<{}>'", alone, word.name, word.number)));
+}
+
+/// The layer of "layer=3"; none if `text` is something else. \throws UsageError
+std::optional<int> layer_of(const std::string& flag, const std::string& text) {
+  if (text.rfind("layer=", 0) != 0) return std::nullopt;
+  return static_cast<int>(parse_integer(flag + " layer", text.substr(6), 0, 1 << 20));
 }
 
 Routing slice(const Routing& all, int64_t first, int64_t tokens) {
@@ -95,44 +123,38 @@ std::string RoutingSource::help() {
 RoutingSource::RoutingSource(const std::string& flag, const std::string& spec, const RoutingGeometry& geometry)
     : spec_(spec), world_(geometry.world), seed_(geometry.seed) {
   const size_t colon = spec.rfind(':');
-  const std::string head = spec.substr(0, colon);
-  const std::string tail = colon == std::string::npos ? "" : spec.substr(colon + 1);
-  std::string word = head;
-  std::replace(word.begin(), word.end(), '-', '_');
-  if (word == "recorded") {
-    const std::string path = find_data_file(kDefaultRecording);
-    if (path.empty()) {
-      throw UsageError(
-          fmt::format("{}: the recording that comes with the project was not found; looked at {}. Give a FILE, or set "
-                      "SWITCHYARD_DATA_DIR to the project's data folder, or use --routing zipf",
-                      flag, data_search_path(kDefaultRecording)));
-    }
-    use_file(flag, path, std::nullopt, geometry);
-    return;
-  }
-  if (find_word(word) != nullptr) {
-    const std::optional<double> number = to_number(tail);
-    if (colon != std::string::npos && (!number || *find_word(word)->number == 0)) {
-      const std::string meaning = find_word(word)->number;
-      throw UsageError(fmt::format(
-          "{}: '{}' given; allowed: {}", flag, spec,
-          meaning.empty() ? "'" + word + "', without a number" : "'" + word + "' or '" + word + ":<" + meaning + ">'"));
-    }
-    use_word(flag, word, number, geometry);
-    return;
-  }
-  if (!looks_like_path(head)) {
+  const std::optional<int> layer = colon == std::string::npos ? std::nullopt : layer_of(flag, spec.substr(colon + 1));
+  const std::string path = layer ? spec.substr(0, colon) : spec;
+  std::string name = path.substr(0, path.find(':'));
+  std::replace(name.begin(), name.end(), '-', '_');
+  const Word* word = name.size() == path.size() || !exists(path) ? find_word(name) : nullptr;
+  if (word != nullptr && name == "recorded") {
+    if (name.size() != path.size())
+      throw UsageError(fmt::format("{}: '{}' given; allowed: 'recorded' or 'recorded:layer=N'", flag, spec));
+    use_default(flag, layer, geometry);
+  } else if (word != nullptr) {
+    use_word(flag, name, number_of(flag, spec, *word), geometry);
+  } else if (looks_like_path(path)) {
+    use_file(flag, path, layer, geometry);
+  } else {
     throw UsageError(fmt::format("{}: '{}' given; allowed: {}, or the path of a recording.{}", flag, spec,
-                                 joined(words(), ", "), did_you_mean(head, words())));
+                                 joined(words(), ", "), did_you_mean(name, words())));
   }
-  std::optional<int> layer;
-  if (tail.rfind("layer=", 0) == 0) layer = static_cast<int>(parse_integer(flag + " layer", tail.substr(6), 0, 1 << 20));
-  use_file(flag, layer ? head : spec, layer, geometry);
+}
+
+void RoutingSource::use_default(const std::string& flag, std::optional<int> layer, const RoutingGeometry& g) {
+  const std::string path = find_data_file(kDefaultRecording);
+  if (path.empty())
+    throw UsageError(
+        fmt::format("{}: the recording that comes with the project was not found; looked at {}. Give a FILE, or set "
+                    "SWITCHYARD_DATA_DIR to the project's data folder, or use --routing zipf",
+                    flag, data_search_path(kDefaultRecording)));
+  use_file(flag, path, layer, g);
 }
 
 void RoutingSource::use_word(const std::string& flag, const std::string& word, const std::optional<double>& number,
                              const RoutingGeometry& g) {
-  experts_ = g.experts > 0 ? static_cast<int>(g.experts) : 256;
+  experts_ = static_cast<int>(g.experts > 0 ? g.experts : g.usual_experts);
   topk_ = g.topk > 0 ? static_cast<int>(g.topk) : 8;
   generator_.num_experts = experts_;
   generator_.topk = topk_;
@@ -179,6 +201,8 @@ void RoutingSource::use_word(const std::string& flag, const std::string& word, c
 void RoutingSource::use_file(const std::string& flag, const std::string& path, std::optional<int> layer,
                              const RoutingGeometry& g) {
   kind_ = Kind::recording;
+  if (access(path.c_str(), R_OK) != 0)
+    throw UsageError(fmt::format("{}: cannot read '{}': {}", flag, path, std::strerror(errno)));
   file_ = std::make_shared<RoutingFile>(RoutingFile::open(path));
   const std::vector<int> layers = file_->layers();
   layer_ = layer.value_or(layers.front());

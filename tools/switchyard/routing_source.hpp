@@ -15,19 +15,21 @@ namespace switchyard::tool {
 /// The recording that comes with the project, below the data folder.
 inline constexpr const char* kDefaultRecording = "routing/moe_lm_e256_k8_layer3.safetensors";
 
-/// Geometry wanted on the command line; 0: the source's own, or DeepSeek-V3's 256 and 8.
+/// Geometry wanted on the command line; 0: the recording's own, or the usual numbers.
 struct RoutingGeometry {
   int64_t experts = 0;
   int64_t topk = 0;
   int world = 1;
   uint64_t seed = 1;
+  int64_t usual_experts = 256;  ///< as DeepSeek-V3, like 8 experts per token
 };
 
 /// A source of routing for all ranks of a group. Immutable after construction; const calls from any thread.
 class RoutingSource {
  public:
-  /// `spec` is one of the words of routing_words(), with an optional ":number", or the path of a recording, with an optional
-  /// ":layer=N". \throws UsageError naming `flag`; switchyard::Error(io) for a file that cannot be read.
+  /// `spec` is one of words(), with an optional ":number", or the path of a recording, with an optional ":layer=N", which also
+  /// the word `recorded` takes. A file of that whole name wins over a word with something behind it. \throws UsageError naming
+  /// `flag`, also for a file that is not there; switchyard::Error(io) for one that is no recording.
   RoutingSource(const std::string& flag, const std::string& spec, const RoutingGeometry& geometry);
 
   int experts() const { return experts_; }
@@ -54,6 +56,7 @@ class RoutingSource {
   enum class Kind { generator, recording, deepseek, softmax };
   void use_word(const std::string& flag, const std::string& word, const std::optional<double>& number,
                 const RoutingGeometry& g);
+  void use_default(const std::string& flag, std::optional<int> layer, const RoutingGeometry& g);
   void use_file(const std::string& flag, const std::string& path, std::optional<int> layer, const RoutingGeometry& g);
 
   Kind kind_ = Kind::generator;

@@ -18,12 +18,7 @@ int64_t tokens_of(int rank, int64_t tokens, bool equal) {
 }
 
 RoutingSource source_of(const VerifyCase& c, const VerifyOptions& options) {
-  RoutingGeometry geometry{options.experts, options.topk, c.ranks, c.seed};
-  const std::vector<std::string> words = RoutingSource::words();
-  const std::string word = c.routing.substr(0, c.routing.find(':'));
-  const bool synthetic = word != "recorded" && std::find(words.begin(), words.end(), word) != words.end();
-  if (synthetic && geometry.experts == 0) geometry.experts = 64;
-  return RoutingSource("--routings", c.routing, geometry);
+  return RoutingSource("--routings", c.routing, {options.experts, options.topk, c.ranks, c.seed, 64});
 }
 
 /// A scenario but for its routes: the fullest rank has its number of tokens, the others none.
