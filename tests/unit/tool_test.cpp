@@ -265,6 +265,26 @@ TEST(CommandLine, Integers) {
   }
   for (const char* bad : {"", ",", "1,", "6-4", "1-", "-", "1-x"})
     EXPECT_THROW(parse_integers("--x", bad, 0, 10), UsageError) << bad;
+  for (const std::string bad : {"1-", "1,,2", ",1", "2,", ""}) {  // nothing to quote but the whole
+    try {
+      parse_integers("--x", bad, 0, 10);
+    } catch (const UsageError& e) {
+      EXPECT_EQ(std::string(e.what()).rfind("--x: '" + bad + "' given; allowed: values and ranges", 0), 0u) << e.what();
+    }
+  }
+}
+
+TEST(CommandLine, ErrorsOfTheLibraryNameFlags) {
+  const std::vector<std::string> verify = {"--tokens", "--hidden", "--ranks", "--topk"}, ledger = {"-M", "-K", "--pes"};
+  EXPECT_EQ(in_flags("LowLatencyConfig::max_tokens = 70000: must be in [1, 65535]", verify),
+            "--tokens = 70000: must be in [1, 65535]");
+  EXPECT_EQ(in_flags("LedgerConfig::max_tokens = -1: must be", ledger), "-M = -1: must be");
+  EXPECT_EQ(in_flags("max_tokens * topk * world (received rows) = 9: must", verify),
+            "--tokens * --topk * --ranks (received rows) = 9: must");
+  EXPECT_EQ(in_flags("num_blocks x num_warps: 64 x 256 given", {"--blocks", "--warps"}), "--blocks x --warps: 64 x 256 given");
+  EXPECT_EQ(in_flags("rank 3: NormalConfig::hidden = 3: must be", verify), "rank 3: --hidden = 3: must be");
+  for (const char* same : {"RingSettings::slots = 1: must", "/hidden/a.npy: cannot open", "hiddens", "", "--tokens: '0' given"})
+    EXPECT_EQ(in_flags(same, verify), same);
 }
 
 TEST(CommandLine, MemoryIsAskedForBeforeItIsTaken) {

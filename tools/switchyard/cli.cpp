@@ -5,7 +5,9 @@
 #include <cctype>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 #include <limits>
+#include <regex>
 
 #include "../../bench/result_file.hpp"
 #include "style.hpp"
@@ -57,6 +59,30 @@ std::string joined_integers(const std::vector<int64_t>& values) {
   for (const int64_t v : values) out += (out.empty() ? "" : ",") + std::to_string(v);
   return out;
 }
+
+/// What sets a member of the library's configs and options; -M, -K, --pes and --experts-per-pe are those of `verify ledger`.
+struct FlagOfMember {
+  const char* member;
+  const char* flag;
+};
+constexpr FlagOfMember kFlagOfMember[] = {
+    {"max_tokens", "--tokens"},
+    {"max_tokens", "-M"},
+    {"hidden", "--hidden"},
+    {"hidden", "-K"},
+    {"world", "--ranks"},
+    {"world", "--pes"},
+    {"num_experts", "--experts"},
+    {"num_experts", "--experts-per-pe"},
+    {"topk", "--topk"},
+    {"pieces", "--pieces"},
+    {"expert_alignment", "--alignment"},
+    {"num_channels", "--channels"},
+    {"slots", "--slots"},
+    {"send_chunk", "--send-chunk"},
+    {"num_blocks", "--blocks"},
+    {"num_warps", "--warps"},
+};
 
 }  // namespace
 
@@ -123,6 +149,23 @@ std::string did_you_mean(const std::string& text, const std::vector<std::string>
   return best.empty() ? "" : " Did you mean '" + best + "'?";
 }
 
+std::string in_flags(const std::string& text, const std::vector<std::string>& flags) {
+  static const std::regex head("^(rank \\d+: )?(?:\\w+::)?\\w+(?: [*x] (?:\\w+::)?\\w+)*"), member("(?:\\w+::)?(\\w+)");
+  std::smatch all;
+  if (!std::regex_search(text, all, head)) return text;
+  const std::string begin = all[0];
+  std::string out = all[1];
+  std::string rest = begin.substr(out.size());
+  for (std::smatch one; std::regex_search(rest, one, member); rest = one.suffix()) {
+    out += one.prefix();
+    const auto known = std::find_if(std::begin(kFlagOfMember), std::end(kFlagOfMember), [&](const FlagOfMember& f) {
+      return one[1] == f.member && std::find(flags.begin(), flags.end(), f.flag) != flags.end();
+    });
+    out += known == std::end(kFlagOfMember) ? one.str() : known->flag;
+  }
+  return out + rest + all.suffix().str();
+}
+
 int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also) {
   int64_t value = 0;
   const char* end = text.data() + text.size();
@@ -142,15 +185,13 @@ std::vector<int64_t> parse_integers(const std::string& flag, const std::string& 
   };
   for (const std::string& part : split(text, ',')) {
     const size_t dash = part.find('-', 1);
-    if (dash == std::string::npos) {
-      add(parse_integer(flag, part, min, max));
-      continue;
-    }
-    const int64_t first = parse_integer(flag, part.substr(0, dash), min, max);
-    const int64_t last = parse_integer(flag, part.substr(dash + 1), min, max);
-    if (last < first || last - first > 1000) {
+    const std::string begin = part.substr(0, dash), end = dash == std::string::npos ? begin : part.substr(dash + 1);
+    if (begin.empty() || end.empty())
+      throw UsageError(flag + ": '" + text + "' given; allowed: values and ranges first-last, separated by commas, each " +
+                       range_text(min, max));
+    const int64_t first = parse_integer(flag, begin, min, max), last = parse_integer(flag, end, min, max);
+    if (last < first || last - first > 1000)
       throw UsageError(flag + ": range '" + part + "' given; allowed: first-last with first <= last, at most 1000 values");
-    }
     for (int64_t v = first; v <= last; ++v) add(v);
   }
   return values;

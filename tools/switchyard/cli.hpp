@@ -24,6 +24,10 @@ std::string closest(const std::string& text, const std::vector<std::string>& can
 /// " Did you mean '--ranks'?" or "".
 std::string did_you_mean(const std::string& text, const std::vector<std::string>& candidates);
 
+/// An error text of the library that begins with members of its structures, or a product of them, with the `flags` that set
+/// them instead: "LowLatencyConfig::max_tokens = 70000: ..." becomes "--tokens = 70000: ...". Other texts stay.
+std::string in_flags(const std::string& text, const std::vector<std::string>& flags);
+
 /// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. `also` is added to the allowed values in the error. \throws
 /// UsageError
 int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also = "");

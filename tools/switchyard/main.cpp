@@ -4,7 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -48,33 +50,62 @@ Chosen chosen_verb(const CLI::App& app) {
   return chosen;
 }
 
+std::vector<std::string> verbs_of(const CLI::App& app) {
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) verbs.push_back(verb->get_name());
+  return verbs;
+}
+
+/// "Could not convert: --json = out.json": the option is a switch.
+std::string explain_switch(const CLI::App& app, const std::string& what) {
+  const std::string given = what.substr(what.find(':') + 2);
+  const std::string flag = given.substr(0, given.find(' '));
+  const CLI::Option* option = app.get_option_no_throw(flag);
+  std::string meaning = option == nullptr ? "" : " (" + option->get_description() + ")";
+  std::replace(meaning.begin(), meaning.end(), '\n', ' ');
+  return fmt::format("{}: '{}' given, but it is a switch that takes no value{}", flag, given.substr(given.find('=') + 2),
+                     meaning);
+}
+
 /// Texts for what the parser only calls extra or missing.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const Chosen chosen = chosen_verb(app);
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    const std::string what = error.what();
+  std::string what = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
     return fmt::format("{}: no value given, or several where one is allowed", what.substr(0, what.find(':')));
-  }
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr) return error.what();
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) return explain_switch(*chosen.app, what);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr) return what;
   std::vector<std::string> rest = app.remaining(true);
-  if (rest.empty()) return error.what();
+  if (rest.empty()) return what;
   const std::string first = rest.front().substr(0, rest.front().find('='));
   if (first.rfind('-', 0) == 0) {
     return fmt::format("{}: no such option{}.{}", first, chosen.name.empty() ? "" : " of '" + chosen.name + "'",
                        did_you_mean(first, flags_of(*chosen.app)));
   }
-  std::vector<std::string> verbs;
-  for (const CLI::App* verb : chosen.app->get_subcommands([](const CLI::App*) { return true; }))
-    verbs.push_back(verb->get_name());
+  const std::vector<std::string> all = verbs_of(app), verbs = verbs_of(*chosen.app);
+  if (!chosen.name.empty() && std::find(all.begin(), all.end(), first) != all.end())
+    return fmt::format("'{}': given after '{}'; one verb at a time", first, chosen.name);
   if (!chosen.name.empty())
     return fmt::format("'{}': '{}' takes no such argument; options begin with -.{}", first, chosen.name,
                        did_you_mean(first, verbs));
   return fmt::format("'{}': no such verb; allowed: {}.{}", first, joined(verbs, ", "), did_you_mean(first, verbs));
 }
 
+/// `verify --json ledger`: the option belongs to `verify`, which does not run. \throws UsageError
+void refuse_options_before_a_verb(const CLI::App& app) {
+  for (const CLI::App* verb = &app; !verb->get_subcommands().empty(); verb = verb->get_subcommands().front()) {
+    const std::string next = verb->get_subcommands().front()->get_name();
+    for (const CLI::Option* option : verb->get_options())
+      if (option->count() > 0)
+        throw UsageError(
+            fmt::format("{}: given before '{}', which has options of its own: they stand behind it", option->get_name(), next));
+  }
+}
+
 int usage_error(const CLI::App& app, const std::string& text) {
   const Chosen chosen = chosen_verb(app);
-  fmt::print(stderr, "switchyard: {}\nTry: switchyard{} --help\n", text, chosen.name.empty() ? "" : " " + chosen.name);
+  fmt::print(stderr, "switchyard: {}\nTry: switchyard{} --help\n", in_flags(text, flags_of(*chosen.app)),
+             chosen.name.empty() ? "" : " " + chosen.name);
   return kExitUsage;
 }
 
@@ -86,6 +117,7 @@ int run(int argc, char** argv) {
   app.set_help_flag("-h,--help", "Show this text and leave");
   app.set_version_flag("--version", build_description(), "Show version, commit and build, and leave");
   app.fallthrough(false);
+  app.require_subcommand(0, 1);
   app.footer(
       "\nStart with:   switchyard doctor     then   switchyard demo\n"
       "Each verb has its own --help, with examples.\n"
@@ -111,6 +143,7 @@ int run(int argc, char** argv) {
       fmt::print("{}", app.help());
       return argc > 1 ? kExitUsage : kExitOk;
     }
+    refuse_options_before_a_verb(app);
     for (const Verb& verb : verbs) {
       if (verb.app->parsed()) return verb.run();
     }
@@ -129,7 +162,7 @@ int run(int argc, char** argv) {
     return usage_error(app, e.what());
   } catch (const Error& e) {
     if (e.code() == ErrorCode::invalid_argument) return usage_error(app, e.what());
-    fmt::print(stderr, "switchyard: {} ({})\n", e.what(), to_string(e.code()));
+    fmt::print(stderr, "switchyard: {} ({})\n", in_flags(e.what(), flags_of(*chosen_verb(app).app)), to_string(e.code()));
     return kExitRuntime;
   } catch (const std::exception& e) {
     fmt::print(stderr, "switchyard: {}\n", e.what());
@@ -143,6 +176,13 @@ static bool is_verb(const std::string& word) {
   return word == "demo" || word == "verify" || word == "bench" || word == "trace" || word == "tune" || word == "doctor";
 }
 
+/// What was printed has been written; otherwise, on a full disk, nobody has read it. \returns the exit status
+static int with_output_written(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  std::fprintf(stderr, "switchyard: standard output cannot be written: %s\n", std::strerror(errno));
+  return kExitRuntime;
+}
+
 }  // namespace switchyard::tool
 
 /// `help` and `help VERB` are what people type first.
@@ -154,7 +194,7 @@ int main(int argc, char** argv) try {
   }
   std::vector<char*> pointers;
   for (std::string& arg : args) pointers.push_back(arg.data());
-  return switchyard::tool::run(static_cast<int>(pointers.size()), pointers.data());
+  return switchyard::tool::with_output_written(switchyard::tool::run(static_cast<int>(pointers.size()), pointers.data()));
 } catch (const std::exception& e) {  // no memory even for the arguments
   std::fprintf(stderr, "switchyard: %s\n", e.what());
   return switchyard::tool::kExitRuntime;
