@@ -55,6 +55,13 @@ struct GroupOptions {
   bool deferred_copies = false;  ///< testing: perform a copy only when it is settled (backend cpu_deferred)
 };
 
+/// As whom a process joins a group, and where its ranks meet ("" for a world of one).
+struct Membership {
+  int rank = 0;
+  int world = 1;
+  std::string store;
+};
+
 /// Time this rank spent waiting for flags of one peer since the group was formed.
 struct WaitStatistics {
   double total_ms = 0;  ///< the longest-waiting worker's total, not the sum over workers
@@ -76,6 +83,10 @@ class Group {
   /// torchrun, Open MPI or Slurm (docs/quickstart.md lists them). Blocks until all ranks have come.
   /// \throws RendezvousError naming the missing ranks; Error(invalid_argument) if no known variables are set.
   static Group from_environment(const GroupOptions& options = {});
+
+  /// What from_environment would join, without joining it. Local. \throws as from_environment where variables are missing or
+  /// malformed.
+  static Membership find_in_environment();
 
   /// This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" (abstract) or "tcp://host:port".
   /// Rank 0 serves the store. `token` (any text, the same on all ranks) keeps strangers out.

@@ -202,6 +202,10 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
 
 namespace {
 
+JoinSpec spec_of_environment() {
+  return join_spec_from_environment([](const char* name) -> const char* { return std::getenv(name); });
+}
+
 Group join(const JoinSpec& spec, const GroupOptions& options) {
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
@@ -216,8 +220,11 @@ Group join(const JoinSpec& spec, const GroupOptions& options) {
 
 }  // namespace
 
-Group Group::from_environment(const GroupOptions& options) {
-  return join(join_spec_from_environment([](const char* name) -> const char* { return std::getenv(name); }), options);
+Group Group::from_environment(const GroupOptions& options) { return join(spec_of_environment(), options); }
+
+Membership Group::find_in_environment() {
+  const JoinSpec spec = spec_of_environment();
+  return {spec.rank, spec.world, spec.store};
 }
 
 Group Group::connect(int rank, int world, const std::string& store, const std::string& token, const GroupOptions& options) {

@@ -126,6 +126,61 @@ TEST(Doctor, HeapFollowsDriverAndChoice) {
   EXPECT_EQ(judge_cuda(gpu_findings(p, ""), true).value, "not usable as it is");
 }
 
+TEST(Doctor, AnUnknownKindOfHeapIsWrongWithoutGpusToo) {
+  for (const size_t gpus : {size_t{0}, size_t{2}}) {
+    GpuProbe p = hoppers(gpus);
+    p.driver = gpus > 0;
+    const auto found = gpu_findings(p, "foo");
+    EXPECT_EQ(named(found, "symmetric heap").verdict, Verdict::no);
+    EXPECT_EQ(named(found, "symmetric heap").value, "SWITCHYARD_CUDA_HEAP=foo");
+  }
+}
+
+/// What doctor says of the rank that these variables make of a process.
+Finding rank_with(const std::vector<std::pair<const char*, const char*>>& variables) {
+  for (const auto& [name, value] : variables) setenv(name, value, 1);
+  const Finding f = named(check_environment(), "rank of a group");
+  for (const auto& [name, value] : variables) unsetenv(name);
+  return f;
+}
+
+TEST(Doctor, JudgesLauncherVariables) {
+  EXPECT_EQ(rank_with({}).verdict, Verdict::note);
+  const Finding good = rank_with({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "here"}, {"MASTER_PORT", "29500"}});
+  EXPECT_EQ(good.verdict, Verdict::ok);
+  EXPECT_EQ(good.value.rfind("rank 1 of 2, meeting at unix:@switchyard-", 0), 0u) << good.value;
+  const Finding own = rank_with({{"SWITCHYARD_RANK", "0"}, {"SWITCHYARD_WORLD_SIZE", "1"}});
+  EXPECT_EQ(own.verdict, Verdict::ok);
+  EXPECT_EQ(own.value, "rank 0 of 1");
+  const std::pair<std::vector<std::pair<const char*, const char*>>, const char*> bad[] = {
+      {{{"RANK", "1"}}, "RANK = \"1\", WORLD_SIZE not set"},
+      {{{"OMPI_COMM_WORLD_RANK", "2"}}, "OMPI_COMM_WORLD_SIZE not set"},
+      {{{"SWITCHYARD_RANK", "3"}}, "SWITCHYARD_WORLD_SIZE is not: set both"},
+      {{{"RANK", "x"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "5"}}, "RANK = \"x\": must be an integer"},
+  };
+  for (const auto& [variables, why] : bad) {
+    const Finding f = rank_with(variables);
+    EXPECT_EQ(f.verdict, Verdict::limited) << why;
+    EXPECT_NE(f.reason.find(why), std::string::npos) << f.reason;
+    EXPECT_FALSE(f.action.empty());
+  }
+}
+
+TEST(Doctor, UnknownVariablesOfItsOwnAreProbablySlips) {
+  const auto of = [](const char* name) {
+    setenv(name, "x", 1);
+    const Finding f = named(check_environment(), name);
+    unsetenv(name);
+    return f;
+  };
+  EXPECT_EQ(of("SWITCHYARD_TUNNING").verdict, Verdict::limited);
+  EXPECT_EQ(of("SWITCHYARD_TUNNING").action, "did you mean SWITCHYARD_TUNING?");
+  EXPECT_EQ(of("SWITCHYARD_QQQ").verdict, Verdict::limited);
+  EXPECT_NE(of("SWITCHYARD_QQQ").action.find("SWITCHYARD_JOB_TOKEN"), std::string::npos);
+  for (const char* known : {"SWITCHYARD_STORE", "SWITCHYARD_DATA_DIR", "SWITCHYARD_WERROR", "SWITCHYARD_TEST_DEADLINE_S"})
+    EXPECT_EQ(of(known).verdict, Verdict::note) << known;
+}
+
 TEST(Doctor, WithoutGpusItSaysWhyAndWhatToDo) {
   GpuProbe none;
   none.problem = "libcuda.so.1 was not found";

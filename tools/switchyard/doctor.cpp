@@ -20,8 +20,6 @@
 #include "switchyard/status.hpp"
 #include "switchyard/tuning.hpp"
 
-extern char** environ;
-
 namespace switchyard::tool {
 namespace {
 
@@ -149,31 +147,6 @@ std::vector<Finding> check_tuning() {
   for (const Gpu& gpu : probe_gpus().gpus)
     if (std::find(devices.begin(), devices.end(), gpu.name) == devices.end()) devices.push_back(gpu.name);
   return {tuning_finding(devices)};
-}
-
-std::vector<Finding> check_environment() {
-  const std::vector<std::string> prefixes = {"SWITCHYARD_",   "OMPI_COMM_WORLD_", "OMP_",         "DNNL_", "ONEDNN_",
-                                             "CUDA_VISIBLE_", "SLURM_PROCID",     "SLURM_NTASKS", "NCCL_"};
-  const std::vector<std::string> torchrun = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                             "MASTER_ADDR", "MASTER_PORT"};
-  std::vector<Finding> out;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    const std::string name = text.substr(0, text.find('='));
-    const bool known =
-        std::find(torchrun.begin(), torchrun.end(), name) != torchrun.end() ||
-        std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& p) { return name.rfind(p, 0) == 0; });
-    if (!known) continue;
-    const bool secret = name.find("TOKEN") != std::string::npos;
-    out.push_back({"Environment", name, Verdict::note, secret ? "(set, not shown)" : text.substr(name.size() + 1), "", ""});
-  }
-  std::sort(out.begin(), out.end(), [](const Finding& a, const Finding& b) { return a.name < b.name; });
-  if (out.empty()) {
-    out.push_back({"Environment", "launcher variables", Verdict::note,
-                   "none of SWITCHYARD_*, torchrun, Open MPI or Slurm is set",
-                   "Group::from_environment would refuse; demo, verify and bench start their ranks themselves", ""});
-  }
-  return out;
 }
 
 std::vector<Finding> judge_backends(const std::vector<Finding>& found) {

@@ -34,6 +34,7 @@ Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
 Finding tuning_finding(const std::vector<std::string>& devices);
 std::vector<Finding> check_tuning();
 std::vector<Finding> check_libraries();
+/// The variables of this process: the rank that they make it, and each of them.
 std::vector<Finding> check_environment();
 /// The backends, judged from the findings of the others.
 std::vector<Finding> judge_backends(const std::vector<Finding>& found);

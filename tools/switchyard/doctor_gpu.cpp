@@ -109,14 +109,6 @@ Finding heap_finding(const GpuProbe& p, const std::string& choice) {
   const auto exports = [](const Gpu& g) { return g.virtual_memory && g.file_descriptors; };
   const bool all = std::all_of(p.gpus.begin(), p.gpus.end(), exports);
   Finding f{"GPU", "symmetric heap", Verdict::ok, "vmm: driver allocations passed as file descriptors", "", ""};
-  if (!choice.empty() && choice != "auto" && choice != "vmm" && choice != "ipc") {
-    return {f.group,
-            f.name,
-            Verdict::no,
-            "SWITCHYARD_CUDA_HEAP=" + choice,
-            "no such kind of heap: forming a group fails",
-            "set it to auto, vmm or ipc"};
-  }
   if (all && choice != "ipc") return f;
   if (choice == "vmm") {
     return {f.group,
@@ -148,29 +140,40 @@ Finding host_memory_finding(const GpuProbe& p) {
   return f;
 }
 
+Finding no_driver_finding(const GpuProbe& p) {
+  return {"GPU",
+          "driver",
+          Verdict::note,
+          "none: " + p.problem,
+          "the CPU backend needs none",
+          p.driver_version.empty()
+              ? "to use GPUs: install NVIDIA driver 580 or later"
+              : "a kernel module is loaded (" + p.driver_version + "): give the container access (docker --gpus all)"};
+}
+
+bool is_kind_of_heap(const std::string& choice) {
+  return choice.empty() || choice == "auto" || choice == "vmm" || choice == "ipc";
+}
+
 }  // namespace
 
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice) {
-  if (!probe.driver) {
-    return {{"GPU", "driver", Verdict::note, "none: " + probe.problem, "the CPU backend needs none",
-             probe.driver_version.empty()
-                 ? "to use GPUs: install NVIDIA driver 580 or later"
-                 : "a kernel module is loaded (" + probe.driver_version + "): give the container access (docker --gpus all)"}};
-  }
-  std::vector<Finding> out{driver_finding(probe)};
+  std::vector<Finding> out{probe.driver ? driver_finding(probe) : no_driver_finding(probe)};
   for (size_t g = 0; g < probe.gpus.size(); ++g) out.push_back(gpu_finding(g, probe.gpus[g]));
-  if (probe.gpus.empty()) {
+  if (probe.driver && probe.gpus.empty())
     out.push_back({"GPU", "devices", Verdict::no, "the driver sees none", "CUDA_VISIBLE_DEVICES may hide them",
                    "unset CUDA_VISIBLE_DEVICES, or docker --gpus all"});
-    return out;
-  }
   if (probe.gpus.size() > 1) {
     out.push_back(peer_finding(probe));
     for (size_t g = 0; g < probe.gpus.size(); ++g) out.push_back(links_of(probe, g));
     out.push_back(atomics_finding(probe));
   }
-  out.push_back(heap_finding(probe, heap_choice));
-  out.push_back(host_memory_finding(probe));
+  if (!is_kind_of_heap(heap_choice))
+    out.push_back({"GPU", "symmetric heap", Verdict::no, "SWITCHYARD_CUDA_HEAP=" + heap_choice,
+                   "no such kind of heap: forming a group on GPUs fails", "set it to auto, vmm or ipc"});
+  else if (!probe.gpus.empty())
+    out.push_back(heap_finding(probe, heap_choice));
+  if (!probe.gpus.empty()) out.push_back(host_memory_finding(probe));
   return out;
 }
 
