@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How the command line tool ends when something is in the way: contradicting words, an environment that does not work, a full disk,
+a signal. Threads and processes end alike.
+
+Usage: cli_endings_test.py PATH-OF-SWITCHYARD [unittest arguments]
+"""
+import errno
+import fcntl
+import json
+import os
+import pty
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import unittest
+from pathlib import Path
+
+import cli_test
+from cli_test import run
+
+ONE_CASE = ["--ranks", "2", "--tokens", "16", "--hidden", "256", "--modes", "normal", "--routings", "uniform", "--dtypes", "bf16",
+            "--layouts", "rank_major", "--staging", "direct"]
+
+
+class Usage(unittest.TestCase):
+    def expect(self, args, *texts):
+        code, out, err = run(*args)
+        self.assertEqual((code, out), (2, ""), f"{args}: {out}{err}")
+        for text in texts:
+            self.assertIn(text, err)
+
+    def test_one_verb_at_a_time(self):
+        self.expect(["bench", "verify", "--ranks", "2"], "'verify': given after 'bench'; one verb at a time")
+        self.expect(["verify", "bench"], "'bench': given after 'verify'", "switchyard verify --help")
+        self.expect(["trace", "doctor"], "'doctor': given after 'trace'")
+
+    def test_options_before_an_inner_verb(self):
+        self.expect(["verify", "--ranks", "64", "ledger", "--quick"], "--ranks: given before 'ledger'")
+        self.expect(["verify", "--json", "ledger", "--quick"], "--json: given before 'ledger'")
+
+    def test_a_switch_takes_no_value(self):
+        for verb in (["verify"], ["verify", "ledger"]):
+            self.expect([*verb, "--json=out.json"], "--json: 'out.json' given, but it is a switch", "as JSON on stdout")
+
+    def test_values_are_quoted_whole(self):
+        for bad in ("1-", "1,,2", ",1"):
+            self.expect(["verify", "--ranks", bad], f"--ranks: '{bad}' given", "from 1 to 64")
+
+    def test_flags_are_named_not_members(self):
+        self.expect(["verify", "--modes", "low_latency", "--tokens", "70000"], "--tokens = 70000: must be in [1, 65535]")
+
+    def test_what_does_not_fit_into_memory(self):
+        self.expect(["verify", *ONE_CASE, "--tokens", "1048576", "--hidden", "131072"],
+                    "--tokens 1048576 --hidden 131072 --ranks 2 (normal, rank_major rows, direct staging) need about")
+        for ranks in ([], ["--processes"]):
+            self.expect(["verify", "ledger", "--pes", "64", "-M", "65535", "-K", "131072", "--topk", "2", *ranks],
+                        "-M 65535 -K 131072 --topk 2 --pes 64 need about", "switchyard verify ledger --help")
+
+    def test_recordings(self):
+        self.expect(["verify", *ONE_CASE, "--routings", "recorded:layer=99"], "layer 99 given", "has layers: 3")
+        for verb, flag in (("demo", "--routing"), ("verify", "--routings")):
+            self.expect([verb, flag, "/nonexistent.npy"], f"{flag}: cannot read '/nonexistent.npy': No such file")
+
+
+class Environment(unittest.TestCase):
+    """A tuning file that is not there: nothing can run, and nothing is a failed check."""
+    ENV = {"SWITCHYARD_TUNING": "/nonexistent/f"}
+    TEXT = "SWITCHYARD_TUNING: /nonexistent/f: cannot be read: No such file or directory"
+
+    def test_threads_and_processes_agree(self):
+        for verb in (["verify", *ONE_CASE], ["verify", "ledger", "--quick"]):
+            for ranks in ([], ["--processes"]):
+                code, out, err = run(*verb, *ranks, env=self.ENV)
+                self.assertEqual((code, out), (2, ""), f"{verb} {ranks}")
+                self.assertIn(self.TEXT, err)
+                code, out, err = run(*verb, *ranks, "--json", env=self.ENV)
+                self.assertEqual(code, 2)
+                report = json.loads(out)
+                self.assertFalse(report["passed"])
+                self.assertEqual(report["problem"], self.TEXT)
+                self.assertIn(self.TEXT, err)
+                if "ledger" in verb:
+                    self.assertIsNone(report["combine_e2e_us"])
+                    self.assertIsNone(report["prepare_fixture_us"])
+
+    def test_workers(self):
+        for ranks in ([], ["--processes"]):
+            code, _, err = run("trace", "--ranks", "2", "--tokens", "4", "--hidden", "64", "--blocks", "64", "--warps", "256", *ranks)
+            self.assertEqual(code, 2)
+            self.assertIn("--blocks x --warps: 64 x 256 given", err)
+
+    def test_a_case_without_room_leaves_the_others(self):
+        def limit():  # heaps of processes are files in memory: a limit for files is one for heaps
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
+
+        def call(*args):
+            return subprocess.run([cli_test.TOOL, "verify", "--modes", "low_latency", "--ranks", "2", "--tokens", "512,4", "--hidden",
+                                   "256", "--routings", "uniform", "--dtypes", "bf16", "--processes", *args], capture_output=True,
+                                  text=True, timeout=120, check=False, preexec_fn=limit)
+        done = call()
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^ERROR  low_latency .*T512.*\n +.*cannot create a heap segment")
+        self.assertRegex(done.stdout, r"(?m)^PASS  low_latency .*T4 ")
+        self.assertRegex(done.stdout.splitlines()[-1], "^ERROR: 2 cases, .* 0 cases failed, 1 could not run")
+        done = call("--json")
+        report = json.loads(done.stdout)
+        self.assertEqual((done.returncode, report["passed"]), (3, False))
+        self.assertEqual([c["passed"] for c in report["cases"]], [False, True])
+        self.assertIn("cannot create a heap segment", report["cases"][0]["problem"])
+        self.assertIn("1 case could not run", done.stderr)
+
+    def test_a_device_is_no_tuning_file(self):
+        code, _, err = run("verify", *ONE_CASE, env={"SWITCHYARD_TUNING": "/dev/zero"})
+        self.assertEqual(code, 2)
+        self.assertIn("/dev/zero: cannot be read: is not a regular file", err)
+
+    def test_doctor_and_processes_agree(self):
+        env = {"TMPDIR": "/nonexistent"}
+        report = json.loads(run("doctor", "--json", env=env)[1])
+        verdict = {f["name"]: f["verdict"] for f in report["findings"]}["cpu, ranks as processes"]
+        self.assertEqual(verdict == "ok", run("verify", *ONE_CASE, "--processes", env=env)[0] == 0)
+
+
+class FullDisk(unittest.TestCase):
+    def test_output_that_nobody_can_read(self):
+        for args in (["doctor"], ["verify", "ledger", "--quick", "--json"], ["--help"], ["--version"], ["verify", *ONE_CASE]):
+            with open("/dev/full", "w", encoding="ascii") as full:
+                done = subprocess.run([cli_test.TOOL, *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+            self.assertEqual(done.returncode, 3, args)
+            self.assertIn(os.strerror(errno.ENOSPC), done.stderr)
+
+
+class Signals(unittest.TestCase):
+    LONG = ["verify", "ledger", "--measured", "1000000", "-M", "8", "-K", "1024"]
+
+    def test_nothing_is_left_behind(self):
+        for end in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            with tempfile.TemporaryDirectory() as folder:
+                with subprocess.Popen([cli_test.TOOL, *self.LONG, "--processes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                      env={**os.environ, "TMPDIR": folder}) as tool:
+                    self.wait_for_ranks(tool.pid)
+                    tool.send_signal(end)
+                    self.assertEqual(tool.wait(60), -end)
+                self.assertEqual(os.listdir(folder), [])
+
+    def wait_for_ranks(self, pid):
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        for _ in range(600):
+            if len(children.read_text(encoding="ascii").split()) == 2:
+                return
+            time.sleep(0.1)
+        self.fail("no ranks")
+
+    def test_the_prompt_gets_a_line_of_its_own(self):
+        for ranks in ([], ["--processes"]):
+            out, status = self.interrupted(*self.LONG, *ranks)
+            self.assertTrue(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT, status)
+            self.assertIn("ledger combine", out)
+            self.assertTrue(out.endswith("\n"), out[-200:])
+            self.assertEqual(out.count("\n"), 1, out[-200:])  # not one of each rank
+
+    @staticmethod
+    def interrupted(*args):
+        """What a terminal shows of a call that Ctrl-C ends while it draws its progress, and the call's status."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(cli_test.TOOL, [cli_test.TOOL, *args], {**os.environ, "TERM": "xterm"})
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        out, pressed = "", False
+        while True:
+            try:
+                part = os.read(terminal, 4096)
+            except OSError:  # the last one has closed it
+                part = b""
+            if not part:
+                return out, os.waitpid(pid, 0)[1]
+            out += part.decode()
+            if not pressed and out.count("\r") > 3:
+                os.write(terminal, b"\x03")
+                pressed = True
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    cli_test.TOOL = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()
