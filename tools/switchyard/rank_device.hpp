@@ -37,7 +37,7 @@ class RankDevice {
 /// Of rank `rank` on GPU rank modulo `gpus`, for the calling thread. Stream and arena are made at the first call and kept until
 /// the process ends: while a kernel waits for a peer, nothing may be allocated or freed on a GPU that the two share, and a new
 /// stream may share a queue with that kernel. A larger arena than before is made anew: ask for the largest first, and let all
-/// ranks meet afterwards. \throws UsageError without CUDA code in this build; std::runtime_error naming the failed call.
+/// ranks meet afterwards. \throws UsageError without CUDA code in this build; Error(system) naming the failed call.
 RankDevice& rank_device(int rank, int gpus, size_t arena_bytes);
 
 /// This build has CUDA code. If not, `--backend cuda` is refused with no_cuda_text().

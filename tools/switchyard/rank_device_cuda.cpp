@@ -8,6 +8,7 @@
 #include <string>
 
 #include "rank_device.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
-  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+  throw Error(ErrorCode::system, std::string(what) + ": " + cudaGetErrorString(status));
 }
 
 class CudaDevice final : public RankDevice {
