@@ -114,7 +114,6 @@ const char* redundant_because(Site site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
     case Site::expert_count: return "its value is all that it says: it is posted, without an order";
-    case Site::local_ready: return "no protocol uses this flag";
     case Site::counts:
     case Site::placement:
     case Site::rows:
