@@ -254,7 +254,7 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   if (all_agree<A>(w, call, p.control, p.place.signature)) {
     if (!wait_outputs<A>(w, p)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
-    Deal<A> tokens(p.pulls_next);
+    Deal<A> tokens(p.pulls_next, A::kTakenAtOnce);
     pull_and_reduce<A>(w, p, tokens, p.tokens, moved);
     A::settle(w);
     span.set_arg(static_cast<int64_t>(moved.rows));

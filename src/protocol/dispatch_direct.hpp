@@ -268,7 +268,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   };
   if (!apart || w.block() < p.send_blocks) {
     const int senders = (apart ? p.send_blocks : blocks) * w.warps_per_block();
-    Deal<A> tokens(p.sends_next);
+    Deal<A> tokens(p.sends_next, A::kTakenAtOnce);
     for (int c = 0; c <= last; ++c) {
       {
         WarpSpan<A> span(w, call, Event::send_rows);

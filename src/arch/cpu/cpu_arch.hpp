@@ -21,6 +21,7 @@ template <bool kDeferred>
 struct BasicCpu {
   using Warp = CpuWarp;
   static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
+  static constexpr int kTakenAtOnce = 8;  ///< rows dealt at a time: an atomic addition waits for all streaming stores before it
 
   static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
     if constexpr (kDeferred) {

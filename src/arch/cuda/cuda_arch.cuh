@@ -38,6 +38,7 @@ struct CudaArch : CudaMover<kBulk> {
   using Warp = CudaWarp;
   /// Polls before a waiting warp starts to sleep: some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
+  static constexpr int kTakenAtOnce = 1;
 
   __device__ static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
     if constexpr (kHot) {
