@@ -212,6 +212,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   A::publish_entry(w, n, AnyFlagStore{}, Site::counts);  // as publish_to<system>, of what was complete when this kernel began
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
+  requires A::kTakenAtOnce >= 1;  // rows that a warp had better take at a time: 1 where take costs little
   { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, inside a device; orders nothing; the old value
   A::post(w, flag, value);                      // a word that says all it has to say itself: orders nothing, for any rank
   { A::peek(flag) } -> std::same_as<uint64_t>;  // such a word; also by single lanes
