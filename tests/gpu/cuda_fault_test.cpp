@@ -27,8 +27,6 @@ void round_of_new_group(int world, const std::shared_ptr<const Case>& c) {
   });
 }
 
-std::string shown(const Outcome& o) { return std::string(to_string(o.code)) + ": " + o.text; }
-
 /// The rank for which this one waited longest since it began.
 int slowest(const Group& group) {
   const auto waits = group.wait_statistics();

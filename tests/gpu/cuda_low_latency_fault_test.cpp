@@ -28,7 +28,6 @@ StreamedCase small_case(ScaleKind scales = ScaleKind::none) {
 }
 
 size_t heap_of(const StreamedCase& c) { return LowLatencyExchange::heap_bytes_for(c.config(), c.form.world); }
-std::string shown(const Outcome& o) { return code_name(o.code) + ": " + o.text; }
 
 /// A group on the same GPUs in the same process works.
 void calls_of_new_group() {

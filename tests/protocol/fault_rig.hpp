@@ -36,6 +36,9 @@ inline Outcome outcome_of(const std::function<void()>& call) {
   return o;
 }
 
+/// For messages.
+inline std::string shown(const Outcome& o) { return std::string(switchyard::to_string(o.code)) + ": " + o.text; }
+
 /// Deadline of a test that waits for it: short beside the patience of whoever runs it, long beside the pauses that a loaded
 /// machine imposes on a rank. Ranks meet before the call that is to fail, so that only its own lateness counts.
 inline constexpr std::chrono::milliseconds kSoon{1200};
