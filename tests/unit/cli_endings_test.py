@@ -165,6 +165,48 @@ class Signals(unittest.TestCase):
             self.assertTrue(out.endswith("\n"), out[-200:])
             self.assertEqual(out.count("\n"), 1, out[-200:])  # not one of each rank
 
+    SWEEP = ["bench", "--mode", "low_latency", "--ranks", "2", "--hidden", "256", "--sweep", "tokens=1,2,3,4,5,6", "--iterations"]
+
+    def test_a_sweep_keeps_what_was_measured(self):
+        for ranks in ([], ["--processes"]):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "out.json"
+                with subprocess.Popen([cli_test.TOOL, *self.SWEEP, "3000", *ranks, "--json", path], stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True, start_new_session=True) as tool:
+                    self.assertIn("1 token", tool.stderr.readline())  # has been measured
+                    os.killpg(tool.pid, signal.SIGINT)  # as a terminal does
+                    out, err = tool.communicate(timeout=120)
+                self.assertEqual(tool.returncode, -signal.SIGINT, err)
+                self.assertEqual(err.count("stops behind this measurement"), 1, err)
+                document = json.loads(path.read_text(encoding="utf-8"))
+                measured = len(document["runs"])
+                self.assertIn(measured, range(1, 6))
+                self.assertEqual(document["stopped"], f"interrupted after {measured} of 6")
+                self.assertIn(f"switchyard: interrupted after {measured} of 6", err)
+                self.assertIn("PASS", out)
+
+    def test_a_second_interrupt_ends_a_sweep_at_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "out.json"
+            with subprocess.Popen([cli_test.TOOL, *self.SWEEP, "1000000", "--json", path], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) as tool:
+                self.wait_until_caught(tool.pid)
+                tool.send_signal(signal.SIGINT)
+                self.assertEqual(tool.stderr.readline(), "\n")
+                self.assertIn("again: at once", tool.stderr.readline())
+                tool.send_signal(signal.SIGINT)
+                self.assertEqual(tool.wait(60), -signal.SIGINT)
+            self.assertFalse(path.exists() and path.stat().st_size)
+
+    def wait_until_caught(self, pid):
+        for _ in range(600):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+            caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
+            if caught >> (signal.SIGINT - 1) & 1:
+                return
+            time.sleep(0.1)
+        self.fail("SIGINT is not caught")
+
     @staticmethod
     def interrupted(*args):
         """What a terminal shows of a call that Ctrl-C ends while it draws its progress, and the call's status."""

@@ -2,8 +2,12 @@
 #include "bench_points.hpp"
 
 #include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 
 #include "bench_low_latency.hpp"
 #include "build_info.hpp"
@@ -152,12 +156,61 @@ void check_room(const BenchOptions& point, double bytes, const bench::Machine& m
                   point.ranks, point.tokens, point.hidden, binary_size(bytes), binary_size(available)));
 }
 
+namespace {
+
+struct Interrupted : std::exception {};
+
+/// While it lives, the first Ctrl-C is remembered instead of ending the program; the second one ends it.
+class Interrupts {
+ public:
+  Interrupts() {
+    came = false;
+    owner = getpid();
+    struct sigaction action {};
+    action.sa_handler = remember;
+    action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+    sigaction(SIGINT, &action, &before_);
+  }
+  ~Interrupts() { sigaction(SIGINT, &before_, nullptr); }
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  static bool one_came() { return came; }
+
+ private:
+  static void remember(int) {
+    came = true;
+    static constexpr char kText[] = "\n  interrupted: stops behind this measurement and writes what there is; again: at once\n";
+    if (owner == getpid()) [[maybe_unused]]  // ranks that it forked have this handler too
+      const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
+  }
+  static inline std::atomic<bool> came{false};
+  static inline std::atomic<pid_t> owner{0};
+  static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<pid_t>::is_always_lock_free);
+  struct sigaction before_ {};
+};
+
+}  // namespace
+
 int Stopped::status(bool passed) const {
-  if (error) std::rethrow_exception(error);
-  return passed ? kExitOk : kExitCheckFailed;
+  if (!error) return passed ? kExitOk : kExitCheckFailed;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Interrupted&) {
+    fmt::print(stderr, "switchyard: {}\n", what);
+    std::fflush(nullptr);
+    signal(SIGINT, SIG_DFL);
+    raise(SIGINT);  // so that a script that runs this ends, too
+    return kExitRuntime;
+  }
 }
 
 Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one) {
+  if (count == 1) {
+    one(0);
+    return {};
+  }
+  const Interrupts interrupts;
   for (size_t i = 0; i < count; ++i) {
     try {
       one(i);
@@ -166,6 +219,8 @@ Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_
       progress.finish("failed");
       return {e.what(), std::current_exception()};
     }
+    if (Interrupts::one_came() && i + 1 < count)
+      return {fmt::format("interrupted after {} of {}", i + 1, count), std::make_exception_ptr(Interrupted())};
   }
   return {};
 }

@@ -24,10 +24,11 @@ void check_room(const BenchOptions& point, double bytes, const bench::Machine& m
 struct Stopped {
   std::string what;
   std::exception_ptr error;
-  /// The exit status. \throws the error: call it when what was measured is written
+  /// The exit status. \throws the error, or ends the program as Ctrl-C does: call it when what was measured is written
   int status(bool passed) const;
 };
-/// Calls one(0), one(1), ... What the first call throws is thrown, what a later one throws ends the series and is returned.
+/// Calls one(0), one(1), ... What the first call throws is thrown, what a later one throws ends the series and is returned. So
+/// does the first Ctrl-C, when the call under way has returned.
 Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one);
 
 /// What --json writes, without runs.
