@@ -149,6 +149,37 @@ class Sweeps(unittest.TestCase):
                 self.assertEqual(done.returncode, 3, done.stderr)
                 self.assertEqual(sorted(os.listdir(folder)), ["x.html", "x.json"], "nothing was measured")
 
+    def test_words(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = self.lines("--sets", "1", "--sweep", "dtype=bf16,f32,fp8", "--sweep", "routing=uniform,zipf:1.2", "--json",
+                                  f"{folder}/x.json", "--html", f"{folder}/x.html")
+            self.assertEqual(self.column(out, "dtype"), ["bf16", "bf16", "f32", "f32", "fp8", "fp8"])
+            self.assertEqual(self.column(out, "routing"), ["uniform", "zipf:1.2"] * 3)
+            self.assertIn("2 ranks, 16 tokens, dtype f32, routing zipf:1.2", err)
+            result = json.loads(Path(folder, "x.json").read_text())
+            self.assertEqual(result["swept"], ["dtype", "routing"])
+            self.assertEqual([r["config"]["dtype"] for r in result["runs"]], ["bf16", "bf16", "f32", "f32", "fp8", "fp8"])
+            sizes = [r["bytes"]["payload"] for r in result["runs"]]
+            self.assertLess(sizes[4], sizes[0])
+            self.assertLess(sizes[0], sizes[2])
+            page = Path(folder, "x.html").read_text()
+            self.assertIn("<h2>uniform routing</h2>", page)  # a pair of plots for each routing, over types side by side
+            for label in (">bf16</text>", ">f32</text>", ">fp8</text>", ">rows</text>", "<td>zipf, exponent 1.2</td>"):
+                self.assertIn(label, page)
+            out, _ = self.lines("--mode", "low_latency", "--sweep", "quantize=none,f32", "--sweep", "tokens=2,3", "--html",
+                                f"{folder}/y.html")
+            self.assertEqual(self.column(out, "quantize"), ["none", "none", "f32", "f32"])
+            self.assertIn("<h2>f32 quantised</h2>", Path(folder, "y.html").read_text())  # numbers go along the axis, words do not
+
+    def test_wrong_words(self):
+        for sweep, text in (("dtype=bf16,fp9", "--sweep dtype: 'fp9' given; allowed: bf16, f16, f32, fp8"),
+                            ("layout=", "--sweep layout: '' given; allowed: rank_major, expert_major"),
+                            ("routing=uniform,", "--sweep routing: '' given; allowed: what --routing takes"),
+                            ("routing=zipff", "--routing: 'zipff' given"), ("dtipe=f32", "Did you mean 'dtype'?")):
+            code, out, err = run("bench", *QUICK, "--sweep", sweep)
+            self.assertEqual((code, out), (2, ""), sweep)
+            self.assertIn(text, err)
+
     def test_decode_sized(self):
         out, err = self.lines("--mode", "low_latency", "--sweep", "pieces=1,2,4", "--sweep", "tokens=3")
         self.assertEqual(self.column(out, "pieces"), ["1", "2", "4"])
@@ -158,6 +189,52 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(self.column(out, "pieces"), ["1", "1", "2", "2"])
         self.assertEqual(self.column(out, "top"), ["2", "3", "2", "3"])
         self.assertIn("2 ranks, 16 tokens, pieces 2, topk 3", err)
+
+
+class Launched(unittest.TestCase):
+    """Every rank is a call of its own, as torchrun, mpirun and srun make them. The first one speaks."""
+
+    def ranks(self, world, *args, launcher=None, folder="."):
+        store = f"unix:@switchyard-test-{os.getpid()}-{launcher}"
+        calls = []
+        for rank in range(world):
+            own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": str(world), "SWITCHYARD_STORE": store,
+                   "SWITCHYARD_JOB_TOKEN": "any"}
+            if launcher == "torchrun":
+                own = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
+                       "MASTER_ADDR": "localhost", "MASTER_PORT": str(os.getpid()), "TORCHELASTIC_RUN_ID": "test"}
+            calls.append(subprocess.Popen([cli_test.TOOL, "bench", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                          cwd=folder, env={**os.environ, **own}))
+        return [(call.communicate(timeout=120), call.returncode) for call in calls]
+
+    def test_one_report_of_all_ranks(self):
+        for launcher in (None, "torchrun"):
+            for mode in ("low_latency", "flat"):
+                with tempfile.TemporaryDirectory() as folder:
+                    (first, *others) = self.ranks(3, "--mode", mode, "--hidden", "64", "--iterations", "20", "--sweep", "tokens=2,5", "--json",
+                                                  "x.json", "--html", "x.html", launcher=launcher, folder=folder)
+                    self.assertEqual(first[1], 0, first)
+                    self.assertEqual(others, [(("", ""), 0)] * 2)
+                    self.assertEqual(first[0][0].count("PASS"), 2)
+                    self.assertIn("3 ranks, 5 tokens", first[0][1])
+                    runs = json.loads(Path(folder, "x.json").read_text())["runs"]
+                    self.assertEqual([(r["config"]["ranks"], r["config"]["ranks_are"], r["config"]["tokens_per_rank"], r["verified"])
+                                      for r in runs], [(3, "processes", 2, True), (3, "processes", 5, True)])
+                    self.assertEqual(sorted(os.listdir(folder)), ["x.html", "x.json"])
+
+    def test_what_contradicts_the_launcher(self):
+        for args, text in ((["--mode", "flat", "--ranks", "2"], "--ranks: '2' given; the launcher started 3 ranks"),
+                           (["--mode", "flat", "--sweep", "ranks=2,3"], "--sweep: 'ranks=2,3' given; the launcher started 3 ranks"),
+                           ([], "run it without a launcher")):
+            for (out, err), code in self.ranks(3, *args):
+                self.assertEqual((code, out), (2, ""), err)
+                self.assertIn(text, err)
+
+    def test_variables_that_a_launcher_has_left(self):
+        code, out, err = run("bench", *QUICK, "--mode", "flat", env={"RANK": "0", "WORLD_SIZE": "many"})
+        self.assertEqual(code, 0, out + err)
+        code, out, err = run("bench", *QUICK, env={"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
+        self.assertEqual(code, 0, out + err)
 
 
 class Bench(unittest.TestCase):

@@ -10,7 +10,9 @@
 #include <stdexcept>
 
 #include "tools/switchyard/apart.hpp"
+#include "switchyard/normal.hpp"
 #include "tools/switchyard/doctor.hpp"
+#include "tools/switchyard/style.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -112,6 +114,34 @@ TEST(Doctor, LinksAreJudgedPairByPair) {
   found = gpu_findings(p, "");
   EXPECT_EQ(named(found, "peer access").verdict, Verdict::no);
   EXPECT_EQ(judge_cuda(found, true).value, "ready, with all ranks on one GPU");
+}
+
+TEST(Doctor, GlobalTimer) {
+  EXPECT_EQ(timer_finding({32, 32}).value, "ticks every 32 ns");
+  EXPECT_EQ(timer_finding({32, 32}).verdict, Verdict::ok);
+  const Finding coarse = timer_finding({32, 1'048'576});
+  EXPECT_EQ(coarse.value, "ticks every 32 ns on GPU 0, 1048576 ns on GPU 1");
+  EXPECT_EQ(coarse.verdict, Verdict::limited);
+  EXPECT_FALSE(coarse.reason.empty());
+  EXPECT_EQ(timer_finding({0}).verdict, Verdict::limited);  // it stands still
+}
+
+TEST(Doctor, MemoryOfNormalMode) {
+  NormalConfig config;
+  config.hidden = 7168;
+  config.num_experts = 256;
+  config.topk = 8;
+  config.max_tokens = 4096;
+  for (const Backend backend : {Backend::cpu, Backend::cuda}) {
+    const auto need = static_cast<uint64_t>(NormalExchange::memory_required(config, 4, backend).total());
+    const uint64_t enough = backend == Backend::cuda ? need : 4 * need;  // a GPU has one rank, the host's memory all
+    const Finding f = memory_finding(backend, 4, enough);
+    EXPECT_NE(f.value.find(binary_size(static_cast<double>(need)) + " a rank"), std::string::npos) << f.value;
+    EXPECT_NE(f.value.find("4 ranks"), std::string::npos) << f.value;
+    EXPECT_TRUE(f.reason.empty()) << f.reason;
+    EXPECT_FALSE(memory_finding(backend, 4, enough - 1).reason.empty());
+    EXPECT_EQ(f.verdict, Verdict::note);
+  }
 }
 
 TEST(Doctor, HeapFollowsDriverAndChoice) {

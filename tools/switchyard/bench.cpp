@@ -4,6 +4,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <stdexcept>
 
 #include "../../bench/result_file.hpp"
 #include "bench_cuda.hpp"
@@ -13,6 +15,7 @@
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "progress.hpp"
+#include "ranks.hpp"
 #include "style.hpp"
 #include "switchyard/tuning.hpp"
 
@@ -224,8 +227,9 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
              points.front().commit, bench::utc_now());
   const BenchOptions& first = points.front();
   const auto is_pinned = [](const BenchOptions& o) { return o.pin == "cores"; };
-  fmt::print("  normal mode, {} staging, {} rows {}{}, {} combine, {} routing, ranks are {}{}\n\n", first.staging, first.layout,
-             first.dtype, common_hidden(first), first.order, first.routing, first.processes ? "processes" : "threads",
+  fmt::print("  normal mode, {} staging, {} rows {}{}, {} combine, {} routing, ranks are {}{}\n\n", first.staging,
+             common(first, "layout"), common(first, "dtype"), common_hidden(first), common(first, "order"),
+             common(first, "routing"), first.processes ? "processes" : "threads",
              std::all_of(points.begin(), points.end(), is_pinned) ? ", pinned" : "");
   std::fflush(stdout);
 
@@ -262,7 +266,28 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
 
 }  // namespace
 
-int run_bench(const BenchOptions& options) {
+/// This process is one rank of several that a launcher started. The first one speaks for all.
+static void be_one_of(const Membership& me, BenchOptions& o) {
+  const std::string started = fmt::format("the launcher started {} ranks", me.world);
+  if (o.backend == "cpu" && o.mode == "normal")
+    throw UsageError(
+        "--backend cpu --mode normal: " + started +
+        ", but here bench starts its ranks itself, so that the copy limit is that of the machine; run it without a launcher");
+  if (o.ranks != 0 && o.ranks != me.world) throw UsageError(fmt::format("--ranks: '{}' given; {}", o.ranks, started));
+  for (const std::string& sweep : o.sweep)
+    if (sweep.rfind("ranks=", 0) == 0) throw UsageError(fmt::format("--sweep: '{}' given; {}", sweep, started));
+  o.ranks = me.world;
+  o.processes = true;
+  if (me.rank == 0) return;
+  o.json_path.clear();
+  o.html_path.clear();
+  Progress::silence();
+  if (std::freopen("/dev/null", "w", stdout) == nullptr) throw std::runtime_error("/dev/null cannot be opened");
+}
+
+int run_bench(const BenchOptions& given) {
+  BenchOptions options = given;
+  if (const auto me = join_launched_ranks()) be_one_of(*me, options);
   std::vector<BenchOptions> points = bench_points(options);
   check_outputs({{"--json", options.json_path}, {"--html", options.html_path}});
   (void)Tuning::from_environment();  // groups would refuse a wrong file

@@ -22,6 +22,7 @@ struct Axis {
   const char* key;    ///< of the config
   const char* title;  ///< in the page
   const char* swept;  ///< as `swept` of the document names it
+  bool words = false;
 };
 constexpr Axis kAxes[] = {
     {"tokens_per_rank", "tokens per rank", "tokens"},
@@ -33,6 +34,11 @@ constexpr Axis kAxes[] = {
     {"pieces", "pieces", "pieces"},
     {"blocks", "blocks", "blocks"},
     {"warps", "warps", "warps"},
+    {"dtype", "rows", "dtype", true},
+    {"quantize", "quantised", "quantize", true},
+    {"routing", "routing", "routing", true},
+    {"layout", "layout", "layout", true},
+    {"order", "order of combine", "order", true},
 };
 
 /// A line of a plot: where its values lie in a run, and how it looks.
@@ -76,14 +82,54 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-int64_t value_of(const json& run, const char* key) { return run.at("config").value(key, int64_t{0}); }
+std::string number(double v) {
+  if (v >= 1000) return grouped(static_cast<int64_t>(std::llround(v)));
+  return v == std::round(v) ? fmt::format("{:.0f}", v) : fmt::format("{:.3g}", v);
+}
 
-std::vector<Point> points_of(const std::vector<const json*>& runs, const char* axis, const Line& line, double scale) {
+/// A run's value of a quantity, as it is shown.
+std::string text_of(const json& run, const Axis& axis) {
+  const json& config = run.at("config");
+  if (axis.words) return config.value(axis.key, std::string("-"));
+  return number(static_cast<double>(config.value(axis.key, int64_t{0})));
+}
+
+/// Its values in all runs, each once, in their order.
+std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
+  std::vector<std::string> texts;
+  for (const json& run : runs) {
+    const std::string text = text_of(run, axis);
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+  }
+  return texts;
+}
+
+/// What a plot is over: numbers where they lie, words side by side.
+struct Horizontal {
+  Horizontal(const json& runs, const Axis& given)
+      : axis(given), words(given.words ? texts_of(runs, given) : decltype(words)()) {}
+  double place(const json& run) const {
+    if (!axis.words) return static_cast<double>(run.at("config").value(axis.key, int64_t{0}));
+    return static_cast<double>(std::find(words.begin(), words.end(), text_of(run, axis)) - words.begin());
+  }
+  std::string text(double at) const { return axis.words ? words[static_cast<size_t>(at)] : number(at); }
+  /// As much of it as fits below an axis.
+  std::string label(double at) const {
+    const size_t room = axis.words ? 70 / words.size() : 70;
+    const std::string whole = text(at);
+    return whole.size() <= room ? whole : whole.substr(0, std::max<size_t>(room, 4) - 3) + "...";
+  }
+
+  const Axis& axis;
+  std::vector<std::string> words;
+};
+
+std::vector<Point> points_of(const std::vector<const json*>& runs, const Horizontal& over, const Line& line, double scale) {
   std::vector<Point> out;
   for (const json* run : runs) {
     const json* at = run;
     for (const char* key : line.path) at = at && at->contains(key) ? &at->at(key) : nullptr;
-    if (at && at->is_number()) out.push_back({static_cast<double>(value_of(*run, axis)), at->get<double>() * scale});
+    if (at && at->is_number()) out.push_back({over.place(*run), at->get<double>() * scale});
   }
   std::sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
   return out;
@@ -123,11 +169,6 @@ std::vector<double> ticks_of(const Scale& s) {
   return out;
 }
 
-std::string number(double v) {
-  if (v >= 1000) return grouped(static_cast<int64_t>(std::llround(v)));
-  return v == std::round(v) ? fmt::format("{:.0f}", v) : fmt::format("{:.3g}", v);
-}
-
 constexpr double kWidth = 560, kHeight = 330, kLeft = 62, kRight = 14, kTop = 14, kBottom = 44;
 
 struct Series {
@@ -135,7 +176,7 @@ struct Series {
   std::vector<Point> points;
 };
 
-std::string axes(const Scale& x, const Scale& y, const std::set<double>& values, const std::string& x_name,
+std::string axes(const Scale& x, const Scale& y, const std::set<double>& values, const Horizontal& over,
                  const std::string& unit) {
   std::string out;
   for (const double v : ticks_of(y)) {
@@ -145,15 +186,16 @@ std::string axes(const Scale& x, const Scale& y, const std::set<double>& values,
   }
   double last = -1e9;
   for (const double v : values) {  // the values that were measured, where there is room
-    if (x(v) - last < 44) continue;
+    if (x(v) - last < 44 && !over.axis.words) continue;
     last = x(v);
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(v), kHeight - kBottom + 18, number(v));
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(v), kHeight - kBottom + 18,
+                       escaped(over.label(v)));
   }
   return out + fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" class=\"strong\">{}</text>",
-                           (kLeft + kWidth - kRight) / 2, kHeight - 6, x_name);
+                           (kLeft + kWidth - kRight) / 2, kHeight - 6, over.axis.title);
 }
 
-std::string plot(const std::vector<Series>& all, const std::string& x_name, const std::string& unit, bool share) {
+std::string plot(const std::vector<Series>& all, const Horizontal& over, const std::string& unit, bool share) {
   std::set<double> xs;
   double low = 1e300, high = 0;
   for (const Series& s : all) {
@@ -164,20 +206,24 @@ std::string plot(const std::vector<Series>& all, const std::string& x_name, cons
     }
   }
   if (xs.empty()) return "<p class=\"note\">Nothing was measured.</p>";
-  const bool log_x = *xs.begin() > 0 && *xs.rbegin() / *xs.begin() >= 8, log_y = !share && low > 0 && high / low >= 8;
-  const Scale x{*xs.begin(), *xs.rbegin(), kLeft + 18, kWidth - kRight - 18, log_x};
+  const bool words = over.axis.words, log_x = !words && *xs.begin() > 0 && *xs.rbegin() / *xs.begin() >= 8,
+             log_y = !share && low > 0 && high / low >= 8;
+  const double margin = words ? (kWidth - kRight - kLeft) / (2 * static_cast<double>(xs.size())) : 18;
+  const Scale x{*xs.begin(), *xs.rbegin(), kLeft + margin, kWidth - kRight - margin, log_x};
   const Scale y{log_y ? low * 0.8 : 0, log_y ? high * 1.25 : std::max(high * 1.08, share ? 105.0 : 1e-9), kHeight - kBottom,
                 kTop, log_y};
-  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight) + axes(x, y, xs, x_name, unit);
+  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight) + axes(x, y, xs, over, unit);
   for (const Series& s : all) {
     std::string path;
     for (const Point& p : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x(p.x), y(p.y));
-    out += fmt::format("<path d=\"{}\" style=\"fill:none;stroke:var({});stroke-width:2{}\"/>", path, s.line->color,
-                       s.line->dashed ? ";stroke-dasharray:5 4" : "");
+    if (!words)
+      out += fmt::format("<path d=\"{}\" style=\"fill:none;stroke:var({});stroke-width:2{}\"/>", path, s.line->color,
+                         s.line->dashed ? ";stroke-dasharray:5 4" : "");
     for (const Point& p : s.points) {
       out += fmt::format(
           "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" style=\"fill:var({})\"><title>{}: {}{} at {} {}</title></circle>",
-          x(p.x), y(p.y), s.line->dashed ? 2.5 : 4, s.line->color, s.line->name, number(p.y), unit, number(p.x), x_name);
+          x(p.x), y(p.y), s.line->dashed ? 2.5 : 4, s.line->color, s.line->name, number(p.y), unit, escaped(over.text(p.x)),
+          over.axis.title);
     }
   }
   return out + "</svg>";
@@ -194,11 +240,11 @@ std::string legend(const std::vector<Series>& all) {
   return out + "</div>";
 }
 
-std::vector<Series> series_of(const std::vector<const json*>& runs, const char* axis, const std::vector<Line>& lines,
+std::vector<Series> series_of(const std::vector<const json*>& runs, const Horizontal& over, const std::vector<Line>& lines,
                               double scale) {
   std::vector<Series> out;
   for (const Line& line : lines) {
-    Series s{&line, points_of(runs, axis, line, scale)};
+    Series s{&line, points_of(runs, over, line, scale)};
     if (!s.points.empty()) out.push_back(std::move(s));
   }
   return out;
@@ -215,7 +261,7 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   out += fmt::format("{}<th>checked</th></tr>", plan ? "<th>plan</th>" : "");
   for (const json& run : runs) {
     out += "<tr>";
-    for (const size_t a : varied) out += fmt::format("<td>{}</td>", number(static_cast<double>(value_of(run, kAxes[a].key))));
+    for (const size_t a : varied) out += fmt::format("<td>{}</td>", escaped(text_of(run, kAxes[a])));
     for (const Line* line : lines) {
       const json& times = run.at(line->path[0]);
       out += fmt::format("<td>{}</td><td>{}</td>", duration(times.at("p50_us").get<double>() * 1e-6),
@@ -269,30 +315,24 @@ constexpr const char* kStyle = R"css(
 .two h3 { font-size: 14px; margin: 0 0 6px; } h2 small { color: var(--muted); font-weight: 400; }
 )css";
 
-/// Of each quantity, its values in the order of the runs.
-std::set<int64_t> values_of(const json& runs, const Axis& axis) {
-  std::set<int64_t> values;
-  for (const json& run : runs) values.insert(value_of(run, axis.key));
-  return values;
-}
-
 /// Columns of the table: what differs. A value may follow another one: warps the ranks, SMs a tuning.
 std::vector<size_t> varied_in(const json& runs) {
   std::vector<size_t> varied;
   for (size_t a = 0; a < std::size(kAxes); ++a)
-    if (a == 0 || values_of(runs, kAxes[a]).size() > 1) varied.push_back(a);
+    if (a == 0 || texts_of(runs, kAxes[a]).size() > 1) varied.push_back(a);
   return varied;
 }
 
-/// What was swept, the one with most values first: it is plotted over, and each combination of the others has its plots.
+/// What was swept, the one with most values first, numbers before words: it is plotted over, and each combination of the others
+/// has its plots.
 std::vector<size_t> swept_in(const json& document) {
   const json swept = document.value("swept", json::array());
   std::vector<size_t> axes;
   for (size_t a = 0; a < std::size(kAxes); ++a)
     if (std::find(swept.begin(), swept.end(), kAxes[a].swept) != swept.end()) axes.push_back(a);
   if (axes.empty()) axes.push_back(0);
-  const auto size = [&](size_t a) { return values_of(document.at("runs"), kAxes[a]).size(); };
-  const auto most = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return size(a) < size(b); });
+  const auto rank = [&](size_t a) { return std::pair(!kAxes[a].words, texts_of(document.at("runs"), kAxes[a]).size()); };
+  const auto most = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
   std::rotate(axes.begin(), most, most + 1);
   return axes;
 }
@@ -354,25 +394,24 @@ std::string notes_of(const json& document) {
 std::string bench_html(const json& document) {
   const json& runs = document.at("runs");
   const std::vector<size_t> swept = swept_in(document);
-  const Axis& axis = kAxes[swept.front()];
+  const Horizontal over(runs, kAxes[swept.front()]);
   std::vector<std::pair<std::string, std::vector<const json*>>> groups;
   for (const json& run : runs) {
     std::string key;
     for (const size_t a : swept)
-      if (a != swept.front())
-        key += fmt::format("{}{} {}", key.empty() ? "" : ", ", value_of(run, kAxes[a].key), kAxes[a].title);
+      if (a != swept.front()) key += fmt::format("{}{} {}", key.empty() ? "" : ", ", text_of(run, kAxes[a]), kAxes[a].title);
     auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
     if (known == groups.end()) known = groups.insert(known, {key, {}});
     known->second.push_back(&run);
   }
   std::string page = head_of(document);
   for (const auto& [key, group] : groups) {
-    const std::vector<Series> times = series_of(group, axis.key, kTimes, 1);
-    const std::vector<Series> shares = series_of(group, axis.key, kShares, 100);
+    const std::vector<Series> times = series_of(group, over, kTimes, 1);
+    const std::vector<Series> shares = series_of(group, over, kShares, 100);
     page += fmt::format("<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div>",
-                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, axis.title, "", false), legend(times));
+                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, over, "", false), legend(times));
     if (!shares.empty())
-      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, axis.title, " %", true), legend(shares));
+      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, over, " %", true), legend(shares));
     page += "</div></section>\n";
   }
   page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied_in(runs)) + "<p class=\"note\">" +

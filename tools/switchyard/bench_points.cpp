@@ -31,9 +31,25 @@ constexpr Axis kAxes[] = {
     {"topk", &BenchOptions::topk, 1, kMaxTopk},    {"pieces", &BenchOptions::pieces, 1, 16},
 };
 
+/// And those that are words; `allowed` empty: checked like the flag.
+struct WordAxis {
+  const char* name;
+  std::string BenchOptions::*target;
+  std::vector<std::string> allowed;
+};
+const std::vector<WordAxis>& word_axes() {
+  static const std::vector<WordAxis> axes{{"dtype", &BenchOptions::dtype, kRowTypes},
+                                          {"quantize", &BenchOptions::quantize, kQuantize},
+                                          {"layout", &BenchOptions::layout, kLayouts},
+                                          {"order", &BenchOptions::order, kOrders},
+                                          {"routing", &BenchOptions::routing, {}}};
+  return axes;
+}
+
 std::vector<std::string> axis_names() {
   std::vector<std::string> names;
   for (const Axis& axis : kAxes) names.emplace_back(axis.name);
+  for (const WordAxis& axis : word_axes()) names.emplace_back(axis.name);
   return names;
 }
 
@@ -41,12 +57,20 @@ const Axis* axis_named(const std::string& name) {
   const Axis* axis = std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return name == a.name; });
   return axis == std::end(kAxes) ? nullptr : axis;
 }
+const WordAxis* word_axis_named(const std::string& name) {
+  for (const WordAxis& axis : word_axes())
+    if (name == axis.name) return &axis;
+  return nullptr;
+}
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-int64_t value_of(const BenchOptions& point, const std::string& name) { return point.*(axis_named(name)->target); }
+std::string value_of(const BenchOptions& point, const std::string& name) {
+  const Axis* const axis = axis_named(name);
+  return axis ? std::to_string(point.*(axis->target)) : point.*(word_axis_named(name)->target);
+}
 
 /// What is swept besides `known`.
 std::vector<std::string> swept_besides(const BenchOptions& point, const std::vector<std::string>& known) {
@@ -60,24 +84,48 @@ std::vector<std::string> behind(std::vector<std::string> first, const std::vecto
   return first;
 }
 
+/// The words of a sweep over words. \throws UsageError
+std::vector<std::string> parse_words(const WordAxis& axis, const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
+    if (word.empty() || (!axis.allowed.empty() && !contains(axis.allowed, word)))
+      throw UsageError(
+          fmt::format("--sweep {}: '{}' given; allowed: {}{}", axis.name, word,
+                      axis.allowed.empty() ? "what --" + std::string(axis.name) + " takes" : joined(axis.allowed, ", "),
+                      did_you_mean(word, axis.allowed)));
+    words.push_back(word);
+    begin = end + 1;
+  }
+  return words;
+}
+
 /// Replaces every point by one for each value of `sweep`, "NAME=N,N,...".
 void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   const size_t equals = sweep.find('=');
   const std::string name = sweep.substr(0, equals);
   const Axis* axis = axis_named(name);
-  if (equals == std::string::npos || axis == nullptr) {
+  const WordAxis* words = word_axis_named(name);
+  if (equals == std::string::npos || (axis == nullptr && words == nullptr)) {
     throw UsageError(fmt::format("--sweep: '{}' given; allowed: NAME=N,N,... with NAME one of {}.{}", sweep,
                                  joined(axis_names(), ", "), did_you_mean(name, axis_names())));
   }
   if (contains(points.front().swept, name))
     throw UsageError(fmt::format("--sweep: '{}' given after another of {}; allowed: one list for each name", sweep, name));
   std::vector<BenchOptions> next;
+  const auto add = [&](const BenchOptions& point, auto BenchOptions::*target, const auto& value) {
+    next.push_back(point);
+    next.back().*target = value;
+    next.back().swept.push_back(name);
+  };
+  const std::string values = sweep.substr(equals + 1);
   for (const BenchOptions& point : points) {
-    for (const int64_t value : parse_integers("--sweep " + name, sweep.substr(equals + 1), axis->min, axis->max)) {
-      next.push_back(point);
-      next.back().*(axis->target) = value;
-      next.back().swept.push_back(name);
-    }
+    if (words)
+      for (const std::string& word : parse_words(*words, values)) add(point, words->target, word);
+    else
+      for (const int64_t value : parse_integers("--sweep " + name, values, axis->min, axis->max))
+        add(point, axis->target, value);
   }
   points = std::move(next);
 }
@@ -249,12 +297,16 @@ std::string common_hidden(const BenchOptions& point) {
   return contains(point.swept, "hidden") ? "" : fmt::format(", hidden {}", point.hidden);
 }
 
+std::string common(const BenchOptions& point, const std::string& name) {
+  return contains(point.swept, name) ? "(see below)" : value_of(point, name);
+}
+
 PointTable::PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header)
     : swept_(swept_besides(any, shown)), table_(behind(swept_, header)) {}
 
 void PointTable::row(const BenchOptions& point, const std::vector<std::string>& cells) {
   std::vector<std::string> values;
-  for (const std::string& name : swept_) values.push_back(std::to_string(value_of(point, name)));
+  for (const std::string& name : swept_) values.push_back(value_of(point, name));
   table_.row(behind(std::move(values), cells));
 }
 

@@ -38,6 +38,8 @@ nlohmann::json bench_document(const std::string& what, const BenchOptions& any, 
 std::string point_title(const BenchOptions& point);
 /// ", hidden 512" if all points have it, else "".
 std::string common_hidden(const BenchOptions& point);
+/// The value of an option that can be swept if all points have it, else "(see below)".
+std::string common(const BenchOptions& point, const std::string& name);
 
 /// A table of results. What is swept and not among `shown`, the quantities that `header` has, gets a column in front.
 class PointTable {

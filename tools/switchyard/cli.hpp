@@ -28,6 +28,12 @@ std::string did_you_mean(const std::string& text, const std::vector<std::string>
 /// them instead: "LowLatencyConfig::max_tokens = 70000: ..." becomes "--tokens = 70000: ...". Other texts stay.
 std::string in_flags(const std::string& text, const std::vector<std::string>& flags);
 
+/// Words that options of several verbs take.
+inline const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
+inline const std::vector<std::string> kRowTypes = {"bf16", "f16", "f32", "fp8"};
+inline const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
+inline const std::vector<std::string> kOrders = {"per_rank", "per_route"};
+
 /// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. `also` is added to the allowed values in the error. \throws
 /// UsageError
 int64_t parse_integer(const std::string& flag, const std::string& text, int64_t min, int64_t max, const std::string& also = "");

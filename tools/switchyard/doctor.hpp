@@ -2,11 +2,13 @@
 // `switchyard doctor`: what this machine can do, what not, why, and what to do about it.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "gpu_probe.hpp"
+#include "switchyard/group.hpp"
 
 namespace switchyard::tool {
 
@@ -28,6 +30,10 @@ std::vector<Finding> check_processes();
 std::vector<Finding> check_gpus();
 /// Of any machine. `heap_choice`: value of SWITCHYARD_CUDA_HEAP, or "".
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
+/// Traces: `ticks` of the GPUs' global timers, in nanoseconds.
+Finding timer_finding(const std::vector<uint64_t>& ticks);
+/// What one object of normal mode takes of each rank's memory: CPU, or CUDA with `room` bytes on each GPU.
+Finding memory_finding(Backend backend, int world, uint64_t room);
 /// The backend cuda, from the findings above and whether this build has it.
 Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
 /// What tuning groups would have; `devices`: this machine's, as the keys of entries name them.

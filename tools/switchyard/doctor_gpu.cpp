@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doctor's findings about GPUs, from what the driver says alone.
+// Doctor's findings about GPUs: what the driver says, and what a kernel sees of the timer.
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdlib>
 
+#include "apart.hpp"
 #include "doctor.hpp"
 #include "rank_device.hpp"
 #include "style.hpp"
+#include "switchyard/normal.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -177,9 +179,60 @@ std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap
   return out;
 }
 
+Finding timer_finding(const std::vector<uint64_t>& ticks) {
+  constexpr uint64_t kFine = 2000;  // a traced call takes tens of microseconds
+  std::string each;
+  bool same = true, fine = true;
+  for (size_t g = 0; g < ticks.size(); ++g) {
+    each += fmt::format("{}{} ns on GPU {}", g == 0 ? "" : ", ", ticks[g], g);
+    same = same && ticks[g] == ticks[0];
+    fine = fine && ticks[g] > 0 && ticks[g] <= kFine;
+  }
+  Finding f{"GPU", "global timer", Verdict::ok, "ticks every " + (same ? fmt::format("{} ns", ticks.at(0)) : each), "", ""};
+  if (fine) return f;
+  f.verdict = Verdict::limited;
+  f.reason = "traces: a kernel's spans may lie beside those of other ranks by as much (inside a kernel they are exact)";
+  f.action = "end profilers and virtual GPU set-ups that coarsen it";
+  return f;
+}
+
+Finding memory_finding(Backend backend, int world, uint64_t room) {
+  NormalConfig config;
+  config.hidden = 7168;
+  config.num_experts = 256;
+  config.topk = 8;
+  config.max_tokens = 4096;
+  const MemoryRequirement need = NormalExchange::memory_required(config, world, backend);
+  const auto size = [](size_t bytes) { return binary_size(static_cast<double>(bytes)); };
+  Finding f{backend == Backend::cuda ? "GPU" : "Memory",
+            "normal mode",
+            Verdict::note,
+            fmt::format("{} a rank for 4096 tokens of hidden 7168, bf16, top-8 of 256, {}: pool with staging {}, control {}",
+                        size(need.total()), counted(world, "rank"), size(need.pool_bytes), size(need.control_bytes)),
+            "",
+            ""};
+  const uint64_t all = backend == Backend::cuda ? need.total() : need.total() * static_cast<uint64_t>(world);
+  if (all <= room) return f;
+  f.reason = fmt::format("{} are there", size(room));
+  f.action = "fewer max_tokens, or ring staging (Staging::ring), which bounds it";
+  return f;
+}
+
 std::vector<Finding> check_gpus() {
   const char* choice = std::getenv("SWITCHYARD_CUDA_HEAP");
-  return gpu_findings(probe_gpus(), choice != nullptr ? choice : "");
+  const GpuProbe probe = probe_gpus();
+  std::vector<Finding> out = gpu_findings(probe, choice != nullptr ? choice : "");
+  if (probe.gpus.empty()) return out;
+  const auto gpus = static_cast<int>(probe.gpus.size());
+  try {
+    const auto ticks = run_apart([&]() -> nlohmann::json { return measure_timer_ticks(gpus); }).get<std::vector<uint64_t>>();
+    if (!ticks.empty()) out.push_back(timer_finding(ticks));
+  } catch (const std::exception& e) {
+    out.push_back({"GPU", "global timer", Verdict::limited, std::string("not read: ") + e.what(),
+                   "a kernel of this build did not run there", ""});
+  }
+  out.push_back(memory_finding(Backend::cuda, gpus, probe.gpus.front().memory_bytes));
+  return out;
 }
 
 Finding judge_cuda(const std::vector<Finding>& found, bool in_build) {

@@ -230,6 +230,8 @@ std::vector<Finding> check_memory() {
     out.push_back({"Memory", "address space (ulimit -v)", Verdict::limited, binary_size(static_cast<double>(space.rlim_cur)),
                    "every rank maps the segments of all ranks", "ulimit -v unlimited"});
   }
+  const int ranks = m.usable_cores() >= 16 ? 8 : 2;  // as many as bench takes
+  out.push_back(memory_finding(Backend::cpu, ranks, m.memory_available));
   return out;
 }
 

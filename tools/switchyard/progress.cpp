@@ -48,6 +48,8 @@ void end_lines_on_signals() {
   }
 }
 
+std::atomic<bool> silenced{false};
+
 bool is_terminal() {
   const char* term = std::getenv("TERM");
   return isatty(STDERR_FILENO) != 0 && term != nullptr && std::strcmp(term, "dumb") != 0;
@@ -68,7 +70,9 @@ std::string progress_line(const std::string& title, int64_t done, int64_t total,
   return (begin + " [" + std::string(filled, '#') + std::string(bar - filled, '.') + share + end).substr(0, columns - 1);
 }
 
-Progress::Progress(bool quiet) : quiet_(quiet), tty_(is_terminal()) {
+void Progress::silence() { silenced = true; }
+
+Progress::Progress(bool quiet) : quiet_(quiet || silenced), tty_(is_terminal()) {
   if (tty_ && !quiet_) end_lines_on_signals();
 }
 

@@ -22,6 +22,8 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
+  /// From now on nothing is written by any.
+  static void silence();
 
   /// Ends the stage before, if any. `total` 0: unknown.
   void stage(const std::string& title, int64_t total = 0);

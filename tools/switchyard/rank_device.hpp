@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 #include <memory>
 
 namespace switchyard::tool {
@@ -48,5 +49,8 @@ int cuda_runtime_version();
 /// GB/s of a large copy from GPU 0 to GPU 1, or within GPU 0 if there is one only (bytes read + written then). Not in a process
 /// that will fork ranks.
 double measure_gpu_copy(int gpus);
+/// Nanoseconds by which each GPU's global timer advances at a time; nothing without CUDA code in this build. Likewise.
+/// \throws std::runtime_error naming the failed call.
+std::vector<uint64_t> measure_timer_ticks(int gpus);
 
 }  // namespace switchyard::tool

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../../bench/cuda/timer_tick.hpp"
 #include "rank_device.hpp"
 #include "switchyard/status.hpp"
 
@@ -113,6 +114,15 @@ double measure_gpu_copy(int gpus) {
   float ms = 0;
   check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
   return (to == 0 ? 2.0 : 1.0) * kCopies * static_cast<double>(kBytes) / (static_cast<double>(ms) * 1e6);
+}
+
+std::vector<uint64_t> measure_timer_ticks(int gpus) {
+  std::vector<uint64_t> ticks;
+  for (int g = 0; g < gpus; ++g) {
+    check(cudaSetDevice(g), "cudaSetDevice");
+    ticks.push_back(bench::global_timer_tick());
+  }
+  return ticks;
 }
 
 }  // namespace switchyard::tool

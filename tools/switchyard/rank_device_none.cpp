@@ -11,5 +11,6 @@ const char* no_cuda_text() {
 }
 int cuda_runtime_version() { return 0; }
 double measure_gpu_copy(int) { throw UsageError(no_cuda_text()); }
+std::vector<uint64_t> measure_timer_ticks(int) { return {}; }
 
 }  // namespace switchyard::tool

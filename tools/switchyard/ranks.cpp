@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -287,6 +288,50 @@ std::vector<json> run_processes(const RankJob& job, const RankBody& body, const 
   return collect(std::move(outcomes));
 }
 
+// ------------------------------------------------------------------------------------------------------------------- launched
+
+/// What this process is, once join_launched_ranks has said so.
+std::optional<Membership>& launched() {
+  static std::optional<Membership> me;
+  return me;
+}
+
+/// Collective: what every rank has.
+std::vector<json> gathered(Group& group, const json& mine) {
+  const std::vector<uint8_t> bytes = json::to_cbor(mine);
+  const auto world = static_cast<size_t>(group.size());
+  std::vector<uint64_t> sizes(world);
+  const uint64_t size = bytes.size();
+  group.all_gather(&size, sizeof size, sizes.data());
+  const size_t longest = *std::max_element(sizes.begin(), sizes.end());
+  std::vector<uint8_t> padded(longest), all(longest * world);
+  std::copy(bytes.begin(), bytes.end(), padded.begin());
+  group.all_gather(padded.data(), longest, all.data());
+  std::vector<json> results;
+  for (size_t r = 0; r < world; ++r) {
+    const uint8_t* const begin = all.data() + r * longest;
+    results.push_back(json::from_cbor(begin, begin + sizes[r]));
+  }
+  return results;
+}
+
+std::vector<json> run_launched(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
+  const int rank = launched()->rank;
+  Outcome outcome;
+  bool joined = false;
+  try {
+    Group group = Group::from_environment(job.group);
+    joined = true;
+    ThreadLink link(rank, on_progress);
+    outcome = run_body(group, body, link);
+    if (outcome.error.empty()) return gathered(group, outcome.result);  // nobody leaves while a peer may still read its memory
+  } catch (...) {
+    outcome = failed(joined);
+  }
+  if (!joined) throw Error(outcome.code, outcome.error);
+  throw RankError(rank, outcome.code, fmt::format("rank {}: {}", rank, outcome.error));
+}
+
 }  // namespace
 
 bool RankError::blames_exchange() const {
@@ -302,6 +347,7 @@ bool RankError::blames_exchange() const {
 
 std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
   try {
+    if (launched()) return run_launched(job, body, on_progress);
     return job.processes ? run_processes(job, body, on_progress) : run_threads(job, body, on_progress);
   } catch (const RankError&) {
     throw;
@@ -312,6 +358,15 @@ std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnPr
       text.replace(at, kHint.size(), "make " + job.size_flags + " smaller");
     throw Error(e.code(), text);
   }
+}
+
+std::optional<Membership> join_launched_ranks() {
+  try {
+    const Membership me = Group::find_in_environment();
+    if (me.world > 1) launched() = me;
+  } catch (const Error&) {  // no launcher, or what one has left: this process is on its own
+  }
+  return launched();
 }
 
 }  // namespace switchyard::tool

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one function on every rank of a group: as threads of this process, or as processes that it starts.
+// Runs one function on every rank of a group: as threads of this process, as processes that it starts, or as one of those that
+// a launcher started.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,5 +51,9 @@ class RankError : public Error {
 /// processes are forked here and meet at an abstract Unix socket: the caller must not hold threads that `body` relies on.
 /// \throws RankError; Error, the same for threads and processes, if the group cannot be formed.
 std::vector<nlohmann::json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress = {});
+
+/// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks: from now on run_ranks runs that
+/// rank alone, every rank returns the results of all, and one that fails throws for itself. \returns which, or nothing
+std::optional<Membership> join_launched_ranks();
 
 }  // namespace switchyard::tool

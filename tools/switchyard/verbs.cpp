@@ -7,11 +7,8 @@ namespace switchyard::tool {
 namespace {
 
 const std::vector<std::string> kModes = {"normal", "low_latency", "flat"};
-const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
 const std::vector<std::string> kDtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
-const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
 const std::vector<std::string> kStaging = {"direct", "ring"};
-const std::vector<std::string> kOrders = {"per_rank", "per_route"};
 
 constexpr int64_t kAnyCount = int64_t{1} << 24;
 
@@ -153,7 +150,8 @@ void add_bench_shape(Options& add, BenchOptions& o) {
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.toggle("--contest", o.contest, "flat: the five benchmark shapes of the published all-to-all contest, f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
-            "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk or pieces; several sweeps are combined");
+            "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk, pieces, dtype, quantize, "
+            "routing, layout or order; several sweeps are combined");
 }
 
 }  // namespace
@@ -168,7 +166,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
       "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; layout, staging, order and "
       "alignment belong to normal");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
-  add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
+  add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
@@ -207,6 +205,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
       "  switchyard bench --sweep tokens=128,512,2048,8192 --json results.json\n"
       "  switchyard bench --ranks 8 --layout expert_major --quantize f32 --routing recorded\n"
       "  switchyard bench --backend cuda --tokens 4096 --sweep sms=4,8,16,24,48 --html sms.html\n"
+      "  switchyard bench --sweep routing=uniform,zipf:1.2,group_limited --sweep dtype=bf16,fp8 --html skew.html\n"
       "  switchyard bench --mode low_latency --backend cuda --quantize f32 --sweep tokens=1,8,32,128,512\n"
       "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n");
 }
@@ -220,7 +219,7 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   add.choice("--mode", o.mode, kModes, "low_latency, and flat, which does both in one call: layout and staging do not apply");
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: what every warp of the kernels did");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
-  add.choice("--dtype", o.dtype, {"bf16", "f16", "f32", "fp8"}, "Row type");
+  add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
