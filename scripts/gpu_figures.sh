@@ -56,7 +56,7 @@ record() {
 }
 
 readonly aligned=(--layout expert_major --alignment 128)
-readonly decode=1,8,32,64,128,256,512
+readonly tokens=1,8,32,64,128,256,512
 measure normal --tokens 4096 --sweep sms=8,16,24,48,132
 measure normal_fp8 --tokens 4096 --dtype fp8 --sms 24
 measure normal_fp8_online --tokens 4096 --quantize f32 --sweep sms=24,48,132
@@ -68,8 +68,18 @@ measure normal_topk --tokens 4096 --sms 24 --sweep topk=1,2,4,6,10
 measure normal_zipf --tokens 4096 --sms 24 --routing zipf:1.2
 measure normal_group_limited --tokens 4096 --sms 24 --routing group_limited
 measure normal_recorded --tokens 4096 --sms 24 --routing recorded
-measure low_latency_fp8 --mode low_latency --quantize f32 --sweep "tokens=$decode" --html "$out/low_latency_fp8.html"
-measure low_latency_bf16 --mode low_latency --sweep "tokens=$decode"
+measure normal_tokens --sms 24 --sweep tokens=128,512,2048,8192 --html "$out/normal_tokens.html"
+measure normal_skew --tokens 4096 --sms 24 --sweep routing=uniform,zipf:1.2,group_limited,recorded --sweep dtype=bf16,fp8 --html "$out/normal_skew.html"
+# decode NAME low-latency options...: over tokens, with a plot; enough replays for a p99.
+decode() {
+  local name=$1
+  shift
+  measure "$name" --mode low_latency "$@" --iterations 400 --sweep "tokens=$tokens" --html "$out/$name.html"
+}
+decode low_latency_fp8 --quantize f32
+decode low_latency_bf16
+decode low_latency_fp8_rows --dtype fp8
+decode low_latency_per_route --quantize f32 --sending per_route
 measure flat_contest --mode flat --contest
 figure ledger verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 --measured 200 --json
 [[ ! -s $out/ledger.txt ]] || mv "$out/ledger.txt" "$out/ledger.json"

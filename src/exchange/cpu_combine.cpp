@@ -24,8 +24,8 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
   const CallContext call = begin_call();
   const TraceSpan whole(call.tracer, kHostTrack, Event::combine, h.tokens);
   const bool expert_major = h.layout == Layout::expert_major;
-  const uint64_t sig =
-      signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}});
+  const uint64_t sig = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
+                                                      int64_t{o.apply_weights}, static_cast<int64_t>(h.identity)});
 
   CombineParams p;
   p.call = call;

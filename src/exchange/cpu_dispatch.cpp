@@ -121,6 +121,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
                                       static_cast<int64_t>(format.scales), static_cast<int64_t>(options.size),
                                       static_cast<int64_t>(options.overflow), static_cast<int64_t>(options.padding)});
   const std::shared_ptr<HandleData> h = handles_->take();
+  const uint64_t identity = next_identity();
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
     local_.build(ids, config.num_experts, world());
@@ -131,6 +132,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
   h->layout = config.layout;
   h->alignment = config.expert_alignment;
   h->rank = rank();
+  h->identity = identity;
   h->max_tokens = config.max_tokens;
   h->hidden = config.hidden;
   {
@@ -159,8 +161,9 @@ Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const
   const CallContext call = begin_call();
   const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, x.rows);
   const uint64_t sig =
-      signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                             static_cast<int64_t>(format.scales), static_cast<int64_t>(options.padding)});
+      signature(Operation::cached_dispatch,
+                {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type), static_cast<int64_t>(format.scales),
+                 static_cast<int64_t>(options.padding), static_cast<int64_t>(handle.data().identity)});
   stats_.plan_us = 0;
   Dispatched out = move_rows(call, sig, x, format, options, nullptr,
                              std::shared_ptr<const HandleData>(std::shared_ptr<void>(), &handle.data()));

@@ -94,6 +94,7 @@ struct HandleData {
   int64_t tokens = 0;
   int64_t max_tokens = 0;
   int64_t hidden = 0;
+  uint64_t identity = 0;  ///< of the call that made it, equal on all its ranks: calls by handles compare it
   GatheredCounts counts;
   ExpertMap map;
 

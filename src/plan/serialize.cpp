@@ -17,7 +17,7 @@ namespace switchyard::detail {
 namespace {
 
 constexpr uint32_t kMagic = 0x48435753;  // "SWCH"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kHeadBytes = 16, kChecksumBytes = 8;
 constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
 
@@ -118,6 +118,7 @@ void read_shape(Reader& in, HandleData& h) {
   h.hidden = in_range(in.get<int64_t>(), 1, std::numeric_limits<int64_t>::max(), "hidden");
   h.rows_allocated = in_range(in.get<int64_t>(), 0, kMaxIndex, "rows_allocated");
   h.records_allocated = in_range(in.get<int64_t>(), 0, kMaxIndex, "records_allocated");
+  h.identity = in.get<uint64_t>();
   h.map = ExpertMap{experts, world};
   h.counts.world = world;
   h.counts.experts = experts;
@@ -385,6 +386,7 @@ std::vector<std::byte> serialize(const HandleData& h) {
   out.put(h.layout);
   for (const int32_t value : {h.alignment, h.counts.world, h.rank, h.topk, h.counts.experts}) out.put(value);
   for (const int64_t value : {h.max_tokens, h.tokens, h.hidden, h.rows_allocated, h.records_allocated}) out.put(value);
+  out.put(h.identity);
   out.put_vector(h.counts.tokens);
   out.put_vector(h.counts.capacity);
   out.put_vector(h.counts.touching);

@@ -228,6 +228,42 @@ TEST(Mismatch, CachedOptionsAndTypes) {
   }
 }
 
+/// Ranks that give handles of different dispatches to one call: of one object, or of another one of the same shape.
+TEST(Mismatch, HandlesOfOtherDispatches) {
+  for (const Staging staging : {Staging::direct, Staging::ring}) {
+    for (const bool cached : {true, false}) {
+      for (const bool other_object : {true, false}) {
+        expect_mismatch(outcomes(3, options_with(60s), [&](Group& group) {
+          NormalConfig config = FaultRig::config(staging);
+          FaultRig rig(group, config), second(group, config);
+          const Dispatched d = rig.dispatch();
+          const Dispatched e = other_object ? second.dispatch() : rig.dispatch();
+          const auto& handle = group.rank() == 1 ? e.handle : d.handle;
+          if (cached) {
+            (void)rig.exchange.dispatch(rig.x(), handle, DispatchOptions());
+          } else {
+            rig.exchange.combine(d.x, handle, rig.out.data(), CombineOptions());
+          }
+        }));
+      }
+    }
+  }
+}
+
+TEST(Handles, OfOneDispatchAsBytesOnSomeRanks) {
+  for (const Staging staging : {Staging::direct, Staging::ring}) {
+    const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+      FaultRig rig(group, FaultRig::config(staging)), second(group, FaultRig::config(staging));
+      const Dispatched d = rig.dispatch();
+      const auto handle = group.rank() == 1 ? switchyard::Handle::deserialize(d.handle.serialize()) : d.handle;
+      FaultRig& user = staging == Staging::direct ? second : rig;  // any object of the shape
+      const Dispatched again = user.exchange.dispatch(user.x(), handle, DispatchOptions());
+      user.exchange.combine(again.x, handle, user.out.data(), CombineOptions());
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
+}
+
 TEST(Mismatch, CombineOptionsAndTypes) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     for (const int kind : {0, 1, 2}) {

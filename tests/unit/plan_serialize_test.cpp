@@ -209,10 +209,10 @@ TEST(Damage, TextNamesTheField) {
   EXPECT_NE(text_of(bytes).find("world is 200, allowed is 1 to 64"), std::string::npos) << text_of(bytes);
 }
 
-/// The format is fixed: bytes written today must be read by every later library that knows version 1.
+/// The format is fixed: bytes written today must be read by every later library that knows version 2.
 TEST(Format, HeadIsLittleEndianAndVersioned) {
   const Bytes bytes = serialize(*small_handle(Layout::rank_major, 0));
-  const unsigned char head[] = {'S', 'W', 'C', 'H', 1, 0, 0, 0};
+  const unsigned char head[] = {'S', 'W', 'C', 'H', 2, 0, 0, 0};
   for (size_t i = 0; i < sizeof head; ++i) EXPECT_EQ(std::to_integer<unsigned char>(bytes[i]), head[i]);
   EXPECT_EQ(
       std::to_integer<size_t>(bytes[8]) | std::to_integer<size_t>(bytes[9]) << 8 | std::to_integer<size_t>(bytes[10]) << 16,

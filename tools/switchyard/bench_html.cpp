@@ -54,6 +54,8 @@ const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"}
                                   {"cached dispatch", {"cached_dispatch", "p50_us"}, "--plan"},
                                   {"combine per route", {"combine_per_route", "p50_us"}, "--compute"},
                                   {"combine per rank", {"combine_per_rank", "p50_us"}, "--plan"},
+                                  {"both, per route", {"both_per_route", "p50_us"}, "--user"},
+                                  {"both, per rank", {"both_per_rank", "p50_us"}, "--call"},
                                   {"whole exchange", {"all_to_all", "p50_us"}, "--move"},
                                   {"in two calls", {"two_calls", "p50_us"}, "--compute"},
                                   {"push limit", {"push_limit", "p50_us"}, "--move", true},

@@ -57,8 +57,9 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   c.pulls_done = &state()->pulls_done;
   c.sums_next = &state()->sums_next;
   c.pulls_next = &state()->pulls_next;
-  c.place.signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
-                                                     int64_t{o.apply_weights}, int64_t{o.weights != nullptr}});
+  c.place.signature =
+      signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights},
+                                     int64_t{o.weights != nullptr}, static_cast<int64_t>(h.identity)});
   p.state = state();
   p.header = t.header;
   p.soft = gpu_.device_soft_fault();

@@ -29,6 +29,7 @@ std::shared_ptr<HandleData> CudaNormal::new_handle(int64_t tokens, const Call& c
   h->layout = config.layout;
   h->alignment = config.expert_alignment;
   h->rank = rank();
+  h->identity = next_identity();
   h->topk = config.topk;
   h->tokens = tokens;
   h->max_tokens = config.max_tokens;
@@ -261,8 +262,9 @@ Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, cons
   Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
   spare_sms(call, format.quantize);
   const uint64_t sig =
-      signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                             static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)});
+      signature(Operation::cached_dispatch,
+                {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type), static_cast<int64_t>(format.scales),
+                 static_cast<int64_t>(o.padding), static_cast<int64_t>(handle.data().identity)});
   std::shared_ptr<const HandleData> h;
   Outputs outputs;
   checked([&] {
