@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "protocol/harness.hpp"
 
+#if defined(SWITCHYARD_TEST_CUDA)
+#include <cuda_runtime_api.h>
+#endif
+
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 #include "protocol/harness_rows.hpp"
@@ -84,9 +89,25 @@ NormalConfig make_config(const Case& c) {
   return config;
 }
 
+/// Multiprocessors of every call: the scenario's, or SWITCHYARD_TEST_SMS, at most what a rank has of its GPU.
+static int sms_of(const Case& c) {
+#if defined(SWITCHYARD_TEST_CUDA)
+  const char* const wide = std::getenv("SWITCHYARD_TEST_SMS");
+  if (wide == nullptr) return c.scenario.num_sms;
+  int devices = 0, all = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
+      cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess)
+    return c.scenario.num_sms;  // forming the group says why
+  return std::min(std::atoi(wide), all / ((c.problem.world + devices - 1) / devices));
+#else
+  (void)c;
+  return 0;
+#endif
+}
+
 switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank) {
   switchyard::DispatchOptions options;
-  options.num_sms = kBackend == switchyard::Backend::cuda ? c.scenario.num_sms : 0;
+  options.num_sms = sms_of(c);
   options.quantize = c.scenario.quantize;
   options.size = c.problem.size;
   options.overflow = c.problem.overflow;

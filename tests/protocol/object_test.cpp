@@ -345,5 +345,26 @@ TEST(Queries, RoutingLayoutAgainstTheOracle) {
   }
 }
 
+/// Flags, counts and placements are bounded, whatever the shape; rows are counted apart.
+TEST(Memory, ControlIsBounded) {
+  for (const auto backend : {switchyard::Backend::cpu, switchyard::Backend::cuda})
+    for (const auto layout : {switchyard::Layout::rank_major, switchyard::Layout::expert_major})
+      for (const auto staging : {switchyard::Staging::direct, switchyard::Staging::ring})
+        for (const int world : {1, 2, 4, 8, 64})
+          for (const int experts : {world, 256, 6144})
+            for (const int64_t tokens : {int64_t{0}, int64_t{4096}, int64_t{32768}}) {
+              NormalConfig config;
+              config.hidden = 7168;
+              config.num_experts = experts;
+              config.topk = 1;
+              config.max_tokens = tokens;
+              config.layout = layout;
+              config.staging = staging;
+              const auto need = NormalExchange::memory_required(config, world, backend);
+              EXPECT_GT(need.control_bytes, 0u);
+              EXPECT_LE(need.control_bytes, size_t{64} << 20) << world << " ranks, " << experts << " experts";
+            }
+}
+
 }  // namespace
 }  // namespace harness

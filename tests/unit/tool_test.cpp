@@ -14,6 +14,7 @@
 #include "bench/stream_copy.hpp"
 #include "switchyard/status.hpp"
 #include "tools/switchyard/bench.hpp"
+#include "tools/switchyard/bench_points.hpp"
 #include "tools/switchyard/cli.hpp"
 #include "tools/switchyard/exchange_check.hpp"
 #include "tools/switchyard/moe_reference.hpp"
@@ -434,6 +435,26 @@ TEST(Measure, ALimitThatIsHardToBelieveIsNoted) {
   ASSERT_EQ(exceeded.size(), 1u);
   EXPECT_NE(exceeded[0].find("103.8 %"), std::string::npos) << exceeded[0];
   EXPECT_EQ(limit_notes(19.8, 6.3, 1.038).size(), 2u);
+}
+
+TEST(Measure, UniformRoutingHasItsMeanNumberOfRanks) {
+  using switchyard::tool::check_mean_ranks;
+  using switchyard::tool::expected_mean_ranks;
+  EXPECT_DOUBLE_EQ(expected_mean_ranks(2, 2, 2), 2);
+  EXPECT_NEAR(expected_mean_ranks(2, 4, 2), 2.0 - 1.0 / 3, 1e-12);  // both choices on one rank: 2 of 6 pairs
+  const double mean = expected_mean_ranks(4, 256, 8);
+  EXPECT_NEAR(mean, 3.614, 0.001);
+  EXPECT_NO_THROW(check_mean_ranks(mean * 1.0099, 4, 256, 8, 1));
+  EXPECT_NO_THROW(check_mean_ranks(mean * 0.9901, 4, 256, 8, 1));
+  for (const double off : {1.0101, 0.9899}) {
+    try {
+      check_mean_ranks(mean * off, 4, 256, 8, 7);
+      ADD_FAILURE() << off;
+    } catch (const switchyard::tool::UsageError& e) {
+      EXPECT_NE(std::string(e.what()).find("--seed: 7 gives"), std::string::npos) << e.what();
+    }
+  }
+  EXPECT_NO_THROW(check_mean_ranks(1, 3, 256, 8, 1));  // uneven shares: no expectation
 }
 
 TEST(Measure, BytesByHand) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 
 #include "bench_low_latency.hpp"
@@ -202,6 +203,20 @@ void check_room(const BenchOptions& point, double bytes, const bench::Machine& m
   throw UsageError(
       fmt::format("--ranks {} --tokens {} --hidden {} need about {} of memory, {} are available; make one of them smaller",
                   point.ranks, point.tokens, point.hidden, binary_size(bytes), binary_size(available)));
+}
+
+double expected_mean_ranks(int world, int experts, int topk) {
+  double miss = 1;
+  const double others = experts - experts / static_cast<double>(world);
+  for (int k = 0; k < topk; ++k) miss *= (others - k) / (experts - k);
+  return world * (1 - miss);
+}
+
+void check_mean_ranks(double mean, int world, int experts, int topk, int64_t seed) {
+  const double expected = expected_mean_ranks(world, experts, topk);
+  if (experts % world != 0 || std::abs(mean / expected - 1) <= 0.01) return;
+  throw UsageError(fmt::format("--seed: {} gives {:.3f} ranks per token, more than 1 % from the expected {:.3f}; use another",
+                               seed, mean, expected));
 }
 
 namespace {

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Release tier of low-latency mode: C1 at its own shape (8 ranks, hidden 7168, top-8 of 256) and the grid of C3, bit by bit.
+//
+// Executables: low_latency_full_test (label full), gpu_low_latency_full (label gpu).
+#include <gtest/gtest.h>
+
+#include "protocol/acceptance.hpp"
+#include "protocol/low_latency_harness.hpp"
+
+namespace harness {
+namespace {
+
+constexpr Workers kOfEach{1, 1, false};
+
+std::vector<int64_t> random_tokens(int world, int64_t most, uint64_t seed) {
+  std::vector<int64_t> t;
+  for (int r = 0; r < world; ++r)
+    t.push_back(1 + static_cast<int64_t>(oracle::mix(seed, static_cast<uint64_t>(r)) % static_cast<uint64_t>(most)));
+  return t;
+}
+
+class ReferenceShape : public testing::TestWithParam<int> {};
+
+/// M tokens at most, three repetitions of five dispatches and their combines in both orders, ranks up to 0.3 ms late.
+TEST_P(ReferenceShape, C01) {
+  const int64_t most = GetParam();
+  LowLatencyScript s;
+  s.name = "C1 M " + std::to_string(most);
+  s.world = 8;
+  s.config.hidden = 7168;
+  s.config.num_experts = 256;
+  s.config.topk = 8;
+  s.config.max_tokens = most;
+  s.seed = static_cast<uint64_t>(most);
+  s.repeats = 3;
+  s.max_delay_us = 300;
+  for (uint64_t i = 0; i < (most > 64 ? 1 : 5); ++i) {
+    s.dispatch(random_tokens(8, most, i)).x_pattern = Pattern::random_values;
+    s.combine(CombineOrder::per_route);
+    s.combine(CombineOrder::per_rank);
+  }
+  EXPECT_EQ(run_scripts(Ranks::threads, kOfEach, {s}), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Full, ReferenceShape, testing::Values(8, 64, 128),
+                         [](const auto& m) { return "M" + std::to_string(m.param); });
+
+TEST(Full, C03_HiddenByExpertsByTopk) {
+  for (const int64_t hidden : {128, 2048, 4096, 7168}) {
+    for (const int experts : {4, 64, 256, 384}) {
+      std::vector<LowLatencyScript> scripts;
+      for (const int topk : {1, 2, 6, 8, 32}) {
+        LowLatencyScript s;
+        s.name = "C3 H " + std::to_string(hidden) + " E " + std::to_string(experts) + " K " + std::to_string(topk);
+        s.world = 4;
+        s.config.hidden = hidden;
+        s.config.num_experts = experts;
+        s.config.topk = topk;
+        s.config.max_tokens = 9;
+        s.config.sending = topk == 2 || topk == 8 ? Sending::per_rank : Sending::per_route;
+        s.seed = oracle::mix(static_cast<uint64_t>(hidden + experts), static_cast<uint64_t>(topk));
+        s.dispatch(random_tokens(4, 9, s.seed)).x_pattern = Pattern::random_values;
+        s.combine(CombineOrder::per_route);
+        s.combine(CombineOrder::per_rank).y_pattern = Pattern::wild_values;
+        scripts.push_back(s);
+      }
+      EXPECT_EQ(run_scripts(Ranks::threads, kOfEach, scripts), "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace harness
