@@ -65,9 +65,6 @@ measure expert_major_per_route --tokens 4096 "${aligned[@]}" --order per_route -
 measure normal_32768 --tokens 32768 --sms 48
 measure normal_hidden --tokens 4096 --sms 24 --sweep hidden=2048,2880,4096,5120
 measure normal_topk --tokens 4096 --sms 24 --sweep topk=1,2,4,6,10
-measure normal_zipf --tokens 4096 --sms 24 --routing zipf:1.2
-measure normal_group_limited --tokens 4096 --sms 24 --routing group_limited
-measure normal_recorded --tokens 4096 --sms 24 --routing recorded
 measure normal_tokens --sms 24 --sweep tokens=128,512,2048,8192 --html "$out/normal_tokens.html"
 measure normal_skew --tokens 4096 --sms 24 --sweep routing=uniform,zipf:1.2,group_limited,recorded --sweep dtype=bf16,fp8 --html "$out/normal_skew.html"
 # decode NAME low-latency options...: over tokens, with a plot; enough replays for a p99.

@@ -9,10 +9,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 #include "bench_low_latency.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
+#include "ranks.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -269,11 +271,8 @@ int Stopped::status(bool passed) const {
 }
 
 Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one) {
-  if (count == 1) {
-    one(0);
-    return {};
-  }
-  const Interrupts interrupts;
+  std::optional<Interrupts> interrupts;
+  if (count > 1 && !ranks_are_launched()) interrupts.emplace();
   for (size_t i = 0; i < count; ++i) {
     try {
       one(i);
@@ -282,7 +281,7 @@ Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_
       progress.finish("failed");
       return {e.what(), std::current_exception()};
     }
-    if (Interrupts::one_came() && i + 1 < count)
+    if (interrupts && Interrupts::one_came() && i + 1 < count)
       return {fmt::format("interrupted after {} of {}", i + 1, count), std::make_exception_ptr(Interrupted())};
   }
   return {};

@@ -33,7 +33,7 @@ struct Stopped {
   int status(bool passed) const;
 };
 /// Calls one(0), one(1), ... What the first call throws is thrown, what a later one throws ends the series and is returned. So
-/// does the first Ctrl-C, when the call under way has returned.
+/// does the first Ctrl-C, when the call under way has returned; ranks of a launcher it ends at once.
 Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one);
 
 /// What --json writes, without runs.

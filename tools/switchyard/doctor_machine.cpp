@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "../../bench/machine.hpp"
+#include "bench.hpp"
 #include "doctor.hpp"
 #include "style.hpp"
 
@@ -230,8 +231,7 @@ std::vector<Finding> check_memory() {
     out.push_back({"Memory", "address space (ulimit -v)", Verdict::limited, binary_size(static_cast<double>(space.rlim_cur)),
                    "every rank maps the segments of all ranks", "ulimit -v unlimited"});
   }
-  const int ranks = m.usable_cores() >= 16 ? 8 : 2;  // as many as bench takes
-  out.push_back(memory_finding(Backend::cpu, ranks, m.memory_available));
+  out.push_back(memory_finding(Backend::cpu, static_cast<int>(with_defaults({}, m).ranks), m.memory_available));
   return out;
 }
 

@@ -360,6 +360,8 @@ std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnPr
   }
 }
 
+bool ranks_are_launched() { return launched().has_value(); }
+
 std::optional<Membership> join_launched_ranks() {
   try {
     const Membership me = Group::find_in_environment();

@@ -55,5 +55,7 @@ std::vector<nlohmann::json> run_ranks(const RankJob& job, const RankBody& body, 
 /// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks: from now on run_ranks runs that
 /// rank alone, every rank returns the results of all, and one that fails throws for itself. \returns which, or nothing
 std::optional<Membership> join_launched_ranks();
+/// It did. What one rank alone decides, such as to stop early, leaves the others waiting.
+bool ranks_are_launched();
 
 }  // namespace switchyard::tool
