@@ -4,6 +4,8 @@
 //
 // Compiled as flat_threads and flat_processes; on GPUs as gpu_flat_threads and gpu_flat_processes. The contest's shapes in
 // full: flat_full_test.
+#include <algorithm>
+
 #include "protocol/acceptance.hpp"
 #include "protocol/flat_shapes.hpp"
 
@@ -204,7 +206,8 @@ TEST(ContestSeeds, E20_EveryThirteenth) {
 class FlatWorkers : public testing::TestWithParam<Workers> {};
 
 TEST_P(FlatWorkers, E18_OneToMany) {
-  const auto script = contest_script({8, 3, 272, 12, 5}, 4, 272);
+  auto script = contest_script({8, 3, 272, 12, 5}, 4, 272);
+  script.num_sms = std::min(GetParam().blocks * GetParam().warps, 28);  // GPUs: four ranks fit on 114 multiprocessors
   EXPECT_EQ(run_scripts(kRanks, GetParam(), {script}), "");
 }
 

@@ -9,6 +9,8 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "protocol/harness_rows.hpp"
 
@@ -94,6 +96,7 @@ static int sms_of(const Case& c) {
 #if defined(SWITCHYARD_TEST_CUDA)
   const char* const wide = std::getenv("SWITCHYARD_TEST_SMS");
   if (wide == nullptr) return c.scenario.num_sms;
+  if (std::atoi(wide) < 1) throw std::invalid_argument(std::string("SWITCHYARD_TEST_SMS = ") + wide + ": at least 1");
   int devices = 0, all = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
       cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess)
