@@ -168,7 +168,7 @@ TEST_P(Flat, InterleavedOverTheWrap) {
   s.config.first_epoch = (uint64_t{1} << 40) - 5;
   s.max_delay_us = 40;
   for (const int whole : {1, 2, 3, 1}) {
-    for (int i = 0; i < whole; ++i) s.call(tokens(4, static_cast<uint64_t>(10 * whole + i)));
+    for (int i = 0; i < whole; ++i) s.call(tokens(4, 10 * static_cast<uint64_t>(whole) + static_cast<uint64_t>(i)));
     s.call(tokens(4, static_cast<uint64_t>(whole))).two_calls = true;
   }
   s.repeats = 3;
