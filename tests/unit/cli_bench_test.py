@@ -129,7 +129,7 @@ class Sweeps(unittest.TestCase):
         for title in ("hidden 64, topk 2", "hidden 64, topk 4", "hidden 128, topk 2", "hidden 128, topk 4"):
             self.assertEqual(err.count("2 ranks, 16 tokens, " + title), 1, err)
         self.assertNotIn("hidden", out.splitlines()[4], "it differs")
-        self.assertEqual(out.count("note"), 1, out)
+        self.assertEqual(out.count("note: the input sets of 4 of 4 points"), 1, out)
 
     def test_what_was_measured_before_a_failure_is_written(self):
         for mode in ("normal", "low_latency", "flat"):
