@@ -21,7 +21,7 @@ class Tracer;
 struct TraceOptions {
   int num_blocks = 1;  ///< workers per rank, as in GroupOptions
   int num_warps = 1;
-  size_t events_per_track = size_t{1} << 14;  ///< 32 bytes each, reserved at construction; further events are counted as lost
+  size_t events_per_track = size_t{1} << 14;  ///< 32 bytes each, reserved at construction: the newest are kept
 };
 
 /// Time spent in one phase by one rank.
@@ -35,6 +35,7 @@ struct TracePhase {
   double max_ms = 0;      ///< longest span
   double slowest_ms = 0;  ///< largest sum of one track: this phase's share of the rank's wall time
   int64_t arg_sum = 0;    ///< sum of the spans' arguments (meaningless for unit "rank")
+  uint64_t bytes = 0;     ///< of rows from or for other ranks that the spans carried
 };
 
 /// One span of the timeline, for programs that draw their own.
@@ -46,6 +47,7 @@ struct TraceSlice {
   double begin_us = 0;  ///< since the earliest event of the whole trace
   double duration_us = 0;
   int64_t arg = 0;
+  uint32_t bytes = 0;  ///< of rows from or for other ranks
 };
 
 /// Collects the events of several ranks. All clocks are this host's steady clock, so ranks of different processes line up.
@@ -85,11 +87,15 @@ class Trace {
 
   /// Forgets all events, keeps the memory.
   void clear() noexcept;
-  /// Events that found their track full.
+  /// Events that were forgotten because their track was full: the oldest go first.
   uint64_t lost() const noexcept;
 
-  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, and, if
-  /// `flows`, an arrow from the send that ended a wait to that wait. \throws Error(io) naming the path.
+  /// Most that any rank's times may be off this host's steady clock, in nanoseconds: 0 unless GPUs recorded.
+  uint64_t clock_error_ns() const noexcept;
+
+  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, per rank a
+  /// counter of the bytes for or from other ranks that its workers are moving, and, if `flows`, an arrow from the send that
+  /// ended a wait to that wait. \throws Error(io) naming the path.
   void write_chrome_json(const std::string& path, bool flows = true) const;
   /// The same text in memory.
   std::string chrome_json(bool flows = true) const;

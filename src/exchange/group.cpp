@@ -241,6 +241,7 @@ int Group::size() const noexcept { return impl_->bootstrap->world(); }
 const GroupOptions& Group::options() const noexcept { return impl_->options; }
 
 void Group::barrier() {
+  const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
   char mine = 0;
   std::vector<char> all(static_cast<size_t>(size()));
   all_gather(&mine, 1, all.data());

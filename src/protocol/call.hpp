@@ -90,14 +90,36 @@ class WarpSpan {
     }
   }
   SWITCHYARD_FN ~WarpSpan() {
-    if constexpr (requires { A::kHostTracing; })
-      if (w_) call_->tracer->span(w_->index(), event_, begin_, now(), arg_);
-    if constexpr (requires { A::kDeviceTracing; })
-      if (w_) A::record(*w_, call_->device_trace, static_cast<uint16_t>(event_), begin_, now(), arg_);
+    if constexpr (kTraces)
+      if (w_) end(now());
   }
   WarpSpan(const WarpSpan&) = delete;
   WarpSpan& operator=(const WarpSpan&) = delete;
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
+  /// Of rows from or for other ranks.
+  SWITCHYARD_FN void set_bytes(uint64_t bytes) { bytes_ = bytes; }
+  /// A time at which next() may divide it.
+  SWITCHYARD_FN uint64_t mark() const {
+    if constexpr (kTraces) return w_ ? now() : 0;
+    return 0;
+  }
+  /// It ended at `mark`.
+  SWITCHYARD_FN void close(uint64_t mark) {
+    if constexpr (kTraces) {
+      if (w_) end(mark);
+      w_ = nullptr;
+    }
+  }
+  /// It ended at `mark`, and another began.
+  SWITCHYARD_FN void next(Event event, int64_t arg, uint64_t mark) {
+    if constexpr (kTraces) {
+      if (w_) end(mark);
+      event_ = event;
+      arg_ = arg;
+      bytes_ = 0;
+      begin_ = mark;
+    }
+  }
   /// It has turned out to be another.
   SWITCHYARD_FN void set_event(Event event, int64_t arg) {
     event_ = event;
@@ -115,11 +137,18 @@ class WarpSpan {
     else
       return A::now_ns();
   }
+  SWITCHYARD_FN void end(uint64_t time) {
+    if constexpr (requires { A::kHostTracing; })
+      call_->tracer->span(w_->index(), event_, begin_, time, arg_, record_bytes(bytes_));
+    if constexpr (requires { A::kDeviceTracing; })
+      A::record(*w_, call_->device_trace, static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
+  }
+
   typename A::Warp* w_ = nullptr;
   const CallContext* call_ = nullptr;
   Event event_{};
   int64_t arg_ = 0;
-  uint64_t begin_ = 0;
+  uint64_t bytes_ = 0, begin_ = 0;
 };
 
 }  // namespace switchyard::detail

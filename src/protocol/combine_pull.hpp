@@ -258,6 +258,7 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     pull_and_reduce<A>(w, p, tokens, p.tokens, moved);
     A::settle(w);
     span.set_arg(static_cast<int64_t>(moved.rows));
+    span.set_bytes(moved.remote_bytes);
   }
   return end_pulls<A>(w, p, moved);
 }

@@ -55,6 +55,7 @@ SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p
 /// Appends up to one chunk. Returns whether anything was announced.
 template <class A>
 SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring, RingStream& kept) {
+  WarpSpan<A> span(w, p.c.call, Event::ring_send);
   RingStream& s = ring.s;
   int64_t room = ring.room();
   room = room < p.send_chunk ? room : p.send_chunk;
@@ -65,6 +66,9 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, Ring
     s.k = 0;
   }
   s.open = s.next < s.end;
+  span.set_arg(s.moved - before);
+  if (ring.consumer != p.c.call.rank()) span.set_bytes(static_cast<uint64_t>((s.moved - before) * p.c.row_bytes));
+  if (s.moved == before) span.cancel();
   if (s.open && s.moved == before) return false;
   keep<A>(w, kept, s);
   A::settle(w);
@@ -135,11 +139,17 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, in
 /// Sums up to one chunk of tokens of a channel. Returns whether any was summed.
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, int channel, RingStall& stall, MoveCounter& moved) {
+  WarpSpan<A> span(w, p.c.call, Event::ring_receive);
   const RingStream& kept = p.channel(channel);
   RingStream s = kept;
   const int64_t before = s.next;
+  const uint64_t rows_before = moved.rows;
   while (s.next < s.end && s.next - before < p.send_chunk && sum_token<A>(w, p, channel, s.next, stall, moved)) ++s.next;
-  if (s.next == before) return false;
+  span.set_arg(static_cast<int64_t>(moved.rows - rows_before));
+  if (s.next == before) {
+    span.cancel();
+    return false;
+  }
   keep<A>(w, p.channel(channel), s);
   for (int r = 0; r < p.c.call.world(); ++r) {
     RingReader<A> reader{&p.c.call, &p.rings, channel, r, p.readers(channel)[r]};

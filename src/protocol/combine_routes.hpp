@@ -28,17 +28,19 @@ SWITCHYARD_FN uint64_t pushing_ranks(typename A::Warp& w, const CombineParams& p
                         [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->records == 0; });
 }
 
-/// Expert side: copies a part of the rows of one record to its owner's inbox. Pending.
+/// Expert side: copies a part of the rows of one record to its owner's inbox. Pending. \returns bytes
 template <class A>
-SWITCHYARD_FN void push_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, const RowPart& part) {
+SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, const RowPart& part) {
   const CallContext& call = p.call;
   const int32_t* const route = p.record_route + record * p.topk;
   const uint64_t inbox = call.heap.local(p.control.placement(call.epoch, owner))->weights;
   std::byte* const to = call.heap.base[owner] + inbox + int64_t{p.record_token[record]} * p.topk * p.row_bytes + part.begin;
-  for (uint64_t left = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; }); left != 0; left &= left - 1) {
+  const uint64_t kept = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
+  for (uint64_t left = kept; left != 0; left &= left - 1) {
     const int k = nth_bit(left, 0);
     A::copy(w, to + k * p.row_bytes, p.y + route[k] * p.row_bytes + part.begin, static_cast<size_t>(part.bytes));
   }
+  return bits(kept) * part.bytes;
 }
 
 /// Expert side: pushes the rows of all records of other owners that are dealt to this warp, of `warps` that push. Owners take
@@ -49,7 +51,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
   const int world = call.world(), others = world - 1;
   WarpSpan<A> span(w, call, Event::return_rows);
   Deal<A> turns(p.sums_next);
-  int64_t base = 0, pushed = 0;  // turns of earlier chunks
+  int64_t base = 0, pushed = 0, bytes = 0;  // turns of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
     const int parts = route_chunk_parts(c);
@@ -63,7 +65,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
       const auto rest = static_cast<int>(turn - round * others * parts);
       const int owner = (call.rank() + 1 + rest % others) % world;
       if (round >= end[owner] - begin[owner]) continue;
-      push_record<A>(w, p, owner, begin[owner] + round, part_of_row(p.row_bytes, rest / others, parts));
+      bytes += push_record<A>(w, p, owner, begin[owner] + round, part_of_row(p.row_bytes, rest / others, parts));
       ++pushed;
     }
     base += rounds * others * parts;
@@ -73,6 +75,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
     publish_chunk<A>(w, p, c);
   }
   span.set_arg(pushed);
+  span.set_bytes(static_cast<uint64_t>(bytes));
 }
 
 /// Owner side: sums a part of token t out of its routes' rows. Pending.
@@ -110,7 +113,7 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
         return false;
     }
     WarpSpan<A> span(w, call, Event::sum_returned);
-    const uint64_t before = moved.rows;
+    const MoveCounter before = moved;
     const int parts = route_chunk_parts(c);
     const int64_t first = c > 0 ? route_chunk_end(p.tokens, c - 1) : 0, items = (route_chunk_end(p.tokens, c) - first) * parts;
     for (int64_t i = 0; (i = tokens.item(w) - base) < items; tokens.done()) {
@@ -118,7 +121,8 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
       sum_routes<A>(w, p, first + t, part_of_row(p.row_bytes, static_cast<int>(i - t * parts), parts), moved);
     }
     base += items;
-    span.set_arg(static_cast<int64_t>(moved.rows - before));
+    span.set_arg(static_cast<int64_t>(moved.rows - before.rows));
+    if (pushing == 0) span.set_bytes(moved.remote_bytes - before.remote_bytes);  // else they have come
   }
   A::settle(w);
   return true;

@@ -93,9 +93,10 @@ SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCo
   for (int c = 0; c < kSumChunks; ++c) {
     if (!wait_sums<A>(w, p, c)) return false;
     WarpSpan<A> span(w, p.call, Event::pull_reduce);
-    const uint64_t before = moved.rows;
+    const MoveCounter before = moved;
     pull_and_reduce<A>(w, p, tokens, sum_chunk_end(p.tokens, c), moved);
-    span.set_arg(static_cast<int64_t>(moved.rows - before));
+    span.set_arg(static_cast<int64_t>(moved.rows - before.rows));
+    span.set_bytes(moved.remote_bytes - before.remote_bytes);
   }
   A::settle(w);
   return true;

@@ -272,8 +272,10 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
     for (int c = 0; c <= last; ++c) {
       {
         WarpSpan<A> span(w, call, Event::send_rows);
+        const MoveCounter before = moved;
         send_rows<A>(w, p, tokens, expert_major ? row_chunk_end(p.tokens, c) : p.tokens, moved);
-        span.set_arg(static_cast<int64_t>(moved.rows));
+        span.set_arg(static_cast<int64_t>(moved.rows - before.rows));
+        span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
       if (arrive_is_last<A>(w, p.sends_done + c, senders)) {
         if (c == last) deal_again<A>(w, p.sends_next);

@@ -45,10 +45,12 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
 template <class A>
 SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, RingWriter<A>& ring, RingStream& kept,
                            MoveCounter& moved) {
+  WarpSpan<A> span(w, p.d.call, Event::ring_send);
   RingStream& s = ring.s;
   int64_t room = ring.room();
   room = room < p.send_chunk ? room : p.send_chunk;
   const int64_t before = s.moved;
+  const uint64_t bytes_before = moved.remote_bytes;
   while (s.next < s.end) {
     const SendEntry* entry = nullptr;
     const SendEntry* entries = p.d.sends.of(s.next);
@@ -63,6 +65,9 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
     ++s.next;
   }
   s.open = s.next < s.end;
+  span.set_arg(s.moved - before);
+  span.set_bytes(moved.remote_bytes - bytes_before);
+  if (s.moved == before) span.cancel();
   if (s.open && s.moved == before) return false;
   keep<A>(w, kept, s);
   A::settle(w);
@@ -110,9 +115,12 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, RingReader<A>& ring, RingStream& kept,
                            MoveCounter& moved) {
+  WarpSpan<A> span(w, p.d.call, Event::ring_receive);
   RingStream& s = ring.s;
   ring.poll();
   const int64_t ready = s.available - s.moved, n = ready < p.send_chunk ? ready : p.send_chunk;
+  span.set_arg(n);
+  if (n == 0) span.cancel();
   for (int64_t i = 0; i < n; ++i) place_row<A>(w, p, ring.producer, ring.slot(i), moved);
   s.moved += n;
   s.done = s.ended && s.moved == s.available;

@@ -91,7 +91,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
   bool here = false;
   if (!wait_message<A>(w, call, l, source, unit, here, last)) return false;
   if (!here) return true;
-  const WarpSpan<A> span(w, call, Event::return_rows, 1);
+  WarpSpan<A> span(w, call, Event::return_rows, 1);
   const Message m = message_from<A>(w, call, l, source, unit);
   const int t = l.token_of(unit);
   const ColumnRange range = piece_range(p.d, piece);
@@ -101,7 +101,9 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
   else
     make_answers<A>(w, p, make, m, source, t, range, answered);
   const auto answers = static_cast<uint64_t>(bits(A::lanes_where(w, l.entries, answered)));
-  (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += answers * static_cast<uint64_t>(range.payload_bytes);
+  const uint64_t bytes = answers * static_cast<uint64_t>(range.payload_bytes);
+  (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += bytes;
+  if (source != call.rank()) span.set_bytes(bytes);
   if (piece == 0) moved.rows += answers;
   return true;
 }

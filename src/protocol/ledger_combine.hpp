@@ -128,11 +128,11 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter&
 template <class A, class P>
 SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t senders) {
   if (senders == 0) return true;
-  const WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, -1);
+  WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, -1);
   const auto writer = [&](int i) { return nth_bit(senders, i); };
   return wait_for<A>(
       w, p.call, bits(senders), [&, senders](int i) { return p.call.heap.local(p.layout.flag(nth_bit(senders, i))); },
-      p.call.word(), Site::ledger_rows, writer);
+      p.call.word(), Site::ledger_rows, writer, &span);
 }
 
 /// True if a rank has entered this call with another ledger: then rows may never come. The mismatch is recorded.
@@ -274,6 +274,7 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
     WarpSpan<A> span(w, call, Event::return_segments);
     return_segments<A>(w, p, moved);
     span.set_arg(static_cast<int64_t>(moved.rows));
+    span.set_bytes(moved.remote_bytes);
   }
   // Usually all have entered meanwhile, and what the last call left can go while rows are on their way.
   const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };

@@ -42,6 +42,12 @@ struct LowLatencyCombineParams {
   SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(LowLatencyKind::combine, order, type); }
 };
 
+/// What of `bytes` for `owner` crosses a link.
+template <class P>
+SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
+  return owner == p.call.rank() ? 0 : static_cast<uint64_t>(bytes);
+}
+
 template <class P>
 SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
   (owner == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
@@ -76,7 +82,7 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
     const Located found =
         A::locate_many(w, i, experts, [&](int e) { return static_cast<int64_t>(p.rows_of_expert[e]) * l.pieces; });
     if (found.segment == experts) break;
-    const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
+    WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const auto [r, piece] = split_index(found.offset, l);
     const int64_t row = found.segment * l.rows_per_expert() + r;
     const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
@@ -86,6 +92,7 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
     const auto t = static_cast<int>(from & 0xffffffff);
     return_piece<A>(w, p, owner, t, k, piece, p.y + row * p.row_bytes + at, found.segment);
     add_moved(p, owner, piece, bytes, moved);
+    span.set_bytes(remote_part(p, owner, bytes));
   }
 }
 
@@ -103,7 +110,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
     const int t = static_cast<int>(row.item), piece = row.piece;
     const LowLatencyRoute* routes = p.routes + int64_t{owner * l.max_tokens + t} * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
-    const WarpSpan<A> span(w, p.call, Event::return_rows, 1);
+    WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at;
     const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece), true};
@@ -112,6 +119,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
         [&](int k) -> const void* { return routes[k].row >= 0 ? p.y + routes[k].row * p.row_bytes + at : nullptr; },
         [&](int k) { return routes[k].weight; });
     add_moved(p, owner, piece, bytes, moved);
+    span.set_bytes(remote_part(p, owner, bytes));
   }
 }
 
@@ -135,12 +143,16 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   WarpSpan<A> span(w, p.call, Event::sum_returned, 1);
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
+    const uint64_t begin = span.mark();
     const int missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, looks);
     if (looks > 0 && (missing < 0 || writer(missing) != clock.awaited()))
       clock.charge(w, p.call, missing < 0 ? clock.awaited() : writer(missing));
-    if (missing < 0) return true;
+    if (missing < 0) {
+      if (looks > 0) span.next(Event::sum_returned, 1, begin);
+      return true;
+    }
     if (looks == 0) clock.begin(writer(missing));
-    span.set_event(Event::wait_returned, clock.awaited());                                        // it ends with the sum
+    span.set_event(Event::wait_returned, clock.awaited());
     const uint64_t* entered = p.call.heap.local(p.layout.header(p.call.epoch, clock.awaited()));  // no word tells more
     if (!clock.keep_waiting(w, p.call, Site::returned, entered, p.call.word())) return false;
   }

@@ -203,10 +203,11 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
 /// This warp's part of a message's row, to every rank with one of the unit's experts. Settled. \returns those ranks (bits)
 template <class A, class P>
 SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int unit, int part, MoveCounter& moved) {
-  const WarpSpan<A> span(w, p.call, Event::send_rows, 1);
-  const uint64_t places = ranks_of<A>(w, p, unit);
+  WarpSpan<A> span(w, p.call, Event::send_rows, 1);
+  const uint64_t places = ranks_of<A>(w, p, unit), before = moved.remote_bytes;
   if (places == 0) return 0;
   if (brings_row(p, unit)) send_payload<A>(w, p, unit, p.layout.token_of(unit), part, places, moved);
+  span.set_bytes(moved.remote_bytes - before);
   A::settle(w);
   return places;
 }

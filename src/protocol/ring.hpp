@@ -118,11 +118,15 @@ SWITCHYARD_FN bool drive_streams(typename A::Warp& w, const CallContext& call, S
     if (left == 0) return true;
     if (progress) continue;
     WaitClock<A> clock(stall.peer);
+    WarpSpan<A> span(w, call, Event::wait_ring, stall.peer);
+    uint64_t tried = 0;
     while (!progress) {
       if (!clock.keep_waiting(w, call, stall.site, stall.flag, call.word())) return false;
+      tried = span.mark();
       left = step(stall, progress);
       if (left == 0) break;
     }
+    span.close(tried);
     clock.charge(w, call, stall.peer);
     if (left == 0) return true;
   }

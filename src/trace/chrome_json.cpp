@@ -83,11 +83,17 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
 
 /// The kinds of spans that let a wait of this kind end: the last of them did.
 std::initializer_list<Event> causes_of(Event wait) {
-  static constexpr auto kCounts = {Event::exchange_counts},
-                        kPlacement = {Event::dispatch, Event::exchange_counts, Event::combine}, kOutputs = {Event::combine},
-                        kRows = {Event::send_rows}, kPulled = {Event::pull_reduce}, kExpertCount = {Event::send_counts},
-                        kReturned = {Event::return_rows};
+  static constexpr auto kEntered = {Event::dispatch, Event::combine, Event::all_to_all},
+                        kCounts = {Event::exchange_counts, Event::plan},
+                        kPlacement = {Event::dispatch, Event::exchange_counts, Event::combine},
+                        kOutputs = {Event::combine, Event::reduce_local, Event::return_rows}, kRows = {Event::send_rows},
+                        kPulled = {Event::pull_reduce, Event::sum_returned}, kExpertCount = {Event::send_counts},
+                        kReturned = {Event::return_rows}, kLedger = {Event::ledger_combine, Event::return_segments},
+                        kRing = {Event::ring_send, Event::ring_receive};
   switch (wait) {
+    case Event::wait_entered: return kEntered;
+    case Event::wait_ledger_rows: return kLedger;
+    case Event::wait_ring: return kRing;
     case Event::wait_counts: return kCounts;
     case Event::wait_placement: return kPlacement;
     case Event::wait_outputs: return kOutputs;
@@ -102,7 +108,7 @@ std::initializer_list<Event> causes_of(Event wait) {
 
 /// True if a span of this kind raises its signal early and goes on: then its begin counts, otherwise its end.
 bool signals_at_begin(Event cause) {
-  return cause == Event::dispatch || cause == Event::combine || cause == Event::exchange_counts;
+  return cause == Event::exchange_counts || std::string_view(detail::event_info(cause).category) == "call";
 }
 
 uint64_t signal_ns(const PlacedRecord& p) {
@@ -147,6 +153,23 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
   }
 }
 
+/// A counter per rank: bytes of rows from or for other ranks in spans that have begun and not ended. O(n log n).
+void write_bytes_in_flight(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
+  std::map<std::pair<int, uint64_t>, int64_t> changes;  // (rank, time)
+  for (const PlacedRecord& p : all) {
+    if (p.record.kind != RecordKind::span || p.record.bytes == 0) continue;
+    changes[{p.rank, p.record.begin_ns}] += p.record.bytes;
+    changes[{p.rank, p.record.end_ns}] -= p.record.bytes;
+  }
+  std::map<int, int64_t> in_flight;
+  for (const auto& [at, change] : changes) {
+    const int64_t bytes = in_flight[at.first] += change;
+    if (change != 0)
+      out.event("\"ph\":\"C\",\"name\":\"bytes in flight\",\"pid\":" + std::to_string(at.first) +
+                ",\"ts\":" + micros(at.second - origin) + ",\"args\":{\"bytes\":" + std::to_string(bytes) + "}");
+  }
+}
+
 }  // namespace
 
 std::string Trace::chrome_json(bool flows) const {
@@ -157,8 +180,9 @@ std::string Trace::chrome_json(bool flows) const {
   for (const PlacedRecord& p : all) {
     const std::string_view name = impl_->event_name(p.record.event);
     const std::string_view unit = impl_->event_unit(p.record.event);
+    const std::string bytes = p.record.bytes > 0 ? ",\"bytes\":" + std::to_string(p.record.bytes) : "";
     const std::string args =
-        ",\"args\":{" + json_quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + "}";
+        ",\"args\":{" + json_quoted(unit.empty() ? "value" : unit) + ":" + std::to_string(p.record.arg) + bytes + "}";
     const std::string common = "\"name\":" + json_quoted(name) +
                                ",\"cat\":" + json_quoted(impl_->event_category(p.record.event)) + "," + place(p.rank, p.track) +
                                ",\"ts\":" + micros(p.record.begin_ns - origin) + args;
@@ -170,9 +194,11 @@ std::string Trace::chrome_json(bool flows) const {
       case RecordKind::counter: out.event("\"ph\":\"C\"," + common); break;
     }
   }
+  write_bytes_in_flight(out, all, origin);
   if (flows) write_flows(out, all, origin);
   return "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"producer\":\"switchyard\",\"world\":" + std::to_string(world()) +
-         ",\"lost_events\":" + std::to_string(lost()) + "},\"traceEvents\":[" + out.take() + "\n]}\n";
+         ",\"lost_events\":" + std::to_string(lost()) + ",\"clock_error_ns\":" + std::to_string(clock_error_ns()) +
+         "},\"traceEvents\":[" + out.take() + "\n]}\n";
 }
 
 void Trace::write_chrome_json(const std::string& path, bool flows) const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace switchyard::detail {
 
@@ -40,16 +41,53 @@ class CycleClock {
 
 }  // namespace
 
+namespace {
+
+/// From the first to the last anchor of one launch, in nanoseconds of the global timer.
+struct Launch {
+  uint64_t begin = ~uint64_t{0}, end = 0;
+  void add(uint64_t timer_ns) {
+    begin = std::min(begin, timer_ns);
+    end = std::max(end, timer_ns);
+  }
+};
+using Launches = std::map<std::pair<uint32_t, int64_t>, Launch>;  // (Event, pack_launch's)
+
+void append_calls(Tracer& tracer, Launches launches, int64_t host_minus_timer) {
+  constexpr int64_t kTokens = 0xffffffff;
+  for (const auto& [key, plan] : launches) {
+    if (key.first != static_cast<uint32_t>(Event::plan)) continue;
+    // Tokens may be known to the plan only.
+    for (auto& [other, call] : launches)
+      if (other.first == static_cast<uint32_t>(Event::dispatch) && (other.second & ~kTokens) == (key.second & ~kTokens))
+        call.begin = std::min(call.begin, plan.begin);
+  }
+  std::vector<TraceRecord> calls;
+  for (const auto& [key, launch] : launches)
+    calls.push_back({launch.begin + static_cast<uint64_t>(host_minus_timer),
+                     launch.end + static_cast<uint64_t>(host_minus_timer), launch_tokens(key.second),
+                     static_cast<uint16_t>(key.first), RecordKind::span});
+  std::sort(calls.begin(), calls.end(), [](const TraceRecord& a, const TraceRecord& b) { return a.end_ns < b.end_ns; });
+  for (const TraceRecord& call : calls) tracer.append(kHostTrack, call);
+}
+
+}  // namespace
+
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
                            const std::vector<DeviceRecord>& records, int64_t host_minus_timer) {
   std::map<uint16_t, CycleClock> clocks;
+  Launches launches;
   const auto for_each = [&](auto&& f) {
-    for (size_t track = 0; track < sizes.size(); ++track)
-      for (uint32_t i = 0; i < std::min(sizes[track], trace.capacity); ++i)
-        f(static_cast<int>(track), records[track * trace.capacity + i]);
+    for (size_t track = 0; track < sizes.size(); ++track) {
+      const uint32_t held = std::min(sizes[track], trace.capacity);
+      for (uint32_t i = sizes[track] - held; i != sizes[track]; ++i)
+        f(static_cast<int>(track), records[track * trace.capacity + (i & (trace.capacity - 1))]);
+    }
   };
   for_each([&](int, const DeviceRecord& r) {
-    if (r.event == DeviceRecord::kAnchor) clocks[r.multiprocessor].add(r.begin, r.end);
+    if (r.event != DeviceRecord::kAnchor) return;
+    clocks[r.multiprocessor].add(r.begin, r.end);
+    launches[{r.bytes, r.arg}].add(r.end);
   });
   for (auto& [multiprocessor, clock] : clocks) clock.sort();
   for_each([&](int track, const DeviceRecord& r) {
@@ -60,10 +98,11 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
       return clock->second.timer_ns(cycles) + static_cast<uint64_t>(host_minus_timer);
     };
     const uint64_t begin = host_ns(r.begin), end = host_ns(r.end);
-    tracer.append(track, {begin, std::max(begin, end), r.arg, r.event, RecordKind::span});
+    tracer.append(track, {begin, std::max(begin, end), r.arg, r.event, RecordKind::span, r.bytes});
   });
   for (size_t track = 0; track < sizes.size(); ++track)
     if (sizes[track] > trace.capacity) tracer.add_lost(static_cast<int>(track), sizes[track] - trace.capacity);
+  append_calls(tracer, std::move(launches), host_minus_timer);
 }
 
 }  // namespace switchyard::detail

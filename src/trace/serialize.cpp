@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank's records as bytes, for ranks that are processes of one host. Native byte order: it never leaves the host.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -10,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr uint64_t kMagic = 0x3152545359ULL;  // "YSTR1"
+constexpr uint64_t kMagic = 0x3252545359ULL;  // "YSTR2"
 
 void put_bytes(std::vector<std::byte>& out, const void* bytes, size_t count) {
   const size_t at = out.size();
@@ -69,10 +70,11 @@ std::vector<std::byte> Trace::serialize(int rank) const {
     put_text(out, name);
     put_text(out, unit);
   }
+  put(out, tracer.clock_error_ns());
   for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
     put(out, static_cast<uint64_t>(tracer.size(track)));
     put(out, tracer.lost(track));
-    for (size_t i = 0; i < tracer.size(track); ++i) put(out, tracer.records(track)[i]);
+    for (size_t i = 0; i < tracer.size(track); ++i) put(out, tracer.record(track, i));
   }
   return out;
 }
@@ -100,6 +102,7 @@ void Trace::merge(std::span<const std::byte> bytes) {
   }
   constexpr auto kBuiltIn = static_cast<uint16_t>(detail::Event::count_of_events);
   detail::Tracer& tracer = impl_->tracers[static_cast<size_t>(rank)];
+  const uint64_t clock_error_ns = in.get<uint64_t>();
   std::vector<std::pair<int, detail::TraceRecord>> records;  // nothing is appended before all bytes have been understood
   std::vector<uint64_t> lost_there;
   for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
@@ -117,6 +120,7 @@ void Trace::merge(std::span<const std::byte> bytes) {
     }
   }
   if (!in.empty()) damaged("bytes follow the last track");
+  tracer.set_clock_error_ns(std::max(tracer.clock_error_ns(), clock_error_ns));
   for (const auto& [track, record] : records) tracer.append(track, record);
   for (size_t i = 0; i < lost_there.size(); ++i) tracer.add_lost(static_cast<int>(i) + detail::kHostTrack, lost_there[i]);
 }

@@ -37,7 +37,7 @@ Tracer::Tracer(int rank, int num_blocks, int num_warps, size_t capacity)
 }
 
 void Tracer::clear() noexcept {
-  for (Track& track : tracks_) track.size = track.lost = 0;
+  for (Track& track : tracks_) track.size = track.next = track.lost = 0;
 }
 
 std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers) {
@@ -45,8 +45,7 @@ std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers) {
   for (const Tracer& tracer : tracers) {
     for (int track = kHostTrack; track < tracer.workers(); ++track) {
       const auto first = static_cast<std::ptrdiff_t>(all.size());
-      const TraceRecord* records = tracer.records(track);
-      for (size_t i = 0; i < tracer.size(track); ++i) all.push_back({tracer.rank(), track, records[i]});
+      for (size_t i = 0; i < tracer.size(track); ++i) all.push_back({tracer.rank(), track, tracer.record(track, i)});
       std::stable_sort(all.begin() + first, all.end(), [](const PlacedRecord& a, const PlacedRecord& b) {
         if (a.record.begin_ns != b.record.begin_ns) return a.record.begin_ns < b.record.begin_ns;
         return a.record.end_ns > b.record.end_ns;
@@ -94,7 +93,7 @@ uint64_t Trace::Impl::origin_ns() const {
   uint64_t origin = std::numeric_limits<uint64_t>::max();
   for (const Tracer& tracer : tracers) {
     for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
-      for (size_t i = 0; i < tracer.size(track); ++i) origin = std::min(origin, tracer.records(track)[i].begin_ns);
+      for (size_t i = 0; i < tracer.size(track); ++i) origin = std::min(origin, tracer.record(track, i).begin_ns);
     }
   }
   return origin == std::numeric_limits<uint64_t>::max() ? 0 : origin;
@@ -154,6 +153,12 @@ uint64_t Trace::lost() const noexcept {
   return lost;
 }
 
+uint64_t Trace::clock_error_ns() const noexcept {
+  uint64_t most = 0;
+  for (const Tracer& tracer : impl_->tracers) most = std::max(most, tracer.clock_error_ns());
+  return most;
+}
+
 std::vector<TracePhase> Trace::summary() const {
   struct Sum {
     TracePhase phase;
@@ -169,6 +174,7 @@ std::vector<TracePhase> Trace::summary() const {
     sum.phase.total_ms += to_ms(ns);
     sum.phase.max_ms = std::max(sum.phase.max_ms, to_ms(ns));
     sum.phase.arg_sum += p.record.arg;
+    sum.phase.bytes += p.record.bytes;
     sum.per_track_ns[p.track] += ns;
   }
   std::vector<TracePhase> out;
@@ -189,7 +195,7 @@ std::vector<TraceSlice> Trace::slices() const {
     if (p.record.kind != detail::RecordKind::span) continue;
     out.push_back({p.rank, p.track, std::string(impl_->event_name(p.record.event)),
                    std::string(impl_->event_category(p.record.event)), static_cast<double>(p.record.begin_ns - origin) / 1e3,
-                   static_cast<double>(p.record.end_ns - p.record.begin_ns) / 1e3, p.record.arg});
+                   static_cast<double>(p.record.end_ns - p.record.begin_ns) / 1e3, p.record.arg, p.record.bytes});
   }
   return out;
 }

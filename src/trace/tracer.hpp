@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tracer: what one rank's workers did and when. Appending takes no lock and no allocation: each worker owns one buffer.
+// Tracer: what one rank's workers did and when. Appending takes no lock and no allocation: each worker owns one ring.
 //
 // A null Tracer* costs one predictable branch per span. An active one costs two clock reads and a 32-byte store.
 #pragma once
@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <vector>
+
+#include "base/macros.hpp"
 
 namespace switchyard::detail {
 
@@ -35,8 +37,13 @@ struct TraceRecord {
   int64_t arg;        ///< unit from the event table; a counter's value
   uint16_t event;     ///< Event, or an id that Trace::event gave out
   RecordKind kind;
-  uint32_t unused = 0;
+  uint32_t bytes = 0;  ///< of rows from or for other ranks that a span carried; 4 GiB - 1 stands for more
 };
+
+/// A count of bytes as records hold it.
+SWITCHYARD_FN inline uint32_t record_bytes(uint64_t bytes) {
+  return bytes < 0xffffffffu ? static_cast<uint32_t>(bytes) : 0xffffffffu;
+}
 
 /// Track of work on the rank's own thread, outside its workers. Worker tracks are 0 .. workers() - 1 (block * warps + warp).
 inline constexpr int kHostTrack = -1;
@@ -46,8 +53,8 @@ inline constexpr int kHostTrack = -1;
 /// work to happen before it, which the return of the collective call gives.
 class Tracer {
  public:
-  /// `capacity` records per track are reserved now; later records are counted as lost, so that tracing never allocates while
-  /// the exchange runs and a long run stays bounded.
+  /// `capacity` records per track are reserved now. A full track forgets its oldest record for each new one and counts it as
+  /// lost, so that tracing never allocates while the exchange runs and a long run stays bounded.
   Tracer(int rank, int num_blocks, int num_warps, size_t capacity);
 
   int rank() const noexcept { return rank_; }
@@ -61,14 +68,16 @@ class Tracer {
 
   void append(int track, const TraceRecord& record) noexcept {
     Track& t = tracks_[static_cast<size_t>(track - kHostTrack) < tracks_.size() ? static_cast<size_t>(track - kHostTrack) : 0];
+    t.records[t.next] = record;
+    t.next = t.next + 1 < t.capacity ? t.next + 1 : 0;
     if (t.size < t.capacity) {
-      t.records[t.size++] = record;
+      ++t.size;
     } else {
       ++t.lost;
     }
   }
-  void span(int track, Event event, uint64_t begin_ns, uint64_t end_ns, int64_t arg) noexcept {
-    append(track, {begin_ns, end_ns, arg, static_cast<uint16_t>(event), RecordKind::span});
+  void span(int track, Event event, uint64_t begin_ns, uint64_t end_ns, int64_t arg, uint32_t bytes = 0) noexcept {
+    append(track, {begin_ns, end_ns, arg, static_cast<uint16_t>(event), RecordKind::span, bytes});
   }
   void instant(int track, Event event, int64_t arg = 0) noexcept {
     const uint64_t now = now_ns();
@@ -79,14 +88,19 @@ class Tracer {
     append(track, {now, now, value, static_cast<uint16_t>(event), RecordKind::counter});
   }
 
-  /// Records of one track in the order they were appended (spans: by end).
-  const TraceRecord* records(int track) const noexcept {
-    return tracks_[static_cast<size_t>(track - kHostTrack)].records.get();
+  /// The i-th record that a track holds, in the order in which they were appended (spans: by end).
+  const TraceRecord& record(int track, size_t i) const noexcept {
+    const Track& t = tracks_[static_cast<size_t>(track - kHostTrack)];
+    const size_t oldest = t.size < t.capacity ? 0 : t.next;
+    return t.records[oldest + i < t.capacity ? oldest + i : oldest + i - t.capacity];
   }
   size_t size(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].size; }
   uint64_t lost(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].lost; }
   /// Counts records that were lost elsewhere before they could be appended here.
   void add_lost(int track, uint64_t n) noexcept { tracks_[static_cast<size_t>(track - kHostTrack)].lost += n; }
+  /// Most that this rank's times may be off this host's steady clock.
+  uint64_t clock_error_ns() const noexcept { return clock_error_ns_; }
+  void set_clock_error_ns(uint64_t ns) noexcept { clock_error_ns_ = ns; }
   /// Forgets all records; the memory stays.
   void clear() noexcept;
 
@@ -94,12 +108,14 @@ class Tracer {
   struct alignas(64) Track {
     std::unique_ptr<TraceRecord[]> records;
     size_t size = 0;
+    size_t next = 0;  ///< where the next record goes
     size_t capacity = 0;
     uint64_t lost = 0;
   };
   int rank_;
   int num_blocks_;
   int num_warps_;
+  uint64_t clock_error_ns_ = 0;
   std::vector<Track> tracks_;
 };
 

@@ -43,7 +43,7 @@ std::map<std::string, int> judge_spans(Station& me, const Trace& trace, const In
   std::map<std::string, int> spans;
   for (int track = 0; track < tracer.workers(); ++track) {
     for (size_t i = 0; i < tracer.size(track); ++i) {
-      const TraceRecord& r = tracer.records(track)[i];
+      const TraceRecord& r = tracer.record(track, i);
       const std::string name = name_of(r);
       ++spans[name];
       me.f.check(r.begin_ns <= r.end_ns, name + " ends before it begins");

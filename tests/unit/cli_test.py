@@ -180,7 +180,8 @@ class TraceVerb(unittest.TestCase):
     def test_timeline_and_summary(self):
         for mode, phases in (("normal", {"dispatch", "combine", "wait_counts", "send_rows", "pull_reduce"}),
                              ("low_latency", {"dispatch", "combine", "send_rows", "wait_message", "place_rows", "sum_returned"}),
-                             ("flat", {"all_to_all", "send_rows", "return_rows", "sum_returned"})):
+                             ("flat", {"all_to_all", "send_rows", "return_rows", "sum_returned"}),
+                             ("ledger", {"ledger_combine", "return_segments", "wait_ledger_rows", "restore_tokens"})):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "trace.json"
                 code, out, err = run("trace", *SMALL, "--mode", mode, "--calls", "2", "--json", "--events", "2048", "--out", str(path))
@@ -192,10 +193,38 @@ class TraceVerb(unittest.TestCase):
             self.assertEqual(len(spans), sum(p["count"] for p in summary["phases"]))
             self.assertEqual({e["pid"] for e in spans}, {0, 1})
             calls = [p for p in summary["phases"] if p["category"] == "call"]
-            self.assertTrue(all(p["count"] == 2 for p in calls), calls)
+            self.assertTrue(calls and all(p["count"] == 2 for p in calls), calls)
+            self.check_counters(document, spans)
             for rank in summary["ranks"]:
+                self.assertGreater(rank["longest_gap"]["us"], 0)
+                self.assertIn(rank["longest_gap"]["call"], {c["phase"] for c in calls})
                 self.assertGreater(rank["window_us"], 0)
                 self.assertTrue(0 <= rank["idle_share"] <= 1, rank)
+
+    def check_counters(self, document, spans):
+        """Bytes in flight: begin and end with none, and never exceed what open spans carry."""
+        for rank in (0, 1):
+            counts = [(e["ts"], e["args"]["bytes"]) for e in document["traceEvents"] if e["ph"] == "C" and e["pid"] == rank]
+            carried = sum(s["args"].get("bytes", 0) for s in spans if s["pid"] == rank)
+            self.assertGreater(carried, 0)
+            self.assertEqual(counts, sorted(counts, key=lambda c: c[0]))
+            self.assertEqual(counts[-1][1], 0)
+            self.assertTrue(all(0 <= c[1] <= carried for c in counts), counts)
+            self.assertGreater(max(c[1] for c in counts), 0)
+
+    def test_rings_and_what_recording_costs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = str(Path(folder) / "t.json")
+            code, out, err = run("trace", *SMALL, "--staging", "ring", "--calls", "3", "--cost", "2", "--json", "--out", path)
+        self.assertEqual(code, 0, err)
+        summary = json.loads(out)
+        phases = {p["phase"]: p for p in summary["phases"] if p["rank"] == 0}
+        self.assertLessEqual({"ring_send", "ring_receive"}, set(phases))
+        self.assertEqual(phases["dispatch"]["count"], 3)  # rounds of --cost leave nothing behind
+        self.assertGreater(phases["ring_send"]["bytes"], 0)
+        cost = summary["recording"]
+        self.assertEqual((len(cost["plain_us"]), len(cost["traced_us"]), cost["calls_per_round"]), (2, 2, 3))
+        self.assertTrue(all(us > 0 for us in cost["plain_us"] + cost["traced_us"]))
 
     def test_busiest_link_counts_rows_as_they_are_sent(self):
         most = {}
@@ -206,16 +235,17 @@ class TraceVerb(unittest.TestCase):
             self.assertEqual(code, 0, err)
             summary = json.loads(out)
             self.assertEqual(summary["config"]["sending"], sending)
-            most[sending] = summary["busiest_link"]["dispatch_bytes"]
+            most[sending] = summary["busiest_link"]["out"]["bytes"]
+            self.assertLessEqual(summary["busiest_link"]["back"]["bytes"], 4 * 64 * 2)  # one sum a token and rank
         self.assertLessEqual(most["per_rank"], 4 * 64 * 2)
         self.assertGreater(most["per_route"], 4 * 64 * 2)  # 8 experts of a token on 2 ranks
 
-    def test_events_that_find_no_room_are_said(self):
+    def test_forgotten_events_are_said(self):
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("trace", "--mode", "low_latency", "--tokens", "64", "--hidden", "64", "--events", "16",
                                  "--out", str(Path(folder) / "t.json"))
         self.assertEqual(code, 0, err)
-        self.assertIn("found no room", out)
+        self.assertRegex(out, r"the oldest [0-9,]+ spans were forgotten; --events 64 would keep more")
 
     def test_errors(self):
         for path, why in (("/nowhere/at/all.json", "No such file or directory"), (".", "Is a directory"), ("", "the path of a file")):
@@ -226,6 +256,9 @@ class TraceVerb(unittest.TestCase):
             self.assertNotIn("ranks", out)  # before anything runs
         self.assertEqual(run("trace", "--mode", "flatt")[0], 2)
         self.assertEqual(run("trace", "--order", "per_route")[0], 2)
+        code, _, err = run("trace", "--mode", "ledger", "--dtype", "fp8")
+        self.assertEqual(code, 2)
+        self.assertIn("--mode: 'ledger' given with fp8 rows", err)
 
 
 class Verify(unittest.TestCase):

@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "switchyard/status.hpp"
@@ -55,9 +56,9 @@ TEST(TraceTable, NamesAreUniqueAndComplete) {
     EXPECT_NE(std::string(info.category), "");
     EXPECT_NE(std::string(info.unit), "");
   }
-  for (const char* needed : {"plan", "exchange_counts", "wait_counts", "wait_placement", "send_rows", "quantize", "wait_rows",
+  for (const char* needed : {"plan", "exchange_counts", "wait_counts", "wait_placement", "send_rows", "wait_rows",
                              "place_aliases", "zero_padding", "reduce_local", "wait_outputs", "pull_reduce", "wait_pulled",
-                             "ring_send", "ring_receive", "expert_mlp", "gate"}) {
+                             "ring_send", "ring_receive", "wait_ring", "expert_mlp", "gate"}) {
     EXPECT_EQ(names.count(needed), 1u) << needed;
   }
 }
@@ -73,7 +74,7 @@ TEST(Tracer, NullTracerRecordsNothingAndActiveOneRecordsInterval) {
   const uint64_t after = Tracer::now_ns();
   ASSERT_EQ(tracer.size(1), 1u);
   EXPECT_EQ(tracer.size(0), 0u);
-  const TraceRecord& r = tracer.records(1)[0];
+  const TraceRecord& r = tracer.record(1, 0);
   EXPECT_EQ(r.event, static_cast<uint16_t>(Event::send_rows));
   EXPECT_EQ(r.arg, 5);
   EXPECT_LE(before, r.begin_ns);
@@ -81,17 +82,17 @@ TEST(Tracer, NullTracerRecordsNothingAndActiveOneRecordsInterval) {
   EXPECT_LE(r.end_ns, after);
 }
 
-TEST(Tracer, FullTrackCountsLostAndKeepsTheFirst) {
+TEST(Tracer, FullTrackCountsLostAndKeepsTheNewest) {
   Tracer tracer(0, 1, 1, 3);
   for (int i = 0; i < 10; ++i) tracer.instant(0, Event::plan, i);
   ASSERT_EQ(tracer.size(0), 3u);
   EXPECT_EQ(tracer.lost(0), 7u);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(tracer.records(0)[i].arg, i);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(tracer.record(0, static_cast<size_t>(i)).arg, 7 + i);
   tracer.clear();
   EXPECT_EQ(tracer.size(0), 0u);
   EXPECT_EQ(tracer.lost(0), 0u);
   tracer.instant(0, Event::plan, 42);
-  EXPECT_EQ(tracer.records(0)[0].arg, 42);
+  EXPECT_EQ(tracer.record(0, 0).arg, 42);
 }
 
 TEST(Tracer, WorkersAppendConcurrently) {
@@ -111,7 +112,7 @@ TEST(Tracer, WorkersAppendConcurrently) {
   for (int rank = 0; rank < 2; ++rank) {
     for (int w = 0; w < kWorkers; ++w) {
       ASSERT_EQ(trace.tracer(rank)->size(w), static_cast<size_t>(kEvents));
-      for (int i = 0; i < kEvents; ++i) ASSERT_EQ(trace.tracer(rank)->records(w)[i].arg, i);
+      for (int i = 0; i < kEvents; ++i) ASSERT_EQ(trace.tracer(rank)->record(w, static_cast<size_t>(i)).arg, i);
     }
   }
 }
@@ -217,6 +218,62 @@ TEST(Trace, FlowsIntoWaitsForPlacementsStartInTheirCall) {
   EXPECT_EQ(starts[2]["ts"], 6.0);
 }
 
+TEST(Trace, FlowsFollowEveryKindOfWait) {
+  struct Pair {
+    Event wait, cause;
+    int track;       // of the cause
+    uint64_t at_ns;  // of its signal, when it lasts from 1000 to 2000
+  };
+  constexpr int kCalls = detail::kHostTrack;
+  for (const Pair& p : {Pair{Event::wait_entered, Event::combine, kCalls, 1'000},
+                        {Event::wait_entered, Event::all_to_all, kCalls, 1'000},
+                        {Event::wait_counts, Event::exchange_counts, kCalls, 1'000},
+                        {Event::wait_counts, Event::plan, 0, 2'000},
+                        {Event::wait_outputs, Event::combine, kCalls, 1'000},
+                        {Event::wait_outputs, Event::return_rows, 0, 2'000},
+                        {Event::wait_pulled, Event::pull_reduce, 0, 2'000},
+                        {Event::wait_message, Event::send_rows, 0, 2'000},
+                        {Event::wait_expert_count, Event::send_counts, 0, 2'000},
+                        {Event::wait_returned, Event::return_rows, 0, 2'000},
+                        {Event::wait_ledger_rows, Event::return_segments, 0, 2'000},
+                        {Event::wait_ring, Event::ring_send, 0, 2'000},
+                        {Event::wait_ring, Event::ring_receive, 0, 2'000}}) {
+    Trace trace(2, small(1, 1));
+    put_span(trace, 0, 0, Event::zero_padding, 500, 2'500, 1);  // never a cause
+    put_span(trace, 0, p.track, p.cause, 1'000, 2'000, 1);
+    put_span(trace, 1, 0, p.wait, 500, 3'000, 0);
+    const json starts = only_phase(json::parse(trace.chrome_json(true)), "s");
+    ASSERT_EQ(starts.size(), 1u) << detail::event_info(p.wait).name;
+    EXPECT_EQ(starts[0]["pid"], 0);
+    EXPECT_EQ(starts[0]["tid"], p.track + 1);
+    EXPECT_EQ(starts[0]["ts"], static_cast<double>(p.at_ns - 500) / 1e3) << detail::event_info(p.wait).name;
+  }
+}
+
+TEST(Trace, BytesInFlightAreThoseOfOpenSpans) {
+  Trace trace(2, small(1, 2));
+  trace.tracer(0)->span(0, Event::send_rows, 1'000, 3'000, 1, 100);
+  trace.tracer(0)->span(1, Event::send_rows, 2'000, 4'000, 1, 50);
+  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins where another of as many bytes ends
+  trace.tracer(0)->span(1, Event::place_rows, 4'500, 4'700, 1);      // stays here
+  trace.tracer(1)->span(0, Event::pull_reduce, 1'000, 2'000, 1, detail::record_bytes(uint64_t{5} << 30));
+  const json doc = json::parse(trace.chrome_json());
+  std::vector<std::tuple<int, double, uint64_t>> seen;
+  for (const json& e : only_phase(doc, "C")) {
+    EXPECT_EQ(e["name"], "bytes in flight");
+    seen.emplace_back(e["pid"].get<int>(), e["ts"].get<double>(), e["args"]["bytes"].get<uint64_t>());
+  }
+  EXPECT_EQ(seen, (std::vector<std::tuple<int, double, uint64_t>>{
+                      {0, 0.0, 100}, {0, 1.0, 150}, {0, 3.0, 100}, {0, 4.0, 0}, {1, 0.0, 0xffffffffu}, {1, 1.0, 0}}));
+  const json spans = only_phase(doc, "X");
+  EXPECT_EQ(spans[0]["args"]["bytes"], 100);
+  EXPECT_EQ(spans[0]["args"]["rows"], 1);
+  for (const TracePhase& p : trace.summary())
+    if (p.rank == 0 && p.name == "send_rows") {
+      EXPECT_EQ(p.bytes, 250u);
+    }
+}
+
 TEST(Trace, SummaryAddsUpByPhaseAndRank) {
   Trace trace(2, small(1, 2));
   put_span(trace, 1, 0, Event::send_rows, 0, 1'000'000, 10);
@@ -275,11 +332,14 @@ TEST(Trace, MergeMovesARankBetweenProcesses) {
   const uint16_t mine = there.event("mine", "apples");
   (void)other;
   { Trace::Span span(&there, 1, mine, 3); }
-  put_span(there, 1, 1, Event::quantize, 100, 300, 7);
+  put_span(there, 1, 1, Event::place_rows, 100, 300, 7);
   for (int i = 0; i < 5; ++i) there.tracer(1)->instant(0, Event::plan, i);  // 3 of 5 are lost
+  there.tracer(1)->set_clock_error_ns(700);
   Trace here(2, small(1, 2, 2));
   here.merge(there.serialize(1));
   EXPECT_EQ(here.lost(), 3u);
+  EXPECT_EQ(here.clock_error_ns(), 700u);
+  EXPECT_EQ(here.tracer(1)->record(0, 0).arg, 3) << "oldest first";
   bool saw_mine = false;
   for (const TracePhase& p : here.summary()) {
     EXPECT_EQ(p.rank, 1);

@@ -155,14 +155,16 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   if (o.sms > 0) return;
   const TuningMode mode = o.mode == "flat"             ? TuningMode::flat
                           : o.mode == "low_latency"    ? TuningMode::low_latency
+                          : o.mode == "ledger"         ? TuningMode::ledger
                           : o.layout == "expert_major" ? TuningMode::normal_expert_major
                                                        : TuningMode::normal;
   const TuningValues tuned = Tuning::from_environment().find({gpu, mode, static_cast<int>(o.ranks), o.hidden, o.tokens});
   const auto chosen = [&](int value) {
     return std::min<int64_t>(value > 0 ? value : o.mode == "normal" ? kDefaultSms : most, most);
   };
-  o.sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.dispatch_sms);
-  o.combine_sms = chosen(mode == TuningMode::flat ? tuned.sms : tuned.combine_sms);
+  const bool one_call = mode == TuningMode::flat || mode == TuningMode::ledger;
+  o.sms = chosen(one_call ? tuned.sms : tuned.dispatch_sms);
+  o.combine_sms = chosen(one_call ? tuned.sms : tuned.combine_sms);
 }
 
 std::vector<std::string> limit_notes(double before, double after, double largest_share) {

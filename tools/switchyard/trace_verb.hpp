@@ -12,6 +12,7 @@ namespace switchyard::tool {
 struct TraceVerbOptions {
   BenchOptions run;  ///< what is run; its measuring options are not used
   int64_t calls = 1;
+  int64_t cost_rounds = 0;  ///< of `calls` without recording and with it
   int64_t events = 256;
   std::string out = "switchyard-trace.json";
   bool json = false;

@@ -216,7 +216,8 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   o.warmup = 3;
   Options add(app);
   add.group("What to trace: a dispatch and a combine");
-  add.choice("--mode", o.mode, kModes, "low_latency, and flat, which does both in one call: layout and staging do not apply");
+  add.choice("--mode", o.mode, {"normal", "low_latency", "flat", "ledger"},
+             "low_latency, flat, which does both in one call, ledger, which is a combine: layout and staging do not apply");
   add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: what every warp of the kernels did");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
@@ -239,7 +240,9 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   add.group("How");
   add.integer("--calls", t.calls, 1, 1 << 16, "Traced pairs of calls");
   add.integer("--warmup", o.warmup, 0, 1 << 16, "Calls before them");
-  add.integer("--events", t.events, 16, 1 << 20, "Room for spans in each worker, 32 bytes each");
+  add.integer("--events", t.events, 16, 1 << 20, "Spans that each worker keeps, the newest, 32 bytes each");
+  add.integer("--cost", t.cost_rounds, 0, 1 << 12,
+              "Also say what recording costs: rounds of --calls with it and without, in turn");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
   add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
   add.group("Output");
@@ -248,7 +251,8 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   app.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"
              "  switchyard trace --tokens 64 --hidden 1024 --ranks 4\n"
-             "  switchyard trace --backend cuda --mode low_latency --quantize f32 --tokens 128 --out ll.json\n");
+             "  switchyard trace --backend cuda --mode low_latency --quantize f32 --tokens 128 --out ll.json\n"
+             "  switchyard trace --mode ledger --tokens 64 --calls 20 --cost 11\n");
 }
 
 void declare_tune(CLI::App& app, VerbOptions& all) {

@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   copy_to_shared(given, p);
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  const KernelTrace<A> trace(w, p.c.call.device_trace);
   const TablesHeader& header = *given.header;
+  const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
   if (!(kPushes ? combine_routes<A>(w, p.c) : combine_in_place<A>(w, p.c))) return Cuda::settle(w);
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   copy_to_shared(given.c, p.c);
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  const KernelTrace<A> trace(w, p.c.call.device_trace);
   const TablesHeader& header = *given.header;
+  const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     complete(p.c, header, given.handle_weights);
     p.rings = ring.rings;

@@ -116,6 +116,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
   warm_up_ledger_kernel(ended, limits_, state.as<EpochState>(), copies_);
   ended.device_trace.records = counters_.as<DeviceRecord>();  // the kernels that record; they end before they do
+  warm_up_plan_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
   warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/cuda/device_tracing.hpp"
 
+#include <algorithm>
 #include <atomic>
-#include <chrono>
+#include <bit>
 
 #include "arch/cuda/ptx.cuh"
 #include "exchange/cuda/launch.hpp"
@@ -67,6 +68,7 @@ int64_t host_minus_timer(const ClockMailbox& mailbox, cudaStream_t stream, uint6
 }
 
 void DeviceTracing::start(int blocks, int warps, size_t capacity, cudaStream_t stream) {
+  capacity = std::bit_ceil(capacity);
   const DeviceTrace wanted{nullptr, nullptr, blocks, warps, static_cast<uint32_t>(capacity)};
   const size_t sizes_bytes = (wanted.tracks() * sizeof(uint32_t) + 127) / 128 * 128;
   if (!buffers_.records || buffers_.blocks != blocks || buffers_.warps != warps || buffers_.capacity != wanted.capacity) {
@@ -97,7 +99,9 @@ void DeviceTracing::stop(Tracer& tracer, const ClockMailbox& mailbox, cudaStream
       cudaMemcpyAsync(records.data(), buffers_.records, records.size() * sizeof records[0], cudaMemcpyDeviceToHost, stream),
       "trace");
   check_cuda(cudaStreamSynchronize(stream), "trace");
-  append_device_records(tracer, buffers_, sizes, records, host_minus_timer(mailbox, stream));
+  uint64_t way_ns = 0;
+  append_device_records(tracer, buffers_, sizes, records, host_minus_timer(mailbox, stream, &way_ns));
+  tracer.set_clock_error_ns(std::max(tracer.clock_error_ns(), way_ns / 2));
 }
 
 }  // namespace switchyard::detail

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   wait_for_previous();
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  const KernelTrace<A> trace(w, p.d.call.device_trace);
   const CallContext& call = p.d.call;
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, given.header->tokens));
   if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   wait_for_previous();
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  const KernelTrace<A> trace(w, p.d.call.device_trace);
   const CallContext& call = p.d.call;
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, given.header->tokens));
   if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, given.place);
   const TablesHeader& header = *given.header;
   if (threadIdx.x == 0) p.d.tokens = header.tokens;

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   if (!begin_block(given.f.d.call, words, given.state, true, p.d.call)) return;
   if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
   __syncthreads();
-  const KernelTrace<A> trace(w, p.d.call.device_trace);
+  const KernelTrace<A> trace(w, p.d.call.device_trace, Event::all_to_all, pack_launch(p.d.call.epoch, given.state, tokens));
   (void)flat_exchange<A>(w, p, make);
   A::settle(w);
 }

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
   __syncthreads();
   if (!begin_block(given.l.call, words, given.state, true, p.call)) return;
   CudaWarp w(dynamic_shared, shape);
-  const KernelTrace<A> trace(w, p.call.device_trace);
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::ledger_combine, pack_launch(p.call.epoch, given.state, p.tokens));
   (void)ledger_combine<A>(w, p);
   A::settle(w);
 }

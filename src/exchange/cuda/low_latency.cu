@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   fence_entry(w);
   if (halves.send) stage_sending(given.d, ids, tokens, dynamic_shared, shape, p);
   if (!begin_block(given.d.call, words, given.state, halves.receive, p.call)) return;
-  const KernelTrace<A> trace(w, p.call.device_trace);
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::dispatch, pack_launch(p.call.epoch, given.state, tokens));
   if (halves.send) low_latency_send<A>(w, p);
   if (halves.receive) (void)low_latency_receive<A>(w, p);
   A::settle(w);
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     if (threadIdx.x == 0) p.own_ids = copy;
   }
   if (!begin_block(given.c.call, words, given.state, halves.receive, p.call)) return;
-  const KernelTrace<A> trace(w, p.call.device_trace);
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::combine,
+                             pack_launch(p.call.epoch, given.state, *given.c.own_tokens));
   if (halves.send) low_latency_return<A>(w, p);
   if (halves.receive) (void)low_latency_sum<A>(w, p);
   A::settle(w);

@@ -10,6 +10,7 @@
 // then lanes.
 #include <algorithm>
 
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/plan_view.cuh"
 #include "protocol/counts.hpp"
@@ -106,9 +107,13 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
 }
 
 /// One warp: waits for all counts and compares what the ranks called. False: the call ends here.
+template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
-  if (!wait_placements<Cuda>(w, call, v.p.control, Site::counts)) return false;
+  {
+    WarpSpan<A> span(w, call, Event::wait_counts, -1);
+    if (!wait_placements<A>(w, call, v.p.control, Site::counts, &span)) return false;
+  }
   uint64_t weights = 0, missing = 0, other = 0;
   for (int base = 0; base < call.world(); base += kLanes) {
     const int r = base + v.lane;
@@ -123,7 +128,7 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   if (weights != 0) other |= missing;
   if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights != 0;
   if (other == 0) return true;
-  return record_mismatch<Cuda>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
+  return record_mismatch<A>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
 }
 
 /// All threads, after receive_counts: D into shared memory.
@@ -366,6 +371,7 @@ __device__ void keep_counts(const PlanView& v) {
   for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
 }
 
+template <class A>
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanParams p) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ PlanBlock block;
@@ -374,6 +380,8 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   if (!begin_block(p.call, p.state, block.call)) return;
   const CudaShape shape{kPlanWarps, 0, 0, 0};
   CudaWarp w(dynamic_shared, shape);
+  const KernelTrace<A> trace(w, block.call.device_trace, Event::plan,
+                             pack_launch(block.call.epoch, p.state, p.tokens * p.topk));
   auto* masks = reinterpret_cast<unsigned long long*>(dynamic_shared + shape.shared_bytes());
   auto* hist = reinterpret_cast<int32_t*>(masks + kPlanWarps * tokens_per_warp(p.tokens, gridDim.x));
   const int experts = p.map.experts;
@@ -401,11 +409,15 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     block.failed = 0;
   }
   __syncthreads();
-  count_and_send(v);
-  if (block.last_block) send_counts(v, w);
-  if (v.warp == 0 && !receive_counts(v, w) && v.lane == 0) block.failed = 1;
+  {
+    const WarpSpan<A> span(w, block.call, Event::plan, (v.end() - v.begin()) * p.topk);
+    count_and_send(v);
+    if (block.last_block) send_counts(v, w);
+  }
+  if (v.warp == 0 && !receive_counts<A>(v, w) && v.lane == 0) block.failed = 1;
   __syncthreads();
   if (block.failed) return;
+  const WarpSpan<A> span(w, block.call, Event::plan, (v.end() - v.begin()) * p.topk);
   load_touching(v);
   if (v.expert_major()) place_experts(v);
   __syncthreads();
@@ -451,6 +463,11 @@ __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __
   }
 }
 
+// The kernel that records, if the call is traced.
+auto kernel_for(const PlanParams& p) {
+  return p.call.device_trace.records != nullptr ? plan_kernel<CudaTraced> : plan_kernel<Cuda>;
+}
+
 uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
   const bool expert_major = p.layout == Layout::expert_major;
   const int64_t gathered = std::max(p.map.world + p.map.experts, p.map.world * p.map.world);
@@ -463,19 +480,21 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 }  // namespace
 
 void prepare_plan_kernel(const DeviceLimits& limits) {
-  allow_shared(plan_kernel, static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(PlanBlock)) - 1024);
+  const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(PlanBlock)) - 1024;
+  allow_shared(plan_kernel<Cuda>, most);
+  allow_shared(plan_kernel<CudaTraced>, most);
 }
 
 void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
   PlanParams p;
   p.call = call;
   p.state = state;
-  plan_kernel<<<limits.multiprocessors, kPlanThreads, 4096, stream>>>(p);
+  kernel_for(p)<<<limits.multiprocessors, kPlanThreads, 4096, stream>>>(p);
   check_cuda(cudaGetLastError(), "plan kernel");
 }
 
 void launch_plan(const PlanParams& p, int blocks, cudaStream_t stream) {
-  plan_kernel<<<blocks, kPlanThreads, plan_shared_bytes(p, blocks), stream>>>(p);
+  kernel_for(p)<<<blocks, kPlanThreads, plan_shared_bytes(p, blocks), stream>>>(p);
   check_cuda(cudaGetLastError(), "plan kernel");
 }
 

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace_summary.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+
+#include "build_info.hpp"
+#include "numbers.hpp"
+#include "style.hpp"
+#include "trace_calls.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+struct Link {
+  int from = 0, to = 0;
+  double bytes = 0;
+};
+
+/// Rows that cross from a token's rank to its experts' ranks: one per rank, or one per route.
+std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_route) {
+  std::map<std::pair<int, int>, int64_t> rows;
+  for (int r = 0; r < s.world; ++r) {
+    for (int64_t t = 0; t < s.tokens(r); ++t) {
+      std::set<std::pair<int, int>> sent;  // rank, expert
+      for (int k = 0; k < s.topk; ++k) {
+        const int expert = s.id(r, t, k);
+        if (s.valid(expert)) sent.insert({s.owner(expert), per_route ? expert : 0});
+      }
+      for (const auto& [d, expert] : sent)
+        if (d != r) ++rows[{r, d}];
+    }
+  }
+  return rows;
+}
+
+/// The link that carries most payload out, from tokens to experts. Nothing if the mode has no such call.
+Link busiest_out(const BenchOptions& o, const Scenario& s) {
+  Link most;
+  if (o.mode == "ledger") return most;
+  const bool quantised = scales_of(o) != ScaleKind::none;
+  const size_t row = quantised ? static_cast<size_t>(o.hidden) + scale_row_bytes(o.hidden, scales_of(o))
+                               : static_cast<size_t>(o.hidden) * dtype_bytes(type_of(o));
+  for (const auto& [link, rows] : link_rows(s, o.mode != "normal" && o.sending == "per_route"))
+    if (const double bytes = static_cast<double>(rows) * static_cast<double>(row); bytes > most.bytes)
+      most = {link.first, link.second, bytes};
+  return most;
+}
+
+/// The link that carries most payload back.
+Link busiest_back(const BenchOptions& o, const Scenario& s) {
+  const DType type = type_of(o) == DType::fp8_e4m3 ? DType::bf16 : type_of(o);
+  const bool per_route = o.mode == "ledger" || o.mode == "flat" || order_of(o) == CombineOrder::per_route;
+  Link most;
+  for (const auto& [link, rows] : link_rows(s, per_route))
+    if (const double bytes = static_cast<double>(rows) * static_cast<double>(o.hidden) * static_cast<double>(dtype_bytes(type));
+        bytes > most.bytes)
+      most = {link.second, link.first, bytes};
+  return most;
+}
+
+/// Share of the time between a rank's first and last record in which its workers did not do anything that was recorded.
+struct Gaps {
+  double window_us = 0, idle_share = 0;
+};
+std::map<int, Gaps> gaps_of(const std::vector<TraceSlice>& slices) {
+  struct Cover {
+    double begin = 1e300, end = 0, busy = 0, reached = 0;
+  };
+  std::map<int, std::map<int, Cover>> tracks;  // rank -> track
+  for (const TraceSlice& s : slices) {         // by begin inside a track
+    if (s.track < 0) continue;
+    Cover& c = tracks[s.rank][s.track];
+    const double end = s.begin_us + s.duration_us;
+    c.begin = std::min(c.begin, s.begin_us);
+    c.end = std::max(c.end, end);
+    if (end > c.reached) {
+      c.busy += end - std::max(c.reached, s.begin_us);
+      c.reached = end;
+    }
+  }
+  std::map<int, Gaps> out;
+  for (const auto& [rank, all] : tracks) {
+    double begin = 1e300, end = 0, busy = 0;
+    for (const auto& [track, c] : all) {
+      begin = std::min(begin, c.begin);
+      end = std::max(end, c.end);
+      busy += c.busy;
+    }
+    out[rank] = {end - begin, end > begin ? 1 - busy / ((end - begin) * static_cast<double>(all.size())) : 0};
+  }
+  return out;
+}
+
+/// The longest time inside a call in which a worker did nothing that was recorded.
+struct LongestGap {
+  std::string call, after, before;
+  int track = 0;
+  double begin_us = 0, us = -1;  ///< from the begin of the call
+};
+
+/// One worker's spans of one rank, by begin, against one call.
+void find_gap(const TraceSlice& call, const std::vector<const TraceSlice*>& spans, LongestGap& longest) {
+  const double call_end = call.begin_us + call.duration_us;
+  double reached = call.begin_us;
+  std::string after = "its begin";
+  const auto offer = [&](double until, const std::string& before, int track) {
+    if (until - reached > longest.us) longest = {call.name, after, before, track, reached - call.begin_us, until - reached};
+  };
+  for (const TraceSlice* s : spans) {
+    if (s->begin_us >= call_end) break;
+    const double end = s->begin_us + s->duration_us;
+    if (end <= call.begin_us) continue;
+    if (s->begin_us > reached) offer(s->begin_us, s->name, s->track);
+    if (end < reached) continue;
+    reached = end;
+    after = s->name;
+  }
+  if (reached < call_end && !spans.empty()) offer(call_end, "its end", spans.front()->track);
+}
+
+/// By rank, of the calls whose spans are all there.
+std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bool some_forgotten) {
+  std::map<int, std::vector<const TraceSlice*>> calls;
+  std::map<int, std::map<int, std::vector<const TraceSlice*>>> workers;  // rank -> track
+  for (const TraceSlice& s : slices) {
+    if (s.track < 0 && s.category == "call") calls[s.rank].push_back(&s);
+    if (s.track >= 0) workers[s.rank][s.track].push_back(&s);
+  }
+  std::map<int, LongestGap> out;
+  for (const auto& [rank, all] : calls)
+    for (const TraceSlice* call : all)
+      for (const auto& [track, spans] : workers[rank])
+        if (!some_forgotten || spans.front()->begin_us < call->begin_us) find_gap(*call, spans, out[rank]);
+  return out;
+}
+
+/// Milliseconds that all workers of all ranks waited for each rank.
+std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world) {
+  std::vector<double> ms(static_cast<size_t>(world));
+  for (const TraceSlice& s : slices)
+    if (s.category == "wait" && s.arg >= 0 && s.arg < world && s.arg != s.rank)
+      ms[static_cast<size_t>(s.arg)] += s.duration_us * 1e-3;
+  return ms;
+}
+
+std::string worker_name(const TraceOptions& o, int track) {
+  return fmt::format("block {} warp {}", track / o.num_warps, track % o.num_warps);
+}
+
+json ranks_json(const Scenario& s, const Trace& trace, const std::vector<TraceSlice>& slices) {
+  const std::vector<double> awaited = awaited_ms(slices, s.world);
+  const std::map<int, LongestGap> longest = longest_gaps(slices, trace.lost() > 0);
+  json ranks = json::array();
+  for (const auto& [rank, g] : gaps_of(slices)) {
+    json entry = {{"rank", rank},
+                  {"window_us", g.window_us},
+                  {"idle_share", g.idle_share},
+                  {"awaited_us", awaited[static_cast<size_t>(rank)] * 1e3}};
+    if (const auto gap = longest.find(rank); gap != longest.end() && gap->second.us >= 0)
+      entry["longest_gap"] = {{"us", gap->second.us},       {"worker", worker_name(trace.options(), gap->second.track)},
+                              {"call", gap->second.call},   {"begins_us", gap->second.begin_us},
+                              {"after", gap->second.after}, {"before", gap->second.before}};
+    ranks.push_back(std::move(entry));
+  }
+  return ranks;
+}
+
+json link_json(const Link& link) { return {{"from", link.from}, {"to", link.to}, {"bytes", link.bytes}}; }
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+void print_phases(const Trace& trace) {
+  std::map<std::string, std::vector<const TracePhase*>> by_phase;
+  const std::vector<TracePhase> phases = trace.summary();
+  std::vector<std::string> order;
+  for (const TracePhase& p : phases) {
+    if (by_phase.find(p.name) == by_phase.end()) order.push_back(p.name);
+    by_phase[p.name].push_back(&p);
+  }
+  Table table({"phase", "kind", "spans", "to or from others", "all workers", "longest span", "slowest worker", "on rank"});
+  for (const std::string& name : order) {
+    uint64_t spans = 0, bytes = 0;
+    double total = 0, longest = 0;
+    const TracePhase* slowest = by_phase[name].front();
+    for (const TracePhase* p : by_phase[name]) {
+      spans += p->count;
+      bytes += p->bytes;
+      total += p->total_ms;
+      longest = std::max(longest, p->max_ms);
+      if (p->slowest_ms > slowest->slowest_ms) slowest = p;
+    }
+    table.row({name, slowest->category, grouped(static_cast<int64_t>(spans)),
+               bytes > 0 ? decimal_size(static_cast<double>(bytes)) : "", duration(total * 1e-3), duration(longest * 1e-3),
+               duration(slowest->slowest_ms * 1e-3), std::to_string(slowest->rank)});
+  }
+  fmt::print("\n{}", table.text());
+}
+
+void print_ranks(const Scenario& s, const Trace& trace) {
+  const std::vector<TraceSlice> slices = trace.slices();
+  const std::vector<double> awaited = awaited_ms(slices, s.world);
+  const std::map<int, LongestGap> longest = longest_gaps(slices, trace.lost() > 0);
+  Table ranks({"rank", "first to last record", "not recorded", "others waited for it", "longest gap", "where"});
+  for (const auto& [rank, g] : gaps_of(slices)) {
+    const auto gap = longest.find(rank);
+    const bool any = gap != longest.end() && gap->second.us >= 0;
+    ranks.row({std::to_string(rank), duration(g.window_us * 1e-6), fmt::format("{:.0f} %", 100 * g.idle_share),
+               duration(awaited[static_cast<size_t>(rank)] * 1e-3), any ? duration(gap->second.us * 1e-6) : "",
+               any ? fmt::format("{}: {} to {}, {}", gap->second.call, gap->second.after, gap->second.before,
+                                 worker_name(trace.options(), gap->second.track))
+                   : ""});
+  }
+  fmt::print("\n{}", ranks.text());
+  const auto slowest = std::max_element(awaited.begin(), awaited.end());
+  fmt::print("\n");
+  if (s.world > 1 && *slowest > 0) fmt::print("  Most awaited: rank {}.\n", static_cast<int>(slowest - awaited.begin()));
+}
+
+}  // namespace
+
+double TraceCost::share() const {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < plain_us.size(); ++i) ratios.push_back(traced_us[i] / plain_us[i]);
+  return ratios.empty() ? 0 : median(ratios) - 1;
+}
+
+json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost) {
+  const std::vector<TraceSlice> slices = trace.slices();
+  json phases = json::array();
+  for (const TracePhase& p : trace.summary())
+    phases.push_back({{"rank", p.rank},
+                      {"phase", p.name},
+                      {"category", p.category},
+                      {"count", p.count},
+                      {"bytes", p.bytes},
+                      {"total_us", p.total_ms * 1e3},
+                      {"longest_us", p.max_ms * 1e3},
+                      {"slowest_worker_us", p.slowest_ms * 1e3}});
+  json out = {
+      {"schema", "switchyard.trace/2"},
+      {"commit", source_commit()},
+      {"mode", options.run.mode},
+      {"backend", options.run.backend},
+      {"calls", options.calls},
+      {"config",
+       {{"ranks", s.world},
+        {"tokens", options.run.tokens},
+        {"hidden", options.run.hidden},
+        {"experts", s.experts},
+        {"topk", s.topk},
+        {"dtype", options.run.dtype},
+        {"quantize", options.run.quantize},
+        {"order", options.run.order},
+        {"sms", options.run.sms},
+        {"routing", options.run.routing},
+        {"sending", options.run.sending}}},
+      {"lost_events", trace.lost()},
+      {"clock_error_us", static_cast<double>(trace.clock_error_ns()) * 1e-3},
+      {"phases", phases},
+      {"ranks", ranks_json(s, trace, slices)},
+      {"busiest_link", {{"out", link_json(busiest_out(options.run, s))}, {"back", link_json(busiest_back(options.run, s))}}},
+      {"written_to", options.out}};
+  if (!cost.plain_us.empty())
+    out["recording"] = {{"calls_per_round", options.calls},
+                        {"plain_us", cost.plain_us},
+                        {"traced_us", cost.traced_us},
+                        {"cost_share", cost.share()}};
+  return out;
+}
+
+void print_summary(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost) {
+  print_phases(trace);
+  print_ranks(s, trace);
+  const auto say = [](const char* what, const Link& link) {
+    if (link.bytes > 0)
+      fmt::print("  Busiest link {}: rank {} to {}, {} a call.\n", what, link.from, link.to, decimal_size(link.bytes));
+  };
+  say("out", busiest_out(options.run, s));
+  say("back", busiest_back(options.run, s));
+  if (trace.clock_error_ns() > 0)
+    fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(trace.clock_error_ns()) * 1e-9));
+  if (!cost.plain_us.empty())
+    fmt::print("  Recording costs {:+.1f} %: {} against {} a call, medians of {}.\n", 100 * cost.share(),
+               duration(median(cost.traced_us) * 1e-6), duration(median(cost.plain_us) * 1e-6),
+               counted(static_cast<int64_t>(cost.plain_us.size()), "round"));
+  if (trace.lost() > 0)
+    fmt::print("  {}: the oldest {} spans were forgotten; --events {} would keep more\n", yellow("note"),
+               grouped(static_cast<int64_t>(trace.lost())), options.events * 4);
+  fmt::print("  written to {} (open it at https://ui.perfetto.dev)\n", options.out);
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a recorded trace says: time by phase and rank, the busiest links, whom the others waited for, where nothing happened,
+// and what recording costs.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "exchange_check.hpp"
+#include "switchyard/trace.hpp"
+#include "trace_verb.hpp"
+
+namespace switchyard::tool {
+
+/// Times of the same calls with and without recording, a pair per round, of the slowest rank.
+struct TraceCost {
+  std::vector<double> plain_us, traced_us;
+  /// Median of the rounds' ratios, less one.
+  double share() const;
+};
+
+nlohmann::json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost);
+void print_summary(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost);
+
+}  // namespace switchyard::tool
