@@ -2,9 +2,12 @@
 // Ledger combine around its calls: by the tables of a dispatch, captured in graphs, on several streams, places for prepared
 // ledgers, misuse, ranks with other ledgers, a silent rank. What it computes: tests/protocol/ledger_test.cpp.
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "gpu/object_rig.hpp"
 #include "protocol/ledger_rig.hpp"
+#include "switchyard/trace.hpp"
 
 namespace harness {
 namespace {
@@ -58,6 +61,36 @@ struct LedgerStation {
   void* out = nullptr;
   size_t bytes;
 };
+
+/// A trace has the phases and each call of this rank.
+TEST(GpuLedger, ATraceShowsItsPhases) {
+  constexpr int kWorld = 3, kCalls = 4;
+  const auto c = gpu_case(kWorld);
+  switchyard::TraceOptions options;
+  options.num_blocks = 2;
+  options.num_warps = 32;
+  switchyard::Trace trace(kWorld, options);
+  on_gpus(kWorld, heap_of(*c), [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*c));
+    LedgerStation mine(me, *c);
+    const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+    me.meet();
+    me.group.set_trace(&trace);
+    me.gather();
+    for (int i = 0; i < kCalls; ++i) mine.combine(ledger, prepared);
+    me.meet();
+    me.group.set_trace(nullptr);
+    me.gather();
+    mine.check();
+    std::map<std::string, uint64_t> spans;
+    for (const auto& phase : trace.summary())
+      if (phase.rank == me.rank()) spans[phase.name] = phase.count;
+    me.f.equal(uint64_t{kCalls}, spans["ledger_combine"], "calls");
+    for (const char* name : {"return_segments", "restore_tokens"})
+      me.f.check(spans[name] >= kCalls, std::string("no ") + name + " in some call");
+    me.gather();
+  });
+}
 
 TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
   for (const int world : {2, 4}) {

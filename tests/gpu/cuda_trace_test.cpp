@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of GPUs: calls that record give the same results, every phase is there for every rank, times are this host's, and
-// nothing is recorded before and after.
+// Traces of GPUs: calls that record give the same results, every phase and every call is there for every rank, what workers did
+// lies in a call, times are this host's, and nothing is recorded before and after.
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -36,10 +37,22 @@ struct Interval {
 
 std::string name_of(const TraceRecord& r) { return switchyard::detail::event_info(static_cast<Event>(r.event)).name; }
 
+/// Spans of the calls, as kernels' begins and ends give them.
+std::vector<TraceRecord> calls_of(const Tracer& tracer) {
+  std::vector<TraceRecord> calls;
+  for (size_t i = 0; i < tracer.size(switchyard::detail::kHostTrack); ++i) {
+    const TraceRecord& r = tracer.record(switchyard::detail::kHostTrack, i);
+    if (r.event != static_cast<uint16_t>(Event::barrier)) calls.push_back(r);
+  }
+  return calls;
+}
+
 /// Spans are in order, within the interval, and wait for ranks that exist; per phase: how many there are.
 std::map<std::string, int> judge_spans(Station& me, const Trace& trace, const Interval& when) {
-  constexpr uint64_t kTolerance = 5'000'000;  // of the clocks' alignment: microseconds in truth
+  constexpr uint64_t kTolerance = 5'000'000;    // of the clocks' alignment: microseconds in truth
+  constexpr uint64_t kCallTolerance = 100'000;  // of a kernel's clocks against each other
   const Tracer& tracer = *trace.tracer(me.rank());
+  const std::vector<TraceRecord> calls = calls_of(tracer);
   std::map<std::string, int> spans;
   for (int track = 0; track < tracer.workers(); ++track) {
     for (size_t i = 0; i < tracer.size(track); ++i) {
@@ -50,12 +63,28 @@ std::map<std::string, int> judge_spans(Station& me, const Trace& trace, const In
       me.f.check(r.begin_ns + kTolerance >= when.begin && r.end_ns <= when.end + kTolerance,
                  name + " lies " + std::to_string(static_cast<int64_t>(r.begin_ns - when.begin)) + " ns behind the begin of " +
                      std::to_string(when.end - when.begin) + " ns of calls");
+      const bool in_a_call = std::any_of(calls.begin(), calls.end(), [&](const TraceRecord& call) {
+        return r.begin_ns + kCallTolerance >= call.begin_ns && r.end_ns <= call.end_ns + kCallTolerance;
+      });
+      me.f.check(in_a_call, name + " lies in none of " + std::to_string(calls.size()) + " calls");
       const bool wait = std::string(switchyard::detail::event_info(static_cast<Event>(r.event)).category) == "wait";
       me.f.check(!wait || (r.arg >= -1 && r.arg < kWorld), name + " awaits rank " + std::to_string(r.arg));
     }
   }
   me.f.equal(uint64_t{0}, trace.lost(), "events that found no room");
   return spans;
+}
+
+/// `wanted` calls of this kind, each of `arg` tokens or routes.
+void expect_calls(Station& me, const Trace& trace, Event kind, int wanted, int64_t arg) {
+  int found = 0;
+  for (const TraceRecord& call : calls_of(*trace.tracer(me.rank()))) {
+    if (call.event != static_cast<uint16_t>(kind)) continue;
+    ++found;
+    if (arg >= 0) me.f.equal(arg, call.arg, name_of(call) + ": argument");
+    me.f.check(call.begin_ns < call.end_ns, name_of(call) + " takes no time");
+  }
+  me.f.equal(wanted, found, std::string("calls: ") + switchyard::detail::event_info(kind).name);
 }
 
 void expect_phases(Station& me, const std::map<std::string, int>& spans, std::initializer_list<const char*> wanted) {
@@ -111,6 +140,10 @@ TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
       });
       auto spans = judge_spans(me, trace, when);
       expect_phases(me, spans, {"send_rows", "send_counts", "wait_message", "place_rows", "return_rows", "sum_returned"});
+      expect_calls(me, trace, Event::dispatch, 4, -1);
+      expect_calls(me, trace, Event::combine, scales == ScaleKind::none ? 4 : 8, -1);
+      expect_calls(me, trace, Event::all_to_all, scales == ScaleKind::none ? 4 : 0, -1);
+      me.f.check(trace.clock_error_ns() > 0, "nothing is said of the clocks");
       const size_t recorded = trace.slices().size();
       me.gather();
       streamed.run(200, 5);
@@ -121,12 +154,21 @@ TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
   }
 }
 
+struct NormalForm {
+  Layout layout;
+  Staging staging;
+};
+
 TEST(TracesOnGpus, NormalMode) {
-  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+  for (const auto& [layout, staging] :
+       {NormalForm{Layout::rank_major, Staging::direct}, NormalForm{Layout::expert_major, Staging::direct},
+        NormalForm{Layout::rank_major, Staging::ring}, NormalForm{Layout::expert_major, Staging::ring}}) {
     Scenario s = gpu_scenario("traced", kWorld, layout, 20);
     if (layout == Layout::expert_major) s.order = CombineOrder::per_route;
+    s.staging = staging;
+    if (staging == Staging::ring) s.ring = {3, 2, 4};
     const auto c = make_case(s);
-    const NormalConfig config = roomy_config(*c, 2);
+    const NormalConfig config = staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
     Trace trace(kWorld, roomy());
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       Case mine = *c;
@@ -137,6 +179,13 @@ TEST(TracesOnGpus, NormalMode) {
         for (int i = 0; i < 3; ++i) me.round(exchange, mine, i);
       });
       const auto spans = judge_spans(me, trace, when);
+      expect_phases(me, spans, {"plan", "wait_counts"});
+      expect_calls(me, trace, Event::plan, 3,
+                   int64_t{c->scenario.tokens[static_cast<size_t>(me.rank())]} * c->scenario.problem.topk);
+      expect_calls(me, trace, Event::dispatch, 3, c->scenario.tokens[static_cast<size_t>(me.rank())]);
+      expect_calls(me, trace, Event::combine, 3, c->scenario.tokens[static_cast<size_t>(me.rank())]);
+      me.gather();
+      if (staging == Staging::ring) return expect_phases(me, spans, {"ring_send", "ring_receive"});
       expect_phases(me, spans, {"send_rows", "wait_rows"});
       if (layout == Layout::rank_major) expect_phases(me, spans, {"pull_reduce"});
       if (layout == Layout::expert_major) expect_phases(me, spans, {"sum_returned"});

@@ -131,12 +131,6 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   return record_mismatch<A>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
 }
 
-/// All threads, after receive_counts: D into shared memory.
-__device__ void load_touching(PlanView& v) {
-  const int world = v.p.map.world;
-  for (int i = threadIdx.x; i < world * world; i += kPlanThreads) v.gathered[i] = v.touching_of(i / world)[i % world];
-}
-
 /// Sums of earlier blocks into start (experts) and record_base (ranks); earlier warps into hist and touching.
 __device__ void add_earlier_blocks(PlanView& v) {
   const int world = v.p.map.world, experts = v.p.map.experts, rank = v.b.call.rank();
@@ -418,7 +412,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   __syncthreads();
   if (block.failed) return;
   const WarpSpan<A> span(w, block.call, Event::plan, (v.end() - v.begin()) * p.topk);
-  load_touching(v);
+  v.load_touching();
   if (v.expert_major()) place_experts(v);
   __syncthreads();
   check_capacities(v);

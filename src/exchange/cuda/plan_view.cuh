@@ -51,6 +51,11 @@ struct PlanView {
   __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }
   __device__ bool expert_major() const { return p.layout == Layout::expert_major; }
   __device__ int columns() const { return p.map.world + p.map.experts; }
+  /// All threads, after the counts have come: D into shared memory.
+  __device__ void load_touching() const {
+    const int world = p.map.world;
+    for (int i = threadIdx.x; i < world * world; i += kPlanThreads) gathered[i] = touching_of(i / world)[i % world];
+  }
 };
 
 /// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is
