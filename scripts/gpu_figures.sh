@@ -55,6 +55,14 @@ record() {
   figure "trace_$name" trace --backend cuda "$@" --out "$out/trace_$name.json"
 }
 
+# cost NAME trace-options...: what recording costs, in turn with the same calls without it.
+cost() {
+  local name=$1
+  shift
+  figure "trace_cost_$name" trace --backend cuda "$@" --calls 50 --cost 21 --json --out /dev/null
+  [[ ! -s $out/trace_cost_$name.txt ]] || mv "$out/trace_cost_$name.txt" "$out/trace_cost_$name.json"
+}
+
 readonly aligned=(--layout expert_major --alignment 128)
 readonly tokens=1,8,32,64,128,256,512
 measure normal --tokens 4096 --sweep sms=8,16,24,48,132
@@ -84,4 +92,10 @@ record normal --tokens 512 --sms 24 --warmup 3 --calls 1
 record low_latency --mode low_latency --tokens 128 --quantize f32 --warmup 3 --calls 1
 record low_latency_1 --mode low_latency --tokens 1 --quantize f32 --warmup 3 --calls 1
 record flat --mode flat --tokens 128 --warmup 3 --calls 1
+record ledger --mode ledger --tokens 64 --dtype f16 --warmup 3 --calls 1
+record ring --tokens 512 --sms 24 --staging ring --warmup 3 --calls 1
+cost normal --tokens 4096 --sms 24
+cost low_latency --mode low_latency --tokens 128 --quantize f32
+cost flat --mode flat --tokens 128
+cost ledger --mode ledger --tokens 64 --dtype f16
 exit "$failed"
