@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <mutex>
@@ -29,10 +28,11 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
-TraceOptions trace_options(const DemoOptions& o) {
+/// On GPUs one warp of each of a few blocks: the others do the same, and a page can show no more.
+TraceOptions trace_options(const DemoPlan& plan) {
   TraceOptions t;
-  t.num_blocks = static_cast<int>(o.blocks);
-  t.num_warps = static_cast<int>(o.warps);
+  t.num_blocks = plan.on_gpus() ? 8 : static_cast<int>(plan.options.blocks);
+  t.num_warps = plan.on_gpus() ? 1 : static_cast<int>(plan.options.warps);
   t.events_per_track = size_t{1} << 13;
   return t;
 }
@@ -83,7 +83,7 @@ class DemoRank {
         link_(link),
         device_(device),
         rank_(group.rank()),
-        trace_(group.size(), trace_options(plan.options)),
+        trace_(group.size(), trace_options(plan)),
         first_(plan.shape.first_expert(rank_)),
         count_(plan.shape.first_expert(rank_ + 1) - first_),
         weights_(plan.shape.seed, plan.options.hidden, plan.options.intermediate) {}
@@ -114,7 +114,7 @@ class DemoRank {
         token_rows(plan_.shape.seed, static_cast<uint64_t>(step), rank_, o.tokens, o.hidden, DType::bf16, ScaleKind::none);
     RowArray out(o.tokens, o.hidden, DType::bf16);
     group_.barrier();
-    group_.set_trace(device_ ? nullptr : &trace_);  // on a GPU the spans below are all there is
+    group_.set_trace(&trace_);
     std::optional<Trace::Span> whole;
     whole.emplace(&trace_, rank_, trace_.event("step"), step);
 
@@ -150,29 +150,19 @@ class DemoRank {
             {"out", json::binary({bytes, bytes + out.row_bytes() * at(o.tokens)})}};
   }
 
-  /// One timed, traced part of a step on a GPU: to the end of what it enqueued.
+  /// Seconds of a part of a step on a GPU, to the end of what it enqueued.
   template <class F>
-  double timed(const char* name, const char* unit, int64_t count, F&& part) {
+  double to_the_end(F&& part) {
     const Clock::time_point begin = Clock::now();
-    {
-      const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
-      part();
-      device_->wait();
-    }
+    part();
+    device_->wait();
     return seconds_between(begin, Clock::now());
   }
-  /// Rows that this rank sends: one per (token, rank).
-  int64_t rows_sent(const Routing& routing) const {
-    int64_t rows = 0;
-    for (int64_t t = 0; t < routing.tokens; ++t) {
-      uint64_t ranks = 0;
-      for (int k = 0; k < routing.topk; ++k) {
-        const int32_t id = routing.ids[at(t * routing.topk + k)];
-        if (plan_.shape.valid(id)) ranks |= uint64_t{1} << plan_.shape.owner(id);
-      }
-      rows += std::popcount(ranks);
-    }
-    return rows;
+  /// The same of a part that leaves no trace by itself.
+  template <class F>
+  double timed(const char* name, const char* unit, int64_t count, F&& part) {
+    const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
+    return to_the_end(part);
   }
   /// Ranks of one process may share a GPU: none may copy while another's kernel waits for its call.
   void meet() {
@@ -202,11 +192,7 @@ class DemoRank {
     sum.stream = device_->stream();
     meet();
     std::optional<Dispatched> d;
-    const int64_t sent = rows_sent(routing);
-    {
-      const Trace::Span call(&trace_, rank_, trace_.event("dispatch"), step);
-      t.dispatch = timed("send_rows", "rows", sent, [&] { d.emplace(exchange.dispatch(rows, ids, weights, options)); });
-    }
+    t.dispatch = to_the_end([&] { d.emplace(exchange.dispatch(rows, ids, weights, options)); });
     const uint64_t remote_bytes = exchange.last_call().remote_bytes;
     HostDispatched host;
     t.copies += timed("fetch_rows", "", 0, [&] {
@@ -222,13 +208,11 @@ class DemoRank {
     t.copies += timed("copy_to_gpu", "bytes", static_cast<int64_t>(made_bytes),
                       [&] { device_->write(y.rows().data, made.row(0), made_bytes); });
     meet();
-    {
-      const Trace::Span call(&trace_, rank_, trace_.event("combine"), step);
-      t.combine = timed("pull_reduce", "rows", sent, [&] { exchange.combine(y.rows(), d->handle, out, sum); });
-    }
+    t.combine = to_the_end([&] { exchange.combine(y.rows(), d->handle, out, sum); });
     std::vector<uint8_t> result(bytes);
     t.copies += timed("copy_to_host", "bytes", static_cast<int64_t>(bytes), [&] { device_->read(result.data(), out, bytes); });
     whole.reset();
+    group_.set_trace(nullptr);
 
     const RowArray identity = combine_as_is(exchange, *d, out, sum);
     add_checks(step, host.view, identity, routing, checks);
@@ -399,7 +383,7 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
                                           : fmt::format("step {} of {}", std::min(slowest, o.steps), o.steps));
       });
 
-  DemoOutcome outcome{{}, {}, Trace(plan.shape.world, trace_options(o)), "", job.group.heap_bytes, 0};
+  DemoOutcome outcome{{}, {}, Trace(plan.shape.world, trace_options(plan)), "", job.group.heap_bytes, 0};
   outcome.seconds = seconds_between(begin, Clock::now());
   outcome.steps.resize(at(o.steps));
   for (size_t r = 0; r < ranks.size(); ++r) {

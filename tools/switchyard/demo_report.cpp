@@ -139,7 +139,7 @@ json throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic&
                                decimal_size(bytes.dispatch_limit), decimal_size(bytes.combine_limit))}};
 }
 
-json timeline(const DemoPlan& plan, const Trace& trace) {
+json timeline(const Trace& trace) {
   json slices = json::array();
   std::map<int64_t, std::pair<double, double>> steps;
   std::map<std::string, std::string> units;
@@ -159,7 +159,7 @@ json timeline(const DemoPlan& plan, const Trace& trace) {
   return {{"slices", slices},
           {"steps", marks},
           {"units", units},
-          {"workers", plan.options.blocks * plan.options.warps},
+          {"workers", trace.options().num_blocks * trace.options().num_warps},
           {"lost", trace.lost()}};
 }
 
@@ -225,7 +225,7 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
           {"steps", o.steps},
           {"traffic", {{"rows", traffic.rows}, {"routes", traffic.routes}, {"row_bytes", o.hidden * 2}}},
           {"experts", {{"counts", traffic.experts}, {"first", first}}},
-          {"timeline", timeline(plan, outcome.trace)},
+          {"timeline", timeline(outcome.trace)},
           {"phases", phases(plan, outcome.trace)},
           {"throughput", throughput(plan, outcome, traffic, limit)},
           {"checks", checks}};

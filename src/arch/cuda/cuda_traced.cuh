@@ -9,6 +9,12 @@
 
 namespace switchyard::detail {
 
+/// Where each warp of a block is in its track, while a traced kernel runs.
+struct TrackPlace {
+  uint32_t size;
+  uint32_t multiprocessor;
+};
+
 template <class Base>
 struct TracedArch : Base {
   using Warp = CudaWarp;
@@ -17,13 +23,26 @@ struct TracedArch : Base {
   /// Cycles of this multiprocessor.
   __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
+  /// Every warp before it records: its place comes out of device memory, once, because a span must not wait for memory.
+  __device__ static void open_track(Warp& w, const DeviceTrace& trace) {
+    if (has_track(w, trace) && threadIdx.x % kLanes == 0) places()[w.warp()] = {trace.sizes[track(w, trace)], multiprocessor()};
+    __syncwarp();
+  }
+  /// Every warp when it records no more.
+  __device__ static void close_track(Warp& w, const DeviceTrace& trace) {
+    if (has_track(w, trace) && threadIdx.x % kLanes == 0) trace.sizes[track(w, trace)] = places()[w.warp()].size;
+  }
+
+  /// Costs a look into shared memory and two stores, for which nobody waits.
   __device__ static void record(Warp& w, const DeviceTrace& trace, uint16_t event, uint64_t begin, uint64_t end, int64_t arg,
                                 uint32_t bytes) {
-    if (trace.records == nullptr || w.block() >= trace.blocks || w.warp() >= trace.warps) return;
+    if (!has_track(w, trace)) return;
     if (threadIdx.x % kLanes == 0) {
-      const int64_t track = static_cast<int64_t>(w.block()) * trace.warps + w.warp();
-      const uint32_t n = trace.sizes[track]++ & (trace.capacity - 1);
-      trace.records[track * trace.capacity + n] = {begin, end, arg, event, static_cast<uint16_t>(multiprocessor()), bytes};
+      TrackPlace& place = places()[w.warp()];
+      const TrackPlace now = place;
+      place.size = now.size + 1;
+      trace.records[track(w, trace) * trace.capacity + (now.size & (trace.capacity - 1))] = {
+          begin, end, arg, event, static_cast<uint16_t>(now.multiprocessor), bytes};
     }
     __syncwarp();
   }
@@ -35,6 +54,16 @@ struct TracedArch : Base {
   }
 
  private:
+  __device__ static TrackPlace* places() {
+    __shared__ TrackPlace all[32];
+    return all;
+  }
+  __device__ static bool has_track(const Warp& w, const DeviceTrace& trace) {
+    return trace.records != nullptr && w.block() < trace.blocks && w.warp() < trace.warps;
+  }
+  __device__ static int64_t track(const Warp& w, const DeviceTrace& trace) {
+    return static_cast<int64_t>(w.block()) * trace.warps + w.warp();
+  }
   __device__ static uint32_t multiprocessor() {
     uint32_t id;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
@@ -55,10 +84,16 @@ class KernelTrace {
  public:
   __device__ KernelTrace(CudaWarp& w, const DeviceTrace& trace, Event kernel, int64_t launch)
       : w_(w), trace_(trace), kernel_(kernel), launch_(launch) {
-    if constexpr (requires { A::kDeviceTracing; }) A::anchor(w_, trace_, kernel_, launch_);
+    if constexpr (requires { A::kDeviceTracing; }) {
+      A::open_track(w_, trace_);
+      A::anchor(w_, trace_, kernel_, launch_);
+    }
   }
   __device__ ~KernelTrace() {
-    if constexpr (requires { A::kDeviceTracing; }) A::anchor(w_, trace_, kernel_, launch_);
+    if constexpr (requires { A::kDeviceTracing; }) {
+      A::anchor(w_, trace_, kernel_, launch_);
+      A::close_track(w_, trace_);
+    }
   }
 
  private:
