@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <random>
 #include <string>
 #include <utility>
 
@@ -40,10 +41,16 @@ void check_options(const GroupOptions& o) {
     fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
 }
 
+uint64_t random_word() {
+  std::random_device source;
+  return uint64_t{source()} << 32 | source();
+}
+
 template <class Memory>
 Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options,
-           const Group::Impl::TuningInForce& tuning) {
+           const Group::Impl::TuningInForce& tuning, uint64_t nonce) {
   auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options, tuning);
+  impl->nonce = nonce;
   Group::Impl* raw = impl.get();
   raw->bootstrap->watch([raw](int rank) noexcept {
     uint64_t none = 0;
@@ -188,15 +195,18 @@ std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
                 "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
+  const uint64_t nonce = random_word();
   auto links = make_thread_bootstraps(world);
   std::vector<Group> groups;
   if (options.backend == Backend::cuda) {
     auto parts = devices_in_process(world, options);
-    for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning));
+    for (size_t r = 0; r < links.size(); ++r)
+      groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning, nonce));
     return groups;
   }
   auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
-  for (size_t r = 0; r < links.size(); ++r) groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options, tuning));
+  for (size_t r = 0; r < links.size(); ++r)
+    groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options, tuning, nonce));
   return groups;
 }
 
@@ -210,12 +220,15 @@ Group join(const JoinSpec& spec, const GroupOptions& options) {
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
   auto link = connect_processes(spec, options.rendezvous_timeout);
+  std::vector<uint64_t> words(static_cast<size_t>(link->world()));
+  const uint64_t mine = random_word();
+  link->all_gather(&mine, sizeof mine, words.data(), options.rendezvous_timeout);
   if (options.backend == Backend::cuda) {
     auto parts = join_device(*link, options);
-    return form(std::move(link), std::move(parts), options, tuning);
+    return form(std::move(link), std::move(parts), options, tuning, words[0]);
   }
   auto heap = SymmetricHeap::create(*link, options.heap_bytes, options.rendezvous_timeout);
-  return form(std::move(link), std::move(heap), options, tuning);
+  return form(std::move(link), std::move(heap), options, tuning, words[0]);
 }
 
 }  // namespace

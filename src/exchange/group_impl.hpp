@@ -89,6 +89,7 @@ struct Group::Impl {
   detail::Tracer* tracer = nullptr;
 
   detail::FaultRecord fault;
+  uint64_t nonce = 0;           ///< random, the same on all ranks of this group
   uint64_t normal_objects = 0;  ///< exchanges of normal mode made so far, which is collective
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot

@@ -71,7 +71,7 @@ class NormalImpl : protected ExchangeBase {
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
   /// Once in each dispatch that makes a handle: its identity, equal on all ranks, which make the same calls.
-  uint64_t next_identity() { return mix_hash(number_, ++handles_made_); }
+  uint64_t next_identity() { return mix_hash(mix_hash(group_.nonce, number_), ++handles_made_); }
 
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_move(struct DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const;

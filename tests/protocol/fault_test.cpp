@@ -250,6 +250,33 @@ TEST(Mismatch, HandlesOfOtherDispatches) {
   }
 }
 
+/// The same call of two groups of one shape.
+TEST(Mismatch, HandlesOfAnotherGroup) {
+  std::vector<std::vector<std::byte>> theirs(2);
+  for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {
+         theirs[static_cast<size_t>(group.rank())] = FaultRig(group).dispatch().handle.serialize();
+         group.barrier();
+       }))
+    EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  for (const bool cached : {true, false}) {
+    for (const bool on_all : {true, false}) {
+      const auto all = outcomes(2, options_with(60s), [&](Group& group) {
+        FaultRig rig(group);
+        const Dispatched d = rig.dispatch();
+        const auto other = switchyard::Handle::deserialize(theirs[static_cast<size_t>(group.rank())]);
+        const auto& handle = on_all || group.rank() == 1 ? other : d.handle;
+        if (cached) {
+          (void)rig.exchange.dispatch(rig.x(), handle, DispatchOptions());
+        } else {
+          rig.exchange.combine(d.x, handle, rig.out.data(), CombineOptions());
+        }
+      });
+      if (!on_all) expect_mismatch(all);
+      for (const Outcome& o : all) EXPECT_TRUE(!on_all || o.code == ErrorCode::ok) << o.text;
+    }
+  }
+}
+
 TEST(Handles, OfOneDispatchAsBytesOnSomeRanks) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     const auto all = outcomes(3, options_with(60s), [&](Group& group) {
