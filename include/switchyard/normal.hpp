@@ -146,9 +146,9 @@ struct DispatchCounts {
 
 /// The routing of one dispatch as both sides know it; needed by combine and cached dispatch. Cheap to copy, immutable, usable
 /// any number of times and in any order, with any object of the same group size, rank and shape. What the ranks give to one
-/// call must come from one dispatch: handles of several dispatches, also of other groups, are Error(mismatch) on all of them. Holds no
-/// symmetric memory on the CPU; on CUDA its tables lie in the pool of the object that made it and must not outlive that object.
-/// On CUDA all members below wait for the dispatch (Error(unsupported) while its stream is captured).
+/// call must come from one dispatch: handles of several dispatches, also of other groups, are Error(mismatch) on all of them.
+/// Holds no symmetric memory on the CPU; on CUDA its tables lie in the pool of the object that made it and must not outlive
+/// that object. On CUDA all members below wait for the dispatch (Error(unsupported) while its stream is captured).
 class Handle {
  public:
   Handle() = default;

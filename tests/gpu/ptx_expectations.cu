@@ -70,7 +70,7 @@ namespace {
 template <class A>
 __device__ void spanned_copy(const CallContext& call, void* dst, const void* src) {
   CudaWarp w = make_warp();
-  const KernelTrace<A> trace(w, call.device_trace);
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, dst, 0));
   const WarpSpan<A> span(w, call, Event::send_rows, 1);
   A::copy(w, dst, src, 8192);
   A::settle(w);

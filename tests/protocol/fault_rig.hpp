@@ -2,6 +2,8 @@
 // Small calls for fault tests, and errors as data.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <chrono>
 #include <functional>
 #include <string>
@@ -63,6 +65,17 @@ inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& 
   for (size_t r = 0; r < groups.size(); ++r) threads.emplace_back([&, r] { all[r] = outcome_of([&] { body(groups[r]); }); });
   for (auto& t : threads) t.join();
   return all;
+}
+
+/// Every rank must learn of it: by its own comparison, or from the first one that compared.
+inline void expect_mismatch(const std::vector<Outcome>& all) {
+  int found = 0;
+  for (const Outcome& o : all) {
+    found += o.code == switchyard::ErrorCode::mismatch;
+    const bool told = o.code == switchyard::ErrorCode::peer_failed && o.reason == switchyard::ErrorCode::mismatch;
+    EXPECT_TRUE(o.code == switchyard::ErrorCode::mismatch || told) << code_name(o.code) << ": " << o.text;
+  }
+  EXPECT_GE(found, 1);
 }
 
 /// An exchange object with valid arguments for every call; a test spoils one of them.
