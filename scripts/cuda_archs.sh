@@ -1,17 +1,29 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles the kernels for architectures that no preset builds: sm_80 (no bulk copies) and sm_100. Needs nvcc, no GPU, and a configured
-# build/cuda (its generated header).
+# Compiles every .cu file of src/ for architectures that no preset builds: sm_80 (no bulk copies) and sm_100. Needs nvcc, no GPU, and a
+# configured build/cuda (its generated header).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 generated=build/cuda/include
+exceptions=()  # paths of files that are not compiled here, each with its reason
+
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
+mapfile -t sources < <(find src -name '*.cu' | LC_ALL=C sort)
+[ ${#sources[@]} -gt 0 ] || { echo "no .cu file under src/" >&2; exit 1; }
+for exception in "${exceptions[@]}"; do
+  [ -e "$exception" ] || { echo "exception $exception does not exist" >&2; exit 1; }
+done
+compiled=0
 for arch in 80 100a; do
-  for kernel in plan dispatch combine ledger low_latency; do
+  for source in "${sources[@]}"; do
+    case " ${exceptions[*]} " in *" $source "*) continue ;; esac
     "$nvcc" -std=c++20 -O1 --expt-relaxed-constexpr "-gencode=arch=compute_$arch,code=sm_$arch" -I src -I include -I "$generated" \
-      -c "src/exchange/cuda/$kernel.cu" -o "$out/$kernel.o"
-    echo "sm_$arch $kernel.cu compiles"
+      -c "$source" -o "$out/kernel.o"
+    echo "sm_$arch $source compiles"
+    compiled=$((compiled + 1))
   done
 done
+[ "$compiled" -eq $((2 * (${#sources[@]} - ${#exceptions[@]}))) ] || { echo "only $compiled files were compiled" >&2; exit 1; }
+echo "$compiled compilations, ${#sources[@]} files, ${#exceptions[@]} exceptions"

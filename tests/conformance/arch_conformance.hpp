@@ -56,6 +56,23 @@ class Guarded {
   std::byte* base_ = nullptr;
 };
 
+/// What every arch takes: `bytes`, or the next lower multiple of 16 for one that takes no other; 64 places, or 32.
+template <class A>
+constexpr size_t whole(size_t bytes) {
+  return ArchDriver<A>::kWholeRowsOnly ? bytes / 16 * 16 : bytes;
+}
+template <class A>
+constexpr int64_t whole_elements(int64_t hidden, DType type) {
+  const auto size = dtype_bytes(type);
+  return static_cast<int64_t>(whole<A>(static_cast<size_t>(hidden) * size) / size);
+}
+template <class A>
+constexpr bool quantises_to_places(DType type, size_t offset, int64_t hidden) {
+  return !ArchDriver<A>::kWholeRowsOnly || (type == DType::bf16 && offset % 16 == 0 && hidden % 8 == 0);
+}
+template <class A>
+inline constexpr int kPlaces = ArchDriver<A>::kWholeRowsOnly ? 32 : kMaxRanks;
+
 template <class A>
 class ArchConformance : public ::testing::Test {
  protected:
@@ -102,10 +119,11 @@ inline std::vector<size_t> large_sizes() {
 
 TYPED_TEST_P(ArchConformance, CopyMovesEverySmallSize) {
   this->for_each_variant([&] {
-    typename TestFixture::Memory src(300, 3);
+    typename TestFixture::Memory src(300, whole<TypeParam>(3));
     src.randomize(this->random_);
     for (size_t bytes = 0; bytes <= 300; ++bytes) {
-      typename TestFixture::Memory dst(bytes, bytes % 17);
+      if (bytes != whole<TypeParam>(bytes)) continue;
+      typename TestFixture::Memory dst(bytes, whole<TypeParam>(bytes % 17));
       this->warp_.copy(dst.data(), src.data(), bytes);
       this->warp_.settle();
       ASSERT_TRUE(dst.holds(src.data())) << bytes;
@@ -116,10 +134,11 @@ TYPED_TEST_P(ArchConformance, CopyMovesEverySmallSize) {
 
 TYPED_TEST_P(ArchConformance, CopyMovesLargeRowsAtEveryAlignment) {
   this->for_each_variant([&] {
-    for (const size_t bytes : large_sizes()) {
-      for (size_t offset = 0; offset < 64; offset += bytes == 4096 ? 1 : 13) {
-        typename TestFixture::Memory src(bytes, 63 - offset);
-        typename TestFixture::Memory dst(bytes, offset);
+    for (const size_t size : large_sizes()) {
+      const size_t bytes = whole<TypeParam>(size);
+      for (size_t offset = 0; offset < 64; offset += size == 4096 ? 1 : 13) {
+        typename TestFixture::Memory src(bytes, whole<TypeParam>(63 - offset));
+        typename TestFixture::Memory dst(bytes, whole<TypeParam>(offset));
         src.randomize(this->random_);
         this->warp_.copy(dst.data(), src.data(), bytes);
         this->warp_.settle();
@@ -132,8 +151,9 @@ TYPED_TEST_P(ArchConformance, CopyMovesLargeRowsAtEveryAlignment) {
 
 TYPED_TEST_P(ArchConformance, MulticastFillsEveryDestination) {
   this->for_each_variant([&] {
-    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{16}, size_t{100}, size_t{4096}, size_t{14336}, size_t{40000}}) {
-      for (int n = 0; n <= kMaxRanks; n = n < 9 ? n + 1 : n * 2 - 8) {
+    for (const size_t size : {0, 1, 16, 100, 4096, 14336, 40000}) {
+      const size_t bytes = whole<TypeParam>(size);
+      for (int n = 0; n <= kPlaces<TypeParam>; n = n < 9 ? n + 1 : n * 2 - 8) {
         typename TestFixture::Memory src(bytes, 16);
         src.randomize(this->random_);
         std::vector<std::unique_ptr<typename TestFixture::Memory>> memory;
@@ -158,101 +178,45 @@ TYPED_TEST_P(ArchConformance, MulticastReachesTheLargestGroup) {
   this->for_each_variant([&] {
     typename TestFixture::Memory src(4112);
     src.randomize(this->random_);
-    typename TestFixture::Memory dst(4112 * static_cast<size_t>(kMaxRanks));
+    typename TestFixture::Memory dst(4112 * static_cast<size_t>(kPlaces<TypeParam>));
     std::vector<void*> dsts;
-    for (int i = 0; i < kMaxRanks; ++i) dsts.push_back(dst.data() + 4112 * static_cast<size_t>(i));
-    this->warp_.multicast_copy(dsts.data(), kMaxRanks, src.data(), 4112);
+    for (int i = 0; i < kPlaces<TypeParam>; ++i) dsts.push_back(dst.data() + 4112 * static_cast<size_t>(i));
+    this->warp_.multicast_copy(dsts.data(), kPlaces<TypeParam>, src.data(), 4112);
     this->warp_.settle();
-    for (int i = 0; i < kMaxRanks; ++i) ASSERT_EQ(std::memcmp(dsts[static_cast<size_t>(i)], src.data(), 4112), 0) << i;
+    for (int i = 0; i < kPlaces<TypeParam>; ++i) ASSERT_EQ(std::memcmp(dsts[static_cast<size_t>(i)], src.data(), 4112), 0) << i;
     EXPECT_TRUE(dst.guards_intact());
   });
 }
 
 TYPED_TEST_P(ArchConformance, MulticastToSkipsNoPlace) {
+  constexpr int kMost = kPlaces<TypeParam>;
   this->for_each_variant([&] {
     typename TestFixture::Memory src(4112);
     src.randomize(this->random_);
     for (const uint64_t places :
-         {uint64_t{0}, uint64_t{1}, uint64_t{0b1010}, uint64_t{1} << 63, ~uint64_t{0}, this->random_()}) {
-      typename TestFixture::Memory dst(4112 * 64);
-      std::vector<std::byte> before(dst.data(), dst.data() + 4112 * 64);
+         {uint64_t{0}, uint64_t{1}, uint64_t{0b1010}, uint64_t{1} << (kMost - 1), ~uint64_t{0}, this->random_()}) {
+      typename TestFixture::Memory dst(4112 * kMost);
+      std::vector<std::byte> before(dst.data(), dst.data() + 4112 * kMost);
       std::vector<void*> dsts;
-      for (size_t i = 0; i < 64; ++i) dsts.push_back(places >> i & 1 ? dst.data() + 4112 * i : nullptr);
+      for (size_t i = 0; i < kMost; ++i) dsts.push_back(places >> i & 1 ? dst.data() + 4112 * i : nullptr);
       const auto expect = [&](const std::byte* sent) {
         this->warp_.settle();
-        for (size_t i = 0; i < 64; ++i) {
+        for (size_t i = 0; i < kMost; ++i) {
           const std::byte* want = places >> i & 1 ? sent : before.data() + 4112 * i;
           ASSERT_EQ(std::memcmp(dst.data() + 4112 * i, want, 4112), 0) << i << " of " << std::hex << places;
         }
       };
-      this->warp_.multicast_to(dsts.data(), 64, src.data(), 4112);
+      this->warp_.multicast_to(dsts.data(), kMost, src.data(), 4112);
       expect(src.data());
       src.randomize(this->random_);
-      this->warp_.multicast_fetched(dsts.data(), 64, src.data(), 4112);
+      this->warp_.multicast_fetched(dsts.data(), kMost, src.data(), 4112);
       expect(src.data());
       src.randomize(this->random_);
-      this->warp_.multicast_fetched_words(dsts.data(), 64, src.data(), 4112);
+      this->warp_.multicast_fetched_words(dsts.data(), kMost, src.data(), 4112);
       expect(src.data());
       EXPECT_TRUE(dst.guards_intact());
     }
   });
-}
-
-TYPED_TEST_P(ArchConformance, LanesWhereGivesABitPerPlace) {
-  for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{32}, size_t{33}, size_t{64}}) {
-    std::vector<bool> which(n);
-    uint64_t want = 0;
-    for (size_t i = 0; i < n; ++i) {
-      which[i] = this->random_() % 2 != 0;
-      want |= static_cast<uint64_t>(which[i]) << i;
-    }
-    EXPECT_EQ(this->warp_.lanes_where(which), want) << n;
-  }
-}
-
-TYPED_TEST_P(ArchConformance, LanesUnionIsTheOrOfAllWords) {
-  for (const size_t n : {size_t{0}, size_t{1}, size_t{31}, size_t{32}, size_t{33}, size_t{64}, size_t{100}}) {
-    std::vector<uint64_t> of(n);
-    uint64_t want = 0;
-    for (uint64_t& word : of) {
-      word = uint64_t{1} << this->random_() % 64;
-      want |= word;
-    }
-    EXPECT_EQ(this->warp_.lanes_union(of), want) << n;
-  }
-}
-
-TYPED_TEST_P(ArchConformance, CountWhereCountsTrueAnswers) {
-  for (const int n : {0, 1, 31, 32, 33, 64, 65, 1000, 4097}) {
-    std::vector<bool> which(static_cast<size_t>(n));
-    int64_t want = 0;
-    for (size_t i = 0; i < which.size(); ++i) {
-      which[i] = this->random_() % 3 == 0;
-      want += which[i] ? 1 : 0;
-    }
-    EXPECT_EQ(this->warp_.count_where(which), want) << n;
-  }
-}
-
-TYPED_TEST_P(ArchConformance, LocateFindsEveryIndexOnce) {
-  for (const int n : {0, 1, 2, 31, 32, 33, 64, 100}) {
-    std::vector<int64_t> lengths(static_cast<size_t>(n));
-    for (int64_t& length : lengths) length = this->random_() % 3 == 0 ? 0 : static_cast<int64_t>(this->random_() % 5);
-    if (n > 1) lengths[static_cast<size_t>(n / 2)] = int64_t{1} << 33;  // beyond 32 bits
-    int64_t index = 0;
-    for (int s = 0; s < n; ++s) {
-      const int64_t length = lengths[static_cast<size_t>(s)];
-      for (const int64_t offset : {int64_t{0}, int64_t{1}, length - 1}) {
-        if (offset < 0 || offset >= length) continue;
-        const detail::Located found = this->warp_.locate(index + offset, lengths);
-        EXPECT_EQ(found.segment, s) << n << ", " << index + offset;
-        EXPECT_EQ(found.offset, offset) << n << ", " << index + offset;
-      }
-      index += length;
-    }
-    EXPECT_EQ(this->warp_.locate(index, lengths).segment, n);
-    EXPECT_EQ(this->warp_.locate(index + 7, lengths).offset, 7);
-  }
 }
 
 TYPED_TEST_P(ArchConformance, FillZeroClearsExactlyItsRange) {
@@ -274,7 +238,8 @@ TYPED_TEST_P(ArchConformance, FillZeroClearsExactlyItsRange) {
 
 TYPED_TEST_P(ArchConformance, SourcesMayChangeOnceDrained) {
   this->for_each_variant([&] {
-    for (const size_t bytes : {size_t{64}, size_t{5000}, size_t{14336}}) {
+    for (const size_t size : {64, 5000, 14336}) {
+      const size_t bytes = whole<TypeParam>(size);
       typename TestFixture::Memory src(bytes);
       typename TestFixture::Memory first(bytes);
       typename TestFixture::Memory second(bytes);
@@ -456,6 +421,7 @@ TYPED_TEST_P(ArchConformance, TheClockNeverRunsBackwards) {
 }  // namespace switchyard::conformance
 
 #include "conformance/arithmetic_conformance.hpp"
+#include "conformance/ops_conformance.hpp"
 #include "conformance/telling_conformance.hpp"
 
 namespace switchyard::conformance {
@@ -470,7 +436,9 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
                             MapTurnsEveryElement, TellingRowsHoldNoZeros, RowsThatHaveComeAreSummed, BlankRowsHaveNotCome,
                             ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
-                            ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied, QuantizeMatchesTheReference,
-                            QuantizeRoundsTiesToEven, QuantizeSpecialGroups, QuantizeScaleBoundaries);
+                            LocateManyFindsEveryIndexOnce, StatisticsAreCounted, ColdPathsAreTaken, PrefetchChangesNothing,
+                            BlocksMeet, PausesEnd, ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied,
+                            QuantizeMatchesTheReference, QuantizeRoundsTiesToEven, QuantizeSpecialGroups,
+                            QuantizeScaleBoundaries);
 
 }  // namespace switchyard::conformance

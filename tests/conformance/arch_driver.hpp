@@ -14,6 +14,20 @@
 
 namespace switchyard::conformance {
 
+/// What cold and aside are given: publishes the value, and says whether it is odd. Flag ops must work out of line, too.
+template <class A>
+struct StoreAndTell {
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, uint64_t* flag, uint64_t value) const {
+    A::template store_release<detail::Scope::system>(w, flag, value, detail::Site::counts);
+    return value % 2 != 0;
+  }
+};
+
+/// What a warp writes for block_sums().
+SWITCHYARD_FN constexpr uint64_t block_word(int warp, int round) {
+  return (static_cast<uint64_t>(warp) + 1) << 32 | static_cast<uint64_t>(round);
+}
+
 // Row memory comes from allocate(). Arrays of pointers and weights may lie in ordinary host memory: the driver brings them to
 // the warp.
 template <class A>
@@ -26,6 +40,10 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // reachable by host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
   { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
+  // Does less, as CudaHot: rows that are copied, told, summed over places or quantised to places lie at multiples of 16 bytes
+  // and are multiples of 16 bytes long, bf16 where they are quantised; such sums have no bias; places are at most 32, and
+  // lanes_union has 32 bits; locate does not say how far past the end.
+  { D::kWholeRowsOnly } -> std::convertible_to<bool>;
 
   // Implementations of the row ops that this machine can run, and how to choose one for the calls that follow (empty: the
   // default).
@@ -39,6 +57,7 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.multicast_fetched(dsts, n, src, bytes);        // the same of a row that was fetched before
   d.multicast_fetched_words(dsts, n, src, bytes);  // likewise
   d.fill_zero(dst, bytes);
+  d.prefetch(src, bytes);
   d.drain_sources();
   d.settle();
   d.reduce_rows(spec);
@@ -64,12 +83,22 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { d.take(flag, value) } -> std::same_as<uint64_t>;
   d.post(flag, value);
   { d.peek(flag) } -> std::same_as<uint64_t>;
+  d.count(flag, value);
+  d.count_max(flag, value);
+  // Runs StoreAndTell out of line, and aside.
+  { d.cold(flag, value) } -> std::same_as<bool>;
+  { d.aside(flag, value) } -> std::same_as<bool>;
+  // A block of n warps, as many rounds of: each writes its index and the round to a word of its own, block_sync, each adds up
+  // all words of the block, block_sync. The sums by round and warp.
+  { d.block_sums(n, n) } -> std::same_as<std::vector<uint64_t>>;
   { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // how often for_lanes(n) called its function with each of 0..n-1
   { d.lanes_where(std::vector<bool>()) } -> std::same_as<uint64_t>;
   { d.lanes_union(std::vector<uint64_t>()) } -> std::same_as<uint64_t>;
   { d.count_where(std::vector<bool>()) } -> std::same_as<int64_t>;
   { d.locate(int64_t{}, std::vector<int64_t>()) } -> std::same_as<detail::Located>;  // among segments of these lengths
+  { d.locate_many(int64_t{}, std::vector<int64_t>()) } -> std::same_as<detail::Located>;
   { d.now_ns() } -> std::same_as<uint64_t>;
+  d.pause(int64_t{});  // after so many polls
   { d.scratch() } -> std::same_as<std::byte*>;
 };
 

@@ -7,6 +7,7 @@
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/row_ops.hpp"
+#include "arch/cpu/worker_pool.hpp"
 #include "conformance/arch_driver.hpp"
 
 namespace switchyard::conformance {
@@ -18,6 +19,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   static constexpr auto kSite = detail::Site::counts;
 
   static constexpr bool kUnalignedElements = true;
+  static constexpr bool kWholeRowsOnly = false;
   static std::byte* allocate(size_t bytes) { return static_cast<std::byte*>(::operator new (bytes, std::align_val_t{256})); }
   static void release(std::byte* p) { ::operator delete (p, std::align_val_t{256}); }
 
@@ -56,6 +58,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         warp, n, [&](int i) { return dsts[i]; }, src, bytes);
   }
   void fill_zero(void* dst, size_t bytes) { Cpu::fill_zero(warp, dst, bytes); }
+  void prefetch(const void* src, size_t bytes) { Cpu::prefetch(warp, src, bytes); }
   void drain_sources() { Cpu::drain_sources(warp); }
   void settle() { Cpu::settle(warp); }
   void reduce_rows(const detail::ReduceSpec& spec) { Cpu::reduce_rows(warp, spec); }
@@ -135,6 +138,24 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   uint64_t take(uint64_t* counter, uint64_t value) { return Cpu::take(warp, counter, value); }
   void post(uint64_t* flag, uint64_t value) { Cpu::post(warp, flag, value); }
   uint64_t peek(const uint64_t* flag) { return Cpu::peek(flag); }
+  void count(uint64_t* statistic, uint64_t value) { Cpu::count(warp, statistic, value); }
+  void count_max(uint64_t* statistic, uint64_t value) { Cpu::count_max(warp, statistic, value); }
+  bool cold(uint64_t* flag, uint64_t value) { return Cpu::cold(warp, StoreAndTell<Cpu>{}, flag, value); }
+  bool aside(uint64_t* flag, uint64_t value) { return Cpu::aside(warp, StoreAndTell<Cpu>{}, flag, value); }
+  std::vector<uint64_t> block_sums(int warps, int rounds) {
+    std::vector<uint64_t> words(static_cast<size_t>(warps)), sums(static_cast<size_t>(warps * rounds));
+    detail::WorkerPool(1, warps).run([&](detail::CpuWarp& w) {
+      for (int round = 0; round < rounds; ++round) {
+        words[static_cast<size_t>(w.warp())] = block_word(w.warp(), round);
+        Cpu::block_sync(w);
+        uint64_t sum = 0;
+        for (const uint64_t word : words) sum += word;
+        sums[static_cast<size_t>(round * warps + w.warp())] = sum;
+        Cpu::block_sync(w);
+      }
+    });
+    return sums;
+  }
   std::vector<int> count_lanes(int n) {
     std::vector<int> hits(static_cast<size_t>(n));
     Cpu::for_lanes(warp, n, [&](int i) { ++hits[static_cast<size_t>(i)]; });
@@ -150,12 +171,14 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
     return Cpu::count_where(warp, static_cast<int64_t>(which.size()), [&](int64_t i) { return which[static_cast<size_t>(i)]; });
   }
   detail::Located locate(int64_t index, const std::vector<int64_t>& lengths) {
-    const auto length = [&](int i) { return lengths[static_cast<size_t>(i)]; };
-    const auto n = static_cast<int>(lengths.size());
-    const detail::Located found = Cpu::locate(warp, index, n, length), again = Cpu::locate_many(warp, index, n, length);
-    return again.segment == found.segment && again.offset == found.offset ? found : detail::Located{-1, -1};
+    return Cpu::locate(warp, index, static_cast<int>(lengths.size()), [&](int i) { return lengths[static_cast<size_t>(i)]; });
+  }
+  detail::Located locate_many(int64_t index, const std::vector<int64_t>& lengths) {
+    return Cpu::locate_many(warp, index, static_cast<int>(lengths.size()),
+                            [&](int i) { return lengths[static_cast<size_t>(i)]; });
   }
   uint64_t now_ns() { return Cpu::now_ns(); }
+  void pause(int64_t polls) { Cpu::pause(warp, polls); }
   std::byte* scratch() { return warp.scratch(); }
 
   detail::CpuWarp warp{0, 0, 1, 1, nullptr};

@@ -35,10 +35,11 @@ void fill_with_zeros(std::byte* row, DType type, int64_t hidden, Random& random)
 
 TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
   for (const DType type : kRowTypes) {
-    for (const int64_t hidden : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
+    for (const int64_t columns : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
       for (const size_t misalignment : {0, 16, 4, 62}) {
+        const int64_t hidden = whole_elements<TypeParam>(columns, type);
         const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-        Guarded<TypeParam> src(bytes, element_offset<TypeParam>(misalignment, dtype_bytes(type)));
+        Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type)));
         Guarded<TypeParam> one(telling_room(bytes)), two(telling_room(bytes)), summed(telling_room(bytes)),
             mapped(telling_room(bytes));
         for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
@@ -104,7 +105,9 @@ struct ToldRowsCase {
 TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   for (const DType type : kRowTypes) {
     for (const int n : {1, 2, 3, 4, 5, 8, 9, 32, kMaxRanks}) {
-      for (const int64_t hidden : {int64_t{8}, int64_t{130}, int64_t{520}, int64_t{1024}}) {
+      if (n > kPlaces<TypeParam>) break;
+      for (const int64_t columns : {8, 130, 520, 1024}) {
+        const int64_t hidden = whole_elements<TypeParam>(columns, type);
         const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
         ToldRowsCase<TypeParam> c(n, type, hidden, this->random_);
         Guarded<TypeParam> want(bytes), out(bytes);
@@ -165,7 +168,9 @@ inline ::testing::AssertionResult tells_copy(const std::byte* row, const std::by
 
 // A row that was made blank has not come; one that was told has, whatever it holds; one with a blank word again has not.
 TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
-  for (const size_t bytes : {size_t{1}, size_t{4}, size_t{8}, size_t{15}, size_t{16}, size_t{130}, size_t{512}, size_t{4104}}) {
+  for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {
+    const size_t bytes = whole<TypeParam>(size);
+    if (bytes == 0) continue;
     typename TestFixture::Memory src(telling_room(bytes)), row(telling_room(bytes));
     for (const int ones : {0, 2, 100}) {  // per cent of the words
       src.randomize(this->random_);

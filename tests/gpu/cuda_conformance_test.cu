@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both CUDA archs under the conformance suite: bulk copies with every number of stages, and copies by the lanes.
+// The CUDA archs under the conformance suite: bulk copies with every number of stages, copies by the lanes, and those of whole
+// rows in line.
 #include <gtest/gtest.h>
 
 #include "gpu/cuda_driver.cuh"  // before the suite, which needs it
@@ -8,11 +9,11 @@
 
 namespace switchyard::conformance {
 
-using CudaArchs = ::testing::Types<detail::Cuda, detail::CudaLanes>;
+using CudaArchs = ::testing::Types<detail::Cuda, detail::CudaLanes, detail::CudaHot>;
 struct CudaArchNames {
   template <class A>
   static std::string GetName(int) {
-    return std::is_same_v<A, detail::Cuda> ? "Cuda" : "CudaLanes";
+    return std::is_same_v<A, detail::Cuda> ? "Cuda" : std::is_same_v<A, detail::CudaLanes> ? "CudaLanes" : "CudaHot";
   }
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(Gpu, ArchConformance, CudaArchs, CudaArchNames);

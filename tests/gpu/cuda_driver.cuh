@@ -28,6 +28,7 @@ enum class Op {
   fill_zero,
   drain,
   settle,
+  prefetch,
   reduce,
   reduce_from,
   map,
@@ -55,7 +56,13 @@ enum class Op {
   lanes_union,
   count_where,
   locate,
+  locate_many,
+  count,
+  count_max,
+  cold,
+  aside,
   now,
+  pause,
 };
 
 /// Arguments of an op, in device pointers; unused ones are left out.
@@ -109,6 +116,7 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     case Op::fill_zero: A::fill_zero(w, r.dst, r.bytes); break;
     case Op::drain: A::drain_sources(w); break;
     case Op::settle: break;
+    case Op::prefetch: A::prefetch(w, r.src, r.bytes); break;
     case Op::reduce:
       r.reduce.rows = reinterpret_cast<const void* const*>(r.list);
       r.reduce.weights = r.weighted ? r.weights : nullptr;
@@ -180,18 +188,41 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     case Op::count_where:
       first = static_cast<uint64_t>(A::count_where(w, r.n, [&](int64_t i) { return r.list[i] != 0; }));
       break;
-    case Op::locate: {
-      const detail::Located found =
-          A::locate(w, static_cast<int64_t>(r.value), n, [&](int i) { return static_cast<int64_t>(r.list[i]); });
+    case Op::locate:
+    case Op::locate_many: {
+      const auto length = [&](int i) { return static_cast<int64_t>(r.list[i]); };
+      const auto index = static_cast<int64_t>(r.value);
+      const detail::Located found = r.op == Op::locate ? A::locate(w, index, n, length) : A::locate_many(w, index, n, length);
       first = static_cast<uint64_t>(found.segment);
       second = static_cast<uint64_t>(found.offset);
       break;
     }
+    case Op::count: A::count(w, flag, r.value); break;
+    case Op::count_max: A::count_max(w, flag, r.value); break;
+    case Op::cold: first = static_cast<uint64_t>(A::cold(w, StoreAndTell<A>{}, flag, r.value)); break;
+    case Op::aside: first = static_cast<uint64_t>(A::aside(w, StoreAndTell<A>{}, flag, r.value)); break;
     case Op::now: first = A::now_ns(); break;
+    case Op::pause: A::pause(w, r.n); break;
   }
   A::settle(w);
   for (size_t i = lane; i < r.scratch_bytes; i += 32) r.scratch[i] = w.scratch()[i];
   if (lane == 0) r.result[0] = first, r.result[1] = second;
+}
+
+/// See Driver::block_sums; one block. The words lie in global memory.
+template <class A>
+__global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, detail::CudaShape shape) {
+  extern __shared__ __align__(128) std::byte conformance_shared[];
+  detail::CudaWarp w(conformance_shared, shape);
+  const bool leads = threadIdx.x % 32 == 0;
+  for (int round = 0; round < rounds; ++round) {
+    if (leads) words[w.warp()] = block_word(w.warp(), round);
+    A::block_sync(w);
+    uint64_t sum = 0;
+    for (int i = 0; i < w.warps_per_block(); ++i) sum += words[i];
+    if (leads) sums[round * w.warps_per_block() + w.warp()] = sum;
+    A::block_sync(w);
+  }
 }
 
 /// Memory in two places at equal offsets. A block's room is used again once those behind it have been given back.
@@ -243,12 +274,13 @@ class TwinArena {
   std::vector<Block> blocks_;
 };
 
-template <bool kBulk>
-struct ArchDriver<detail::CudaArch<kBulk>> {
-  using A = detail::CudaArch<kBulk>;
+template <bool kBulk, bool kHot>
+struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
+  using A = detail::CudaArch<kBulk, kHot>;
   using Pointers = std::vector<uint64_t>;
 
   static constexpr bool kUnalignedElements = false;
+  static constexpr bool kWholeRowsOnly = kHot;
   static std::byte* allocate(size_t bytes) { return TwinArena::instance().allocate(bytes); }
   static void release(std::byte* p) { TwinArena::instance().release(p); }
 
@@ -273,6 +305,7 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
     run({.op = Op::multicast_fetched_words, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
   void fill_zero(void* dst, size_t bytes) { run({.op = Op::fill_zero, .dst = dst, .bytes = bytes}); }
+  void prefetch(const void* src, size_t bytes) { run({.op = Op::prefetch, .src = src, .bytes = bytes}); }
   void drain_sources() { run({.op = Op::drain}); }
   void settle() { run({.op = Op::settle}); }
   void reduce_rows(const detail::ReduceSpec& spec) {
@@ -370,13 +403,27 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
     const auto n = static_cast<int64_t>(which.size());
     return static_cast<int64_t>(run({.op = Op::count_where, .n = n}, {which.begin(), which.end()}).first);
   }
-  detail::Located locate(int64_t index, const std::vector<int64_t>& lengths) {
-    const auto n = static_cast<int64_t>(lengths.size());
-    const auto [segment, offset] =
-        run({.op = Op::locate, .value = static_cast<uint64_t>(index), .n = n}, {lengths.begin(), lengths.end()});
-    return {static_cast<int>(segment), static_cast<int64_t>(offset)};
+  detail::Located locate(int64_t index, const std::vector<int64_t>& lengths) { return find(Op::locate, index, lengths); }
+  detail::Located locate_many(int64_t index, const std::vector<int64_t>& lengths) {
+    return find(Op::locate_many, index, lengths);
+  }
+  void count(uint64_t* statistic, uint64_t value) { run({.op = Op::count, .dst = statistic, .value = value}); }
+  void count_max(uint64_t* statistic, uint64_t value) { run({.op = Op::count_max, .dst = statistic, .value = value}); }
+  bool cold(uint64_t* flag, uint64_t value) { return run({.op = Op::cold, .dst = flag, .value = value}).first != 0; }
+  bool aside(uint64_t* flag, uint64_t value) { return run({.op = Op::aside, .dst = flag, .value = value}).first != 0; }
+  std::vector<uint64_t> block_sums(int warps, int rounds) {
+    std::vector<uint64_t> sums(static_cast<size_t>(warps * rounds));
+    uint64_t* device = nullptr;
+    must(cudaMalloc(reinterpret_cast<void**>(&device), (sums.size() + static_cast<size_t>(warps)) * 8), "cudaMalloc");
+    const detail::CudaShape block{warps, 0, 0, 0};
+    block_sums_kernel<A><<<1, static_cast<unsigned>(warps) * 32, block.shared_bytes()>>>(device, device + warps, rounds, block);
+    must(cudaGetLastError(), "launch of a block");
+    must(cudaMemcpy(sums.data(), device + warps, sums.size() * 8, cudaMemcpyDeviceToHost), "sums of a block");
+    must(cudaFree(device), "cudaFree");
+    return sums;
   }
   uint64_t now_ns() { return run({.op = Op::now}).first; }
+  void pause(int64_t polls) { run({.op = Op::pause, .n = polls}); }
   std::byte* scratch() { return TwinArena::instance().scratch(); }
 
  private:
@@ -391,6 +438,12 @@ struct ArchDriver<detail::CudaArch<kBulk>> {
     if (!kBulk || variant() == "no stages") return {1, 0, 0, kScratch};
     if (variant() == "1 stage") return {1, 1, 14336, kScratch};
     return {1, 2, variant() == "2 stages" ? 14336u : 2048u, kScratch};
+  }
+  detail::Located find(Op op, int64_t index, const std::vector<int64_t>& lengths) {
+    const auto n = static_cast<int64_t>(lengths.size());
+    const auto [segment, offset] =
+        run({.op = op, .value = static_cast<uint64_t>(index), .n = n}, {lengths.begin(), lengths.end()});
+    return {static_cast<int>(segment), static_cast<int64_t>(offset)};
   }
   static uint64_t word_of(const void* p) { return reinterpret_cast<uint64_t>(TwinArena::instance().on_device(p)); }
   template <class T>

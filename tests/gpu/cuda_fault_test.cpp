@@ -147,7 +147,7 @@ TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
           }
         }
       });
-      me.f.check(queued > 1, "only " + std::to_string(queued) + " calls were queued: proves nothing, " + shown(refused));
+      me.f.equal(kCalls, queued, "calls queued, " + shown(refused));
       me.synchronize();
       me.f.check(Clock::now() - start < 10 * kDeadline, "the queued calls cost more than one deadline");
       me.gather();
@@ -272,73 +272,120 @@ TEST(MismatchOnGpus, IsFoundByAllRanks) {
 
 // --- Killed processes
 
-enum class Killed { others_wait_for_it, it_waits_for_others };
-class KilledGpuProcess : public testing::TestWithParam<Killed> {};
-
-TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) {
-  constexpr int kWorld = 3, kVictim = 1;
-  const auto c = make_case(gpu_scenario("killed", kWorld, Layout::rank_major, 10));
-  const NormalConfig config = roomy_config(*c, 2);
-  const bool victim_waits = GetParam() == Killed::it_waits_for_others;
-  const std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + (victim_waits ? "-1" : "-0");
-  switchyard::test::ForkedRanks ranks(kWorld, [&](switchyard::test::ChildRank& child) {
-    GroupOptions options;
-    options.backend = kBackend;
-    options.heap_bytes = heap_for(config, kWorld);
-    options.timeout = 8s;
-    Group group = Group::connect(child.rank(), kWorld, store, "token", options);
-    Meeting alone(1);
-    Failures failures("rank " + std::to_string(child.rank()));
-    Station me(group, failures, alone);
-    NormalExchange exchange(group, config);
-    RankData data(*c, me.rank(), 0);
-    const Inputs in = me.upload(*c, data);
-    const auto call = [&] { return exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream())); };
-    {
-      const Dispatched d = call();
-      exchange.combine(d.x, d.handle, in.out, me.combine_options(*c, me.stream()));
-      me.synchronize();
-    }
-    me.check_combined(data, in);
-    for (const auto& text : failures.take()) child.say(text);
-    group.barrier();
-    const bool victim = child.rank() == kVictim;
-    Dispatched d;
-    if (victim == victim_waits) d = call();
-    child.say("in the call");
-    if (victim) {
-      ::sleep(30);
-      ::_exit(3);
-    }
-    child.await("killed");
-    if (victim_waits) (void)outcome_of([&] { d = call(); });  // may find it at once
-    me.synchronize();
-    const Outcome o = outcome_of([&] { group.check(); });
-    child.require(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, shown(o));
-    if (o.code == ErrorCode::peer_timeout) child.require(o.report.awaited_rank == kVictim, "awaited rank, " + shown(o));
-    if (o.code == ErrorCode::peer_failed && o.reason == ErrorCode::system)
-      child.require(o.failed_rank == kVictim, "failed rank, " + shown(o));
-    child.require(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context works");
-    child.say("done");
-  });
-  for (int r = 0; r < kWorld; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "in the call", 40s)) << "rank " << r;
-  ::usleep(200000);  // the kernels run
-  ranks.kill(kVictim);
-  ASSERT_TRUE(ranks.wait_until_ended(kVictim, 10s));
-  ranks.tell_all("killed");
-  const auto ends = ranks.finish(30s);
-  for (int r = 0; r < kWorld; ++r) {
-    if (r == kVictim) continue;
-    const auto& end = ends[static_cast<size_t>(r)];
-    EXPECT_TRUE(end.ok()) << end;
-    EXPECT_EQ(joined(end.said), "in the call\ndone\n");
+/// Who waits for whom in the call in which rank 1 is killed: the others for it, which has not entered the call; it for the
+/// others, which have not; it and rank 0 for rank 2.
+enum class Killed { others_wait_for_it, it_waits_for_others, they_wait_for_a_third };
+const char* name_of(Killed kind) {
+  switch (kind) {
+    case Killed::others_wait_for_it: return "others_wait";
+    case Killed::it_waits_for_others: return "it_waits";
+    default: return "they_wait_for_a_third";
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, KilledGpuProcess, testing::Values(Killed::others_wait_for_it, Killed::it_waits_for_others),
-                         [](const auto& k) {
-                           return std::string(k.param == Killed::it_waits_for_others ? "it_waits" : "others_wait");
-                         });
+struct KilledCase {
+  static constexpr int kWorld = 3, kVictim = 1, kHolder = 2;
+  static constexpr size_t kCalls = 100;
+  static constexpr auto kDeadline = 8s;
+  Killed kind;
+  std::shared_ptr<const Case> what = make_case(gpu_scenario("killed", kWorld, Layout::rank_major, 10));
+  NormalConfig config = roomy_config(*what, kCalls + 4);
+  std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + "-" + name_of(kind);
+
+  /// Has all its calls queued when the victim is killed.
+  bool queues_before(int rank) const {
+    if (kind == Killed::they_wait_for_a_third) return true;
+    return (rank == kVictim) == (kind == Killed::it_waits_for_others);
+  }
+  bool holds(int rank) const { return kind == Killed::they_wait_for_a_third && rank == kHolder; }
+};
+
+/// What became of a survivor's calls: all failed, which took less than two deadlines together.
+void check_survivor(switchyard::test::ChildRank& child, Station& me, const std::vector<Dispatched>& calls,
+                    Clock::time_point start) {
+  me.synchronize();
+  child.require(Clock::now() - start < 2 * KilledCase::kDeadline, "the calls end within two deadlines");
+  const Outcome o = outcome_of([&] { me.group.check(); });
+  child.require(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, shown(o));
+  if (o.code == ErrorCode::peer_timeout)
+    child.require(o.report.awaited_rank == KilledCase::kVictim, "awaited rank, " + shown(o));
+  if (o.code == ErrorCode::peer_failed && o.reason == ErrorCode::system)
+    child.require(o.failed_rank == KilledCase::kVictim, "failed rank, " + shown(o));
+  for (const Dispatched& d : calls) {
+    const Outcome call = outcome_of([&] { (void)d.handle.counts(); });
+    child.require(call.code == ErrorCode::peer_failed || call.code == ErrorCode::peer_timeout, "a call, " + shown(call));
+  }
+  child.require(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context works");
+}
+
+void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
+  GroupOptions options;
+  options.backend = kBackend;
+  options.heap_bytes = heap_for(k.config, k.kWorld);
+  options.timeout = k.kDeadline;
+  Group group = Group::connect(child.rank(), k.kWorld, k.store, "token", options);
+  Meeting alone(1);
+  Failures failures("rank " + std::to_string(child.rank()));
+  Station me(group, failures, alone);
+  NormalExchange exchange(group, k.config);
+  RankData data(*k.what, me.rank(), 0);
+  const Inputs in = me.upload(*k.what, data);
+  const auto call = [&] { return exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*k.what, me.stream())); };
+  {
+    const Dispatched d = call();
+    exchange.combine(d.x, d.handle, in.out, me.combine_options(*k.what, me.stream()));
+    me.synchronize();
+  }
+  me.check_combined(data, in);
+  for (const auto& text : failures.take()) child.say(text);
+  group.barrier();
+  std::vector<Dispatched> calls;
+  const auto queue = [&] {
+    while (calls.size() < k.kCalls) calls.push_back(call());
+  };
+  if (k.holds(child.rank())) me.gate().close(me.stream(), 30s);
+  auto start = Clock::now();
+  if (k.queues_before(child.rank())) queue();
+  child.say(std::to_string(calls.size()) + " calls queued");
+  if (child.rank() == k.kVictim) {
+    ::sleep(60);
+    ::_exit(3);
+  }
+  child.await("killed");
+  me.gate().open();
+  if (!k.queues_before(child.rank())) {
+    start = Clock::now();
+    (void)outcome_of(queue);  // may hear of it at once
+  }
+  check_survivor(child, me, calls, start);
+  child.say("done");
+}
+
+class KilledGpuProcess : public testing::TestWithParam<Killed> {};
+
+/// A process is killed in the middle of a call, behind which 100 are queued on every rank that has entered it.
+TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) {
+  const KilledCase k{GetParam()};
+  const auto queued = [&](int rank) { return std::to_string(k.queues_before(rank) ? k.kCalls : 0) + " calls queued"; };
+  switchyard::test::ForkedRanks ranks(k.kWorld, [&](switchyard::test::ChildRank& child) { rank_of_killed(child, k); });
+  for (int r = 0; r < k.kWorld; ++r) ASSERT_TRUE(ranks.wait_until_said(r, queued(r), 40s)) << "rank " << r;
+  ::usleep(200000);  // the kernels run
+  ranks.kill(k.kVictim);
+  ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
+  ranks.tell_all("killed");
+  const auto ends = ranks.finish(40s);
+  for (int r = 0; r < k.kWorld; ++r) {
+    if (r == k.kVictim) continue;
+    const auto& end = ends[static_cast<size_t>(r)];
+    EXPECT_TRUE(end.ok()) << end;
+    EXPECT_EQ(joined(end.said), queued(r) + "\ndone\n");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, KilledGpuProcess,
+                         testing::Values(Killed::others_wait_for_it, Killed::it_waits_for_others,
+                                         Killed::they_wait_for_a_third),
+                         [](const auto& k) { return std::string(name_of(k.param)); });
 
 // --- Soak
 

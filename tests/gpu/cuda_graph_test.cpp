@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls captured in CUDA graphs and replayed with other inputs, other routings and other numbers of tokens; two objects at
-// once; beside kernels that fill the GPU.
+// Calls captured in CUDA graphs and replayed with other inputs, other routings and other numbers of tokens.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -309,82 +308,6 @@ TEST(GraphCapture, ExactSizesAreRefused) {
     });
   });
 }
-
-// --- Two objects, and a full GPU
-
-struct Beside {
-  const char* name;
-  int world;
-  bool busy;
-  bool fill_together = false;  ///< as many multiprocessors as two objects may take, plans included
-};
-std::ostream& operator<<(std::ostream& out, const Beside& b) { return out << b.name; }
-class TwoObjects : public testing::TestWithParam<Beside> {};
-
-/// On two streams, enqueued in opposite order on odd ranks, all blocks fitting together; alone and while kernels of another
-/// stream fill the GPU.
-TEST_P(TwoObjects, InOppositeOrder) {
-  const Beside& beside = GetParam();
-  constexpr int kRounds = 20;
-  std::vector<std::shared_ptr<const Case>> cases;
-  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
-    Scenario s = gpu_scenario("two objects", beside.world, layout, 40, layout == Layout::rank_major ? 11 : 12);
-    s.num_sms = 6;  // 8 ranks on a GPU, 2 objects, 6 blocks: fits into 132 multiprocessors
-    s.hidden = 512;
-    cases.push_back(make_case(s));
-  }
-  std::vector<NormalConfig> configs;
-  size_t heap = 0;
-  for (const auto& c : cases) {
-    configs.push_back(roomy_config(*c, 3));
-    heap += heap_for(configs.back(), beside.world);
-  }
-  on_gpus(beside.world, heap, [&](Station& me) {
-    NormalExchange objects[2] = {NormalExchange(me.group, configs[0]), NormalExchange(me.group, configs[1])};
-    std::vector<std::unique_ptr<RankData>> data[2];
-    std::vector<Inputs> in[2];
-    for (int o = 0; o < 2; ++o) {
-      for (int i = 0; i < kRounds; ++i) {
-        data[o].push_back(std::make_unique<RankData>(*cases[static_cast<size_t>(o)], me.rank(), i));
-        in[o].push_back(me.upload(*cases[static_cast<size_t>(o)], *data[o].back()));
-      }
-    }
-    int devices = 0;
-    must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-    auto* const sink = reinterpret_cast<float*>(me.room(4));
-    me.meet();
-    if (beside.busy && me.rank() < devices)
-      for (int i = 0; i < 40; ++i) launch_busy(132 * 2 * 3, 1024, 2000000, sink, me.stream(2));
-    constexpr int kPlanSms = 16;  // what a plan may take beside num_sms
-    const int half = half_of_a_rank(beside.world) - kPlanSms;
-    for (int i = 0; i < kRounds; ++i) {
-      for (int step = 0; step < 2; ++step) {
-        const int o = (step + me.rank()) % 2;
-        const Case& c = *cases[static_cast<size_t>(o)];
-        const Inputs& given = in[o][static_cast<size_t>(i)];
-        DispatchOptions dispatch = me.dispatch_options(c, me.stream(o));
-        CombineOptions combine = me.combine_options(c, me.stream(o));
-        if (beside.fill_together) dispatch.num_sms = combine.num_sms = half;
-        const Dispatched d = objects[o].dispatch(given.x, given.ids, given.weights, dispatch);
-        objects[o].combine(d.x, d.handle, given.out, combine);
-      }
-    }
-    me.meet();
-    me.group.check();
-    for (int o = 0; o < 2; ++o) {
-      for (size_t i = 0; i < kRounds; ++i) {
-        me.f.set_context("object " + std::to_string(o) + " round " + std::to_string(i));
-        me.check_combined(*data[o][i], in[o][i]);
-      }
-    }
-    me.meet();
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Gpu, TwoObjects,
-                         testing::Values(Beside{"W2", 2, false}, Beside{"W4", 4, false}, Beside{"W2_full_gpu", 2, true},
-                                         Beside{"W4_full_gpu", 4, true}, Beside{"W2_half_each", 2, false, true}),
-                         [](const auto& beside) { return std::string(beside.param.name); });
 
 }  // namespace
 }  // namespace harness
