@@ -35,7 +35,8 @@ namespace switchyard {
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< a scale row of scale_row_bytes(H, kind, group) per row
-  /// Per expert: groups, then rows. float32 [G, R]; UE8M0 with four groups in an int32: [ceil(G / 4), R], missing groups 0.
+  /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
+  /// Rs is R rounded up to 4, so that every column begins at 16 bytes, as tensor maps (TMA) ask.
   column_major = 1,
 };
 
@@ -116,6 +117,7 @@ struct LowLatencyBlock;
 struct LowLatencyOutput {
   Rows x;                             ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;        ///< R
+  int64_t scale_rows = 0;             ///< Rs: words from a column of scales to the next; row-major: R
   int32_t* rows_of_expert = nullptr;  ///< [experts here]; a "masked" grouped GEMM takes it as it is
   int64_t* source_range = nullptr;    ///< [experts here, W] rows of a source: first << 32 | count; sources ascending
   /// [experts here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond

@@ -147,6 +147,7 @@ LowLatencyOutput LowLatencyImpl::make_output() {
   const LowLatencyTables& t = block->tables;
   LowLatencyOutput o;
   o.rows_per_expert = layout_.rows_per_expert();
+  o.scale_rows = scales_.column_major ? scales_.column_rows() : o.rows_per_expert;
   const bool scaled = config.scales != ScaleKind::none;
   o.x = Rows{t.rows,
              layout_.map.count(rank()) * o.rows_per_expert,

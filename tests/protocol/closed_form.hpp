@@ -305,7 +305,7 @@ struct JudgeDispatch {
                    static_cast<uint32_t>(p.row));
   }
   SWITCHYARD_FN void judge_scales(uint64_t n, const RowParts::Part& p, int source, int t) const {
-    const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row, all = f.rows_per_expert();
+    const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row, all = (f.rows_per_expert() + 3) & ~3;
     const int64_t row_scales = static_cast<int64_t>(switchyard::scale_row_bytes(f.hidden, f.scales, f.group));
     for (int g = 0; g < f.groups(); ++g) {
       const uint32_t expected = exact_bits(DType::f32, f.scale(n, source, t, g));

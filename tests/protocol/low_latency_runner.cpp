@@ -145,6 +145,8 @@ class Rank {
     f_.equal(experts * view.rows_per_expert, o.x.rows, "x.rows");
     f_.equal(c_.script.config.hidden, o.x.cols, "x.cols");
     f_.check(o.x.dtype == c_.sent_type() && o.x.scale_kind == c_.script.config.scales, "x.dtype or x.scale_kind");
+    f_.equal(c_.scale_shape().column(), o.scale_rows, "scale_rows");
+    check_alignment(o);
     Delivered d;
     d.rows_of_expert = fetch(o.rows_of_expert, experts);
     d.source_range = fetch(o.source_range, experts * c_.script.world);
@@ -155,6 +157,22 @@ class Rank {
       d.scales = fetch(static_cast<const std::byte*>(o.x.scales), bytes);
     }
     return d;
+  }
+
+  /// What masked grouped GEMMs and tensor maps ask for: rows (of whole 16 bytes), scale rows and columns of scales begin at
+  /// 16 bytes, in every expert.
+  void check_alignment(const LowLatencyOutput& o) {
+    const auto at = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+    f_.check(at(o.x.data) % 256 == 0 && at(o.rows_of_expert) % 16 == 0, "x or rows_of_expert is not aligned");
+    if (c_.script.config.scales == ScaleKind::none) return;
+    const oracle::ScaleShape shape = c_.scale_shape();
+    const bool columns = c_.script.config.scale_order == ScaleOrder::column_major;
+    const int64_t step = c_.script.config.scales == ScaleKind::f32 ? 1 : 4;
+    bool aligned = at(o.x.scales) % 256 == 0;
+    for (int64_t expert = 0; expert < 3; ++expert)
+      for (int64_t i = 0; i < (columns ? shape.places() : o.rows_per_expert); i += columns ? step : 1)
+        aligned &= shape.offset(expert, columns ? 0 : i, columns ? i : 0) % 16 == 0;
+    f_.check(aligned, "scales are not aligned");
   }
 
   void check_delivered(const LowLatencyExpectation& e, const Delivered& d) {

@@ -59,11 +59,14 @@ std::vector<std::vector<RowOrigin>> distinct_rows(const Scenario& s, int rank) {
   return rows;
 }
 
+/// Words of a column of scales: whole 16 bytes.
+int64_t column_rows(int64_t rows) { return (rows + 3) / 4 * 4; }
+
 size_t scale_bytes_per_expert(const LowLatencyConfig& c, int64_t rows) {
   if (c.scales == ScaleKind::none) return 0;
   if (c.scale_order == ScaleOrder::row_major) return at(rows) * scale_row_bytes(c.hidden, c.scales, c.scale_group);
   const int64_t groups = num_scales(c.hidden, c.scale_group);
-  return at(rows * (c.scales == ScaleKind::f32 ? groups : (groups + 3) / 4) * 4);
+  return at(column_rows(rows) * (c.scales == ScaleKind::f32 ? groups : (groups + 3) / 4) * 4);
 }
 
 /// Scale g of row r of an expert, as it lies in memory.
@@ -71,7 +74,8 @@ const std::byte* scale_at(const LowLatencyConfig& c, const std::byte* expert, in
   const bool f32 = c.scales == ScaleKind::f32;
   if (c.scale_order == ScaleOrder::row_major)
     return expert + at(r) * scale_row_bytes(c.hidden, c.scales, c.scale_group) + at(f32 ? 4 * g : g);
-  return f32 ? expert + at((g * rows + r) * 4) : expert + at((g / 4 * rows + r) * 4 + g % 4);
+  const int64_t column = column_rows(rows);
+  return f32 ? expert + at((g * column + r) * 4) : expert + at((g / 4 * column + r) * 4 + g % 4);
 }
 
 }  // namespace
