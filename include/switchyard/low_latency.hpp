@@ -126,6 +126,13 @@ struct LowLatencyOutput {
   std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
 };
 
+/// Room for what the experts make of an output's rows, [experts here * R, H]: the result for row i of LowLatencyOutput::x is
+/// row i. Expert kernels write there, combine takes it as it is and reads it where it lies. Made once by make_rows(), private
+/// to the rank, aligned to 256 bytes; copies share it. The last one must not go while a call uses it, nor outlive the group.
+struct LowLatencyRows : Rows {
+  std::shared_ptr<void> memory;
+};
+
 /// Enqueues the receiving half of the call that returned it. Local; use once, while the object lives. Until that half has ended
 /// the call keeps the output, `out` and LowLatencyCombineOptions::weights; all else that it was given is the caller's again. No
 /// call of another object may use the output before the hook has been called.
@@ -147,6 +154,9 @@ class LowLatencyExchange {
 
   /// Local. Allocates; not to be called on the hot path.
   LowLatencyOutput make_output();
+  /// Local. Likewise. `type`: bf16, f16 or f32, not wider than LowLatencyConfig::row_type.
+  /// \throws Error(invalid_argument), Error(unsupported) for fp8.
+  LowLatencyRows make_rows(DType type = DType::bf16);
 
   /// Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the config's
   /// kind and group. The same expert twice in a token is one row, read twice by combine.
@@ -156,8 +166,8 @@ class LowLatencyExchange {
                             const LowLatencyDispatchOptions& options = {});
 
   /// Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
-  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy, any memory of the rank). A token without a route
-  /// yields +0.
+  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy): make_rows(), or any other memory of the rank. A
+  /// token without a route yields +0.
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                            const LowLatencyCombineOptions& options = {});

@@ -44,6 +44,11 @@ class CpuLowLatency final : public LowLatencyImpl {
     return block;
   }
 
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    auto buffer = std::make_shared<PrivateBuffer>(PrivateBuffer::make(bytes));
+    return {buffer, buffer->data.get()};
+  }
+
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions&, Halves halves) override {
     begin(p.call, Operation::dispatch, halves);
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);

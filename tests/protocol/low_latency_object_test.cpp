@@ -250,6 +250,26 @@ TEST(Memory, IsTakenOnceAndGivenBack) {
   }));
 }
 
+TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
+  expect_all_ok(outcomes(3, options_with(60s), [&](Group& group) {
+    LowLatencyRig rig(group);
+    const switchyard::LowLatencyRows y = rig.exchange.make_rows(), shared = y;
+    EXPECT_EQ(y.rows, rig.output.x.rows);
+    EXPECT_EQ(y.cols, rig.output.x.cols);
+    EXPECT_EQ(y.dtype, DType::bf16);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(y.data) % 256, 0u);
+    EXPECT_EQ(shared.data, y.data);
+    for (const auto& [type, text] : {std::pair{DType::f32, "type = f32: wider"}, {DType::fp8_e4m3, "type = fp8_e4m3"}}) {
+      const Outcome refused = outcome_of([&, which = type] { (void)rig.exchange.make_rows(which); });
+      EXPECT_NE(refused.text.find(text), std::string::npos) << refused.text;
+    }
+    rig.dispatch();  // which such an error does not keep from working
+    std::memcpy(y.data, rig.y_memory.data(), static_cast<size_t>(y.rows * y.cols) * 2);
+    rig.exchange.combine(y, rig.output, rig.out.data());
+    EXPECT_EQ(rig.out[0], 0x3F80);
+  }));
+}
+
 TEST(Memory, FlagsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     auto config = LowLatencyRig::config();
