@@ -14,7 +14,6 @@ namespace harness {
 namespace {
 
 using namespace std::chrono_literals;
-using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::LowLatencyExchange;
 
