@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "protocol/fleet.hpp"
-#include "protocol/streamed_calls.hpp"
+#include "protocol/masked_layer.hpp"
 
 namespace harness {
 namespace {
@@ -71,6 +71,31 @@ TEST(ClosedForm, DispatchesOnly) {
   StreamedCase c = draw_case(5, 2);
   c.plan = {.lanes = 1, .dispatch_only = true};
   EXPECT_EQ(run(c, 100), "");
+}
+
+/// What gpu/cuda_masked_layer_test.cpp captures in a graph.
+TEST(ClosedForm, LayersOfMaskedProducts) {
+  for (const int world : {1, 2, 3, 4, 8}) {
+    int number = 0;
+    for (const LayerCase& c : layer_cases(world)) {
+      Fleet fleet;
+      fleet.world = world;
+      fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.what.config(), world);
+      const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
+        LowLatencyExchange exchange(group, c.what.config());
+        HostRig rig(group.rank());
+        MaskedLayer<HostRig> layer(rig, exchange, c);
+        std::vector<std::byte> out(layer.out_bytes());
+        for (uint64_t replay = 0; replay < 3; ++replay) {
+          layer.enqueue();
+          std::memcpy(out.data(), layer.out(), out.size());
+          f.equal(std::string(), layer.judge(layer.kFirst + replay, out), "layer");
+        }
+      });
+      EXPECT_EQ(joined(failures), "") << "W" << world << " layer " << number;
+      ++number;
+    }
+  }
 }
 
 /// One dispatch and one combine on one rank, then one array after the other spoiled in one place and judged again.
