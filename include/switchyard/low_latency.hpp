@@ -73,11 +73,10 @@ int usual_pieces(const LowLatencyConfig& config, int world);
 /// Options of one dispatch.
 struct LowLatencyDispatchOptions {
   const float* weights = nullptr;  ///< float32 [T, K]: go with the rows, for CombineOrder::per_rank
-  // CUDA only.
-  void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  int num_sms = 0;         ///< in [1, those of the GPU / ranks on it]; 0: as tuned, or all
-  /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
-  /// All of the ids must be readable: they are asked for before T is known.
+  void* stream = nullptr;          ///< CUDA: cudaStream_t; null: the legacy default stream
+  int num_sms = 0;                 ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
+  /// Memory of the rank (CUDA: of its GPU), or null: T at the time the call runs, so that it can vary in a graph; clamped to
+  /// [0, tokens of the ids]. All of the ids must be readable: they are asked for before T is known.
   const int32_t* device_tokens = nullptr;
 };
 
@@ -104,7 +103,7 @@ struct AllToAllOptions {
   const RowFunction* row_function = nullptr;
   void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
   int num_sms = 0;                         ///< CUDA: likewise
-  const int32_t* device_tokens = nullptr;  ///< CUDA: likewise
+  const int32_t* device_tokens = nullptr;  ///< as in LowLatencyDispatchOptions
 };
 
 namespace detail {

@@ -44,7 +44,7 @@ struct LowLatencyBlock {
   LowLatencyTables tables;
   uint64_t config_hash = 0;
   int rank = 0, world = 0;
-  int64_t tokens = -1;   ///< of the last dispatch, on CUDA their bound; -1: none yet
+  int64_t tokens = -1;   ///< of the last dispatch, or their bound; -1: none yet
   bool pending = false;  ///< of a split call that has not been received
 };
 

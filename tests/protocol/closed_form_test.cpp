@@ -20,7 +20,6 @@ using switchyard::LowLatencyExchange;
 class HostRig {
  public:
   explicit HostRig(int rank) : rank_(rank) {}
-  static constexpr bool kTokensOnDevice = false;
   int rank() const { return rank_; }
   void* room(size_t bytes) {
     memory_.push_back(std::make_unique<std::byte[]>(bytes + 256));
@@ -166,7 +165,7 @@ TEST_F(Spoiled, EveryArrayIsJudged) {
   EXPECT_EQ(with(scales[1], scales[1] * 2, &Spoiled::judged_dispatch), kind(What::scale));
   auto* const out = static_cast<uint16_t*>(lane().a.out);
   EXPECT_EQ(with(out[256 + 70], static_cast<uint16_t>(out[256 + 70] ^ 0x80), &Spoiled::judged_sums), kind(What::sum));
-  const auto beyond = static_cast<size_t>(form_.tokens(number_, 0) * form_.hidden + 3);
+  const auto beyond = static_cast<size_t>(form_.tokens(number_, 0)) * static_cast<size_t>(form_.hidden) + 3;
   EXPECT_EQ(with(out[beyond], uint16_t{0}, &Spoiled::judged_sums), kind(What::beyond_tokens));
 }
 

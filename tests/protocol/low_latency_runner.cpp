@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "exchange/group_impl.hpp"
@@ -101,11 +102,19 @@ class Rank {
     const LowLatencyStep& step = c_.script.steps[i];
     const LowLatencyExpectation& e = c_.steps[i];
     const size_t rank = idx(group_.rank());
-    const int64_t tokens = e.problem.tokens(group_.rank());
+    const int64_t counted = e.problem.tokens(group_.rank()), most = c_.script.config.max_tokens;
+    const int64_t tokens = step.tokens_in_memory ? most : counted;
     std::vector<std::byte> rows = e.x[rank], scales = e.x_scales[rank];
     std::vector<int64_t> ids = e.problem.ids[rank];
-    std::vector<int32_t> ids32(ids.begin(), ids.end());
     std::vector<float> weights = e.problem.weights[rank];
+    int32_t stated = stated_tokens(i, counted);
+    if (step.tokens_in_memory) {  // behind T: rows and weights that nobody may use, of tokens that choose experts
+      rows.resize(idx(tokens * c_.row_bytes(step.quantised ? DType::fp8_e4m3 : c_.script.config.row_type)), std::byte{0xFF});
+      if (step.quantised) scales.resize(idx(tokens) * given_scale_bytes(), std::byte{0xFF});
+      weights.resize(idx(tokens * e.problem.topk), -77.0f);
+      while (ids.size() < weights.size()) ids.push_back(static_cast<int64_t>(ids.size()) % e.problem.experts);
+    }
+    std::vector<int32_t> ids32(ids.begin(), ids.end());
     switchyard::ConstRows x{give(rows.data(), rows.size()), tokens, c_.script.config.hidden, c_.script.config.row_type};
     if (step.quantised) {
       x.dtype = DType::fp8_e4m3;
@@ -117,6 +126,7 @@ class Rank {
                                       e.problem.topk, step.int64_ids};
     switchyard::LowLatencyDispatchOptions options;
     if (step.weights) options.weights = static_cast<const float*>(give(weights.data(), weights.size() * 4));
+    if (step.tokens_in_memory) options.device_tokens = static_cast<const int32_t*>(give(&stated, sizeof stated));
     if (memory_) {
       options.stream = memory_->stream();
       options.num_sms = c_.script.num_sms;
@@ -131,10 +141,25 @@ class Rank {
           std::fill(ids.begin(), ids.end(), 0);
           std::fill(ids32.begin(), ids32.end(), 0);
           std::fill(weights.begin(), weights.end(), -77.0f);
+          stated = 1;
           if (memory_) memory_->release();
         });
     check_delivered(e, deliver(e, output));
     check_bytes(e.traffic[rank], static_cast<uint64_t>(c_.row_bytes(c_.sent_type())) + scale_bytes());
+  }
+
+  /// What stands for a T of `counted`.
+  int32_t stated_tokens(size_t step, int64_t counted) const {
+    const uint64_t way = oracle::mix(c_.script.seed, 177, step, static_cast<uint64_t>(group_.rank())) % 3;
+    if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
+    const int64_t most = c_.script.config.max_tokens;
+    if (counted == most && way > 0) return way == 1 ? static_cast<int32_t>(most + 1) : std::numeric_limits<int32_t>::max();
+    return static_cast<int32_t>(counted);
+  }
+
+  size_t given_scale_bytes() const {
+    const LowLatencyConfig& config = c_.script.config;
+    return switchyard::scale_row_bytes(config.hidden, config.scales, config.scale_group);
   }
 
   /// Bytes of a row's scales as they travel.
@@ -207,7 +232,7 @@ class Rank {
     if (config.scales == ScaleKind::none) return true;
     const size_t size = config.scales == ScaleKind::f32 ? 4 : 1;
     const oracle::ScaleShape shape = c_.scale_shape();
-    const size_t given = switchyard::scale_row_bytes(config.hidden, config.scales, config.scale_group);
+    const size_t given = given_scale_bytes();
     const std::byte* sent = e.sent_scales[idx(from.source)].data() + idx(from.token) * given;
     const std::byte zero[4] = {};
     for (int64_t g = 0; g < shape.places(); ++g) {
@@ -246,7 +271,10 @@ class Rank {
     const LowLatencyExpectation& e = c_.steps[i];
     const size_t rank = idx(group_.rank());
     const LowLatencyOutput& output = outputs_[idx(step.output)];
-    std::vector<std::byte> host_y, out(e.out[rank].size(), std::byte{0xA5});
+    size_t out_bytes = e.out[rank].size();
+    if (c_.script.steps[e.dispatch].tokens_in_memory)  // as if every rank had max_tokens: nothing may be written behind T
+      out_bytes = idx(c_.script.config.max_tokens * c_.row_bytes(step.y_type));
+    std::vector<std::byte> host_y, out(out_bytes, std::byte{0xA5});
     if (!step.identity) host_y = expert_outputs(i);
     const bool in_made_rows = !step.identity && step.y_type == answers_.dtype && i % 2 == 0;
     if (in_made_rows) put(answers_.data, host_y);
@@ -273,6 +301,8 @@ class Rank {
         });
     if (memory_ && !out.empty()) memory_->read(out.data(), to, out.size());
     if (memory_) memory_->release();
+    const auto behind = out.begin() + static_cast<std::ptrdiff_t>(e.out[rank].size());
+    f_.check(std::all_of(behind, out.end(), [](std::byte b) { return b == std::byte{0xA5}; }), "out is written behind T");
     check_combined(step, e.out[rank], out);
     check_bytes(e.traffic[rank], static_cast<uint64_t>(c_.row_bytes(step.y_type)));
   }

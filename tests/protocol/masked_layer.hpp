@@ -208,9 +208,8 @@ class MaskedLayer {
     switchyard::LowLatencyDispatchOptions send;
     send.weights = a_.weights;
     send.stream = stream;
-    const int64_t tokens = Rig::kTokensOnDevice ? f_.max_tokens : *a_.tokens;
-    if (Rig::kTokensOnDevice) send.device_tokens = a_.tokens;
-    exchange_.dispatch({a_.x, tokens, f_.hidden, f_.type}, {a_.ids, tokens, f_.topk, false}, output_, send);
+    send.device_tokens = a_.tokens;
+    exchange_.dispatch({a_.x, f_.max_tokens, f_.hidden, f_.type}, {a_.ids, f_.max_tokens, f_.topk, false}, output_, send);
     rig_.enqueue(product_, stream);
     switchyard::LowLatencyCombineOptions back;
     back.order = layer_.order;
