@@ -157,33 +157,47 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   meet();
 }
 
-void LowLatencyRank::dispatch(bool split) {
+LowLatencyDispatchOptions LowLatencyRank::dispatch_options() const {
   LowLatencyDispatchOptions o;
   o.weights = weights_;
   o.stream = device_.stream();
   o.num_sms = sms_.dispatch;
-  if (split)
-    exchange_.dispatch_send(x_, ids_, output_, o)();
-  else
-    exchange_.dispatch(x_, ids_, output_, o);
+  return o;
 }
 
-void LowLatencyRank::combine(CombineOrder order, bool split) {
+LowLatencyCombineOptions LowLatencyRank::combine_options(CombineOrder order) const {
   LowLatencyCombineOptions o;
   o.order = order;
   o.stream = device_.stream();
   o.num_sms = sms_.combine;
-  if (split)
-    exchange_.combine_send(y_, output_, out_, o)();
-  else
-    exchange_.combine(y_, output_, out_, o);
+  return o;
+}
+
+void LowLatencyRank::dispatch(bool split) {
+  if (split) return dispatch_around([] {});
+  exchange_.dispatch(x_, ids_, output_, dispatch_options());
+}
+
+void LowLatencyRank::combine(CombineOrder order, bool split) {
+  if (split) return combine_around(order, [] {});
+  exchange_.combine(y_, output_, out_, combine_options(order));
+}
+
+void LowLatencyRank::dispatch_around(const std::function<void()>& between) {
+  const ReceiveHook receive = exchange_.dispatch_send(x_, ids_, output_, dispatch_options());
+  between();
+  receive();
+}
+
+void LowLatencyRank::combine_around(CombineOrder order, const std::function<void()>& between) {
+  const ReceiveHook receive = exchange_.combine_send(y_, output_, out_, combine_options(order));
+  between();
+  receive();
 }
 
 void LowLatencyRank::combine_scaled() {
-  LowLatencyCombineOptions o;
+  LowLatencyCombineOptions o = combine_options(CombineOrder::per_route);
   o.expert_scale = given_scale_;
-  o.stream = device_.stream();
-  o.num_sms = sms_.combine;
   exchange_.combine({output_.x.data, output_.x.rows, s_.hidden, output_.x.dtype}, output_, out_, o);
 }
 
