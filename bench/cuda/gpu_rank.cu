@@ -20,6 +20,7 @@ using detail::SymPtr;
 namespace ptx = detail::ptx;
 
 constexpr int kMaxWarps = 14;
+constexpr int kComputeThreads = 256;
 constexpr size_t kFlushBytes = size_t{256} << 20;
 constexpr uint64_t kDeadlineNs = 5'000'000'000;
 
@@ -92,6 +93,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   ptx::bulk_wait();
 }
 
+/// `rounds` dependent multiplications and additions in each thread.
+__global__ void compute_kernel(int64_t rounds, float* sink) {
+  float a = static_cast<float>(threadIdx.x), b = 1;
+  for (int64_t i = 0; i < rounds; ++i) {
+    a = a * 0.5f + b;
+    b = b * 0.5f + a * 0.25f;
+  }
+  if (a == -1.0f) *sink = b;  // keeps the loop
+}
+
 /// A warp sums one token's rows: kUnroll vectors of each row are in flight per lane.
 template <int kUnroll, int kMost, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -157,6 +168,8 @@ struct GpuRank::Impl {
   std::byte* rows = nullptr;  ///< source of push, result of pull
   size_t rows_bytes = 0;
   uint64_t* meetings = nullptr;  ///< in device memory
+  int multiprocessors = 1;       ///< of this rank
+  double rounds_per_us = 1;      ///< of compute_kernel
   cudaGraphExec_t graph = nullptr;
   int flushes = 0;
   std::vector<cudaEvent_t> events;
@@ -188,6 +201,7 @@ GpuRank::GpuRank(Group& group, size_t floor_bytes) : impl_(std::make_unique<Impl
   pull_kernel<2, 4, 768><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
   pull_kernel<4, 4, 512><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
   check(cudaStreamSynchronize(i.stream), "first launch");
+  calibrate();
   group.barrier();
   meet();
   check(cudaStreamSynchronize(i.stream), "first meeting");
@@ -203,6 +217,29 @@ GpuRank::~GpuRank() {
   cudaStreamDestroy(i.stream);
   i.group->impl().heap->release(i.floor_at);
   i.group->impl().heap->release(i.control_at);
+}
+
+void GpuRank::calibrate() {
+  Impl& i = *impl_;
+  int devices = 1, world = i.group->size();
+  check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  check(cudaDeviceGetAttribute(&i.multiprocessors, cudaDevAttrMultiProcessorCount, i.device), "device attribute");
+  i.multiprocessors = std::max(1, i.multiprocessors / ((world + devices - 1) / devices));
+  constexpr int64_t kRounds = 1 << 17;
+  for (int turn = 0; turn < 2; ++turn) {  // the first one loads the kernel
+    begin();
+    compute_kernel<<<i.multiprocessors, kComputeThreads, 0, i.stream>>>(kRounds, reinterpret_cast<float*>(i.flush));
+    check(cudaGetLastError(), "arithmetic");
+    end();
+    i.rounds_per_us = static_cast<double>(kRounds) / (seconds().front() * 1e6);
+  }
+}
+
+void GpuRank::compute(double microseconds) {
+  Impl& i = *impl_;
+  const auto rounds = static_cast<int64_t>(microseconds * i.rounds_per_us);
+  compute_kernel<<<i.multiprocessors, kComputeThreads, 0, i.stream>>>(rounds, reinterpret_cast<float*>(i.flush));
+  check(cudaGetLastError(), "arithmetic");
 }
 
 void* GpuRank::stream() const { return impl_->stream; }

@@ -54,6 +54,9 @@ class GpuRank {
   /// Replays it `n` times; durations of the timed part in order. Collective in effect: all ranks meet in each replay.
   std::vector<double> replay(int n);
 
+  /// Enqueues arithmetic that takes about so long if nothing disturbs it, on all multiprocessors of this rank.
+  void compute(double microseconds);
+
   /// Uploads the moves of this rank, whose ranks ascend in each token.
   void set_moves(const RowMoves& moves);
   /// Enqueues one limit over `sms` blocks: rows are read once and written to all their places (push), or read from all their
@@ -62,6 +65,7 @@ class GpuRank {
   void pull(int64_t tokens, size_t row_bytes, int sms, int shape);
 
  private:
+  void calibrate();
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -35,7 +35,8 @@ namespace switchyard {
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< a scale row of scale_row_bytes(H, kind, group) per row
-  /// Per expert: groups, then rows. float32 [G, R]; UE8M0 with four groups in an int32: [ceil(G / 4), R], missing groups 0.
+  /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
+  /// Rs is R rounded up to 4, so that every column begins at 16 bytes, as tensor maps (TMA) ask.
   column_major = 1,
 };
 
@@ -72,11 +73,10 @@ int usual_pieces(const LowLatencyConfig& config, int world);
 /// Options of one dispatch.
 struct LowLatencyDispatchOptions {
   const float* weights = nullptr;  ///< float32 [T, K]: go with the rows, for CombineOrder::per_rank
-  // CUDA only.
-  void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  int num_sms = 0;         ///< in [1, those of the GPU / ranks on it]; 0: as tuned, or all
-  /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
-  /// All of the ids must be readable: they are asked for before T is known.
+  void* stream = nullptr;          ///< CUDA: cudaStream_t; null: the legacy default stream
+  int num_sms = 0;                 ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
+  /// Memory of the rank (CUDA: of its GPU), or null: T at the time the call runs, so that it can vary in a graph; clamped to
+  /// [0, tokens of the ids]. All of the ids must be readable: they are asked for before T is known.
   const int32_t* device_tokens = nullptr;
 };
 
@@ -103,7 +103,7 @@ struct AllToAllOptions {
   const RowFunction* row_function = nullptr;
   void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
   int num_sms = 0;                         ///< CUDA: likewise
-  const int32_t* device_tokens = nullptr;  ///< CUDA: likewise
+  const int32_t* device_tokens = nullptr;  ///< as in LowLatencyDispatchOptions
 };
 
 namespace detail {
@@ -116,12 +116,20 @@ struct LowLatencyBlock;
 struct LowLatencyOutput {
   Rows x;                             ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;        ///< R
+  int64_t scale_rows = 0;             ///< Rs: words from a column of scales to the next; row-major: R
   int32_t* rows_of_expert = nullptr;  ///< [experts here]; a "masked" grouped GEMM takes it as it is
   int64_t* source_range = nullptr;    ///< [experts here, W] rows of a source: first << 32 | count; sources ascending
   /// [experts here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond
   /// rows_of_expert unspecified, like the rows themselves.
   int64_t* row_source = nullptr;
   std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
+};
+
+/// Room for what the experts make of an output's rows, [experts here * R, H]: the result for row i of LowLatencyOutput::x is
+/// row i. Expert kernels write there, combine takes it as it is and reads it where it lies. Made once by make_rows(), private
+/// to the rank, aligned to 256 bytes; copies share it. The last one must not go while a call uses it, nor outlive the group.
+struct LowLatencyRows : Rows {
+  std::shared_ptr<void> memory;
 };
 
 /// Enqueues the receiving half of the call that returned it. Local; use once, while the object lives. Until that half has ended
@@ -145,6 +153,9 @@ class LowLatencyExchange {
 
   /// Local. Allocates; not to be called on the hot path.
   LowLatencyOutput make_output();
+  /// Local. Likewise. `type`: bf16, f16 or f32, not wider than LowLatencyConfig::row_type.
+  /// \throws Error(invalid_argument), Error(unsupported) for fp8.
+  LowLatencyRows make_rows(DType type = DType::bf16);
 
   /// Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the config's
   /// kind and group. The same expert twice in a token is one row, read twice by combine.
@@ -154,8 +165,8 @@ class LowLatencyExchange {
                             const LowLatencyDispatchOptions& options = {});
 
   /// Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
-  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy, any memory of the rank). A token without a route
-  /// yields +0.
+  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy): make_rows(), or any other memory of the rank. A
+  /// token without a route yields +0.
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                            const LowLatencyCombineOptions& options = {});

@@ -44,7 +44,13 @@ class CpuLowLatency final : public LowLatencyImpl {
     return block;
   }
 
-  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions&, Halves halves) override {
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    auto buffer = std::make_shared<PrivateBuffer>(PrivateBuffer::make(bytes));
+    return {buffer, buffer->data.get()};
+  }
+
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+    if (halves != Halves::receive) p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller's again by then
     begin(p.call, Operation::dispatch, halves);
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
     launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
@@ -65,6 +71,7 @@ class CpuLowLatency final : public LowLatencyImpl {
   }
 
   void run(FlatParams& p, const AllToAllOptions& o) override {
+    p.d.tokens = tokens_now(p.d.tokens, o.device_tokens);
     begin(p.d.call, Operation::all_to_all, Halves::both);
     p.c.call = p.d.call;
     const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);

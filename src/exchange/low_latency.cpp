@@ -147,6 +147,7 @@ LowLatencyOutput LowLatencyImpl::make_output() {
   const LowLatencyTables& t = block->tables;
   LowLatencyOutput o;
   o.rows_per_expert = layout_.rows_per_expert();
+  o.scale_rows = scales_.column_major ? scales_.column_rows() : o.rows_per_expert;
   const bool scaled = config.scales != ScaleKind::none;
   o.x = Rows{t.rows,
              layout_.map.count(rank()) * o.rows_per_expert,
@@ -159,6 +160,26 @@ LowLatencyOutput LowLatencyImpl::make_output() {
   o.row_source = t.row_source;
   o.block = std::move(block);
   return o;
+}
+
+LowLatencyRows LowLatencyImpl::make_rows(DType type) {
+  check_combined(type, "type");
+  LowLatencyRows r;
+  r.rows = layout_.map.count(rank()) * layout_.rows_per_expert();
+  r.cols = config.hidden;
+  r.dtype = type;
+  r.memory = allocate(std::max<size_t>(1, static_cast<size_t>(r.rows * r.cols) * dtype_bytes(type)));
+  r.data = r.memory.get();
+  return r;
+}
+
+void LowLatencyImpl::check_combined(DType type, const char* name) const {
+  if (type == DType::fp8_e4m3)
+    throw Error(ErrorCode::unsupported, std::string(name) + " = fp8_e4m3: combine takes bf16, f16 or f32 rows");
+  check_range(name, static_cast<int64_t>(type), 0, 2);
+  if (dtype_bytes(type) > dtype_bytes(config.row_type))
+    invalid(std::string(name) + " = " + name_of(type) + ": wider than LowLatencyConfig::row_type, " + name_of(config.row_type) +
+            ", which sizes the memory");
 }
 
 void LowLatencyImpl::check_idle(const char* operation) const {
@@ -217,12 +238,7 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   check_idle("combine");
   check_output(output);
   if (output.block->tokens < 0) invalid("output: no dispatch has filled it");
-  if (y.dtype == DType::fp8_e4m3)
-    throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
-  check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
-  if (dtype_bytes(y.dtype) > dtype_bytes(config.row_type))
-    invalid(std::string("y.dtype = ") + name_of(y.dtype) + ": wider than LowLatencyConfig::row_type, " +
-            name_of(config.row_type) + ", which sizes the memory");
+  check_combined(y.dtype, "y.dtype");
   if (y.rows != output.x.rows)
     invalid("y.rows = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
   if (y.cols != config.hidden)
@@ -415,6 +431,7 @@ size_t LowLatencyExchange::heap_bytes_for(const LowLatencyConfig& config, int wo
 }
 
 LowLatencyOutput LowLatencyExchange::make_output() { return impl_->make_output(); }
+LowLatencyRows LowLatencyExchange::make_rows(DType type) { return impl_->make_rows(type); }
 
 void LowLatencyExchange::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                                   const LowLatencyDispatchOptions& options) {

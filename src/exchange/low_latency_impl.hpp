@@ -44,7 +44,7 @@ struct LowLatencyBlock {
   LowLatencyTables tables;
   uint64_t config_hash = 0;
   int rank = 0, world = 0;
-  int64_t tokens = -1;   ///< of the last dispatch, on CUDA their bound; -1: none yet
+  int64_t tokens = -1;   ///< of the last dispatch, or their bound; -1: none yet
   bool pending = false;  ///< of a split call that has not been received
 };
 
@@ -57,6 +57,7 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl& operator=(const LowLatencyImpl&) = delete;
 
   LowLatencyOutput make_output();
+  LowLatencyRows make_rows(DType type);
   /// `split`: only the sending half; a receive() must follow.
   void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
                 bool split);
@@ -78,6 +79,8 @@ class LowLatencyImpl : protected ExchangeBase {
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, Halves halves) = 0;
   virtual void run(FlatParams& p, const AllToAllOptions& options) = 0;
   virtual std::shared_ptr<LowLatencyBlock> allocate_output() = 0;
+  /// Private memory of this backend.
+  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   /// Backends that know about memory check addresses here. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t) const {}
   virtual void check_sms(const char*, int) const {}
@@ -115,6 +118,8 @@ class LowLatencyImpl : protected ExchangeBase {
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
+  /// That rows of it can be combined.
+  void check_combined(DType type, const char* name) const;
   void check_output(const LowLatencyOutput& output) const;
   void check_idle(const char* operation) const;
   void receive(uint64_t call);

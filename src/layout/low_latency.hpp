@@ -167,8 +167,10 @@ struct ScalePlace {
   int64_t rows_per_expert = 0;
 
   SWITCHYARD_FN int64_t bytes_per_expert() const {
-    return column_major ? words() * rows_per_expert * 4 : row_bytes * rows_per_expert;
+    return column_major ? words() * column_rows() * 4 : row_bytes * rows_per_expert;
   }
+  /// Words of a column: so many that every column begins at 16 bytes.
+  SWITCHYARD_FN int64_t column_rows() const { return (rows_per_expert + 3) / 4 * 4; }
   /// int32 or float32 words of a row, column-major.
   SWITCHYARD_FN int64_t words() const { return (groups * element_bytes + 3) / 4; }
   /// Bytes of a row, padding included.
@@ -177,7 +179,7 @@ struct ScalePlace {
   SWITCHYARD_FN int64_t at(int64_t row, int64_t b) const {
     if (!column_major) return row * row_bytes + b;
     const int64_t expert = row / rows_per_expert, r = row % rows_per_expert;
-    return expert * bytes_per_expert() + ((b / 4) * rows_per_expert + r) * 4 + b % 4;
+    return expert * bytes_per_expert() + ((b / 4) * column_rows() + r) * 4 + b % 4;
   }
 };
 

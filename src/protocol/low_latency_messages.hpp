@@ -53,6 +53,13 @@ struct LowLatencyDispatchParams {
   int64_t* source_tokens = nullptr;  ///< [W]
 };
 
+/// T of a call of at most `bound` tokens: what `stated` says now, if it is given.
+SWITCHYARD_FN inline int tokens_now(int bound, const int32_t* stated) {
+  if (stated == nullptr) return bound;
+  const int tokens = *stated;
+  return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
+}
+
 /// Some channels of a row, and where they lie in a message.
 struct ColumnRange {
   int column, columns, payload_at, payload_bytes, scale_at, scale_bytes;

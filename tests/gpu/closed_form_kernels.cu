@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "protocol/masked_layer.hpp"
+
 namespace harness {
 namespace {
 
@@ -33,5 +35,7 @@ template void launch_job(const Spoil&, cudaStream_t);
 template void launch_job(const CountReplay&, cudaStream_t);
 template void launch_job(const JudgeDispatch&, cudaStream_t);
 template void launch_job(const JudgeSums&, cudaStream_t);
+template void launch_job(const MakeMatrices&, cudaStream_t);
+template void launch_job(const MaskedProduct&, cudaStream_t);
 
 }  // namespace harness

@@ -139,7 +139,7 @@ class LowLatencyGraphs : public testing::TestWithParam<int> {};
 void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber number, bool split) {
   auto& lane = streamed.lane(0);
   const auto next = [&] { return CallNumber{number.first++, number.replays, number.per_replay}; };
-  const Calls::Choices first{split, true, false, false}, second{split, true, true, false};
+  const Calls::Choices first{split, true, false, false}, second{split, true, true, false, true};
   if (size == 2 && !split && c.form.scales == ScaleKind::none) return streamed.pair(next(), lane, 0, second);
   streamed.dispatch(next(), lane, 0, first);
   if (size == 3 && c.form.scales == ScaleKind::none) streamed.all_to_all(next(), lane, first);
@@ -199,6 +199,72 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
         }
       },
       240s);
+}
+
+/// Edges of a captured graph over which a kernel begins while the one before ends.
+size_t dependent_launches(cudaGraph_t graph) {
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  must(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
+#else
+  must(cudaGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
+#endif
+  std::vector<cudaGraphNode_t> from(count), to(count);
+  std::vector<cudaGraphEdgeData> edges(count);
+#if CUDART_VERSION >= 13000
+  must(cudaGraphGetEdges(graph, from.data(), to.data(), edges.data(), &count), "cudaGraphGetEdges");
+#else
+  must(cudaGraphGetEdges_v2(graph, from.data(), to.data(), edges.data(), &count), "cudaGraphGetEdges");
+#endif
+  return static_cast<size_t>(std::count_if(
+      edges.begin(), edges.end(), [](const cudaGraphEdgeData& e) { return e.type == cudaGraphDependencyTypeProgrammatic; }));
+}
+
+/// A dispatch and a combine right behind it, replayed: as dependent launches where the library may (a rank has its GPU alone
+/// and leaves the multiprocessors to the library, or names all), and as ordinary ones.
+TEST_P(LowLatencyGraphs, OfDependentLaunches) {
+  constexpr uint64_t kReplays = 500;
+  const int world = GetParam();
+  isolated(
+      [&] {
+        int devices = 0, all = 0;
+        must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+        must(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0), "device attribute");
+        const bool alone = world <= devices;
+        for (const int sms : {0, alone ? all : 0, half_of_a_rank(world)}) {
+          StreamedCase c = usual_case(world, ScaleKind::none);
+          c.plan = {.num_sms = sms};
+          const size_t expected = alone && (sms == 0 || sms == all) ? 2 : 0;  // behind the inputs, behind the dispatch
+          on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+            me.f.set_context(std::to_string(sms) + " multiprocessors");
+            LowLatencyExchange exchange(me.group, c.config());
+            StationRig rig(me);
+            Calls streamed(rig, exchange, c);
+            auto* const replays = static_cast<uint64_t*>(rig.room(8));
+            rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, me.stream());
+            me.meet();
+            cudaGraph_t graph = nullptr;
+            cudaGraphExec_t exec = nullptr;
+            must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+            streamed.pair({1'000'000, replays, 1}, streamed.lane(0), 0, {});
+            rig.enqueue(CountReplay{replays}, me.stream());
+            must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+            me.f.equal(expected, dependent_launches(graph), "dependent launches");
+            must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+            must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
+            me.meet();
+            for (uint64_t replay = 0; replay < kReplays; ++replay) {
+              must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+              rig.pace(me.stream());
+            }
+            expect_verdict(me, streamed, streamed.judged() * kReplays, true);
+            must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+            must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+            me.meet();
+          });
+        }
+      },
+      120s);
 }
 
 /// What one half has sent is there for the other after a nap, and so is everything else.

@@ -15,8 +15,6 @@ namespace harness {
 /// A GPU's memory and streams; jobs are kernels.
 class StationRig {
  public:
-  static constexpr bool kTokensOnDevice = true;
-
   explicit StationRig(Station& station) : station_(station), sink_(reinterpret_cast<float*>(station.room(4))) {
     for (cudaEvent_t& event : events_) must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
   }

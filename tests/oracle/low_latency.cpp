@@ -93,11 +93,18 @@ int64_t ScaleShape::places() const {
   return (groups() * bytes + 15) / 16 * 16 / bytes;
 }
 
+int64_t ScaleShape::column() const {
+  int64_t words = rows_per_expert;
+  if (order == switchyard::ScaleOrder::column_major)
+    while (words * 4 % 16 != 0) ++words;
+  return words;
+}
+
 int64_t ScaleShape::offset(int64_t expert, int64_t row, int64_t group) const {
   const int64_t bytes = kind == ScaleKind::f32 ? 4 : 1;
   if (order == switchyard::ScaleOrder::row_major) return ((expert * rows_per_expert + row) * places() + group) * bytes;
-  if (kind == ScaleKind::f32) return ((expert * places() + group) * rows_per_expert + row) * 4;
-  return ((expert * (places() / 4) + group / 4) * rows_per_expert + row) * 4 + group % 4;  // byte 0 is the lowest of the int32
+  if (kind == ScaleKind::f32) return ((expert * places() + group) * column() + row) * 4;
+  return ((expert * (places() / 4) + group / 4) * column() + row) * 4 + group % 4;  // byte 0 is the lowest of the int32
 }
 
 ErrorBound error_bound(DType type, int world, const std::vector<double>& terms, const std::vector<int>& ranks) {

@@ -48,6 +48,8 @@ struct ScaleShape {
   int64_t groups() const;
   /// Groups that have a place: beyond groups() they are 0.
   int64_t places() const;
+  /// LowLatencyOutput::scale_rows: column-major, words from a column to the next, whole 16 bytes; row-major, rows_per_expert.
+  int64_t column() const;
   int64_t offset(int64_t expert, int64_t row, int64_t group) const;
 };
 

@@ -83,6 +83,13 @@ struct Form {
     const int kind = one_of(6, draw(1, n, rank));
     return kind == 0 ? 0 : kind == 1 ? max_tokens : one_of(max_tokens + 1, draw(2, n, rank));
   }
+  /// T as it stands in memory: what is below 0 or beyond max_tokens is clamped.
+  SWITCHYARD_FN int stated_tokens(uint64_t n, int rank) const {
+    const int t = tokens(n, rank), way = one_of(4, draw(15, n, rank));
+    if (way < 2 || (t != 0 && t != max_tokens)) return t;
+    if (t == 0) return way == 2 ? -1 : static_cast<int>(0x80000000);
+    return way == 2 ? max_tokens + 1 : 0x7FFFFFFF;
+  }
   /// An expert, or something else: no route.
   SWITCHYARD_FN int id(uint64_t n, int rank, int t, int k) const {
     const int way = one_of(10, draw(3, n));
@@ -95,14 +102,17 @@ struct Form {
   SWITCHYARD_FN float weight(uint64_t n, int rank, int t, int k) const {
     return 0.5f * static_cast<float>(1 << one_of(3, draw(9, n, rank, t, k)));
   }
-  /// The power of two by which a group of channels is larger: its scale.
-  SWITCHYARD_FN float scale(uint64_t n, int rank, int t, int g) const {
-    return static_cast<float>(1 << one_of(8, draw(10, n, rank, t, g))) / 16;
+  /// The power of two by which a group of channels is larger: its scale. `given`: the caller has quantised, as no quantiser
+  /// would: with other float32 scales, and groups without a large element.
+  SWITCHYARD_FN float scale(uint64_t n, int rank, int t, int g, bool given = false) const {
+    const float power = static_cast<float>(1 << one_of(8, draw(10, n, rank, t, g))) / 16;
+    return given && scales == ScaleKind::f32 ? power * static_cast<float>(8 + one_of(8, draw(16, n, rank, t, g))) : power;
   }
   /// Of rows that are quantised: times the scale. Each group has an element of +-448, so that the scale is exact.
-  SWITCHYARD_FN float unscaled(uint64_t n, int rank, int t, int c) const {
+  SWITCHYARD_FN float unscaled(uint64_t n, int rank, int t, int c, bool given = false) const {
     const float value = small(draw(11, n, rank, t, c));
     if (scales == ScaleKind::none) return value;
+    if (given) return value * static_cast<float>(1 << one_of(6, draw(12, n, rank, t, c)));
     const int begin = c / group * group, length = hidden - begin < group ? hidden - begin : group;
     const bool peak = c - begin == one_of(length, draw(12, n, rank, t, begin));
     return !peak ? value : value < 0 ? -448.0f : 448.0f;
@@ -175,7 +185,9 @@ struct CallNumber {
 
 /// A rank's arrays of one call, for max_tokens tokens.
 struct CallArrays {
-  void* x = nullptr;          ///< [max_tokens, H]
+  void* x = nullptr;      ///< [max_tokens, H]
+  void* codes = nullptr;  ///< the same as fp8 with row-major scales, if such rows are given
+  void* scales = nullptr;
   void* ids = nullptr;        ///< [max_tokens, K], int32 or int64
   float* weights = nullptr;   ///< [max_tokens, K]
   float* factors = nullptr;   ///< [experts here]
@@ -184,7 +196,8 @@ struct CallArrays {
   bool int64_ids = false;
 };
 
-/// Fills all of them but `out`, which becomes kUntouched. Beyond T: rows of NaN, experts that nobody has chosen.
+/// Fills all of them but `out`, which becomes kUntouched, and `codes` and `scales` if they are null. Beyond T: rows of NaN,
+/// experts that nobody has chosen.
 struct MakeInputs {
   Form f;
   CallNumber number;
@@ -199,7 +212,7 @@ struct MakeInputs {
   SWITCHYARD_FN void operator()(int64_t i) const {
     const uint64_t n = number();
     const int tokens = f.tokens(n, rank);
-    if (i == 0) *a.tokens = tokens;
+    if (i == 0) *a.tokens = f.stated_tokens(n, rank);
     if (i < f.experts_of(rank)) a.factors[i] = f.factor(f.first_expert(rank) + static_cast<int>(i));
     if (i < int64_t{f.max_tokens} * f.topk) {
       const int t = static_cast<int>(i / f.topk), k = static_cast<int>(i % f.topk);
@@ -215,6 +228,23 @@ struct MakeInputs {
     const int t = static_cast<int>(i / f.hidden), c = static_cast<int>(i % f.hidden);
     set_element(f.type, a.x, i, t < tokens ? exact_bits(f.type, f.x(n, rank, t, c)) : kNaN);
     set_element(f.type, a.out, i, kUntouched);
+    if (a.codes != nullptr) give(n, i, t, c, t < tokens);
+  }
+
+ private:
+  SWITCHYARD_FN void give(uint64_t n, int64_t i, int t, int c, bool counts) const {
+    const uint32_t code = counts ? exact_bits(DType::fp8_e4m3, f.unscaled(n, rank, t, c, true)) : kNaN;
+    set_element(DType::fp8_e4m3, a.codes, i, code);
+    if (c % f.group != 0) return;
+    const int g = c / f.group;
+    auto* const row =
+        static_cast<std::byte*>(a.scales) + t * static_cast<int64_t>(switchyard::scale_row_bytes(f.hidden, f.scales, f.group));
+    const uint32_t bits = counts ? exact_bits(DType::f32, f.scale(n, rank, t, g, true)) : kNaN;
+    if (f.scales == ScaleKind::f32) {
+      memcpy(row + g * 4, &bits, 4);
+    } else {
+      row[g] = static_cast<std::byte>(bits >> 23);
+    }
   }
 };
 
@@ -254,6 +284,7 @@ struct JudgeDispatch {
   RowParts rows;
   DeliveredArrays d;
   Verdict* verdict;
+  bool given = false;  ///< the rows came as CallArrays::codes
 
   SWITCHYARD_FN int64_t size() const { return rows.size(f) > 0 ? rows.size(f) : 1; }
   SWITCHYARD_FN void operator()(int64_t i) const {
@@ -274,7 +305,7 @@ struct JudgeDispatch {
     const DType type = f.scales == ScaleKind::none ? f.type : DType::fp8_e4m3;
     for (int c = p.begin; c < p.end; ++c) {
       const int64_t place = at * f.hidden + c;
-      verdict->judge(What::row, n, place, exact_bits(type, f.unscaled(n, source, t, c)), element(type, d.x, place));
+      verdict->judge(What::row, n, place, exact_bits(type, f.unscaled(n, source, t, c, given)), element(type, d.x, place));
     }
     if (p.begin == 0 && f.scales != ScaleKind::none) judge_scales(n, p, source, t);
   }
@@ -305,10 +336,10 @@ struct JudgeDispatch {
                    static_cast<uint32_t>(p.row));
   }
   SWITCHYARD_FN void judge_scales(uint64_t n, const RowParts::Part& p, int source, int t) const {
-    const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row, all = f.rows_per_expert();
+    const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row, all = (f.rows_per_expert() + 3) & ~3;
     const int64_t row_scales = static_cast<int64_t>(switchyard::scale_row_bytes(f.hidden, f.scales, f.group));
     for (int g = 0; g < f.groups(); ++g) {
-      const uint32_t expected = exact_bits(DType::f32, f.scale(n, source, t, g));
+      const uint32_t expected = exact_bits(DType::f32, f.scale(n, source, t, g, given));
       const auto* const base = static_cast<const std::byte*>(d.scales);
       uint32_t got = 0;
       if (f.scales == ScaleKind::f32) {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "protocol/fleet.hpp"
-#include "protocol/streamed_calls.hpp"
+#include "protocol/masked_layer.hpp"
 
 namespace harness {
 namespace {
@@ -20,7 +20,6 @@ using switchyard::LowLatencyExchange;
 class HostRig {
  public:
   explicit HostRig(int rank) : rank_(rank) {}
-  static constexpr bool kTokensOnDevice = false;
   int rank() const { return rank_; }
   void* room(size_t bytes) {
     memory_.push_back(std::make_unique<std::byte[]>(bytes + 256));
@@ -71,6 +70,31 @@ TEST(ClosedForm, DispatchesOnly) {
   StreamedCase c = draw_case(5, 2);
   c.plan = {.lanes = 1, .dispatch_only = true};
   EXPECT_EQ(run(c, 100), "");
+}
+
+/// What gpu/cuda_masked_layer_test.cpp captures in a graph.
+TEST(ClosedForm, LayersOfMaskedProducts) {
+  for (const int world : {1, 2, 3, 4, 8}) {
+    int number = 0;
+    for (const LayerCase& c : layer_cases(world)) {
+      Fleet fleet;
+      fleet.world = world;
+      fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.what.config(), world);
+      const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
+        LowLatencyExchange exchange(group, c.what.config());
+        HostRig rig(group.rank());
+        MaskedLayer<HostRig> layer(rig, exchange, c);
+        std::vector<std::byte> out(layer.out_bytes());
+        for (uint64_t replay = 0; replay < 3; ++replay) {
+          layer.enqueue();
+          std::memcpy(out.data(), layer.out(), out.size());
+          f.equal(std::string(), layer.judge(layer.kFirst + replay, out), "layer");
+        }
+      });
+      EXPECT_EQ(joined(failures), "") << "W" << world << " layer " << number;
+      ++number;
+    }
+  }
 }
 
 /// One dispatch and one combine on one rank, then one array after the other spoiled in one place and judged again.
@@ -141,7 +165,7 @@ TEST_F(Spoiled, EveryArrayIsJudged) {
   EXPECT_EQ(with(scales[1], scales[1] * 2, &Spoiled::judged_dispatch), kind(What::scale));
   auto* const out = static_cast<uint16_t*>(lane().a.out);
   EXPECT_EQ(with(out[256 + 70], static_cast<uint16_t>(out[256 + 70] ^ 0x80), &Spoiled::judged_sums), kind(What::sum));
-  const auto beyond = static_cast<size_t>(form_.tokens(number_, 0) * form_.hidden + 3);
+  const auto beyond = static_cast<size_t>(form_.tokens(number_, 0)) * static_cast<size_t>(form_.hidden) + 3;
   EXPECT_EQ(with(out[beyond], uint16_t{0}, &Spoiled::judged_sums), kind(What::beyond_tokens));
 }
 

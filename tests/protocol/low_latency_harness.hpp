@@ -31,6 +31,8 @@ struct LowLatencyStep {
   bool weights = true;
   bool int64_ids = true;
   bool quantised = false;  ///< the rows come as fp8 with scales
+  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T, or for 0 and max_tokens also what is clamped to it.
+  bool tokens_in_memory = false;
   Pattern x_pattern = Pattern::raw_bits;
 
   // Combine.
@@ -52,7 +54,7 @@ struct LowLatencyScript {
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   int slow_rank = -1;    ///< sleeps slow_us before each call
   int slow_us = 10000;
-  int num_sms = 2;  ///< CUDA: of every call
+  int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
 
   LowLatencyStep& dispatch(std::vector<int64_t> tokens, Routing routing = Routing::uniform);
   LowLatencyStep& combine(CombineOrder order, int output = 0);

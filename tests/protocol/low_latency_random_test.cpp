@@ -52,6 +52,7 @@ void draw_dispatch(Draw& draw, LowLatencyScript& s) {
   step.quantised = s.config.scales != ScaleKind::none && draw.one_in(4);
   if (s.config.scales != ScaleKind::none && !step.quantised)
     step.x_pattern = draw.one_of({Pattern::quantise_cases, Pattern::wild_values, Pattern::random_values});
+  step.tokens_in_memory = draw.one_in(3);
   step.output = static_cast<int>(draw.between(0, s.outputs - 1));
   step.split = draw.one_in(3);
 }
@@ -86,6 +87,7 @@ LowLatencyScript draw_script(Draw& draw, int world) {
       draw_combine(draw, s, filled[draw.bits() % filled.size()]);
     }
   }
+  s.num_sms = draw.one_of({0, 0, 1, 2, 3, 16});
   return s;
 }
 

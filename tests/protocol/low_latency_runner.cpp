@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "exchange/group_impl.hpp"
@@ -33,6 +34,7 @@ class Rank {
     memory_ = &device_memory(group.rank(), group.options().device);
 #endif
     for (int i = 0; i < c.script.outputs; ++i) outputs_.push_back(exchange.make_output());
+    answers_ = exchange.make_rows(c.script.config.row_type);
   }
 
   void run() {
@@ -50,6 +52,11 @@ class Rank {
  private:
   // --- Memory
   const void* give(const void* host, size_t bytes) { return memory_ ? memory_->upload(host, bytes) : host; }
+  void* give(std::vector<std::byte>& host) { return memory_ ? memory_->upload(host.data(), host.size()) : host.data(); }
+  void put(void* to, const std::vector<std::byte>& host) {
+    if (host.empty()) return;
+    memory_ ? memory_->write(to, host.data(), host.size()) : static_cast<void>(std::memcpy(to, host.data(), host.size()));
+  }
   template <class T>
   std::vector<T> fetch(const T* from, int64_t count) {
     std::vector<T> to(idx(count));
@@ -95,11 +102,19 @@ class Rank {
     const LowLatencyStep& step = c_.script.steps[i];
     const LowLatencyExpectation& e = c_.steps[i];
     const size_t rank = idx(group_.rank());
-    const int64_t tokens = e.problem.tokens(group_.rank());
+    const int64_t counted = e.problem.tokens(group_.rank()), most = c_.script.config.max_tokens;
+    const int64_t tokens = step.tokens_in_memory ? most : counted;
     std::vector<std::byte> rows = e.x[rank], scales = e.x_scales[rank];
     std::vector<int64_t> ids = e.problem.ids[rank];
-    std::vector<int32_t> ids32(ids.begin(), ids.end());
     std::vector<float> weights = e.problem.weights[rank];
+    int32_t stated = stated_tokens(i, counted);
+    if (step.tokens_in_memory) {  // behind T: rows and weights that nobody may use, of tokens that choose experts
+      rows.resize(idx(tokens * c_.row_bytes(step.quantised ? DType::fp8_e4m3 : c_.script.config.row_type)), std::byte{0xFF});
+      if (step.quantised) scales.resize(idx(tokens) * given_scale_bytes(), std::byte{0xFF});
+      weights.resize(idx(tokens * e.problem.topk), -77.0f);
+      while (ids.size() < weights.size()) ids.push_back(static_cast<int64_t>(ids.size()) % e.problem.experts);
+    }
+    std::vector<int32_t> ids32(ids.begin(), ids.end());
     switchyard::ConstRows x{give(rows.data(), rows.size()), tokens, c_.script.config.hidden, c_.script.config.row_type};
     if (step.quantised) {
       x.dtype = DType::fp8_e4m3;
@@ -111,6 +126,7 @@ class Rank {
                                       e.problem.topk, step.int64_ids};
     switchyard::LowLatencyDispatchOptions options;
     if (step.weights) options.weights = static_cast<const float*>(give(weights.data(), weights.size() * 4));
+    if (step.tokens_in_memory) options.device_tokens = static_cast<const int32_t*>(give(&stated, sizeof stated));
     if (memory_) {
       options.stream = memory_->stream();
       options.num_sms = c_.script.num_sms;
@@ -125,10 +141,25 @@ class Rank {
           std::fill(ids.begin(), ids.end(), 0);
           std::fill(ids32.begin(), ids32.end(), 0);
           std::fill(weights.begin(), weights.end(), -77.0f);
+          stated = 1;
           if (memory_) memory_->release();
         });
     check_delivered(e, deliver(e, output));
     check_bytes(e.traffic[rank], static_cast<uint64_t>(c_.row_bytes(c_.sent_type())) + scale_bytes());
+  }
+
+  /// What stands for a T of `counted`.
+  int32_t stated_tokens(size_t step, int64_t counted) const {
+    const uint64_t way = oracle::mix(c_.script.seed, 177, step, static_cast<uint64_t>(group_.rank())) % 3;
+    if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
+    const int64_t most = c_.script.config.max_tokens;
+    if (counted == most && way > 0) return way == 1 ? static_cast<int32_t>(most + 1) : std::numeric_limits<int32_t>::max();
+    return static_cast<int32_t>(counted);
+  }
+
+  size_t given_scale_bytes() const {
+    const LowLatencyConfig& config = c_.script.config;
+    return switchyard::scale_row_bytes(config.hidden, config.scales, config.scale_group);
   }
 
   /// Bytes of a row's scales as they travel.
@@ -145,6 +176,8 @@ class Rank {
     f_.equal(experts * view.rows_per_expert, o.x.rows, "x.rows");
     f_.equal(c_.script.config.hidden, o.x.cols, "x.cols");
     f_.check(o.x.dtype == c_.sent_type() && o.x.scale_kind == c_.script.config.scales, "x.dtype or x.scale_kind");
+    f_.equal(c_.scale_shape().column(), o.scale_rows, "scale_rows");
+    check_alignment(o);
     Delivered d;
     d.rows_of_expert = fetch(o.rows_of_expert, experts);
     d.source_range = fetch(o.source_range, experts * c_.script.world);
@@ -155,6 +188,22 @@ class Rank {
       d.scales = fetch(static_cast<const std::byte*>(o.x.scales), bytes);
     }
     return d;
+  }
+
+  /// What masked grouped GEMMs and tensor maps ask for: rows (of whole 16 bytes), scale rows and columns of scales begin at
+  /// 16 bytes, in every expert.
+  void check_alignment(const LowLatencyOutput& o) {
+    const auto at = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+    f_.check(at(o.x.data) % 256 == 0 && at(o.rows_of_expert) % 16 == 0, "x or rows_of_expert is not aligned");
+    if (c_.script.config.scales == ScaleKind::none) return;
+    const oracle::ScaleShape shape = c_.scale_shape();
+    const bool columns = c_.script.config.scale_order == ScaleOrder::column_major;
+    const int64_t step = c_.script.config.scales == ScaleKind::f32 ? 1 : 4;
+    bool aligned = at(o.x.scales) % 256 == 0;
+    for (int64_t expert = 0; expert < 3; ++expert)
+      for (int64_t i = 0; i < (columns ? shape.places() : o.rows_per_expert); i += columns ? step : 1)
+        aligned &= shape.offset(expert, columns ? 0 : i, columns ? i : 0) % 16 == 0;
+    f_.check(aligned, "scales are not aligned");
   }
 
   void check_delivered(const LowLatencyExpectation& e, const Delivered& d) {
@@ -183,7 +232,7 @@ class Rank {
     if (config.scales == ScaleKind::none) return true;
     const size_t size = config.scales == ScaleKind::f32 ? 4 : 1;
     const oracle::ScaleShape shape = c_.scale_shape();
-    const size_t given = switchyard::scale_row_bytes(config.hidden, config.scales, config.scale_group);
+    const size_t given = given_scale_bytes();
     const std::byte* sent = e.sent_scales[idx(from.source)].data() + idx(from.token) * given;
     const std::byte zero[4] = {};
     for (int64_t g = 0; g < shape.places(); ++g) {
@@ -222,9 +271,14 @@ class Rank {
     const LowLatencyExpectation& e = c_.steps[i];
     const size_t rank = idx(group_.rank());
     const LowLatencyOutput& output = outputs_[idx(step.output)];
-    std::vector<std::byte> host_y, out(e.out[rank].size(), std::byte{0xA5});
+    size_t out_bytes = e.out[rank].size();
+    if (c_.script.steps[e.dispatch].tokens_in_memory)  // as if every rank had max_tokens: nothing may be written behind T
+      out_bytes = idx(c_.script.config.max_tokens * c_.row_bytes(step.y_type));
+    std::vector<std::byte> host_y, out(out_bytes, std::byte{0xA5});
     if (!step.identity) host_y = expert_outputs(i);
-    const void* y = step.identity ? output.x.data : give(host_y.data(), host_y.size());
+    const bool in_made_rows = !step.identity && step.y_type == answers_.dtype && i % 2 == 0;
+    if (in_made_rows) put(answers_.data, host_y);
+    void* const y = step.identity ? output.x.data : in_made_rows ? answers_.data : give(host_y);
     void* to = memory_ ? memory_->upload(out.data(), out.size()) : out.data();
     switchyard::LowLatencyCombineOptions options;
     options.order = step.order;
@@ -234,17 +288,21 @@ class Rank {
       options.stream = memory_->stream();
       options.num_sms = c_.script.num_sms;
     }
-    const switchyard::ConstRows rows{y, output.x.rows, c_.script.config.hidden, step.y_type};
+    const switchyard::ConstRows rows = in_made_rows
+                                           ? switchyard::ConstRows(answers_)
+                                           : switchyard::ConstRows{y, output.x.rows, c_.script.config.hidden, step.y_type};
     meet();
     call(
         step, [&] { exchange_.combine(rows, output, to, options); },
         [&] { return exchange_.combine_send(rows, output, to, options); },
         [&] {
-          if (memory_ && !host_y.empty()) memory_->fill(const_cast<void*>(y), 0xEE, host_y.size());
-          if (!memory_) std::fill(host_y.begin(), host_y.end(), std::byte{0xEE});
+          if (host_y.empty()) return;
+          memory_ ? memory_->fill(y, 0xEE, host_y.size()) : static_cast<void>(std::memset(y, 0xEE, host_y.size()));
         });
     if (memory_ && !out.empty()) memory_->read(out.data(), to, out.size());
     if (memory_) memory_->release();
+    const auto behind = out.begin() + static_cast<std::ptrdiff_t>(e.out[rank].size());
+    f_.check(std::all_of(behind, out.end(), [](std::byte b) { return b == std::byte{0xA5}; }), "out is written behind T");
     check_combined(step, e.out[rank], out);
     check_bytes(e.traffic[rank], static_cast<uint64_t>(c_.row_bytes(step.y_type)));
   }
@@ -268,6 +326,7 @@ class Rank {
   const Interlude& interlude_;
   DeviceMemory* memory_ = nullptr;  ///< null: host memory
   std::vector<LowLatencyOutput> outputs_;
+  switchyard::LowLatencyRows answers_;  ///< y of every other combine of the row type
   uint64_t calls_ = 0;
 };
 

@@ -120,6 +120,9 @@ TEST_P(LowLatency, C04_TokenCounts) {
     s.combine(s.steps.size() % 4 == 1 ? kPerRank : kPerRoute);
   }
   scripts.push_back(s);
+  s.name = "C4 with T in memory, within and beyond what is allowed";
+  for (LowLatencyStep& step : s.steps) step.tokens_in_memory = step.kind == LowLatencyStep::Kind::dispatch;
+  scripts.push_back(s);
   auto one = script("C4 at most one token", world(), 2, 1);
   one.dispatch(tokens(1, 5)).x_pattern = Pattern::random_values;
   one.combine(kPerRoute);

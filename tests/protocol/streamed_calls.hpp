@@ -9,7 +9,6 @@
 //   void enqueue(const Job& job, void* stream);      runs job(i) for all i
 //   void pause(uint64_t ns, void* stream);           delays what follows
 //   void pace(void* stream);                         after every call: bounds how far the host runs ahead
-//   static constexpr bool kTokensOnDevice;           T is read when the call runs
 #pragma once
 
 #include <algorithm>
@@ -87,6 +86,7 @@ inline StreamedCase draw_case(uint64_t seed, int world) {
     c.plan.slow_rank = static_cast<int>(draw.between(0, world - 1));
     c.plan.slow_ns = 2'000'000;
   }
+  if (draw.one_in(3)) c.plan.num_sms = static_cast<int>(draw.between(3, 16));
   return c;
 }
 
@@ -112,7 +112,8 @@ class StreamedCalls {
       if (plan_.most_pause_ns > 0 && mine % 4 == 0) rig_.pause(mine / 4 % plan_.most_pause_ns, lane.stream);
       if (rig_.rank() == plan_.slow_rank && n % 50 == 25) rig_.pause(plan_.slow_ns, lane.stream);
       const uint64_t kind = bits / 64 % 8, output = bits / 512 % kOutputs;
-      Choices choices{bits / 4096 % 4 == 0, bits / 16384 % 2 == 0, bits / 32768 % 2 == 0, bits / 65536 % 2 == 0};
+      const Choices choices{bits / 4096 % 4 == 0, bits / 16384 % 2 == 0, bits / 32768 % 2 == 0, bits / 65536 % 2 == 0,
+                            bits / 131072 % 3 == 0};
       if (!plan_.dispatch_only && lane.filled[output].valid && kind >= 4) {
         combine({n}, lane, output, choices);
       } else if (!plan_.dispatch_only && f_.scales == switchyard::ScaleKind::none && kind == 3) {
@@ -128,6 +129,7 @@ class StreamedCalls {
 
   struct Choices {
     bool split = false, weighted = true, per_rank = false, the_rows = false;
+    bool given = false;  ///< a dispatch of rows that are fp8 already, where they are fp8 on the way
   };
   struct Filled {
     bool valid = false, weighted = false;
@@ -160,18 +162,22 @@ class StreamedCalls {
     o.weights = choices.weighted ? lane.a.weights : nullptr;
     const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
     Output& to = lane.outputs[output];
+    const bool given = choices.given && lane.a.codes != nullptr;
+    const switchyard::ConstRows x = given ? quantised_rows(lane, tokens) : rows(lane.a.x, tokens);
     if (choices.split) {
-      const switchyard::ReceiveHook receive = exchange_.dispatch_send(rows(lane.a.x, tokens), ids(lane, tokens), to, o);
+      const switchyard::ReceiveHook receive = exchange_.dispatch_send(x, ids(lane, tokens), to, o);
       spoil(lane.a.x, x_bytes(), lane.stream);
+      if (given) spoil(lane.a.codes, code_bytes(), lane.stream);
+      if (given) spoil(lane.a.scales, scale_bytes(), lane.stream);
       spoil(lane.a.weights, choice_bytes(4), lane.stream);
       spoil(lane.a.ids, choice_bytes(lane.a.int64_ids ? 8 : 4), lane.stream);
       if (between) between();
       receive();
     } else {
-      exchange_.dispatch(rows(lane.a.x, tokens), ids(lane, tokens), to, o);
+      exchange_.dispatch(x, ids(lane, tokens), to, o);
     }
     lane.filled[output] = {true, choices.weighted, number};
-    judge(JudgeDispatch{f_, number, {rig_.rank()}, arrays(to), verdict_}, lane.stream);
+    judge(JudgeDispatch{f_, number, {rig_.rank()}, arrays(to), verdict_, given}, lane.stream);
   }
 
   void combine(const CallNumber& number, Lane& lane, size_t output, const Choices& choices) {
@@ -241,6 +247,10 @@ class StreamedCalls {
     lane.stream = rig_.stream(plan_.first_stream + i);
     lane.a.int64_ids = i % 2 == 1;
     lane.a.x = rig_.room(x_bytes());
+    if (f_.scales != switchyard::ScaleKind::none) {
+      lane.a.codes = rig_.room(code_bytes());
+      lane.a.scales = rig_.room(scale_bytes());
+    }
     lane.a.ids = rig_.room(choice_bytes(8));
     lane.a.weights = static_cast<float*>(rig_.room(choice_bytes(4)));
     lane.a.factors = static_cast<float*>(rig_.room(static_cast<size_t>(f_.experts) * 4));
@@ -253,6 +263,10 @@ class StreamedCalls {
 
   size_t x_bytes() const {
     return static_cast<size_t>(f_.max_tokens) * static_cast<size_t>(f_.hidden) * switchyard::dtype_bytes(f_.type);
+  }
+  size_t code_bytes() const { return static_cast<size_t>(f_.max_tokens * f_.hidden); }
+  size_t scale_bytes() const {
+    return static_cast<size_t>(f_.max_tokens) * switchyard::scale_row_bytes(f_.hidden, f_.scales, f_.group);
   }
   size_t y_bytes() const { return x_bytes() * static_cast<size_t>(f_.world * std::max(1, f_.experts_of(rig_.rank()))); }
   size_t choice_bytes(size_t each) const { return static_cast<size_t>(f_.max_tokens * f_.topk) * each; }
@@ -267,13 +281,16 @@ class StreamedCalls {
     rig_.enqueue(job, stream);
   }
 
-  /// T as the host says it; where it is read on the device, often only there.
+  /// T as the caller says it, or only as it stands in memory when the call runs.
   int64_t given_tokens(const CallNumber& number, const Lane& lane, const Choices& choices, const int32_t** device_tokens) {
-    if (!Rig::kTokensOnDevice || (number.replays == nullptr && choices.split)) return f_.tokens(number(), rig_.rank());
+    if (number.replays == nullptr && choices.split) return f_.tokens(number(), rig_.rank());
     *device_tokens = lane.a.tokens;
     return f_.max_tokens;
   }
   switchyard::ConstRows rows(const void* data, int64_t tokens) const { return {data, tokens, f_.hidden, f_.type}; }
+  switchyard::ConstRows quantised_rows(const Lane& lane, int64_t tokens) const {
+    return {lane.a.codes, tokens, f_.hidden, DType::fp8_e4m3, lane.a.scales, f_.scales};
+  }
   switchyard::ExpertIds ids(const Lane& lane, int64_t tokens) const { return {lane.a.ids, tokens, f_.topk, lane.a.int64_ids}; }
   DeliveredArrays arrays(const Output& o) const {
     return {o.x.data, o.x.scales, o.rows_of_expert, o.source_range, o.row_source};

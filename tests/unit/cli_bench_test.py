@@ -268,7 +268,33 @@ class Bench(unittest.TestCase):
             for section in ("dispatch", "combine_per_route", "combine_per_rank", "both_per_route", "both_per_rank"):
                 self.assertEqual(one[section]["iterations"], 20)
             self.assertGreater(one["largest_remote_bytes"], 0)
+            self.assertNotIn("overlap", one)
         self.assertEqual(out.count("PASS"), 2)
+        self.assertNotIn("around it", out)
+
+    def test_overlap(self):
+        result, out = self.measure("--mode", "low_latency", "--quantize", "f32", "--sweep", "tokens=3,16", "--compute", "30")
+        self.assertEqual(out.count("PASS"), 2)
+        rows = [line.split() for line in out[out.index("around it"):].splitlines() if line.count("%") == 3]
+        self.assertEqual([row[1] for row in rows], ["3", "16"])
+        for one, row in zip(result["runs"], rows):
+            self.assertTrue(one["verified"], "also behind the split calls")
+            self.assertEqual(one["config"]["compute_us"], 30)
+            overlap = one["overlap"]
+            self.assertEqual(overlap["compute"]["iterations"], 20)
+            self.assertGreater(overlap["compute"]["min_us"], 0)
+            shown = []
+            for call in ("dispatch", "combine_per_route", "combine_per_rank"):
+                around = overlap[call]
+                self.assertEqual(around["iterations"], 20)
+                self.assertAlmostEqual(around["added_us"], around["p50_us"] - overlap["compute"]["p50_us"], places=6)
+                self.assertAlmostEqual(around["hidden"], 1 - around["added_us"] / one[call]["p50_us"], places=6)
+                shown += [f"{around['p50_us']:.1f}", f"{100 * around['hidden']:.0f}", "%"]
+            self.assertEqual(row[3:], shown)
+        for mode in ("flat", "normal"):
+            code, out, err = run("bench", *QUICK, "--mode", mode, "--compute", "30")
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn(f"--compute: given with --mode {mode}; it belongs to --mode low_latency", err)
 
     def test_flat(self):
         result, out = self.measure("--mode", "flat", "--dtype", "f32", "--topk", "3", "--sweep", "tokens=3,16")

@@ -33,8 +33,34 @@ class HostClock final : public LatencyClock {
     return all;
   }
   json limits(size_t, size_t, int64_t, int64_t) override { return json::object(); }
+  void compute(double microseconds) override {
+    if (rounds_per_us_ == 0) calibrate();
+    work(static_cast<int64_t>(microseconds * rounds_per_us_));
+  }
 
  private:
+  /// Dependent multiplications and additions.
+  void work(int64_t rounds) {
+    float a = sink_, b = 1;
+    for (int64_t i = 0; i < rounds; ++i) {
+      a = a * 0.5f + b;
+      b = b * 0.5f + a * 0.25f;
+    }
+    sink_ = b;
+  }
+  /// By the fastest of some turns, as ranks may disturb each other.
+  void calibrate() {
+    constexpr int64_t kRounds = 1 << 16;
+    for (int turn = 0; turn < 8; ++turn) {
+      const auto begin = std::chrono::steady_clock::now();
+      work(kRounds);
+      const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+      rounds_per_us_ = std::max(rounds_per_us_, static_cast<double>(kRounds) / took.count());
+    }
+  }
+
+  volatile float sink_ = 1;
+  double rounds_per_us_ = 0;
   Group& group_;
   std::unique_ptr<RankDevice> device_;
 };

@@ -29,6 +29,9 @@ constexpr Section kSections[] = {
     {"both_per_rank", true, true, CombineOrder::per_rank},
 };
 
+/// The sections that are also timed in two halves, with arithmetic between them.
+constexpr size_t kAround = 3;
+
 struct Point {
   BenchOptions options;
   Scenario scenario;
@@ -67,6 +70,19 @@ Point make_point(const BenchOptions& o) {
 
 RankJob job_of(const Point& p) { return latency_job(p.scenario, p.config, p.options, p.returned_bytes); }
 
+/// The arithmetic alone, and in the middle of each kind of call.
+void time_around(const BenchOptions& o, LatencyClock& clock, LowLatencyRank& rank, json& out) {
+  const auto compute = [&] { clock.compute(static_cast<double>(o.compute)); };
+  compute();  // the first time it finds out how much work that is
+  out["compute"] = clock.time(compute, o.warmup, o.iterations);
+  for (size_t i = 0; i < kAround; ++i) {
+    const Section& section = kSections[i];
+    out["around"].push_back(
+        clock.time([&] { section.dispatch ? rank.dispatch_around(compute) : rank.combine_around(section.order, compute); },
+                   o.warmup, o.iterations));
+  }
+}
+
 json run_rank(const Point& p, Group& group) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<LatencyClock> clock =
@@ -94,19 +110,30 @@ json run_rank(const Point& p, Group& group) {
           if (section.combine) rank.combine(section.order);
         },
         o.warmup, o.iterations);
+  if (o.compute > 0) time_around(o, *clock, rank, out);
   out["limits"] = o.limits ? clock->limits(p.sent_bytes, p.returned_bytes, o.warmup, o.iterations) : json::object();
   if (o.verify) check(rank.check_combined("combine after the timed calls", CombineOrder::per_rank));
   group.barrier();
   return out;
 }
 
+/// What a call between whose halves there is arithmetic adds to it, in seconds; and the share of the call alone that has gone.
+struct Overlap {
+  double added, hidden;
+};
+
 struct Run {
   Point point;
   bench::Times times[std::size(kSections)];
+  bench::Times compute, around[kAround];  ///< if BenchOptions::compute
   bool has_limits = false;
   bench::Times push, pull;
   double remote_bytes = 0;
   std::vector<CheckResult> checks;
+  Overlap overlap(size_t section) const {
+    const double added = around[section].p50 - compute.p50;
+    return {added, 1 - added / times[section].p50};
+  }
   bool passed() const {
     return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
   }
@@ -129,6 +156,10 @@ Run measure(const BenchOptions& options) {
   const std::vector<json> ranks = run_ranks(job_of(p), [&](Group& group, RankLink&) { return run_rank(p, group); });
   for (size_t i = 0; i < std::size(kSections); ++i)
     run.times[i] = times_of(ranks, json::json_pointer(std::string("/") + kSections[i].key));
+  if (options.compute > 0) {
+    run.compute = times_of(ranks, json::json_pointer("/compute"));
+    for (size_t i = 0; i < kAround; ++i) run.around[i] = times_of(ranks, json::json_pointer(fmt::format("/around/{}", i)));
+  }
   run.has_limits = ranks[0].at("limits").contains("push");
   if (run.has_limits) {
     run.push = best_limit(ranks, "push");
@@ -158,6 +189,7 @@ json describe(const Run& r) {
                 {"quantize", o.quantize},
                 {"sending", o.sending},
                 {"pieces", o.pieces},
+                {"compute_us", o.compute},
                 {"routing", o.routing},
                 {"seed", o.seed},
                 {"iterations", o.iterations},
@@ -170,11 +202,40 @@ json describe(const Run& r) {
               {"checks", checks_json(r.checks)},
               {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
   for (size_t i = 0; i < std::size(kSections); ++i) out[kSections[i].key] = to_json(r.times[i]);
+  if (o.compute > 0) {
+    json& overlap = out["overlap"] = {{"compute", to_json(r.compute)}};
+    for (size_t i = 0; i < kAround; ++i) {
+      overlap[kSections[i].key] = to_json(r.around[i]);
+      overlap[kSections[i].key]["added_us"] = r.overlap(i).added * 1e6;
+      overlap[kSections[i].key]["hidden"] = r.overlap(i).hidden;
+    }
+  }
   if (r.has_limits) {
     out["push_limit"] = to_json(r.push);
     out["pull_limit"] = to_json(r.pull);
   }
   return out;
+}
+
+/// With --compute: calls in two halves around arithmetic.
+void print_overlap(const std::vector<Run>& runs) {
+  if (runs.front().point.options.compute == 0) return;
+  PointTable table(
+      runs.front().point.options, {"ranks", "tokens"},
+      {"ranks", "tokens", "compute", "around it: dispatch", "hidden", "per_route", "hidden", "per_rank", "hidden"});
+  for (const Run& r : runs) {
+    std::vector<std::string> cells{std::to_string(r.point.options.ranks), std::to_string(r.point.options.tokens),
+                                   fmt::format("{:.1f}", r.compute.p50 * 1e6)};
+    for (size_t i = 0; i < kAround; ++i) {
+      cells.push_back(fmt::format("{:.1f}", r.around[i].p50 * 1e6));
+      cells.push_back(fmt::format("{:.0f} %", 100 * r.overlap(i).hidden));
+    }
+    table.row(r.point.options, cells);
+  }
+  fmt::print("\n{}", table.text());
+  fmt::print(
+      "\n  Microseconds. compute: arithmetic alone; around it: a call whose halves lie before and behind it; hidden: the share "
+      "of the call's\n  own time, above, that it does not add to the arithmetic's.\n");
 }
 
 void print_runs(const std::vector<Run>& runs) {
@@ -199,6 +260,7 @@ void print_runs(const std::vector<Run>& runs) {
   if (runs.front().has_limits)
     fmt::print(
         "  Replayed CUDA graphs, cold L2. push and pull: the same rows moved by bare kernels, with a barrier at the end.\n");
+  print_overlap(runs);
   for (const Run& r : runs)
     for (const CheckResult& c : r.checks)
       if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.point.options), c.detail);

@@ -31,6 +31,9 @@ class LatencyClock : public ReplayClock {
   /// Collective. Times of bare kernels that move the same rows, by name and block shape: "push" (each token's row of `sent`
   /// bytes to its ranks) and "pull" (the rows of `returned` bytes summed). Empty on the CPU.
   virtual nlohmann::json limits(size_t sent, size_t returned, int64_t warmup, int64_t n) = 0;
+  /// Arithmetic that takes about so long by itself: the rank's own thread does it, or it is enqueued for all multiprocessors
+  /// of the rank.
+  virtual void compute(double microseconds) = 0;
 };
 
 std::unique_ptr<LatencyClock> make_host_clock(Group& group);

@@ -85,6 +85,8 @@ class CudaClock final : public LatencyClock {
     return out;
   }
 
+  void compute(double microseconds) override { gpu_.compute(microseconds); }
+
  private:
   Group& group_;
   GpuRank gpu_;

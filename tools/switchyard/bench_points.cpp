@@ -145,6 +145,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
   const Place cpu{!cuda, "--backend cuda", "; it belongs to --backend cpu"};
   const Place normal{is_normal, "--mode " + o.mode, "; it belongs to --mode normal"};
   const Place decode{!is_normal, "--mode normal", "; it belongs to --mode low_latency and flat"};
+  const Place low_latency{o.mode == "low_latency", "--mode " + o.mode, "; it belongs to --mode low_latency"};
   const Place ring{o.staging == "ring", "--staging direct", "; it belongs to --staging ring"};
   const Place shape{!o.contest, "--contest", ", which sets the shapes"};
   const struct {
@@ -167,6 +168,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"pin", o.pin != usual.pin, cpu},
       {"pieces", o.pieces != usual.pieces, decode},
       {"sending", o.sending != usual.sending, decode},
+      {"compute", o.compute != usual.compute, low_latency},
       {"channels", o.channels != usual.channels, ring},
       {"send-chunk", o.send_chunk != usual.send_chunk, ring},
       {"slots", o.slots != usual.slots, ring},

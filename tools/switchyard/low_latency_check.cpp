@@ -59,11 +59,14 @@ std::vector<std::vector<RowOrigin>> distinct_rows(const Scenario& s, int rank) {
   return rows;
 }
 
+/// Words of a column of scales: whole 16 bytes.
+int64_t column_rows(int64_t rows) { return (rows + 3) / 4 * 4; }
+
 size_t scale_bytes_per_expert(const LowLatencyConfig& c, int64_t rows) {
   if (c.scales == ScaleKind::none) return 0;
   if (c.scale_order == ScaleOrder::row_major) return at(rows) * scale_row_bytes(c.hidden, c.scales, c.scale_group);
   const int64_t groups = num_scales(c.hidden, c.scale_group);
-  return at(rows * (c.scales == ScaleKind::f32 ? groups : (groups + 3) / 4) * 4);
+  return at(column_rows(rows) * (c.scales == ScaleKind::f32 ? groups : (groups + 3) / 4) * 4);
 }
 
 /// Scale g of row r of an expert, as it lies in memory.
@@ -71,7 +74,8 @@ const std::byte* scale_at(const LowLatencyConfig& c, const std::byte* expert, in
   const bool f32 = c.scales == ScaleKind::f32;
   if (c.scale_order == ScaleOrder::row_major)
     return expert + at(r) * scale_row_bytes(c.hidden, c.scales, c.scale_group) + at(f32 ? 4 * g : g);
-  return f32 ? expert + at((g * rows + r) * 4) : expert + at((g / 4 * rows + r) * 4 + g % 4);
+  const int64_t column = column_rows(rows);
+  return f32 ? expert + at((g * column + r) * 4) : expert + at((g / 4 * column + r) * 4 + g % 4);
 }
 
 }  // namespace
@@ -153,33 +157,47 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   meet();
 }
 
-void LowLatencyRank::dispatch(bool split) {
+LowLatencyDispatchOptions LowLatencyRank::dispatch_options() const {
   LowLatencyDispatchOptions o;
   o.weights = weights_;
   o.stream = device_.stream();
   o.num_sms = sms_.dispatch;
-  if (split)
-    exchange_.dispatch_send(x_, ids_, output_, o)();
-  else
-    exchange_.dispatch(x_, ids_, output_, o);
+  return o;
 }
 
-void LowLatencyRank::combine(CombineOrder order, bool split) {
+LowLatencyCombineOptions LowLatencyRank::combine_options(CombineOrder order) const {
   LowLatencyCombineOptions o;
   o.order = order;
   o.stream = device_.stream();
   o.num_sms = sms_.combine;
-  if (split)
-    exchange_.combine_send(y_, output_, out_, o)();
-  else
-    exchange_.combine(y_, output_, out_, o);
+  return o;
+}
+
+void LowLatencyRank::dispatch(bool split) {
+  if (split) return dispatch_around([] {});
+  exchange_.dispatch(x_, ids_, output_, dispatch_options());
+}
+
+void LowLatencyRank::combine(CombineOrder order, bool split) {
+  if (split) return combine_around(order, [] {});
+  exchange_.combine(y_, output_, out_, combine_options(order));
+}
+
+void LowLatencyRank::dispatch_around(const std::function<void()>& between) {
+  const ReceiveHook receive = exchange_.dispatch_send(x_, ids_, output_, dispatch_options());
+  between();
+  receive();
+}
+
+void LowLatencyRank::combine_around(CombineOrder order, const std::function<void()>& between) {
+  const ReceiveHook receive = exchange_.combine_send(y_, output_, out_, combine_options(order));
+  between();
+  receive();
 }
 
 void LowLatencyRank::combine_scaled() {
-  LowLatencyCombineOptions o;
+  LowLatencyCombineOptions o = combine_options(CombineOrder::per_route);
   o.expert_scale = given_scale_;
-  o.stream = device_.stream();
-  o.num_sms = sms_.combine;
   exchange_.combine({output_.x.data, output_.x.rows, s_.hidden, output_.x.dtype}, output_, out_, o);
 }
 

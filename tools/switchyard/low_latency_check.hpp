@@ -3,6 +3,7 @@
 // and on a GPU alike.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,9 @@ class LowLatencyRank {
   void prepare(uint64_t set, Experts experts = Experts::compute);
   void dispatch(bool split = false);
   void combine(CombineOrder order, bool split = false);
+  /// In two halves, with `between` between them.
+  void dispatch_around(const std::function<void()>& between);
+  void combine_around(CombineOrder order, const std::function<void()>& between);
   /// After prepare(set, Experts::scale): the combine of dispatched rows, from where they lie; and the whole exchange at once.
   void combine_scaled();
   void all_to_all();
@@ -54,6 +58,8 @@ class LowLatencyRank {
   HostOutput host_output() const;
   void compare_rows(Comparison& c, const HostOutput& got) const;
   void compare_row(Comparison& c, const HostOutput& got, int64_t at, const RowOrigin& origin) const;
+  LowLatencyDispatchOptions dispatch_options() const;
+  LowLatencyCombineOptions combine_options(CombineOrder order) const;
   void meet();
   std::vector<std::byte> host_out() const;
 

@@ -173,6 +173,9 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
   add.automatic("--pieces", o.pieces, 1, 16,
                 "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
+  add.integer("--compute", o.compute, 0, 1'000'000,
+              "low_latency: also time calls in two halves with so many microseconds of arithmetic between them, and say how "
+              "much of the exchange that hides; 0: do not");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.toggle("--cached", o.cached, "CPU: dispatch by the handle of an earlier one: no counting, no exchange of counts");
   add_bench_shape(add, o);

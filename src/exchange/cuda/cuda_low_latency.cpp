@@ -13,13 +13,21 @@ namespace switchyard::detail {
 
 namespace {
 
-struct CudaLowLatencyBlock final : LowLatencyBlock {
-  int device = 0;
+/// Memory on `device`, which is current when it is made.
+struct MemoryOnDevice {
+  int device;
   DeviceMemory memory;
-  ~CudaLowLatencyBlock() override {
+  MemoryOnDevice(int on, size_t bytes, cudaStream_t stream) : device(on), memory(bytes, stream) {}
+  MemoryOnDevice(const MemoryOnDevice&) = delete;
+  MemoryOnDevice& operator=(const MemoryOnDevice&) = delete;
+  ~MemoryOnDevice() {
     const DeviceGuard guard(device);
     memory = DeviceMemory();
   }
+};
+
+struct CudaLowLatencyBlock final : LowLatencyBlock {
+  std::shared_ptr<void> memory;
 };
 
 class CudaLowLatency final : public LowLatencyImpl {
@@ -79,13 +87,16 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
   std::shared_ptr<LowLatencyBlock> allocate_output() override {
-    const DeviceGuard guard(gpu_.device());
     auto block = std::make_shared<CudaLowLatencyBlock>();
-    block->device = gpu_.device();
-    const LowLatencyTables sizes = carve_output(nullptr, layout_, scales_, rank());
-    block->memory = DeviceMemory(static_cast<size_t>(sizes.bytes), gpu_.copy_stream());
-    block->tables = carve_output(block->memory.as<std::byte>(), layout_, scales_, rank());
+    block->memory = allocate(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
+    block->tables = carve_output(static_cast<std::byte*>(block->memory.get()), layout_, scales_, rank());
     return block;
+  }
+
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    const DeviceGuard guard(gpu_.device());
+    auto owner = std::make_shared<MemoryOnDevice>(gpu_.device(), bytes, gpu_.copy_stream());
+    return {owner, owner->memory.as<void>()};
   }
 
   void check_pointer(const char* name, const void* p, size_t alignment) const override {

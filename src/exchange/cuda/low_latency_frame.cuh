@@ -37,13 +37,6 @@ __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
 
-/// T of this launch.
-__device__ inline int tokens_now(int bound, const int32_t* device_tokens) {
-  if (device_tokens == nullptr) return bound;
-  const int tokens = *device_tokens;
-  return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
-}
-
 /// All threads: copies the host's parameters to a block's shared memory. P may have a layout and a place of scales of its own.
 template <class Given, class P>
 __device__ void share_params(const Given& given, P& p) {
