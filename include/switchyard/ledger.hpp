@@ -23,6 +23,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "switchyard/group.hpp"
 #include "switchyard/normal.hpp"
@@ -58,6 +60,26 @@ struct LedgerFormatBytes {
 };
 /// For max_tokens tokens. `blocks`: workers that synchronise through the workspace.
 LedgerFormatBytes ledger_format_bytes(const LedgerConfig& config, int world, int blocks);
+
+/// Where the tables begin in the published format's route meta, in bytes, in the order in which they lie there: int32, little
+/// endian, each rounded up to 64 bytes. `bytes`: of all.
+struct RouteMetaLayout {
+  size_t peer_token_per_expert = 0;  ///< [W, Ep]
+  size_t expanded_row_idx = 0;       ///< [tokens * K]
+  size_t cumsum_per_expert = 0;      ///< [W, Ep]
+  size_t dispatch_offset = 0;        ///< [experts of the rank]
+  size_t prev_sum_before_rank = 0;   ///< [W, experts of the rank]
+  size_t bytes = 0;
+};
+/// Of rank `rank` with `tokens` tokens, 0 to max_tokens. Local.
+RouteMetaLayout route_meta_layout(const LedgerConfig& config, int world, int rank, int64_t tokens);
+
+/// The tables of rank `rank` as published kernels read them; zeros between the fields. Local. \throws as check_ledger
+std::vector<std::byte> pack_route_meta(const LedgerTables& tables, const LedgerConfig& config, int world, int rank);
+/// The tables back from such bytes in host memory, at least route_meta_layout().bytes of them, whoever made them. Local.
+/// \throws Error(invalid_argument) if they are too few; as check_ledger
+LedgerTables unpack_route_meta(std::span<const std::byte> route_meta, const LedgerConfig& config, int world, int rank,
+                               int64_t tokens);
 
 namespace detail {
 struct LedgerData;

@@ -16,10 +16,6 @@ namespace detail {
 
 namespace {
 
-constexpr int64_t kFormatAlignment = 64;      // of every field of the published format
-constexpr int64_t kFormatExpertPadding = 16;  // its tables' columns
-constexpr size_t kFormatGuardBytes = 4096;
-
 uint64_t next_id() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -83,20 +79,6 @@ void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* pro
 int64_t PreparedLedger::tokens() const noexcept { return data_->tokens; }
 int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
 int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
-
-LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int blocks) {
-  check_config(c, world);
-  const int64_t padded = round_up(c.num_experts, kFormatExpertPadding), routes = c.max_tokens * c.topk;
-  const int64_t experts_here = ExpertMap{c.num_experts, world}.max_count();
-  const auto field = [](int64_t bytes) { return static_cast<size_t>(round_up(bytes, kFormatAlignment)); };
-  LedgerFormatBytes bytes;
-  bytes.workspace = static_cast<size_t>(4 * std::max<int64_t>(64, blocks * (8 + padded)));
-  bytes.route_meta =
-      2 * field(4 * world * padded) + field(4 * routes) + field(4 * experts_here) + field(4 * world * experts_here);
-  bytes.window = field(routes * c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))) + 2 * field(4 * world);
-  bytes.guard = kFormatGuardBytes;
-  return bytes;
-}
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
     : impl_(group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config)) {}

@@ -93,7 +93,7 @@ TEST(GpuLedger, ATraceShowsItsPhases) {
 }
 
 TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
-  for (const int world : {2, 4}) {
+  for (const int world : {1, 2, 4, 8}) {
     const auto c = gpu_case(world);
     switchyard::NormalConfig normal;
     normal.hidden = c->scenario.hidden;
@@ -131,8 +131,11 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
       exchange.combine(y, d.handle, by_handle, by_route);
       me.meet();
       const LedgerTables tables = d.handle.ledger(), golden = golden_tables(*c, me.rank());
+      me.f.equal_range(golden.peer_token_per_expert, tables.peer_token_per_expert, "peer_token_per_expert");
       me.f.equal_range(golden.expanded_row_idx, tables.expanded_row_idx, "expanded_row_idx");
       me.f.equal_range(golden.cumsum_per_expert, tables.cumsum_per_expert, "cumsum_per_expert");
+      me.f.equal_range(golden.dispatch_offset, tables.dispatch_offset, "dispatch_offset");
+      me.f.equal_range(golden.prev_sum_before_rank, tables.prev_sum_before_rank, "prev_sum_before_rank");
       const PreparedLedger prepared = ledger.prepare(tables);
       me.meet();
       mine.combine(ledger, prepared);
@@ -194,6 +197,40 @@ TEST(GpuLedger, StreamsInTurn) {
     mine.check();
     me.meet();
   });
+}
+
+/// D7, D11: calls right behind each other, with three sets of rows and of tables in turn, by ranks that are late by other
+/// times. No rank waits on its host, and no call's rows are those of the call before.
+TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
+  constexpr int kCalls = 200, kSets = 3;
+  for (const int world : {1, 2, 4, 8}) {
+    std::shared_ptr<const LedgerCase> cases[kSets];
+    for (int i = 0; i < kSets; ++i) cases[i] = gpu_case(world, 20 + static_cast<uint64_t>(i));
+    on_gpus(world, heap_of(*cases[0]), [&](Station& me) {
+      LedgerCombine ledger(me.group, make_config(*cases[0]));
+      std::vector<std::unique_ptr<LedgerStation>> sets;
+      std::vector<PreparedLedger> prepared;
+      for (const auto& c : cases) {
+        sets.push_back(std::make_unique<LedgerStation>(me, *c));
+        prepared.push_back(ledger.prepare(sets.back()->data.tables()));
+      }
+      std::vector<void*> outs;
+      for (size_t i = 0; i < kCalls; ++i) outs.push_back(me.room(sets[i % kSets]->bytes));
+      me.meet();
+      for (size_t i = 0; i < kCalls; ++i) {
+        random_delay(100, me.rank(), static_cast<int>(i));
+        sets[i % kSets]->out = outs[i];
+        sets[i % kSets]->combine(ledger, prepared[i % kSets]);
+      }
+      me.meet();
+      for (size_t i = 0; i < kCalls; ++i) {
+        me.f.set_context(std::to_string(world) + " ranks, call " + std::to_string(i));
+        sets[i % kSets]->out = outs[i];
+        sets[i % kSets]->check();
+      }
+      me.meet();
+    });
+  }
 }
 
 TEST(GpuLedger, PlacesForLedgersAreBounded) {

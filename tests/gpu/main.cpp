@@ -12,6 +12,8 @@
 
 namespace {
 
+int g_gpus = 0;
+
 int count_in_child() {
   const pid_t child = fork();
   if (child == 0) _exit(harness::count_gpus());
@@ -21,12 +23,14 @@ int count_in_child() {
 
 }  // namespace
 
+int harness::gpus_of_suite() { return g_gpus; }
+
 int main(int argc, char** argv) {
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);       // a lazy load can wait for another rank's kernel
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
   testing::InitGoogleTest(&argc, argv);
-  const int gpus = count_in_child();
-  if (gpus == 0) {
+  g_gpus = count_in_child();
+  if (g_gpus == 0) {
     const char* optional = std::getenv("SWITCHYARD_GPU_OPTIONAL");
     if (optional && *optional == '1') {
       std::printf("SKIPPED: no GPU is visible\n");
@@ -35,6 +39,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "no GPU is visible: a GPU suite that tests nothing fails (SWITCHYARD_GPU_OPTIONAL=1 skips it)\n");
     return 1;
   }
-  std::printf("%d GPUs\n", gpus);
+  std::printf("%d GPUs\n", g_gpus);
   return RUN_ALL_TESTS();
 }

@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "protocol/device_memory.hpp"
 #include "protocol/harness.hpp"
 
 namespace harness {
@@ -49,6 +51,15 @@ inline std::vector<Where> everywhere(bool all_workers = kRanks == Ranks::threads
     ++n;
   }
   return all;
+}
+
+/// As many ranks as there may be; on GPUs as many as have streams of their own, 12 on each.
+inline int many_ranks() {
+#if defined(SWITCHYARD_TEST_CUDA)
+  return std::min(switchyard::kMaxRanks, 12 * gpus_of_suite());
+#else
+  return switchyard::kMaxRanks;
+#endif
 }
 
 class Acceptance : public testing::TestWithParam<Where> {

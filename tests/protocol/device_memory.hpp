@@ -28,5 +28,7 @@ class DeviceMemory {
 DeviceMemory& device_memory(int rank, int device);
 /// Visible GPUs; 0 without a driver.
 int count_gpus();
+/// The same as main() found it in another process: this one may still fork ranks that use them.
+int gpus_of_suite();
 
 }  // namespace harness

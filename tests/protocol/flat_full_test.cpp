@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier: the contest's tests and benchmark shapes (E1 to E14) in full, 8 ranks.
+// Release tier: the contest's tests and benchmark shapes (E1 to E14) in full.
 //
-// Executable: flat_full_test. Source: flat_full_test.cpp, with the harness library. Label: full (EXCEPT thread address).
-// Timeout: 900 s.
+// Executables: flat_full_test (label full), gpu_flat_full (label gpu).
 #include <gtest/gtest.h>
 
 #include "protocol/flat_shapes.hpp"
@@ -10,13 +9,14 @@
 namespace harness {
 namespace {
 
-class ContestInFull : public testing::TestWithParam<ContestShape> {};
+class ContestInFull : public testing::TestWithParam<ContestRun> {};
 
 TEST_P(ContestInFull, IsExact) {
-  EXPECT_EQ(run_scripts(Ranks::threads, {2, 1, false}, {contest_script(GetParam(), 8, GetParam().hidden)}), "");
+  const auto& [shape, world] = GetParam();
+  EXPECT_EQ(run_scripts(Ranks::threads, {2, 1, false}, {contest_script(shape, world, shape.hidden)}), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(E01toE14, ContestInFull, testing::ValuesIn(kContestShapes));
+INSTANTIATE_TEST_SUITE_P(E01toE14, ContestInFull, testing::ValuesIn(contest_runs()), contest_run_name);
 
 }  // namespace
 }  // namespace harness

@@ -2,9 +2,12 @@
 // The shapes of the published all-to-all contest (f16, 8 ranks): its nine tests and its five benchmarks, E1 to E14.
 #pragma once
 
-#include <iterator>
+#include <gtest/gtest.h>
+
 #include <ostream>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "protocol/flat_harness.hpp"
 
@@ -22,7 +25,8 @@ inline constexpr ContestShape kContestShapes[] = {
     {128, 8, 4096, 256, 175}, {256, 8, 7168, 256, 4},
 };
 
-/// As the contest draws it: T in [1, max_tokens - 1], K distinct experts. Both forms, the whole one first. `columns`: of a row.
+/// As the contest draws it: T in [1, max_tokens - 1], K distinct experts. Both forms, the whole one first, three times, by
+/// ranks that are late by other times. `columns`: of a row.
 inline FlatScript contest_script(const ContestShape& shape, int world, int64_t columns) {
   FlatScript s;
   s.name = "E" + std::to_string(shape.experts) + " K" + std::to_string(shape.topk) + " H" + std::to_string(columns) + " max " +
@@ -30,6 +34,8 @@ inline FlatScript contest_script(const ContestShape& shape, int world, int64_t c
   s.world = world;
   s.seed = shape.seed;
   s.contest = true;
+  s.repeats = 3;
+  s.max_delay_us = 200;
   s.config.hidden = columns;
   s.config.num_experts = shape.experts;
   s.config.topk = shape.topk;
@@ -45,8 +51,25 @@ inline FlatScript contest_script(const ContestShape& shape, int world, int64_t c
   return s;
 }
 
-inline std::ostream& operator<<(std::ostream& out, const ContestShape& s) {
-  return out << "E" << s.experts << "K" << s.topk << "H" << s.hidden << "max" << s.max_tokens;
+struct ContestRun {
+  ContestShape shape;
+  int world;
+};
+inline std::ostream& operator<<(std::ostream& out, const ContestRun& r) {
+  return out << "W" << r.world << "E" << r.shape.experts << "K" << r.shape.topk << "H" << r.shape.hidden << "max"
+             << r.shape.max_tokens;
+}
+/// Every shape on 8 ranks, as in the contest, and on 1, 2 or 4.
+inline std::vector<ContestRun> contest_runs() {
+  std::vector<ContestRun> runs;
+  for (const ContestShape& shape : kContestShapes) {
+    runs.push_back({shape, 1 << (runs.size() / 2 % 3)});
+    runs.push_back({shape, 8});
+  }
+  return runs;
+}
+inline std::string contest_run_name(const testing::TestParamInfo<ContestRun>& info) {
+  return (std::ostringstream() << info.param << "seed" << info.param.shape.seed).str();
 }
 
 }  // namespace harness

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine, cases D8 and D9 and what goes wrong: tables that are refused, sizes, misuse, ranks that never come, ranks
+// Ledger combine, case D8 and what goes wrong: tables that are refused, memory, misuse, ranks that never come, ranks
 // with other ledgers, several objects.
 //
 // Executable: ledger_fault_test. Label: none. Timeout: 120 s.
@@ -134,24 +134,6 @@ LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int expe
   c.topk = topk;
   c.num_experts = experts;
   return c;
-}
-
-TEST(Ledger, D09_BytesOfThePublishedFormat) {
-  const auto full = switchyard::ledger_format_bytes(published_config(64, 7168, 8, 4), 2, 24);
-  EXPECT_EQ(full.workspace, 2304u);
-  EXPECT_EQ(full.route_meta, 2432u);
-  EXPECT_EQ(full.window, 7340160u);
-  EXPECT_EQ(full.guard, 4096u);
-  const auto quick = switchyard::ledger_format_bytes(published_config(8, 64, 2, 2), 2, 24);
-  EXPECT_EQ(quick.workspace, 2304u);
-  EXPECT_EQ(quick.route_meta, 448u);
-  EXPECT_EQ(quick.window, 2176u);
-  EXPECT_EQ(switchyard::ledger_format_bytes(published_config(8, 64, 2, 2), 2, 1).workspace, 256u);  // the least
-  // 8 ranks, 136 experts padded to 144, 17 per rank; routes 3 * 5 = 15.
-  const auto wide = switchyard::ledger_format_bytes(published_config(3, 50, 5, 136), 8, 40);
-  EXPECT_EQ(wide.workspace, 4u * 40 * (8 + 144));
-  EXPECT_EQ(wide.route_meta, 2u * 4 * 8 * 144 + 64 + 128 + 576);
-  EXPECT_EQ(wide.window, 1536u + 64 + 64);
 }
 
 TEST(Ledger, MemoryIsWhatItSays) {

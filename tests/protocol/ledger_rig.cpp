@@ -185,8 +185,9 @@ namespace {
 /// One call and its results in host memory.
 class LedgerCaller {
  public:
-  LedgerCaller(switchyard::Group& group, LedgerCombine& ledger, int num_sms) : group_(group), ledger_(ledger) {
-    options_.num_sms = num_sms;
+  LedgerCaller(switchyard::Group& group, LedgerCombine& ledger, const LedgerScenario& s)
+      : group_(group), ledger_(ledger), max_delay_us_(s.max_delay_us) {
+    options_.num_sms = s.num_sms;
 #if defined(SWITCHYARD_TEST_CUDA)
     memory_ = &device_memory(group.rank(), group.options().device);
     options_.stream = memory_->stream();
@@ -197,6 +198,7 @@ class LedgerCaller {
 
   void call(LedgerRankData& data, const switchyard::PreparedLedger& prepared, Failures& f) {
     if (memory_) return call_on_device(data, prepared, f);
+    delay();
     ledger_.combine(data.y(), data.probs(), prepared, data.out().data());
     const switchyard::ConstRows returned = ledger_.returned();
     data.check_returned(returned.data, returned.rows, f);
@@ -211,6 +213,8 @@ class LedgerCaller {
   }
 
  private:
+  void delay() { random_delay(max_delay_us_, group_.rank(), calls_++); }
+
   void call_on_device(LedgerRankData& data, const switchyard::PreparedLedger& prepared, Failures& f) {
     switchyard::ConstRows y = data.y();
     const size_t row = idx(y.cols) * switchyard::dtype_bytes(y.dtype);
@@ -220,6 +224,7 @@ class LedgerCaller {
     if (data.probs() && !probs) probs = static_cast<const float*>(memory_->upload(&none, sizeof none));
     void* out = memory_->upload(data.out().data(), data.out().size());
     meet();
+    delay();
     ledger_.combine(y, probs, prepared, out, options_);
     if (y.data) memory_->fill(const_cast<void*>(y.data), 0xEE, idx(y.rows) * row);  // in stream order: the caller's again
     memory_->read(data.out().data(), out, data.out().size());
@@ -234,6 +239,7 @@ class LedgerCaller {
   switchyard::Group& group_;
   LedgerCombine& ledger_;
   switchyard::LedgerCombineOptions options_;
+  int max_delay_us_, calls_ = 0;
   DeviceMemory* memory_ = nullptr;  ///< null: host memory
 };
 
@@ -241,14 +247,13 @@ class LedgerCaller {
 
 void run_ledger(switchyard::Group& group, const LedgerCase& c, Failures& f) {
   LedgerCombine ledger(group, make_config(c));
-  LedgerCaller caller(group, ledger, c.scenario.num_sms);
+  LedgerCaller caller(group, ledger, c.scenario);
   for (int i = 0; i < c.scenario.repeats; ++i) {
     f.set_context(c.scenario.name + " call " + std::to_string(i));
     LedgerRankData data(c, group.rank(), i);
     caller.meet();
     const switchyard::PreparedLedger prepared = ledger.prepare(data.tables());
     f.equal(c.problem.tokens(group.rank()), prepared.tokens(), "prepared.tokens()");
-    random_delay(c.scenario.max_delay_us, group.rank(), i);
     caller.call(data, prepared, f);
     data.check_statistics(ledger.last_call(), f);
     data.check_out(f);

@@ -10,7 +10,7 @@ namespace {
 
 using Cases = std::vector<std::shared_ptr<const LedgerCase>>;
 
-constexpr int kRepeats = kSanitizer ? 1 : 2;
+constexpr int kRepeats = kSanitizer ? 1 : 3;
 
 LedgerScenario shape(const std::string& name, int world, int experts, int topk, std::vector<int64_t> tokens,
                      int64_t hidden = 64) {
@@ -74,10 +74,18 @@ TEST(Ledger, D03_ShapesOfAllKinds) {
 }
 
 TEST(Ledger, ManyRanks) {
-  const int world = kBackend == switchyard::Backend::cuda ? 12 : 64;
-  LedgerScenario s = shape("many ranks", world, 2 * world + 2, 4, each(world, 2), 24);
-  s.tokens[5] = s.tokens.back() = 0;
-  EXPECT_EQ(run_ledger_cases(kRanks, {1, 1, false}, {make_ledger_case(s)}), "");
+  const int world = many_ranks();
+  Cases cases;
+  for (const DType type : {DType::f16, DType::bf16, DType::f32}) {
+    for (const int64_t hidden : {24, 7}) {  // rows that tell, rows that flags follow
+      LedgerScenario s = shape("many ranks", world, 2 * world + 2, 4, each(world, 2), hidden);
+      s.type = type;
+      s.tokens[5] = s.tokens.back() = 0;
+      s.mask_percent = 20;
+      cases.push_back(make_ledger_case(s));
+    }
+  }
+  EXPECT_EQ(run_ledger_cases(kRanks, {1, 1, false}, cases), "");
 }
 
 class LedgerAcceptance : public testing::TestWithParam<Where> {

@@ -77,6 +77,14 @@ class Usage(unittest.TestCase):
         self.expect(["verify", "ledger", "--topk", "33"], "--topk: '33' given", "1 to 32")
         self.expect(["verify", "ledger", "--dtype", "fp8"], "--dtype: 'fp8' given", "f16, bf16, f32")
         self.expect(["verify", "ledger", "--sms", "4"], "--sms: given with --backend cpu")
+        for flag, meant in (("--hidden", "-K"), ("--tokens", "-M"), ("--ranks", "--pes"), ("--experts", "--experts-per-pe"),
+                            ("-k", "-K"), ("--topK", "--topk")):
+            self.expect(["verify", "ledger", flag, "2"], f"{flag}: no such option of 'verify ledger'. Did you mean '{meant}'?")
+        for flag in ("--pes", "-M", "-K", "--topk", "--experts-per-pe"):
+            for args in (["--quick", flag, "2"], [flag, "2", "--quick"]):
+                self.expect(["verify", "ledger", *args], f"{flag}: given with --quick")
+        self.expect(["verify", "ledger", "--backend", "gpu"], "allowed: cpu, cuda. Did you mean 'cuda'?")
+        self.expect(["ledger", "--pes", "2"], "'ledger': no such verb", "Did you mean 'verify ledger'?")
 
     def test_combinations(self):
         self.expect(["bench", "--order", "per_route"], "--order: 'per_route' given with --layout rank_major")

@@ -84,6 +84,20 @@ constexpr FlagOfMember kFlagOfMember[] = {
     {"num_warps", "--warps"},
 };
 
+/// Of the candidates the one that other verbs, or other programs, call `text`; else "".
+std::string same_meaning(const std::string& text, const std::vector<std::string>& candidates) {
+  const auto given = [&](const std::string& word) {
+    return std::find(candidates.begin(), candidates.end(), word) != candidates.end();
+  };
+  if (text == "gpu" && given("cuda")) return "cuda";
+  for (const FlagOfMember& one : kFlagOfMember) {
+    if (text != one.flag) continue;
+    for (const FlagOfMember& other : kFlagOfMember)
+      if (std::string(one.member) == other.member && given(other.flag)) return other.flag;
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string joined(const std::vector<std::string>& parts, const std::string& separator) {
@@ -145,7 +159,7 @@ std::string closest(const std::string& text, const std::vector<std::string>& can
 }
 
 std::string did_you_mean(const std::string& text, const std::vector<std::string>& candidates) {
-  const std::string best = closest(text, candidates);
+  const std::string same = same_meaning(text, candidates), best = same.empty() ? closest(text, candidates) : same;
   return best.empty() ? "" : " Did you mean '" + best + "'?";
 }
 

@@ -88,7 +88,11 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   if (!chosen.name.empty())
     return fmt::format("'{}': '{}' takes no such argument; options begin with -.{}", first, chosen.name,
                        did_you_mean(first, verbs));
-  return fmt::format("'{}': no such verb; allowed: {}.{}", first, joined(verbs, ", "), did_you_mean(first, verbs));
+  std::string hint = did_you_mean(first, verbs);
+  for (const std::string& verb : verbs)
+    for (const std::string& kind : verbs_of(*app.get_subcommand(verb)))
+      if (kind == first) hint = fmt::format(" Did you mean '{} {}'?", verb, kind);
+  return fmt::format("'{}': no such verb; allowed: {}.{}", first, joined(verbs, ", "), hint);
 }
 
 /// `verify --json ledger`: the option belongs to `verify`, which does not run. \throws UsageError

@@ -47,11 +47,15 @@ void declare_demo(CLI::App& app, VerbOptions& all) {
 
 static void declare_verify_ledger(CLI::App& app, LedgerVerifyOptions& o) {
   app.set_help_flag("-h,--help", "Show this text and leave");
-  app.callback([&o] { o.chosen = true; });
+  app.callback([&app, &o] {
+    o.chosen = true;
+    for (const char* flag : {"--pes", "-M", "-K", "--topk", "--experts-per-pe"})
+      if (o.quick && app.count(flag) > 0)
+        throw UsageError(std::string(flag) + ": given with --quick, which is a shape of its own; allowed: one of them");
+  });
   Options add(app);
   add.group("Shape");
-  add.toggle("--quick", o.quick,
-             "The published small shape, whatever else is given: --pes 2 -M 8 -K 64 --topk 2 --experts-per-pe 1");
+  add.toggle("--quick", o.quick, "The published small shape: --pes 2 -M 8 -K 64 --topk 2 --experts-per-pe 1");
   add.integer("--pes", o.pes, 1, kMaxRanks, "Number of ranks");
   add.integer("-M", o.tokens, 0, 1 << 20, "Tokens of every rank");
   add.integer("-K", o.hidden, 1, 1 << 17, "Row length, any");
