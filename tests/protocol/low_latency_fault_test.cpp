@@ -124,17 +124,6 @@ TEST(Misuse, ConfigurationsNameTheField) {
 
 // --- Different calls
 
-/// Every rank must learn of it: by its own comparison, or from the first one that compared.
-void expect_mismatch(const std::vector<Outcome>& all) {
-  int found = 0;
-  for (const Outcome& o : all) {
-    found += o.code == ErrorCode::mismatch;
-    const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::mismatch;
-    EXPECT_TRUE(o.code == ErrorCode::mismatch || told) << code_name(o.code) << ": " << o.text;
-  }
-  EXPECT_GE(found, 1);
-}
-
 TEST(LowLatencyMismatch, OfCallsOrdersAndTypes) {
   using Spoil = std::function<void(LowLatencyRig&)>;
   const Spoil spoils[] = {[](LowLatencyRig& rig) { rig.dispatch(); }, [](LowLatencyRig& rig) { rig.dispatch_send()(); },
