@@ -85,6 +85,7 @@ decode low_latency_fp8 --quantize f32
 decode low_latency_bf16
 decode low_latency_fp8_rows --dtype fp8
 decode low_latency_per_route --quantize f32 --sending per_route
+measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
 measure flat_contest --mode flat --contest
 figure ledger verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 --measured 200 --json
 [[ ! -s $out/ledger.txt ]] || mv "$out/ledger.txt" "$out/ledger.json"

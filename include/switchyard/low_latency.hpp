@@ -6,6 +6,14 @@
 /// E experts. R = W * max_tokens rows are kept for each local expert, whatever the routing, so that no count is needed to place
 /// a row, nothing can overflow and every call can be captured in a graph.
 ///
+/// A layer, whose experts read what dispatch delivers and write where combine reads (examples/04_decode_layer.cpp):
+///   LowLatencyExchange exchange(group, config);
+///   LowLatencyOutput received = exchange.make_output();   // once
+///   LowLatencyRows y = exchange.make_rows(DType::bf16);   // once
+///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(ids, T, K), received, {.weights = weights});
+///   my_experts(received.x, received.rows_of_expert, y.data);  // masked: row i of y from row i of received.x
+///   exchange.combine(y, received, out);                       // no copy of y; out: bf16 [T, H]
+///
 /// dispatch and combine are collective: all ranks make the same calls on an object in the same order; a rank that makes another
 /// call ends all of them with Error(mismatch) or PeerTimeout. Each is one launch. Each can be split: dispatch_send and
 /// combine_send return at once with nothing held, and receive() enqueues the rest; between the two the caller may compute, and

@@ -205,7 +205,7 @@ class LowLatencySilentRank : public testing::TestWithParam<LowLatencySilence> {}
 
 TEST_P(LowLatencySilentRank, OthersReportItInFull) {
   const LowLatencySilence& s = GetParam();
-  for (const int world : {2, 4}) {
+  for (const int world : {2, 4, 8}) {
     const int silent = world - 1;
     auto config = LowLatencyRig::config();
     config.first_epoch = uint64_t{1} << 40;  // the number in the report is that of the call

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier of low-latency mode: C1 at its own shape (8 ranks, hidden 7168, top-8 of 256) and the grid of C3, bit by bit.
+// Release tier of low-latency mode: C1 at its own shape (hidden 7168, top-8 of 256, 1 to 8 ranks) and the grid of C3, bit by
+// bit.
 //
 // Executables: low_latency_full_test (label full), gpu_low_latency_full (label gpu).
 #include <gtest/gtest.h>
@@ -19,14 +20,18 @@ std::vector<int64_t> random_tokens(int world, int64_t most, uint64_t seed) {
   return t;
 }
 
-class ReferenceShape : public testing::TestWithParam<int> {};
+struct At {
+  int world;
+  int64_t most;  ///< tokens
+};
+class ReferenceShape : public testing::TestWithParam<At> {};
 
 /// M tokens at most, three repetitions of five dispatches and their combines in both orders, ranks up to 0.3 ms late.
 TEST_P(ReferenceShape, C01) {
-  const int64_t most = GetParam();
+  const auto [world, most] = GetParam();
   LowLatencyScript s;
-  s.name = "C1 M " + std::to_string(most);
-  s.world = 8;
+  s.name = "C1 W " + std::to_string(world) + " M " + std::to_string(most);
+  s.world = world;
   s.config.hidden = 7168;
   s.config.num_experts = 256;
   s.config.topk = 8;
@@ -35,15 +40,19 @@ TEST_P(ReferenceShape, C01) {
   s.repeats = 3;
   s.max_delay_us = 300;
   for (uint64_t i = 0; i < (most > 64 ? 1 : 5); ++i) {
-    s.dispatch(random_tokens(8, most, i)).x_pattern = Pattern::random_values;
+    s.dispatch(random_tokens(world, most, i)).x_pattern = Pattern::random_values;
     s.combine(CombineOrder::per_route);
     s.combine(CombineOrder::per_rank);
   }
   EXPECT_EQ(run_scripts(Ranks::threads, kOfEach, {s}), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Full, ReferenceShape, testing::Values(8, 64, 128),
-                         [](const auto& m) { return "M" + std::to_string(m.param); });
+INSTANTIATE_TEST_SUITE_P(Full, ReferenceShape,
+                         testing::Values(At{8, 8}, At{8, 64}, At{8, 128}, At{1, 128}, At{2, 8}, At{2, 64}, At{4, 8},
+                                         At{4, 128}),
+                         [](const auto& a) {
+                           return "W" + std::to_string(a.param.world) + "M" + std::to_string(a.param.most);
+                         });
 
 TEST(Full, C03_HiddenByExpertsByTopk) {
   for (const int64_t hidden : {128, 2048, 4096, 7168}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How far a combined element may be from the exact sum (docs/concepts/low_latency.md, "Order and error of the sum"): the
-// bounds hold, are reached by data made for it, and the one of per_rank is needed.
+// bounds hold, are reached by data made for it, and the one of per_rank is needed. And what a row loses by travelling as fp8
+// (case C2): element by element, from what was delivered.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -198,6 +199,100 @@ TEST_P(Numerics, PerRouteIsTheExactSumRoundedOrItsNeighbour) {
   }
 }
 
+// --- What rows lose on the way
+
+struct Fp8Rows {
+  ScaleKind kind;
+  int group;
+  DType type;
+  Pattern pattern;
+};
+std::ostream& operator<<(std::ostream& out, const Fp8Rows& r) {
+  return out << "kind" << static_cast<int>(r.kind) << "_group" << r.group << "_type" << static_cast<int>(r.type) << "_pattern"
+             << static_cast<int>(r.pattern);
+}
+std::vector<Fp8Rows> fp8_rows() {
+  std::vector<Fp8Rows> all;
+  for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})
+    for (const int group : {32, 64, 128})
+      for (const DType type : {DType::bf16, DType::f16, DType::f32})
+        for (const Pattern pattern : {Pattern::random_values, Pattern::wild_values, Pattern::quantise_cases})
+          all.push_back({kind, group, type, pattern});
+  return all;
+}
+
+/// One group: x and its codes. Counts what it found.
+struct GroupCheck {
+  int zero = 0, bounded = 0;
+  void operator()(const std::vector<double>& x, const uint8_t* codes, double scale, ScaleKind kind) {
+    double amax = 0;
+    for (const double v : x)
+      if (std::isfinite(v)) amax = std::max(amax, std::fabs(v));
+    ASSERT_TRUE(std::isfinite(scale));
+    ASSERT_GE(scale, 0);
+    const double exact = amax / 448, smallest = kind == ScaleKind::f32 ? 0x1p-126 : 0x1p-127;
+    if (amax == 0) ++zero;
+    if (kind == ScaleKind::ue8m0) {  // the least power of two that suffices
+      EXPECT_GE(scale * (1 + 0x1p-23), exact);
+      EXPECT_TRUE(scale == smallest || scale / 2 <= exact) << scale << " for " << amax;
+    } else if (exact > smallest) {
+      EXPECT_LE(std::fabs(448 * scale - amax), 0x1p-23 * amax);
+    }
+    for (size_t c = 0; c < x.size(); ++c) {
+      const double got = oracle::decode(oracle::kE4m3, codes[c]) * scale;
+      if (std::isnan(x[c])) {
+        EXPECT_TRUE(std::isnan(got));
+      } else if (amax == 0) {
+        EXPECT_EQ(codes[c], 0) << x[c];
+      } else if (std::isfinite(x[c]) && scale >= smallest) {  // a float32 scale below that has lost digits itself
+        EXPECT_LE(std::fabs(got - x[c]), std::max(std::fabs(x[c]) / 16, scale * 0x1p-10) * (1 + 0x1p-20)) << x[c];
+        ++bounded;
+      }
+    }
+  }
+};
+
+class LowLatencyRows : public testing::TestWithParam<Fp8Rows> {};
+
+TEST_P(LowLatencyRows, LoseAtMostASixteenthOrAFractionOfTheScale) {
+  constexpr int64_t kTokens = 16, kHidden = 528;
+  const Fp8Rows& r = GetParam();
+  const size_t bytes = kHidden * switchyard::dtype_bytes(r.type);
+  std::vector<std::byte> rows(kTokens * bytes);
+  for (size_t t = 0; t < kTokens; ++t) oracle::fill_row(r.pattern, 9, {t, 0, 0}, r.type, kHidden, rows.data() + t * bytes);
+  const std::vector<int32_t> ids(kTokens, 0);
+  GroupCheck check;
+  for (const Outcome& o : outcomes(1, options_with(60s), [&](Group& group) {
+         LowLatencyConfig config;
+         config.hidden = kHidden;
+         config.num_experts = config.topk = 1;
+         config.max_tokens = kTokens;
+         config.row_type = r.type;
+         config.scales = r.kind;
+         config.scale_group = r.group;
+         LowLatencyExchange exchange(group, config);
+         auto output = exchange.make_output();
+         exchange.dispatch({rows.data(), kTokens, kHidden, r.type}, switchyard::ExpertIds::of(ids.data(), kTokens, 1), output);
+         const auto* const codes = static_cast<const uint8_t*>(output.x.data);
+         const auto* const scales = static_cast<const std::byte*>(output.x.scales);
+         for (int64_t t = 0; t < kTokens; ++t) {
+           for (int64_t begin = 0; begin < kHidden; begin += r.group) {
+             std::vector<double> x;
+             for (int64_t c = begin; c < std::min<int64_t>(kHidden, begin + r.group); ++c)
+               x.push_back(static_cast<double>(oracle::load(r.type, rows.data() + t * static_cast<int64_t>(bytes), c)));
+             const auto row = static_cast<int64_t>(switchyard::scale_row_bytes(kHidden, r.kind, r.group));
+             const float scale = oracle::scale_value(r.kind, scales + t * row, begin / r.group);
+             check(x, codes + t * kHidden + begin, static_cast<double>(scale), r.kind);
+           }
+         }
+       }))
+    EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  EXPECT_GT(check.bounded, 0);
+  EXPECT_TRUE(r.pattern != Pattern::quantise_cases || check.zero > 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Everywhere, LowLatencyRows, testing::ValuesIn(fp8_rows()),
+                         [](const auto& s) { return testing::PrintToString(s.param); });
 INSTANTIATE_TEST_SUITE_P(Everywhere, Numerics, testing::Values(Shape{2, 2}, Shape{8, 1}, Shape{4, 2}, Shape{8, 4}),
                          [](const auto& s) { return testing::PrintToString(s.param); });
 
