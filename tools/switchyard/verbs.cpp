@@ -282,9 +282,11 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   add.group("Output");
   add.file("--out", o.out, "Tuning file; entries of the same device, mode and shape are replaced, others stay");
   add.file("--json", o.json_path, "Write everything that was measured, and on what, as JSON");
+  add.file("--html", o.html_path, "Write a page with a plot for each key that was searched");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
-      "\nOne value after the other is measured: SMs first, then warps, then stages, pieces and chunks, each with what was found "
+      "\nOne value after the other is measured: SMs first, then warps, then stages, pieces and chunks, each with what was "
+      "found "
       "before. "
       "All\n"
       "results are checked. SWITCHYARD_TUNING=FILE puts a file in force; `switchyard doctor` says which one is. More in\n"
