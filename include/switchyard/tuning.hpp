@@ -20,16 +20,22 @@ const char* to_string(TuningMode mode) noexcept;
 
 /// Most warps per block, and copies of a warp under way, that the kernels of normal mode are compiled for.
 inline constexpr int kMostDispatchWarps = 14, kMostCombineWarps = 20, kMostDispatchStages = 2;
+/// Most warps per block of the kernels of low-latency mode, the flat exchange's among them, and of the ledger combine.
+inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
+/// Of a chunk of the ledger combine, in KiB; and without a tuning.
+inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 16;
 
 /// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< likewise
   int sms = 0;              ///< flat, ledger: likewise
-  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]
+  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]; low_latency likewise
   int dispatch_stages = 0;  ///< normal, direct staging: in [1, kMostDispatchStages], fewer if shared memory has no room
-  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]
+  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]; low_latency likewise
   int pieces = 0;           ///< low_latency, and flat with it: LowLatencyConfig::pieces
+  int warps = 0;            ///< flat, ledger: warps per block, in [1, kMostLowLatencyWarps] and [1, kMostLedgerWarps]
+  int chunk_kib = 0;        ///< ledger: rows return in copies of about so many KiB, at least a row; in [1, kMostChunkKib]
 
   bool operator==(const TuningValues&) const = default;
 };

@@ -13,6 +13,7 @@ class CpuLedger final : public LedgerImpl {
     group_.check_usable("LedgerCombine");
     checked([&] {
       check_config(config, world());
+      tuned_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens);
       layout_ = ledger_layout(config, world());
       layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096, kept_bytes());
     });

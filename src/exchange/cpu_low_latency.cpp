@@ -17,7 +17,8 @@ class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
     // A barrier between more threads than cores costs more than it saves: only for callers who ask for pieces.
-    set_parts(config.pieces > 0 ? std::min(layout_.pieces, group_.pool.num_warps()) : 1, group_.pool.num_warps());
+    const int warps = group_.pool.num_warps();
+    dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
     checked([&] { heap_offset_ = allocate_symmetric(); });
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
     try {

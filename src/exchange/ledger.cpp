@@ -51,7 +51,7 @@ void LedgerImpl::fill(const LedgerTables& tables, LedgerData& data) const {
   for (const int32_t rows : tables.peer_token_per_expert)
     data.signature = mix_hash(data.signature, static_cast<uint64_t>(rows));
   data.row_of = tables.expanded_row_idx;
-  data.work = make_ledger_work(tables, config.topk, row_bytes(), rank());
+  data.work = make_ledger_work(tables, config.topk, row_bytes(), rank(), chunk_bytes());
   data.tokens = static_cast<int64_t>(data.row_of.size()) / config.topk;
   data.rows = data.work.rows;
   data.returned = data.work.returned;

@@ -53,6 +53,7 @@ class LedgerImpl : protected ExchangeBase {
  protected:
   LedgerImpl(Group& group, const LedgerConfig& c);
   int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.row_type)); }
+  int64_t chunk_bytes() const { return int64_t{tuned_.chunk_kib > 0 ? tuned_.chunk_kib : kUsualChunkKib} << 10; }
 
   /// Checks the tables and fills everything of `data`.
   void fill(const LedgerTables& tables, LedgerData& data) const;
@@ -66,6 +67,7 @@ class LedgerImpl : protected ExchangeBase {
   }
   uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
 
+  TuningValues tuned_;  ///< set by the backend before the first prepare()
   LedgerLayout layout_;
   const uint64_t id_;
 };

@@ -107,7 +107,9 @@ LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : Exchan
   group_.check_usable("LowLatencyExchange");
   checked([&] { check_config(config, world()); });
   tuned_ = group_.tuned(TuningMode::low_latency, config.hidden, config.max_tokens);
-  tuned_.sms = group_.tuned(TuningMode::flat, config.hidden, config.max_tokens).sms;
+  const TuningValues flat = group_.tuned(TuningMode::flat, config.hidden, config.max_tokens);
+  tuned_.sms = flat.sms;
+  tuned_.warps = flat.warps;
   cut_rows(config.pieces > 0 ? config.pieces : tuned_.pieces);
   scales_ = scale_place(config, world());
 }
@@ -118,11 +120,13 @@ void LowLatencyImpl::cut_rows(int pieces) {
   layout_ = low_latency_layout(cut, world(), 0);
 }
 
-void LowLatencyImpl::set_parts(int most, int warps) {
+LowLatencyImpl::Senders LowLatencyImpl::senders(int most, int warps) const {
   const auto hidden = static_cast<int>(config.hidden);
-  part_columns_ = static_cast<int>(round_up((hidden + most - 1) / most, kColumnUnit));
-  parts_ = (hidden + part_columns_ - 1) / part_columns_;
-  teams_ = sending_teams(warps, parts_);
+  Senders s;
+  s.part_columns = static_cast<int>(round_up((hidden + most - 1) / most, kColumnUnit));
+  s.parts = (hidden + s.part_columns - 1) / s.part_columns;
+  s.teams = sending_teams(warps, s.parts);
+  return s;
 }
 
 size_t LowLatencyImpl::allocate_symmetric() {
@@ -133,7 +137,7 @@ size_t LowLatencyImpl::allocate_symmetric() {
 
 int64_t LowLatencyImpl::scratch_bytes() const {
   const auto widest = static_cast<int64_t>(dtype_bytes(config.row_type));
-  const int64_t columns = std::max(layout_.piece_columns, part_columns_);
+  const int64_t columns = std::max(layout_.piece_columns, dispatch_senders_.part_columns);
   const int64_t row = round_up(columns * widest, 128) + round_up(columns / config.scale_group * 4 + 16, 128);
   const int64_t places = round_up(layout_.topk * 8, 128);
   return row > places ? row : places;
@@ -260,7 +264,7 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4);
 }
 
-LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertIds& ids) const {
+LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertIds& ids, const Senders& s) const {
   LowLatencyDispatchParams p;
   p.layout = layout_;
   p.x = static_cast<const std::byte*>(x.data);
@@ -273,9 +277,9 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
   p.scale_group = config.scale_group;
   p.scale_element_bytes = scales_.element_bytes;
   p.ids = IdReader{ids.data, ids.is_int64, config.num_experts};
-  p.parts = parts_;
-  p.part_columns = part_columns_;
-  p.teams = teams_;
+  p.parts = s.parts;
+  p.part_columns = s.part_columns;
+  p.teams = s.teams;
   return p;
 }
 
@@ -284,7 +288,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   group_.check_usable("dispatch");
   checked([&] { check_dispatch(x, ids, output, o); });
   const LowLatencyTables& t = output.block->tables;
-  LowLatencyDispatchParams p = sent(x, ids);
+  LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
   p.weights = o.weights;
   p.own_ids = t.own_ids;
   p.own_weights = t.own_weights;
@@ -363,7 +367,7 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
     check_row_function(o);
   });
   FlatParams p;
-  p.d = sent(x, ids);
+  p.d = sent(x, ids, flat_senders_);
   p.d.with_places = false;
   p.c.layout = layout_;
   p.c.type = x.dtype;

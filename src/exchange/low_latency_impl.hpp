@@ -97,24 +97,26 @@ class LowLatencyImpl : protected ExchangeBase {
   uint64_t hash() const { return mix_hash(config_hash(config), static_cast<uint64_t>(layout_.piece_columns)); }
   /// Lays the symmetric region out for rows in so many pieces; 0: as many as the library chooses without a tuning.
   void cut_rows(int pieces);
-  /// Lets up to so many warps of a block, with channels for each, send a message together; 1: blocks need no barrier.
-  void set_parts(int most, int warps);
+  /// How the warps of a block send messages; see LowLatencyDispatchParams.
+  struct Senders {
+    int parts = 1, part_columns = 0, teams = 1;
+  };
+  /// Lets up to `most` of a block's `warps`, with channels for each, send a message together; 1: blocks need no barrier.
+  Senders senders(int most, int warps) const;
   /// Takes memory_required(config) of the heap and lets `layout_` begin there. \returns the offset
   size_t allocate_symmetric();
 
-  TuningValues tuned_;  ///< of low-latency mode; `sms`: of the flat exchange
+  TuningValues tuned_;  ///< of low-latency mode; `sms` and `warps`: of the flat exchange
   LowLatencyLayout layout_;
   ScalePlace scales_;
-  int parts_ = 1;  ///< see LowLatencyDispatchParams
-  int part_columns_ = 0;
-  int teams_ = 1;
+  Senders dispatch_senders_, flat_senders_;
 
  private:
   void check_tokens(const ConstRows& x, const ExpertIds& ids) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;
   /// What is sent, and where to.
-  LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids) const;
+  LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;

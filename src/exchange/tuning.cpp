@@ -44,9 +44,14 @@ constexpr ValueKey kValues[] = {
     {"combine_sms", &TuningValues::combine_sms, kMostSms, kNormal | kLowLatency},
     {"sms", &TuningValues::sms, kMostSms, kWhole},
     {"dispatch_warps", &TuningValues::dispatch_warps, kMostDispatchWarps, kNormal},
+    {"dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, kLowLatency},
     {"dispatch_stages", &TuningValues::dispatch_stages, kMostDispatchStages, kNormal},
     {"combine_warps", &TuningValues::combine_warps, kMostCombineWarps, kNormal},
+    {"combine_warps", &TuningValues::combine_warps, kMostLowLatencyWarps, kLowLatency},
+    {"warps", &TuningValues::warps, kMostLowLatencyWarps, bit(TuningMode::flat)},
+    {"warps", &TuningValues::warps, kMostLedgerWarps, bit(TuningMode::ledger)},
     {"pieces", &TuningValues::pieces, 16, kLowLatency},
+    {"chunk_kib", &TuningValues::chunk_kib, kMostChunkKib, bit(TuningMode::ledger)},
 };
 
 struct Pair {
@@ -168,7 +173,8 @@ std::string TuningEntry::text() const {
   std::string out = "device=\"" + key.device + "\" mode=" + to_string(key.mode) + " ranks=" + std::to_string(key.ranks) +
                     " hidden=" + std::to_string(key.hidden) + " tokens=" + std::to_string(key.tokens);
   for (const ValueKey& v : kValues)
-    if (values.*v.target > 0) out += std::string(" ") + v.name + "=" + std::to_string(values.*v.target);
+    if (values.*v.target > 0 && (v.modes & bit(key.mode)) != 0)
+      out += std::string(" ") + v.name + "=" + std::to_string(values.*v.target);
   return out;
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
-int64_t rows_per_chunk(int64_t row_bytes) { return std::max<int64_t>(1, kLedgerChunkBytes / row_bytes); }
+int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) { return std::max<int64_t>(1, chunk_bytes / row_bytes); }
 
 /// Which ranks return rows of each token.
 void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int rank, std::vector<uint64_t>& senders_of) {
@@ -27,9 +27,9 @@ void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int ran
 
 }  // namespace
 
-LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, int rank) {
+LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes) {
   const ExpertMap map{t.num_experts, t.world};
-  const int64_t per_chunk = rows_per_chunk(row_bytes);
+  const int64_t per_chunk = rows_per_chunk(row_bytes, chunk_bytes);
   LedgerWork work;
   work.chunks_of.assign(idx(t.world), 0);
   for (int step = 1; step <= t.world; ++step) {
@@ -53,8 +53,8 @@ LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, 
   return work;
 }
 
-int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes) {
-  return routes / rows_per_chunk(row_bytes) + int64_t{world} * experts_here;
+int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes) {
+  return routes / rows_per_chunk(row_bytes, chunk_bytes) + int64_t{world} * experts_here;
 }
 
 }  // namespace switchyard::detail

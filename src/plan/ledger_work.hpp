@@ -21,9 +21,6 @@ struct LedgerChunk {
   int32_t to;    ///< first row of the owner's return buffer
 };
 
-/// Longer segments are cut into chunks of about so many bytes, at least a row: small enough to spread over all warps.
-inline constexpr int64_t kLedgerChunkBytes = int64_t{16} << 10;
-
 struct LedgerWork {
   std::vector<LedgerChunk> chunks;   ///< by owner, beginning with the next rank; then local expert, row
   std::vector<int32_t> chunks_of;    ///< [W] by owner
@@ -32,10 +29,11 @@ struct LedgerWork {
   int64_t returned = 0;              ///< rows that come back to this rank
 };
 
-/// `tables` have been checked. O(T * K * log E + W * E + chunks).
-LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank);
+/// `tables` have been checked. Longer segments are cut into chunks of about `chunk_bytes`, at least a row: small enough to
+/// spread over all warps. O(T * K * log E + W * E + chunks).
+LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes);
 
 /// Most chunks that a rank can have, if all ranks together hold `routes` routes.
-int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes);
+int64_t most_ledger_chunks(int64_t routes, int world, int experts_here, int64_t row_bytes, int64_t chunk_bytes);
 
 }  // namespace switchyard::detail

@@ -10,6 +10,8 @@
 #include <fstream>
 
 #include "exchange/group_impl.hpp"
+#include "exchange/ledger_impl.hpp"
+#include "protocol/ledger_rig.hpp"
 #include "protocol/low_latency_rig.hpp"
 #include "switchyard/trace.hpp"
 
@@ -117,6 +119,32 @@ TEST(Tuned, RanksThatCutRowsOtherwiseEndWithMismatch) {
     EXPECT_NE(o.text.find("LowLatencyConfig or tuned values"), std::string::npos) << o.text;
   }
   for (const Outcome& o : construct(4)) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+/// 12 rows of 1024 bytes for one expert: untuned 16 of them travel together.
+TEST(Tuned, ChunksOfALedger) {
+  for (const auto& [kib, chunks] : {std::pair(0, 1), {1, 12}, {3, 4}, {5, 3}, {1024, 1}}) {
+    const std::string value = kib > 0 ? " chunk_kib=" + std::to_string(kib) : "";
+    const auto tuning = std::make_shared<const Tuning>(std::vector<TuningFile>{
+        TuningFile::parse("switchyard-tuning 1\ndevice=cpu mode=ledger ranks=1 hidden=512 tokens=12" + value, "test")});
+    LedgerScenario s;
+    s.problem.world = s.problem.experts = s.problem.topk = 1;
+    s.tokens = {12};
+    s.hidden = 512;
+    const auto c = make_ledger_case(s);
+    for (const Outcome& o : outcomes(1, options_with(60s), [&, wanted = static_cast<size_t>(chunks)](Group& group) {
+           group.impl().tuning = tuning;
+           switchyard::LedgerCombine ledger(group, make_config(*c));
+           LedgerRankData data(*c, 0, 0);
+           const auto prepared = ledger.prepare(data.tables());
+           EXPECT_EQ(prepared.data().work.chunks.size(), wanted) << value;
+           ledger.combine(data.y(), data.probs(), prepared, data.out().data());
+           Failures f;
+           data.check_out(f);
+           EXPECT_FALSE(f.any()) << joined(f.take());
+         }))
+      EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
 }
 
 /// The file is read when the group is formed, once.

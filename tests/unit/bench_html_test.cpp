@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tools/switchyard/bench_html.hpp"
+#include "tools/switchyard/tune_html.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -61,6 +62,34 @@ TEST(BenchHtml, OnePointPerMeasurementAndNothingIsFetched) {
   EXPECT_NE(page.find("tokens per rank"), std::string::npos);
   EXPECT_NE(page.find("50.0 GB/s"), std::string::npos);
   EXPECT_NE(page.find("Any &lt;CPU> &amp; more"), std::string::npos);
+  for (const char* wrong : {"http", "<script", "src=", "url(", "nan", "inf,"})
+    EXPECT_EQ(page.find(wrong), std::string::npos) << wrong;
+}
+
+TEST(TuneHtml, APlotForEachKeyOfEachShape) {
+  json d = document(false);
+  d["what"] = "switchyard tune --backend <cpu>";
+  const auto trial = [](const char* name, int value, double us, bool chosen, bool usual) {
+    return json{{"name", name}, {"value", value}, {"us", us}, {"chosen", chosen}, {"usual", usual}, {"problem", ""}};
+  };
+  json shape = {{"entry", "device=cpu"},
+                {"shape", "flat, 2 ranks, 128 tokens, hidden 7168"},
+                {"values", "sms=64"},
+                {"gains", {{{"of", "all_to_all"}, {"untuned_us", 30.0}, {"tuned_us", 29.0}}}}};
+  shape["trials"] = {trial("sms", 64, 29, true, false), trial("warps", 8, 31, false, false), trial("sms", 132, 30, false, true),
+                     trial("warps", 16, 29, true, true), trial("warps", 4, 0, false, false)};
+  d["chosen"] = {shape, shape};
+  d["stopped"] = "no <memory>";
+  const std::string page = tune_html(d);
+  EXPECT_EQ(count(page, "<section"), 3u);
+  EXPECT_EQ(count(page, "<svg"), 4u);
+  EXPECT_EQ(count(page, "<rect"), 2u * 4) << "what could not be measured has no bar";
+  EXPECT_EQ(count(page, "fill:var(--good)"), 2u * 2);
+  EXPECT_EQ(count(page, "fill:var(--muted)\">"), 2u);
+  EXPECT_NE(page.find("Chosen: sms=64"), std::string::npos);
+  for (const char* part :
+       {"over sms<", "over warps<", "&lt;cpu>", "no &lt;memory>", "30.0 us", "<title>Switchyard tune</title>"})
+    EXPECT_NE(page.find(part), std::string::npos) << part;
   for (const char* wrong : {"http", "<script", "src=", "url(", "nan", "inf,"})
     EXPECT_EQ(page.find(wrong), std::string::npos) << wrong;
 }

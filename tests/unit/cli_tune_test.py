@@ -44,6 +44,7 @@ class TuneUsage(unittest.TestCase):
             out = ["tune", "--out", str(Path(folder, "x"))]
             self.expect([*out, "--json", "/nonexistent/x.json"], "--json: cannot write '/nonexistent/x.json'")
             self.expect([*out, "--json", str(Path(folder, "x"))], f"--json: '{folder}/x' given, to which another flag writes")
+            self.expect([*out, "--html", "/nonexistent/x.html"], "--html: cannot write '/nonexistent/x.html'")
             self.expect([*out, "--out", ""], "--out: '' given; allowed: the path of a file")
             self.assertEqual(os.listdir(folder), [])
             for args, text in ((["--hidden", "256,20"], "hidden = 20"), (["--topk", "8", "--experts", "4"], "--experts 4 --topk 8"),
@@ -74,11 +75,12 @@ class Tune(unittest.TestCase):
             old = 'switchyard-tuning 1\n# kept\ndevice="x" mode=flat ranks=1 hidden=1 tokens=1 sms=3\n\n# goes\n' + self.KEY + "5 pieces=4\n"
             out_path, json_path = Path(folder, "my.tuning"), Path(folder, "tune.json")
             out_path.write_text(old)
-            code, out, err = run("tune", *self.SHAPE, "--processes", "--out", str(out_path), "--json", str(json_path), "--commit", "abc123")
+            code, out, err = run("tune", *self.SHAPE, "--processes", "--out", str(out_path), "--json", str(json_path), "--commit", "abc123",
+                                 "--html", str(Path(folder, "tune.html")))
             self.assertEqual(code, 0, out + err)
             text, entries, result = out_path.read_text(), self.entries(out_path), json.loads(json_path.read_text())
             for path in Path(folder).iterdir():
-                self.assertIn(path.name, ("my.tuning", "tune.json"))
+                self.assertIn(path.name, ("my.tuning", "tune.json", "tune.html"))
             self.assertEqual(len(entries), 2)
             self.assertEqual(entries[0], 'device="x" mode=flat ranks=1 hidden=1 tokens=1 sms=3')
             self.assertRegex(entries[1], "^" + self.KEY + r"5( pieces=[234])?$")
@@ -99,6 +101,13 @@ class Tune(unittest.TestCase):
                 self.assertTrue(one["verified"])
                 self.assertEqual(one["config"]["ranks_are"], "processes")
             self.assertIn("pieces 1", err)  # progress
+            trials = result["chosen"][0]["trials"]
+            self.assertEqual([(t["name"], t["value"]) for t in trials], [("pieces", n) for n in (1, 2, 3, 4)])
+            self.assertEqual((sum(t["chosen"] for t in trials), sum(t["usual"] for t in trials)), (1, 1))
+            page = Path(folder, "tune.html").read_text()
+            self.assertEqual(page.count("<rect"), 4)
+            self.assertIn("low_latency, 2 ranks, 5 tokens, hidden 512", page)
+            self.assertIn(f"written to {out_path}, {json_path}, {Path(folder, 'tune.html')}\n", out)
 
     def test_what_was_tuned_before_a_failure_is_written(self):
         with tempfile.TemporaryDirectory() as folder:

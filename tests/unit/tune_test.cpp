@@ -113,6 +113,19 @@ TEST(TuneSearch, WhatThereIsToTune) {
   EXPECT_EQ(cpu[0][0].usual, 8);
   EXPECT_EQ(tune_stages(TuningMode::low_latency, 300, 1, 0)[0][0].candidates, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(tune_stages(TuningMode::low_latency, 100, 1, 0)[0][0].candidates, (std::vector<int>{1}));
+  const auto names = [](TuningMode mode) {
+    std::vector<std::string> all;
+    for (const TuneStage& stage : tune_stages(mode, 7168, 8, 132))
+      for (const TuneDimension& d : stage) all.emplace_back(d.name);
+    return all;
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(names(TuningMode::normal),
+            (Names{"dispatch_sms", "combine_sms", "dispatch_warps", "combine_warps", "dispatch_stages"}));
+  EXPECT_EQ(names(TuningMode::low_latency),
+            (Names{"dispatch_sms", "combine_sms", "dispatch_warps", "combine_warps", "pieces"}));
+  EXPECT_EQ(names(TuningMode::flat), (Names{"sms", "warps"}));
+  EXPECT_EQ(names(TuningMode::ledger), (Names{"sms", "warps", "chunk_kib"}));
   // Every candidate is a value that a file may have.
   for (const TuningMode mode :
        {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger})
@@ -121,7 +134,7 @@ TEST(TuneSearch, WhatThereIsToTune) {
         for (const TuneDimension& d : stage) {
           EXPECT_EQ(std::count(d.candidates.begin(), d.candidates.end(), d.usual), 1) << d.name;
           for (const int value : d.candidates) {
-            EXPECT_LE(value, d.fewest ? sms : 20) << d.name;
+            EXPECT_LE(value, d.fewest ? sms : std::string(d.name) == "chunk_kib" ? 128 : 20) << d.name;
             TuningEntry entry{{"gpu", mode, 1, 1, 1}, {}};
             entry.values.*d.target = value;
             const auto file = TuningFile::parse(std::string(TuningFile::first_line()) + "\n" + entry.text(), "f");

@@ -63,8 +63,10 @@ TEST(TuningParse, EveryValueAndBack) {
   const std::string lines[] = {
       "device=\"NVIDIA H200\" mode=normal ranks=4 hidden=7168 tokens=4096 dispatch_sms=48 combine_sms=32 dispatch_warps=14 "
       "dispatch_stages=2 combine_warps=20",
-      "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 dispatch_sms=1 combine_sms=1024 pieces=16",
-      "device=\"NVIDIA H200\" mode=flat ranks=64 hidden=16777216 tokens=67108864 sms=132",
+      "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 dispatch_sms=1 combine_sms=1024 dispatch_warps=16 "
+      "combine_warps=1 pieces=16",
+      "device=\"NVIDIA H200\" mode=flat ranks=64 hidden=16777216 tokens=67108864 sms=132 warps=16",
+      "device=\"NVIDIA H200\" mode=ledger ranks=2 hidden=7168 tokens=64 sms=128 warps=8 chunk_kib=1024",
       "device=\"x = # y\" mode=ledger ranks=1 hidden=1 tokens=1",
   };
   std::string text;
@@ -77,9 +79,10 @@ TEST(TuningParse, EveryValueAndBack) {
   }
   EXPECT_EQ(file.entries[0].key, (TuningKey{"NVIDIA H200", TuningMode::normal, 4, 7168, 4096}));
   EXPECT_EQ(file.entries[0].values, (TuningValues{48, 32, 0, 14, 2, 20, 0}));
-  EXPECT_EQ(file.entries[1].values, (TuningValues{1, 1024, 0, 0, 0, 0, 16}));
-  EXPECT_EQ(file.entries[2].values, (TuningValues{0, 0, 132, 0, 0, 0, 0}));
-  EXPECT_EQ(file.entries[3].values, TuningValues{});
+  EXPECT_EQ(file.entries[1].values, (TuningValues{1, 1024, 0, 16, 0, 1, 16}));
+  EXPECT_EQ(file.entries[2].values, (TuningValues{0, 0, 132, 0, 0, 0, 0, 16}));
+  EXPECT_EQ(file.entries[3].values, (TuningValues{0, 0, 128, 0, 0, 0, 0, 8, 1024}));
+  EXPECT_EQ(file.entries[4].values, TuningValues{});
 }
 
 TEST(TuningParse, SpacesCommentsAndOrderDoNotMatter) {
@@ -103,12 +106,17 @@ TEST(TuningParse, EveryErrorNamesFileLineKeyGivenAndAllowed) {
       {"switchyard-tuning 2\n", "line 1: 'switchyard-tuning 2' given: must be 'switchyard-tuning 1'"},
       {kHeader + "\n" + cpu + " piece=3",
        "line 3: unknown key 'piece': mode low_latency has device, mode, ranks, hidden, tokens, dispatch_sms, combine_sms, "
-       "pieces"},
-      {kHeader + cpu + " dispatch_warps=3", "line 2: unknown key 'dispatch_warps': mode low_latency has"},
+       "dispatch_warps, combine_warps, pieces"},
+      {kHeader + cpu + " dispatch_stages=2", "line 2: unknown key 'dispatch_stages': mode low_latency has"},
       {kHeader + "device=g mode=normal pieces=3" + kShape, "unknown key 'pieces': mode normal has"},
       {kHeader + "device=g mode=flat dispatch_sms=3" + kShape,
-       "unknown key 'dispatch_sms': mode flat has device, mode, ranks, hidden, tokens, sms"},
-      {kHeader + "device=g mode=ledger combine_warps=3" + kShape, "mode ledger has"},
+       "unknown key 'dispatch_sms': mode flat has device, mode, ranks, hidden, tokens, sms, warps"},
+      {kHeader + "device=g mode=ledger combine_warps=3" + kShape,
+       "mode ledger has device, mode, ranks, hidden, tokens, sms, warps, "
+       "chunk_kib"},
+      {kHeader + "device=g mode=ledger chunk_kib=1025" + kShape, "chunk_kib = '1025': must be an integer in [1, 1024]"},
+      {kHeader + "device=g mode=flat warps=17" + kShape, "warps = '17': must be an integer in [1, 16]"},
+      {kHeader + cpu + " combine_warps=17", "combine_warps = '17': must be an integer in [1, 16]"},
       {kHeader + cpu + " pieces=17", "pieces = '17': must be an integer in [1, 16]"},
       {kHeader + cpu + " pieces=0", "pieces = '0': must be an integer in [1, 16]"},
       {kHeader + cpu + " pieces=4x", "pieces = '4x'"},

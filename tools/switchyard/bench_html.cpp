@@ -68,22 +68,6 @@ struct Point {
   double x, y;
 };
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 std::string number(double v) {
   if (v >= 1000) return grouped(static_cast<int64_t>(std::llround(v)));
   return v == std::round(v) ? fmt::format("{:.0f}", v) : fmt::format("{:.3g}", v);
@@ -368,19 +352,6 @@ std::string what_of(const json& runs) {
   return joined(parts, ", ");
 }
 
-std::string head_of(const json& document) {
-  std::string page =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
-      "content=\"width=device-width, initial-scale=1\">\n<title>Switchyard bench</title>\n<style>";
-  page += kReportStyle;
-  page += kStyle;
-  return page + fmt::format(
-                    "</style>\n</head>\n<body>\n<header><div class=\"head\"><h1>Switchyard bench</h1></div>\n"
-                    "<p class=\"lead\">{}<br>{}; commit {}, {}</p></header>\n<main>\n",
-                    escaped(what_of(document.at("runs"))), escaped(machine_of(document)),
-                    escaped(document.value("commit", std::string())), escaped(document.value("date", std::string())));
-}
-
 /// What speaks against the figures.
 std::string notes_of(const json& document) {
   std::string out;
@@ -392,6 +363,36 @@ std::string notes_of(const json& document) {
 }
 
 }  // namespace
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '<') {
+      out += "&lt;";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string page_head(const std::string& title, const std::string& lead, const json& document) {
+  std::string page =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+      "content=\"width=device-width, initial-scale=1\">\n<title>" +
+      title + "</title>\n<style>";
+  page += kReportStyle;
+  page += kStyle;
+  return page + fmt::format(
+                    "</style>\n</head>\n<body>\n<header><div class=\"head\"><h1>{}</h1></div>\n"
+                    "<p class=\"lead\">{}<br>{}; commit {}, {}</p></header>\n<main>\n",
+                    title, lead, escaped(machine_of(document)), escaped(document.value("commit", std::string())),
+                    escaped(document.value("date", std::string())));
+}
 
 std::string bench_html(const json& document) {
   const json& runs = document.at("runs");
@@ -406,7 +407,7 @@ std::string bench_html(const json& document) {
     if (known == groups.end()) known = groups.insert(known, {key, {}});
     known->second.push_back(&run);
   }
-  std::string page = head_of(document);
+  std::string page = page_head("Switchyard bench", escaped(what_of(runs)), document);
   for (const auto& [key, group] : groups) {
     const std::vector<Series> times = series_of(group, over, kTimes, 1);
     const std::vector<Series> shares = series_of(group, over, kShares, 100);

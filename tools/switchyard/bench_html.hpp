@@ -12,4 +12,10 @@ namespace switchyard::tool {
 /// in common. `document` has the schema switchyard.bench/1 and at least one run.
 std::string bench_html(const nlohmann::json& document);
 
+// Of other pages too.
+/// Safe between tags and in attributes.
+std::string escaped(const std::string& text);
+/// The beginning of a page, up to its sections. `lead` is HTML; `document` names machine, commit and date.
+std::string page_head(const std::string& title, const std::string& lead, const nlohmann::json& document);
+
 }  // namespace switchyard::tool

@@ -24,6 +24,7 @@
 #include "switchyard/ledger.hpp"
 #include "switchyard/status.hpp"
 #include "tune_file.hpp"
+#include "tune_html.hpp"
 #include "tune_search.hpp"
 #include "verify_ledger.hpp"
 
@@ -341,6 +342,11 @@ class Tuner {
   Progress& progress_;
 };
 
+std::string shape_text(const TuningKey& key) {
+  return fmt::format("{}, {}, {}, hidden {}", to_string(key.mode), counted(key.ranks, "rank"), counted(key.tokens, "token"),
+                     key.hidden);
+}
+
 std::string values_text(const TuningEntry& entry) {
   TuningEntry none = entry;
   none.values = {};
@@ -364,9 +370,7 @@ CommentedEntry commented(const TuneOptions& o, const Place& place, const Tuned& 
 
 void print_tables(const std::vector<Tuned>& all) {
   for (const Tuned& t : all) {
-    fmt::print("\n{}\n",
-               bold(fmt::format("{}, {}, {}, hidden {}", to_string(t.entry.key.mode), counted(t.entry.key.ranks, "rank"),
-                                counted(t.entry.key.tokens, "token"), t.entry.key.hidden)));
+    fmt::print("\n{}\n", bold(shape_text(t.entry.key)));
     Table tried({"tried", "value", "time", ""});
     for (const TuneTrial& trial : t.found.trials) {
       const std::string mark = fmt::format("{}{}", trial.chosen ? green("chosen") : "",
@@ -410,7 +414,19 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
   for (const Tuned& t : all) {
     json gains = json::array();
     for (const Gain& g : t.gains) gains.push_back({{"of", g.of}, {"untuned_us", g.before}, {"tuned_us", g.after}});
-    document["chosen"].push_back({{"entry", t.entry.text()}, {"gains", gains}});
+    json trials = json::array();
+    for (const TuneTrial& trial : t.found.trials)
+      trials.push_back({{"name", trial.name},
+                        {"value", trial.value},
+                        {"us", trial.us},
+                        {"chosen", trial.chosen && !t.dropped},
+                        {"usual", trial.usual},
+                        {"problem", trial.problem}});
+    document["chosen"].push_back({{"entry", t.entry.text()},
+                                  {"shape", shape_text(t.entry.key)},
+                                  {"values", values_text(t.entry)},
+                                  {"gains", gains},
+                                  {"trials", trials}});
   }
   return document;
 }
@@ -439,7 +455,7 @@ int run_tune(const TuneOptions& asked) {
   const std::vector<Shape> shapes = shapes_of(o, place);
   for (const Shape& shape : shapes) check_shape(shape);
   const std::string old = old_text(o.out);
-  check_outputs({{"--out", o.out}, {"--json", o.json_path}});
+  check_outputs({{"--out", o.out}, {"--json", o.json_path}, {"--html", o.html_path}});
   fmt::print("{}\n  {}, {}, {}, commit {}, {}\n\n", bold("switchyard tune"), place.device, counted(o.ranks, "rank"),
              counted(static_cast<int64_t>(shapes.size()), "shape"), o.commit, bench::utc_now());
   std::fflush(stdout);
@@ -455,11 +471,16 @@ int run_tune(const TuneOptions& asked) {
   std::vector<CommentedEntry> entries;
   for (const Tuned& t : all) entries.push_back(commented(o, place, t));
   bench::write_file(o.out, merged(old, entries));
-  if (!o.json_path.empty()) bench::write_json(o.json_path, document_of(o, place, all, std::move(tuner.runs), stopped));
+  const json document = document_of(o, place, all, std::move(tuner.runs), stopped);
+  if (!o.json_path.empty()) bench::write_json(o.json_path, document);
+  if (!o.html_path.empty()) bench::write_file(o.html_path, tune_html(document));
   print_tables(all);
   const std::string path = std::filesystem::absolute(o.out).lexically_normal().string();
-  fmt::print("\n  written to {}{}\n\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n",
-             o.out, o.json_path.empty() ? "" : " and " + o.json_path, path);
+  std::string written = o.out;
+  for (const std::string& also : {o.json_path, o.html_path})
+    if (!also.empty()) written += ", " + also;
+  fmt::print("\n  written to {}\n\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n",
+             written, path);
   return stopped.status(true);
 }
 

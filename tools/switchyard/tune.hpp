@@ -22,7 +22,7 @@ struct TuneOptions {
   bool processes = false;
   int64_t seed = 1;
   std::string out = "switchyard.tuning";
-  std::string json_path;
+  std::string json_path, html_path;
   std::string commit;
 };
 

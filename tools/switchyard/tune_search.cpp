@@ -26,6 +26,11 @@ TuneDimension sms(const char* name, int TuningValues::*target, int usual, int mo
   return {name, target, std::move(candidates), usual, std::move(metrics), true};
 }
 
+/// Warps per block of kernels that are compiled for `most`, which is what they take without a tuning.
+TuneDimension warps(const char* name, int TuningValues::*target, int most, std::vector<const char*> metrics) {
+  return {name, target, with_usual({4, 6, 8, 10, 12, 14}, most, most), most, std::move(metrics), false};
+}
+
 std::vector<TuneStage> normal_stages(int most) {
   const int usual = std::min(kDefaultSms, most);
   const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"};
@@ -40,11 +45,13 @@ std::vector<TuneStage> normal_stages(int most) {
 }
 
 std::vector<TuneStage> low_latency_stages(int64_t hidden, int usual, int most) {
+  const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine_per_route/p50_us", "/combine_per_rank/p50_us"};
   std::vector<TuneStage> stages;
   if (most > 0)
-    stages.push_back({sms("dispatch_sms", &TuningValues::dispatch_sms, most, most, {"/dispatch/p50_us"}),
-                      sms("combine_sms", &TuningValues::combine_sms, most, most,
-                          {"/combine_per_route/p50_us", "/combine_per_rank/p50_us"})});
+    stages = {{sms("dispatch_sms", &TuningValues::dispatch_sms, most, most, dispatch),
+               sms("combine_sms", &TuningValues::combine_sms, most, most, combine)},
+              {warps("dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, dispatch),
+               warps("combine_warps", &TuningValues::combine_warps, kMostLowLatencyWarps, combine)}};
   constexpr int64_t kLeastColumns = 128;  // of a piece
   const int pieces = static_cast<int>(std::min<int64_t>(16, (hidden + kLeastColumns - 1) / kLeastColumns));
   stages.push_back({{"pieces",
@@ -54,6 +61,20 @@ std::vector<TuneStage> low_latency_stages(int64_t hidden, int usual, int most) {
                      {"/both_per_route/p50_us", "/both_per_rank/p50_us"},
                      false}});
   return stages;
+}
+
+std::vector<TuneStage> flat_stages(int most) {
+  const std::vector<const char*> whole{"/all_to_all/p50_us"};
+  return {{sms("sms", &TuningValues::sms, most, most, whole)},
+          {warps("warps", &TuningValues::warps, kMostLowLatencyWarps, whole)}};
+}
+
+std::vector<TuneStage> ledger_stages(int most) {
+  const std::vector<const char*> kernel{"/kernel_us/median"};
+  return {{sms("sms", &TuningValues::sms, most, most, kernel)},
+          {warps("warps", &TuningValues::warps, kMostLedgerWarps, kernel)},
+          {{"chunk_kib", &TuningValues::chunk_kib, with_usual({4, 8, 32, 64, 128}, kUsualChunkKib, kMostChunkKib),
+            kUsualChunkKib, kernel, false}}};
 }
 
 /// The value of the best of `times` (candidate, microseconds); 0: the usual one.
@@ -149,8 +170,8 @@ std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pi
   switch (mode) {
     case TuningMode::normal:
     case TuningMode::normal_expert_major: return normal_stages(most_sms);
-    case TuningMode::flat: return {{sms("sms", &TuningValues::sms, most_sms, most_sms, {"/all_to_all/p50_us"})}};
-    default: return {{sms("sms", &TuningValues::sms, most_sms, most_sms, {"/kernel_us/median"})}};
+    case TuningMode::flat: return flat_stages(most_sms);
+    default: return ledger_stages(most_sms);
   }
 }
 

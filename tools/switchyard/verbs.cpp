@@ -266,7 +266,7 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   TuneOptions& o = all.tune;
   Options add(app);
   add.group("What to tune");
-  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: SMs, warps, stages and pieces; cpu: pieces");
+  add.choice("--backend", o.backend, {"cpu", "cuda"}, "cuda: SMs, warps, stages, pieces and chunks; cpu: pieces");
   add.choices("--modes", o.modes, {"normal", "normal_expert_major", "low_latency", "flat", "ledger"},
               "Modes; by themselves all of the backend's: low_latency alone on the CPU. flat shares the pieces of low_latency");
   add.group("Shapes (lists: an entry for every combination)");
@@ -289,9 +289,11 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   add.group("Output");
   add.file("--out", o.out, "Tuning file; entries of the same device, mode and shape are replaced, others stay");
   add.file("--json", o.json_path, "Write everything that was measured, and on what, as JSON");
+  add.file("--html", o.html_path, "Write a page with a plot for each key that was searched");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
-      "\nOne value after the other is measured: SMs first, then warps, then stages and pieces, each with what was found "
+      "\nOne value after the other is measured: SMs first, then warps, then stages, pieces and chunks, each with what was "
+      "found "
       "before. "
       "All\n"
       "results are checked. SWITCHYARD_TUNING=FILE puts a file in force; `switchyard doctor` says which one is. More in\n"

@@ -23,14 +23,15 @@ struct LedgerTablesOnDevice {
 };
 
 /// Room for any ledger of the config, at `base` (null: only `bytes` counts).
-LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int experts_here) {
+LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int experts_here,
+                                  int64_t chunk_bytes) {
   LedgerTablesOnDevice t;
   const auto take = [&](auto*& pointer, int64_t count) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(reinterpret_cast<uintptr_t>(base) +
                                                                            static_cast<uintptr_t>(t.bytes));
     t.bytes += round_up(count * static_cast<int64_t>(sizeof *pointer), 128);
   };
-  take(t.chunks, most_ledger_chunks(layout.world * layout.rows, layout.world, experts_here, layout.row_bytes));
+  take(t.chunks, most_ledger_chunks(layout.world * layout.rows, layout.world, experts_here, layout.row_bytes, chunk_bytes));
   take(t.chunks_of, layout.world);
   take(t.row_of, layout.rows);
   take(t.senders_of, c.max_tokens);
@@ -78,7 +79,7 @@ class CudaLedger final : public LedgerImpl {
     const DeviceGuard guard(gpu_.device());
     checked([&] {
       check_config(config, world());
-      tuned_sms_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens).sms;
+      tuned_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens);
       layout_ = ledger_layout(config, world());
       const size_t bytes = LedgerCombine::memory_required(config, world(), Backend::cuda).total();
       layout_.base = group_.heap->allocate(bytes, 4096, kept_bytes());
@@ -113,9 +114,7 @@ class CudaLedger final : public LedgerImpl {
       throw Error(ErrorCode::pool_exhausted,
                   "prepare: LedgerConfig::max_ledgers = " + std::to_string(config.max_ledgers) +
                       " prepared ledgers are alive (destroy some, and graphs that use them, or raise it)");
-    const int64_t bytes = carve_ledger(nullptr, config, layout_, experts_here()).bytes;
-    data->tables =
-        carve_ledger(ledgers_.as<std::byte>(static_cast<size_t>(data->place * bytes)), config, layout_, experts_here());
+    data->tables = carve(ledgers_.as<std::byte>(static_cast<size_t>(data->place * carve(nullptr).bytes)));
     upload(*data);
     data->num_chunks = static_cast<int64_t>(data->work.chunks.size());
     data->work = LedgerWork();
@@ -151,12 +150,14 @@ class CudaLedger final : public LedgerImpl {
  private:
   static constexpr size_t kFilledAt = 128, kSendsDoneAt = 256;  // in state_
 
-  int experts_here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  LedgerTablesOnDevice carve(std::byte* base) const {
+    return carve_ledger(base, config, layout_, ExpertMap{config.num_experts, world()}.count(rank()), chunk_bytes());
+  }
 
   void initialize() {
     places_ = std::make_shared<LedgerPlaces>(config.max_ledgers);
     const cudaStream_t copies = gpu_.copy_stream();
-    const int64_t bytes = carve_ledger(nullptr, config, layout_, experts_here()).bytes;
+    const int64_t bytes = carve(nullptr).bytes;
     ledgers_ = DeviceMemory(static_cast<size_t>(bytes) * static_cast<size_t>(config.max_ledgers), copies);
     state_ = DeviceMemory(kSendsDoneAt + sizeof(uint64_t) * kMaxRanks, copies);
     const EpochState initial{(config.first_epoch - 1) & kEpochMask, 0};
@@ -193,7 +194,7 @@ class CudaLedger final : public LedgerImpl {
   void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
     auto* stream = static_cast<cudaStream_t>(o.stream);
-    const int blocks = gpu_.blocks(o.num_sms, tuned_sms_, gpu_.max_blocks());
+    const int blocks = gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks());
     CudaLedgerParams p;
     p.l.call = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, Operation::ledger_combine);
     p.l.call.moved = order_->moved();
@@ -206,6 +207,7 @@ class CudaLedger final : public LedgerImpl {
     p.l.row_of = data.tables.row_of;
     p.l.senders_of = data.tables.senders_of;
     p.state = state_.as<EpochState>();
+    if (tuned_.warps > 0) p.warps = tuned_.warps;
     cudaGraph_t const graph = order_->begin(stream);
     if (graph) {
       using Share = std::shared_ptr<const LedgerData>;
@@ -213,7 +215,7 @@ class CudaLedger final : public LedgerImpl {
     }
     launch_ledger(p, blocks, gpu_.limits(), stream);
     returned_ = data.returned;
-    order_->end(stream, graph != nullptr, blocks * kLedgerWarps);
+    order_->end(stream, graph != nullptr, blocks * p.warps);
   }
 
   uint64_t last_epoch() {
@@ -226,7 +228,6 @@ class CudaLedger final : public LedgerImpl {
   }
 
   CudaRank& gpu_;
-  int tuned_sms_ = 0;
   DeviceMemory state_;    // EpochState, rows of the last calls, then chunks returned by owner
   DeviceMemory ledgers_;  // max_ledgers places
   std::shared_ptr<LedgerPlaces> places_;

@@ -39,7 +39,11 @@ class CudaLowLatency final : public LowLatencyImpl {
       const bool one_each = layout_.max_units() <= gpu_.max_blocks();  // a message per block
       const int64_t columns = one_each ? kPartColumns : 2 * kPartColumns;
       const int64_t parts = (config.hidden + columns - 1) / columns;
-      set_parts(static_cast<int>(std::min<int64_t>(parts, kLowLatencyWarps - 2)), kLowLatencyWarps);
+      const auto of = [&](int warps) {
+        return senders(static_cast<int>(std::clamp<int64_t>(warps - 2, 1, parts)), warps);  // two have no part: entries, counts
+      };
+      dispatch_senders_ = of(warps_or(tuned_.dispatch_warps));
+      flat_senders_ = of(warps_or(tuned_.warps));
     });
     try {
       checked([&] { initialize(); });
@@ -70,6 +74,9 @@ class CudaLowLatency final : public LowLatencyImpl {
   // 16 in each lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps send
   // one, the others another.
   static constexpr int64_t kPartColumns = 512;
+
+  /// Per block of a launch.
+  static int warps_or(int tuned) { return tuned > 0 ? tuned : kLowLatencyWarps; }
 
   void initialize() {
     state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
@@ -106,24 +113,27 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
-    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), Operation::dispatch, p.call,
+    const int warps = warps_or(tuned_.dispatch_warps);
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
             [&](int blocks, cudaStream_t stream) {
-              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens}, launched(halves), blocks,
-                                 launch_limits(o.num_sms), stream);
+              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
+                                 blocks, launch_limits(o.num_sms), stream);
             });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
-    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), Operation::combine, p.call,
+    const int warps = warps_or(tuned_.combine_warps);
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
             [&](int blocks, cudaStream_t stream) {
-              launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>()}, launched(halves), blocks,
+              launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>(), warps}, launched(halves), blocks,
                                  launch_limits(o.num_sms), stream);
             });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
-    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), Operation::all_to_all, p.d.call,
+    const int warps = warps_or(tuned_.warps);
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
             [&](int blocks, cudaStream_t stream) {
               p.c.call = p.d.call;
-              const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens};
+              const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, launch_limits(o.num_sms), stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
               check_cuda(f.launch(flat, blocks, launch_limits(o.num_sms), stream), "all-to-all kernel of a row function");
@@ -150,7 +160,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
   template <class Launch>
-  void enqueue(void* given, int blocks, Operation operation, CallContext& context, Launch&& launch) {
+  void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context, Launch&& launch) {
     const DeviceGuard guard(gpu_.device());
     auto* stream = static_cast<cudaStream_t>(given);
     context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
@@ -158,7 +168,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     checked([&] {
       const bool captured = order_->begin(stream) != nullptr;
       launch(blocks, stream);
-      order_->end(stream, captured, blocks * kLowLatencyWarps);
+      order_->end(stream, captured, blocks * warps);
     });
   }
 

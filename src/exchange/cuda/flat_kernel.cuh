@@ -47,7 +47,7 @@ cudaError_t prepare_flat_kernels(const DeviceLimits& limits) {
 /// Enqueues.
 template <class Make>
 cudaError_t launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.f.d.tokens, p.f.d.layout.topk, 0, limits);
+  const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const bool traced = p.f.d.call.device_trace.records != nullptr;
   return launch_status(traced ? flat_kernel<CudaLanesTraced, FlatParams, Make> : flat_kernel<CudaLanes, FlatParams, Make>,
                        blocks, shape, limits.dependent_launches, stream, p, shape, make);

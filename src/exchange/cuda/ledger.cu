@@ -55,17 +55,17 @@ constexpr auto* kernel_of(bool traced) {
 /// Of few chunks each warp has one part at most: it arrives sooner if it does not go through shared memory.
 auto* kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
-  if (p.l.num_chunks * kChunkParts > int64_t{blocks} * kLedgerWarps) return kernel_of<Cuda>(traced);
+  if (p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps) return kernel_of<Cuda>(traced);
   if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced);
   if (KnownLedger<DType::f16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::f16>>(traced);
   return kernel_of<CudaLanes>(traced);
 }
 
-/// Room for a chunk, which is about a row of 16 KiB, in each warp.
-CudaShape ledger_shape(int64_t row_bytes, const DeviceLimits& limits) {
+/// Room for a chunk, which is about a row of 16 KiB, in each warp. Longer ones travel in pieces.
+CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits) {
+  constexpr int64_t kUsual = int64_t{kUsualChunkKib} << 10;
   const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;
-  return fit_cuda_shape(kLedgerWarps, 1, static_cast<uint64_t>(row_bytes > kLedgerChunkBytes ? row_bytes : kLedgerChunkBytes),
-                        0, room);
+  return fit_cuda_shape(warps, 1, static_cast<uint64_t>(row_bytes > kUsual ? row_bytes : kUsual), 0, room);
 }
 
 }  // namespace
@@ -93,7 +93,7 @@ void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, 
 }
 
 void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = ledger_shape(p.l.row_bytes, limits);
+  const CudaShape shape = ledger_shape(p.warps, p.l.row_bytes, limits);
   launch_kernel(kernel_for(p, blocks), blocks, shape, false, stream, "ledger kernel", p, shape);
 }
 

@@ -8,11 +8,12 @@
 
 namespace switchyard::detail {
 
-inline constexpr int kLedgerWarps = 16;  ///< per block
+inline constexpr int kLedgerWarps = kMostLedgerWarps;  ///< per block, without a tuning
 
 struct CudaLedgerParams {
   LedgerParams l;  ///< all but the epoch
   EpochState* state = nullptr;
+  int warps = kLedgerWarps;  ///< of this launch
 };
 
 void prepare_ledger_kernel(const DeviceLimits& limits);

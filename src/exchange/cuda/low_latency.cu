@@ -167,18 +167,18 @@ void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& li
 // Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);
+  const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);
   auto* const kernel = dispatch_kernel_for(p.d, shape.block_bytes > 0, p.d.call.device_trace.records != nullptr);
   launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
 }
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.c.layout.max_tokens, p.c.layout.topk, 0, limits);
+  const CudaShape shape = low_latency_shape(p.warps, p.c.layout.max_tokens, p.c.layout.topk, 0, limits);
   auto* const kernel = combine_kernel_for(p.c, p.c.call.device_trace.records != nullptr);
   launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
 }
 void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
-  const CudaShape shape = low_latency_shape(p.f.d.tokens, p.f.d.layout.topk, 0, limits);
+  const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   auto* const kernel = scaled_kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
   launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "all-to-all kernel", p, shape, ScaledRows{});
 }

@@ -164,8 +164,8 @@ inline constexpr int64_t kStaticShared = 3072;  ///< parameters
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< of a warp: rows of a message's entries
 
 /// With room for the ids of `tokens` tokens and for their sets, unless `experts` is 0, if there is.
-inline CudaShape low_latency_shape(int tokens, int topk, int experts, const DeviceLimits& limits) {
-  CudaShape shape{kLowLatencyWarps, 0, 0, kScratch};
+inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits) {
+  CudaShape shape{warps, 0, 0, kScratch};
   const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts), 16);
   if (shape.shared_bytes() + bytes + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(bytes);
   return shape;

@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-inline constexpr int kLowLatencyWarps = 16;  ///< per block
+inline constexpr int kLowLatencyWarps = kMostLowLatencyWarps;  ///< per block, without a tuning
 
 /// Device memory of one object.
 using LowLatencyState = EpochState;
@@ -19,16 +19,19 @@ struct CudaLowLatencyDispatch {
   LowLatencyDispatchParams d;  ///< all but the epoch
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
+  int warps = kLowLatencyWarps;  ///< of this launch
 };
 struct CudaLowLatencyCombine {
   LowLatencyCombineParams c;  ///< all but the epoch
   LowLatencyState* state = nullptr;
+  int warps = kLowLatencyWarps;  ///< of this launch
 };
 
 struct CudaFlat {
   FlatParams f;  ///< all but the epoch
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
+  int warps = kLowLatencyWarps;  ///< of this launch
 };
 
 /// Which halves of a call a launch does. The one with the receiving half ends the call.
