@@ -276,7 +276,8 @@ class Rank {
       out_bytes = idx(c_.script.config.max_tokens * c_.row_bytes(step.y_type));
     std::vector<std::byte> host_y, out(out_bytes, std::byte{0xA5});
     if (!step.identity) host_y = expert_outputs(i);
-    const bool in_made_rows = !step.identity && step.y_type == answers_.dtype && i % 2 == 0;
+    constexpr size_t kLarge = size_t{32} << 20;  // more of them would not fit the memory for uploads
+    const bool in_made_rows = !step.identity && step.y_type == answers_.dtype && (i % 2 == 0 || host_y.size() > kLarge);
     if (in_made_rows) put(answers_.data, host_y);
     void* const y = step.identity ? output.x.data : in_made_rows ? answers_.data : give(host_y);
     void* to = memory_ ? memory_->upload(out.data(), out.size()) : out.data();
@@ -326,7 +327,7 @@ class Rank {
   const Interlude& interlude_;
   DeviceMemory* memory_ = nullptr;  ///< null: host memory
   std::vector<LowLatencyOutput> outputs_;
-  switchyard::LowLatencyRows answers_;  ///< y of every other combine of the row type
+  switchyard::LowLatencyRows answers_;  ///< y of large and of every other combine of the row type
   uint64_t calls_ = 0;
 };
 
