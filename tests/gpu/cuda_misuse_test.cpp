@@ -128,10 +128,42 @@ Tensor in_combine(const char* name, size_t alignment, std::function<void(Call&, 
   return {name, alignment, [set](Call& c, std::byte* at) { combine_with(c, [&](CombineArguments& a) { set(c, a, at); }); }};
 }
 
-/// All of a dispatch, a cached dispatch and a combine of rank-major rows.
-std::vector<Tensor> tensors() {
-  const auto given = [](std::byte* at, std::byte* valid) { return at ? at : valid; };
-  const auto floats = [](std::byte* p) { return reinterpret_cast<float*>(p); };
+std::byte* given(std::byte* at, std::byte* valid) { return at ? at : valid; }
+float* floats(std::byte* p) { return reinterpret_cast<float*>(p); }
+
+/// All of a combine of rank-major rows.
+std::vector<Tensor> tensors_of_combine() {
+  return {
+      in_combine("y.data", 16,
+                 [](Call&, CombineArguments& a, std::byte* at) {
+                   if (at) a.y.data = at;
+                 }),
+      in_combine("out", 16,
+                 [](Call&, CombineArguments& a, std::byte* at) {
+                   if (at) a.out = at;
+                 }),
+      in_combine("CombineOptions::bias[0]", 16,
+                 [](Call& c, CombineArguments& a, std::byte* at) { a.options.bias[0] = given(at, c.spare); }),
+      in_combine("CombineOptions::bias[1]", 16,
+                 [](Call& c, CombineArguments& a, std::byte* at) {
+                   a.options.bias[0] = c.spare;
+                   a.options.bias[1] = given(at, c.spare + 2048);
+                 }),
+      in_combine("CombineOptions::weights", 4,
+                 [](Call& c, CombineArguments& a, std::byte* at) {
+                   a.options.weights = floats(given(at, c.spare));
+                   a.out_weights = floats(c.spare + 2048);
+                 }),
+      in_combine("out_weights", 4,
+                 [](Call& c, CombineArguments& a, std::byte* at) {
+                   a.options.weights = floats(c.spare);
+                   a.out_weights = floats(given(at, c.spare + 2048));
+                 }),
+  };
+}
+
+/// All of a dispatch, and of a cached one.
+std::vector<Tensor> tensors_of_dispatch() {
   return {
       {"x.data", 16,
        [](Call& c, std::byte* at) {
@@ -139,7 +171,7 @@ std::vector<Tensor> tensors() {
          (void)c.dispatch();
        }},
       {"x.scales", 16,
-       [=](Call& c, std::byte* at) {
+       [](Call& c, std::byte* at) {
          make_fp8(c.in.x, given(at, c.spare));
          (void)c.dispatch();
        }},
@@ -149,7 +181,7 @@ std::vector<Tensor> tensors() {
          (void)c.dispatch();
        }},
       {"weights", 4,
-       [=](Call& c, std::byte* at) {
+       [](Call& c, std::byte* at) {
          if (at) c.in.weights = floats(at);
          (void)c.dispatch();
        }},
@@ -160,34 +192,9 @@ std::vector<Tensor> tensors() {
          (void)c.exchange.dispatch(c.in.x, c.in.ids, c.in.weights, o);
        }},
       of_cached("cached x.data", "x.data",
-                [=](Call& c, switchyard::ConstRows& x, std::byte* at) { x.data = at ? at : c.in.x.data; }),
+                [](Call& c, switchyard::ConstRows& x, std::byte* at) { x.data = at ? at : c.in.x.data; }),
       of_cached("cached x.scales", "x.scales",
-                [=](Call& c, switchyard::ConstRows& x, std::byte* at) { make_fp8(x, given(at, c.spare)); }),
-      in_combine("y.data", 16,
-                 [](Call&, CombineArguments& a, std::byte* at) {
-                   if (at) a.y.data = at;
-                 }),
-      in_combine("out", 16,
-                 [](Call&, CombineArguments& a, std::byte* at) {
-                   if (at) a.out = at;
-                 }),
-      in_combine("CombineOptions::bias[0]", 16,
-                 [=](Call& c, CombineArguments& a, std::byte* at) { a.options.bias[0] = given(at, c.spare); }),
-      in_combine("CombineOptions::bias[1]", 16,
-                 [=](Call& c, CombineArguments& a, std::byte* at) {
-                   a.options.bias[0] = c.spare;
-                   a.options.bias[1] = given(at, c.spare + 2048);
-                 }),
-      in_combine("CombineOptions::weights", 4,
-                 [=](Call& c, CombineArguments& a, std::byte* at) {
-                   a.options.weights = floats(given(at, c.spare));
-                   a.out_weights = floats(c.spare + 2048);
-                 }),
-      in_combine("out_weights", 4,
-                 [=](Call& c, CombineArguments& a, std::byte* at) {
-                   a.options.weights = floats(c.spare);
-                   a.out_weights = floats(given(at, c.spare + 2048));
-                 }),
+                [](Call& c, switchyard::ConstRows& x, std::byte* at) { make_fp8(x, given(at, c.spare)); }),
   };
 }
 
@@ -205,7 +212,9 @@ const char* name_of(Wrong wrong) {
 std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
   if (wrong == Wrong::other) return other_misuses();
   std::vector<GpuMisuse> all;
-  for (const Tensor& t : tensors()) {
+  std::vector<Tensor> tensors = tensors_of_dispatch();
+  for (const Tensor& t : tensors_of_combine()) tensors.push_back(t);
+  for (const Tensor& t : tensors) {
     all.push_back({t.name, t.in_text, [t, wrong](Call& c) {
                      std::byte* at = nullptr;
                      if (wrong == Wrong::host_memory) at = reinterpret_cast<std::byte*>(c.host.data());
