@@ -155,6 +155,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+/// f.operator()<unroll, most rows of a token, threads>() of the kernel for so many rows of a token.
+template <class F>
+void pull_shaped(int most, int shape, F&& f) {
+  if (most > 16) return f.template operator()<1, 32, 256>();
+  if (most > 8) return f.template operator()<1, 16, 512>();
+  if (most > 4) return shape == 0 ? f.template operator()<1, 8, 768>() : f.template operator()<2, 8, 512>();
+  if (shape == 0) return f.template operator()<1, 4, 1024>();
+  if (shape == 1) return f.template operator()<2, 4, 768>();
+  f.template operator()<4, 4, 512>();
+}
+
 }  // namespace
 
 struct GpuRank::Impl {
@@ -174,7 +185,9 @@ struct GpuRank::Impl {
   int flushes = 0;
   std::vector<cudaEvent_t> events;
   size_t used = 0;
-  DeviceMoves moves{};
+  DeviceMoves moves{}, pulled{};
+  int most_pulled = 0;  ///< rows of a token
+  DeviceMoves upload(GpuRank& rank, const RowMoves& given) const;
 };
 
 GpuRank::GpuRank(Group& group, size_t floor_bytes) : impl_(std::make_unique<Impl>()) {
@@ -196,10 +209,11 @@ GpuRank::GpuRank(Group& group, size_t floor_bytes) : impl_(std::make_unique<Impl
   }
   check(cudaFuncSetAttribute(push_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 226 * 1024), "push kernel");
   push_kernel<<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16, 1);  // loads the kernels before any rank waits
-  pull_kernel<1, 8, 768><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
-  pull_kernel<1, 4, 1024><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
-  pull_kernel<2, 4, 768><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
-  pull_kernel<4, 4, 512><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+  for (const int most : {4, 8, 16, 32})
+    for (int shape = 0; shape < kFloorShapes; ++shape)
+      pull_shaped(most, shape, [&]<int kUnroll, int kMost, int kThreads>() {
+        pull_kernel<kUnroll, kMost, kThreads><<<1, 32, 0, i.stream>>>(i.heap, {}, nullptr, 0, 0, 16);
+      });
   check(cudaStreamSynchronize(i.stream), "first launch");
   calibrate();
   group.barrier();
@@ -321,20 +335,40 @@ std::vector<double> GpuRank::replay(int n) {
   return out;
 }
 
-void GpuRank::set_moves(const RowMoves& given) {
+namespace {
+
+int most_of_a_token(const RowMoves& moves) {
+  int most = 0;
+  for (size_t t = 0; t + 1 < moves.begin.size(); ++t) most = std::max(most, moves.begin[t + 1] - moves.begin[t]);
+  if (most > 32) throw std::runtime_error("a token has " + std::to_string(most) + " rows; the limits take 32");
+  return most;
+}
+
+}  // namespace
+
+DeviceMoves GpuRank::Impl::upload(GpuRank& rank, const RowMoves& given) const {
   RowMoves moves = given;  // ranks in turn, this one last, as the library serves them (docs/design/0020)
   for (size_t t = 0; t + 1 < moves.begin.size(); ++t) {
     const auto begin = moves.begin[t], end = moves.begin[t + 1];
     auto next = begin;
-    while (next < end && moves.rank[static_cast<size_t>(next)] <= impl_->heap.rank) ++next;
+    while (next < end && moves.rank[static_cast<size_t>(next)] <= heap.rank) ++next;
     for (auto* list : {&moves.rank, &moves.row}) std::rotate(list->begin() + begin, list->begin() + next, list->begin() + end);
   }
-  const auto upload = [&](const std::vector<int32_t>& v) {
-    auto* p = static_cast<int32_t*>(allocate(v.size() * 4));
-    write(p, v.data(), v.size() * 4);
+  const auto copy = [&](const std::vector<int32_t>& v) {
+    auto* p = static_cast<int32_t*>(rank.allocate(v.size() * 4));
+    rank.write(p, v.data(), v.size() * 4);
     return p;
   };
-  impl_->moves = {upload(moves.begin), upload(moves.rank), upload(moves.row)};
+  return {copy(moves.begin), copy(moves.rank), copy(moves.row)};
+}
+
+void GpuRank::set_moves(const RowMoves& given) {
+  impl_->moves = impl_->pulled = impl_->upload(*this, given);
+  impl_->most_pulled = most_of_a_token(given);
+}
+void GpuRank::set_pulled(const RowMoves& given) {
+  impl_->pulled = impl_->upload(*this, given);
+  impl_->most_pulled = most_of_a_token(given);
 }
 
 namespace {
@@ -366,15 +400,11 @@ void GpuRank::pull(int64_t tokens, size_t row_bytes, int sms, int shape) {
     i.rows_bytes = static_cast<size_t>(tokens) * row_bytes;
     i.rows = static_cast<std::byte*>(allocate(i.rows_bytes));
   }
-  const auto bytes = static_cast<uint32_t>(row_bytes);
-  if (i.heap.world > 4)
-    pull_kernel<1, 8, 768><<<sms, 768, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
-  else if (shape == 0)
-    pull_kernel<1, 4, 1024><<<sms, 1024, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
-  else if (shape == 1)
-    pull_kernel<2, 4, 768><<<sms, 768, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
-  else
-    pull_kernel<4, 4, 512><<<sms, 512, 0, i.stream>>>(i.heap, i.moves, i.rows, i.floor_at, tokens, bytes);
+  const auto launch = [&]<int kUnroll, int kMost, int kThreads>() {
+    pull_kernel<kUnroll, kMost, kThreads>
+        <<<sms, kThreads, 0, i.stream>>>(i.heap, i.pulled, i.rows, i.floor_at, tokens, static_cast<uint32_t>(row_bytes));
+  };
+  pull_shaped(i.most_pulled, shape, launch);
   check(cudaGetLastError(), "pull limit");
 }
 

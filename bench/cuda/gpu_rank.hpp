@@ -57,8 +57,10 @@ class GpuRank {
   /// Enqueues arithmetic that takes about so long if nothing disturbs it, on all multiprocessors of this rank.
   void compute(double microseconds);
 
-  /// Uploads the moves of this rank, whose ranks ascend in each token.
+  /// Uploads the moves of this rank, whose ranks ascend in each token; at most 32 for a token.
   void set_moves(const RowMoves& moves);
+  /// What pull sums, if not the rows that push sends. After set_moves.
+  void set_pulled(const RowMoves& moves);
   /// Enqueues one limit over `sms` blocks: rows are read once and written to all their places (push), or read from all their
   /// places, summed in float32 and written once (pull; bf16). `shape` in [0, kFloorShapes).
   void push(int64_t tokens, size_t row_bytes, int sms, int shape);

@@ -270,6 +270,102 @@ INSTANTIATE_TEST_SUITE_P(Gpu, Graphs,
                                   (shape.param.layout == Layout::rank_major ? "_rank_major" : "_expert_major");
                          });
 
+// --- Rows that are fp8, or become it, in a graph
+
+struct RowForm {
+  const char* name;
+  DType type;
+  ScaleKind given, made;
+};
+std::ostream& operator<<(std::ostream& out, const RowForm& f) { return out << f.name; }
+class GraphsOfFp8 : public testing::TestWithParam<RowForm> {};
+
+/// A dispatch and a cached one in a graph, replayed with other rows; every row and scale compared.
+void replay_rows(Station& me, const std::shared_ptr<const Case>& c, const NormalConfig& config) {
+  constexpr int kTurns = 25;
+  NormalExchange exchange(me.group, config);
+  std::vector<std::unique_ptr<RankData>> data;
+  std::vector<Inputs> in;
+  for (int i = 0; i < 2 * kTurns + 1; ++i) {
+    data.push_back(std::make_unique<RankData>(*c, me.rank(), i));
+    in.push_back(me.upload(*c, *data.back()));
+  }
+  const Inputs& any = in.back();
+  const size_t scale_bytes = kMostTokens * switchyard::scale_row_bytes(c->scenario.hidden, c->scenario.x_scales);
+  std::byte* const rows[2] = {me.room(any.x_bytes), me.room(any.x_bytes)};
+  std::byte* const scales[2] = {me.room(scale_bytes + 1), me.room(scale_bytes + 1)};
+  switchyard::ConstRows x[2] = {any.x, any.x};
+  for (size_t n = 0; n < 2; ++n) {
+    x[n].data = rows[n];
+    if (x[n].scales) x[n].scales = scales[n];
+  }
+  const DispatchOptions options = me.dispatch_options(*c, me.stream());
+  me.meet();
+  const Handle eager = exchange.dispatch(any.x, any.ids, any.weights, options).handle;
+  me.meet();
+  (void)eager.rows();
+  me.meet();
+  Graph g;
+  must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  {
+    const Dispatched d = exchange.dispatch(x[0], any.ids, any.weights, options);
+    g.first = addresses_of(d);
+    g.second = addresses_of(exchange.dispatch(x[1], d.handle, options));
+  }
+  must(cudaStreamEndCapture(me.stream(), &g.graph), "cudaStreamEndCapture");
+  must(cudaGraphInstantiate(&g.exec, g.graph, 0), "cudaGraphInstantiate");
+  std::vector<Shot> shots;
+  me.meet();
+  for (size_t i = 0; i < 2 * kTurns; i += 2) {
+    CopyList list;
+    for (size_t n = 0; n < 2; ++n) {
+      list.add(rows[n], in[i + n].x.data, in[i + n].x_bytes);
+      if (x[n].scales) list.add(scales[n], in[i + n].x.scales, scale_bytes);
+    }
+    launch_copies(list, me.stream());
+    must(cudaGraphLaunch(g.exec, me.stream()), "cudaGraphLaunch");
+    shots.push_back(me.shoot(g.first, me.stream()));
+    shots.push_back(me.shoot(g.second, me.stream()));
+  }
+  me.meet();
+  for (size_t i = 0; i < shots.size(); ++i) {
+    me.f.set_context(c->scenario.name + ", dispatch " + std::to_string(i));
+    me.check(*c, *data[i], shots[i], eager);
+  }
+  me.group.check();
+  me.meet();
+  destroy(g);
+  me.meet();
+}
+
+TEST_P(GraphsOfFp8, ReplayWithOtherRows) {
+  constexpr int kWorld = 2;
+  isolated([&] {
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+      for (const Staging staging : {Staging::direct, Staging::ring}) {
+        const std::string name = std::string(layout == Layout::rank_major ? "rank_major" : "expert_major") +
+                                 (staging == Staging::direct ? ", direct" : ", ring");
+        Scenario s = gpu_scenario(name, kWorld, layout, kMostTokens, 61);
+        s.x_type = GetParam().type, s.x_scales = GetParam().given, s.quantize = GetParam().made;
+        s.identity = false;
+        s.hidden = 272;  // two groups and a part of one
+        s.staging = staging;
+        s.ring = {3, 2, 4};
+        const auto c = make_case(s);
+        const NormalConfig config = roomy_config(*c, 4);
+        on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) { replay_rows(me, c, config); });
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GraphsOfFp8,
+                         testing::Values(RowForm{"given_f32", DType::fp8_e4m3, ScaleKind::f32, ScaleKind::none},
+                                         RowForm{"given_ue8m0", DType::fp8_e4m3, ScaleKind::ue8m0, ScaleKind::none},
+                                         RowForm{"made_f32", DType::bf16, ScaleKind::none, ScaleKind::f32},
+                                         RowForm{"made_ue8m0", DType::bf16, ScaleKind::none, ScaleKind::ue8m0}),
+                         [](const auto& form) { return std::string(form.param.name); });
+
 /// A typed error; the capture goes on, and so does the stream.
 TEST(GraphCapture, ExactSizesAreRefused) {
   const auto c = make_case(gpu_scenario("exact in capture", 2, Layout::rank_major, 9));

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bad arguments on one rank of a CUDA group: a typed error there that names the argument, PeerFailed elsewhere long before any
 // deadline (which would be a PeerTimeout), and a context that the next group can use.
+#include <algorithm>
+#include <tuple>
+
+#include "gpu/gpu_ranks.hpp"
 #include "gpu/object_rig.hpp"
 
 namespace harness {
@@ -14,7 +18,7 @@ struct Call {
   const Case& c;
   Inputs in;
   bool bad;
-  std::byte* spare;           ///< device memory
+  std::byte* spare;           ///< device memory, 8192 bytes
   std::byte* foreign;         ///< of another GPU, or null
   std::vector<float> host{};  ///< host memory
 
@@ -28,34 +32,37 @@ struct GpuMisuse {
   const char* in_text;
   std::function<void(Call&)> body;
   ErrorCode code = ErrorCode::invalid_argument;
-  int gpus = 1;
 };
 
-GpuMisuse of_dispatch(const char* name, const char* in_text, std::function<void(Call&, DispatchOptions&)> spoil, int gpus = 1) {
-  return {name, in_text,
-          [spoil](Call& call) {
+GpuMisuse of_dispatch(const char* name, const char* in_text, std::function<void(Call&, DispatchOptions&)> spoil) {
+  return {name, in_text, [spoil](Call& call) {
             DispatchOptions o = call.dispatch_options();
             if (call.bad) spoil(call, o);
             (void)call.exchange.dispatch(call.in.x, call.in.ids, call.in.weights, o);
-          },
-          ErrorCode::invalid_argument, gpus};
-}
-
-GpuMisuse of_combine(const char* name, const char* in_text,
-                     std::function<void(Call&, switchyard::ConstRows&, void*&, CombineOptions&)> spoil) {
-  return {name, in_text, [spoil](Call& call) {
-            const Dispatched d = call.dispatch();
-            switchyard::ConstRows y = d.x;
-            void* out = call.in.out;
-            CombineOptions o = call.combine_options();
-            if (call.bad) spoil(call, y, out, o);
-            call.exchange.combine(y, d.handle, out, o);
           }};
 }
 
-template <class T>
-void shift(T*& pointer, int bytes) {
-  pointer = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(pointer) + static_cast<uintptr_t>(bytes));
+struct CombineArguments {
+  switchyard::ConstRows y;
+  void* out;
+  CombineOptions options;
+  float* out_weights = nullptr;
+};
+/// A dispatch, and a combine of its rows with what set(arguments) makes of valid ones.
+template <class Set>
+void combine_with(Call& call, Set&& set) {
+  const Dispatched d = call.dispatch();
+  CombineArguments a{d.x, call.in.out, call.combine_options()};
+  set(a);
+  call.exchange.combine(a.y, d.handle, a.out, a.options, a.out_weights);
+}
+
+GpuMisuse of_combine(const char* name, const char* in_text, std::function<void(Call&, CombineArguments&)> spoil) {
+  return {name, in_text, [spoil](Call& call) {
+            combine_with(call, [&](CombineArguments& a) {
+              if (call.bad) spoil(call, a);
+            });
+          }};
 }
 
 /// Memory of the GPU after this rank's, or null if there is only one; freed when the process ends. While nobody waits.
@@ -70,27 +77,14 @@ std::byte* memory_of_another_gpu(const Station& me) {
   return memory;
 }
 
-std::vector<GpuMisuse> gpu_misuses() {
+std::vector<GpuMisuse> other_misuses() {
   using switchyard::ConstRows;
   return {
-      of_dispatch("host_rows", "x.data", [](Call& c, DispatchOptions&) { c.in.x.data = c.host.data(); }),
-      of_dispatch("host_ids", "ids.data", [](Call& c, DispatchOptions&) { c.in.ids.data = c.host.data(); }),
-      of_dispatch("host_weights", "weights", [](Call& c, DispatchOptions&) { c.in.weights = c.host.data(); }),
-      of_dispatch("host_device_tokens", "device_tokens",
-                  [](Call& c, DispatchOptions& o) { o.device_tokens = reinterpret_cast<const int32_t*>(c.host.data()); }),
-      of_dispatch(
-          "rows_of_another_gpu", "x.data", [](Call& c, DispatchOptions&) { c.in.x.data = c.foreign; }, 2),
-      of_dispatch("misaligned_rows", "x.data", [](Call& c, DispatchOptions&) { shift(c.in.x.data, 8); }),
-      of_dispatch("misaligned_ids", "ids.data", [](Call& c, DispatchOptions&) { shift(c.in.ids.data, 2); }),
       of_dispatch("too_many_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = 100000; }),
       of_dispatch("negative_sms", "num_sms", [](Call&, DispatchOptions& o) { o.num_sms = -1; }),
       of_dispatch("too_many_tokens", "ids.tokens = 13", [](Call& c, DispatchOptions&) { c.in.ids.tokens = c.in.x.rows = 13; }),
       of_dispatch("wrong_hidden", "x.cols = 72", [](Call& c, DispatchOptions&) { c.in.x.cols = 72; }),
-      of_combine("host_out", "out", [](Call& c, ConstRows&, void*& out, CombineOptions&) { out = c.host.data(); }),
-      of_combine("misaligned_out", "out", [](Call&, ConstRows&, void*& out, CombineOptions&) { shift(out, 4); }),
-      of_combine("host_y", "y.data", [](Call& c, ConstRows& y, void*&, CombineOptions&) { y.data = c.host.data(); }),
-      of_combine("misaligned_bias", "bias[0]", [](Call& c, ConstRows&, void*&, CombineOptions& o) { o.bias[0] = c.spare + 2; }),
-      of_combine("combine_sms", "num_sms", [](Call&, ConstRows&, void*&, CombineOptions& o) { o.num_sms = 1 << 20; }),
+      of_combine("combine_sms", "num_sms", [](Call&, CombineArguments& a) { a.options.num_sms = 1 << 20; }),
       {"handle_of_another_shape", "handle",
        [](Call& call) {
          const Dispatched d = call.dispatch();
@@ -105,54 +99,180 @@ std::vector<GpuMisuse> gpu_misuses() {
   };
 }
 
-class GpuMisuses : public testing::TestWithParam<int> {};
+/// A tensor argument: what its address must be a multiple of, and a call that gives `at` for it. Null: a valid address.
+struct Tensor {
+  const char* name;
+  size_t alignment;
+  std::function<void(Call&, std::byte* at)> body;
+  const char* in_text = name;
+};
+
+void make_fp8(switchyard::ConstRows& x, std::byte* scales) {
+  x.dtype = DType::fp8_e4m3;  // the bytes of bf16 rows will do
+  x.scale_kind = ScaleKind::f32;
+  x.scales = scales;
+}
+
+Tensor of_cached(const char* name, const char* in_text, std::function<void(Call&, switchyard::ConstRows&, std::byte*)> set) {
+  return {name, 16,
+          [set](Call& c, std::byte* at) {
+            const Dispatched d = c.dispatch();
+            switchyard::ConstRows x = c.in.x;
+            set(c, x, at);
+            (void)c.exchange.dispatch(x, d.handle, c.dispatch_options());
+          },
+          in_text};
+}
+
+Tensor in_combine(const char* name, size_t alignment, std::function<void(Call&, CombineArguments&, std::byte*)> set) {
+  return {name, alignment, [set](Call& c, std::byte* at) { combine_with(c, [&](CombineArguments& a) { set(c, a, at); }); }};
+}
+
+std::byte* given(std::byte* at, std::byte* valid) { return at ? at : valid; }
+float* floats(std::byte* p) { return reinterpret_cast<float*>(p); }
+
+/// All of a combine of rank-major rows.
+std::vector<Tensor> tensors_of_combine() {
+  return {
+      in_combine("y.data", 16,
+                 [](Call&, CombineArguments& a, std::byte* at) {
+                   if (at) a.y.data = at;
+                 }),
+      in_combine("out", 16,
+                 [](Call&, CombineArguments& a, std::byte* at) {
+                   if (at) a.out = at;
+                 }),
+      in_combine("CombineOptions::bias[0]", 16,
+                 [](Call& c, CombineArguments& a, std::byte* at) { a.options.bias[0] = given(at, c.spare); }),
+      in_combine("CombineOptions::bias[1]", 16,
+                 [](Call& c, CombineArguments& a, std::byte* at) {
+                   a.options.bias[0] = c.spare;
+                   a.options.bias[1] = given(at, c.spare + 2048);
+                 }),
+      in_combine("CombineOptions::weights", 4,
+                 [](Call& c, CombineArguments& a, std::byte* at) {
+                   a.options.weights = floats(given(at, c.spare));
+                   a.out_weights = floats(c.spare + 2048);
+                 }),
+      in_combine("out_weights", 4,
+                 [](Call& c, CombineArguments& a, std::byte* at) {
+                   a.options.weights = floats(c.spare);
+                   a.out_weights = floats(given(at, c.spare + 2048));
+                 }),
+  };
+}
+
+/// All of a dispatch, and of a cached one.
+std::vector<Tensor> tensors_of_dispatch() {
+  return {
+      {"x.data", 16,
+       [](Call& c, std::byte* at) {
+         if (at) c.in.x.data = at;
+         (void)c.dispatch();
+       }},
+      {"x.scales", 16,
+       [](Call& c, std::byte* at) {
+         make_fp8(c.in.x, given(at, c.spare));
+         (void)c.dispatch();
+       }},
+      {"ids.data", 4,
+       [](Call& c, std::byte* at) {
+         if (at) c.in.ids.data = at;
+         (void)c.dispatch();
+       }},
+      {"weights", 4,
+       [](Call& c, std::byte* at) {
+         if (at) c.in.weights = floats(at);
+         (void)c.dispatch();
+       }},
+      {"DispatchOptions::device_tokens", 4,
+       [](Call& c, std::byte* at) {
+         DispatchOptions o = c.dispatch_options();
+         o.device_tokens = reinterpret_cast<const int32_t*>(at);
+         (void)c.exchange.dispatch(c.in.x, c.in.ids, c.in.weights, o);
+       }},
+      of_cached("cached x.data", "x.data",
+                [](Call& c, switchyard::ConstRows& x, std::byte* at) { x.data = at ? at : c.in.x.data; }),
+      of_cached("cached x.scales", "x.scales",
+                [](Call& c, switchyard::ConstRows& x, std::byte* at) { make_fp8(x, given(at, c.spare)); }),
+  };
+}
+
+enum class Wrong { host_memory, another_gpu, misaligned, other };
+const char* name_of(Wrong wrong) {
+  switch (wrong) {
+    case Wrong::host_memory: return "host_memory";
+    case Wrong::another_gpu: return "another_gpu";
+    case Wrong::misaligned: return "misaligned";
+    default: return "other";
+  }
+}
+
+/// Every tensor argument at such an address, or what else can be wrong.
+std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
+  if (wrong == Wrong::other) return other_misuses();
+  std::vector<GpuMisuse> all;
+  std::vector<Tensor> tensors = tensors_of_dispatch();
+  for (const Tensor& t : tensors_of_combine()) tensors.push_back(t);
+  for (const Tensor& t : tensors) {
+    all.push_back({t.name, t.in_text, [t, wrong](Call& c) {
+                     std::byte* at = nullptr;
+                     if (wrong == Wrong::host_memory) at = reinterpret_cast<std::byte*>(c.host.data());
+                     if (wrong == Wrong::another_gpu) at = c.foreign;
+                     if (wrong == Wrong::misaligned) at = c.spare + t.alignment / 2;
+                     t.body(c, c.bad ? at : nullptr);
+                   }});
+  }
+  return all;
+}
+
+class GpuMisuses : public testing::TestWithParam<std::tuple<int, Wrong>> {};
 
 /// All in one process: each leaves a context in which the next one's group, and at last a whole round, must work.
 TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
-  const int world = GetParam(), bad = world - 1;
+  const auto [world, wrong] = GetParam();
+  const int bad = world - 1;
+  if (wrong == Wrong::another_gpu && switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   Scenario s = gpu_scenario("misuse", world, Layout::rank_major, 12);
   const auto c = make_case(s);
   const NormalConfig config = roomy_config(*c, 3);
   NormalConfig other = config;
   ++other.num_experts;
-  isolated([&] {
-    int devices = 0;
-    must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-    for (const GpuMisuse& m : gpu_misuses()) {
-      if (devices < m.gpus) continue;
-      on_gpus(world, heap_for(other, world, 3), 20s, [&](Station& me) {
-        me.f.set_context(m.name);
-        NormalExchange exchange(me.group, config), other_shape(me.group, other);
-        RankData data(*c, me.rank(), 0);
-        Call call{me,
-                  exchange,
-                  other_shape,
-                  *c,
-                  me.upload(*c, data),
-                  me.rank() == bad,
-                  me.room(4096),
-                  memory_of_another_gpu(me),
-                  std::vector<float>(4096)};
-        me.meet();
-        Outcome o = outcome_of([&] { m.body(call); });
-        if (me.rank() == bad) {
-          me.f.equal(static_cast<int>(m.code), static_cast<int>(o.code), "code, " + o.text);
-          me.f.check(o.text.find(m.in_text) != std::string::npos, "text: " + o.text);
-        }
-        me.meet();  // their kernels end although nobody calls
-        if (me.rank() != bad) {
-          if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
-          me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at a peer, " + o.text);
-          me.f.equal(bad, o.failed_rank, "rank that failed");
-          me.f.equal(static_cast<int>(m.code), static_cast<int>(o.reason), "reason at a peer");
-        }
-        const Outcome later = outcome_of([&] { (void)call.dispatch(); });
-        me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(later.code), "sticky, " + later.text);
-        me.f.check(cudaStreamSynchronize(me.stream()) == cudaSuccess, "the stream failed");
-        me.f.check(cudaGetLastError() == cudaSuccess, "a CUDA error is pending");
-        me.gather();
-      });
+  const std::vector<GpuMisuse> misuses = gpu_misuses(wrong);
+  const auto one = [&](const GpuMisuse& m, Station& me) {
+    me.f.set_context(m.name);
+    NormalExchange exchange(me.group, config), other_shape(me.group, other);
+    RankData data(*c, me.rank(), 0);
+    Call call{me,
+              exchange,
+              other_shape,
+              *c,
+              me.upload(*c, data),
+              me.rank() == bad,
+              me.room(8192),
+              memory_of_another_gpu(me),
+              std::vector<float>(4096)};
+    me.meet();
+    Outcome o = outcome_of([&] { m.body(call); });
+    if (me.rank() == bad) {
+      me.f.equal(static_cast<int>(m.code), static_cast<int>(o.code), "code, " + o.text);
+      me.f.check(o.text.find(m.in_text) != std::string::npos, "text: " + o.text);
     }
+    me.meet();  // their kernels end although nobody calls
+    if (me.rank() != bad) {
+      if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
+      me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at a peer, " + o.text);
+      me.f.equal(bad, o.failed_rank, "rank that failed");
+      me.f.equal(static_cast<int>(m.code), static_cast<int>(o.reason), "reason at a peer");
+    }
+    const Outcome later = outcome_of([&] { (void)call.dispatch(); });
+    me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(later.code), "sticky, " + later.text);
+    me.f.check(cudaStreamSynchronize(me.stream()) == cudaSuccess, "the stream failed");
+    me.f.check(cudaGetLastError() == cudaSuccess, "a CUDA error is pending");
+    me.gather();
+  };
+  isolated([&] {
+    for (const GpuMisuse& m : misuses) on_gpus(world, heap_for(other, world, 3), 20s, [&](Station& me) { one(m, me); });
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       me.f.set_context("after all misuses");
       NormalExchange exchange(me.group, config);
@@ -161,8 +281,59 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuMisuses, testing::Values(2, 3),
-                         [](const auto& world) { return "W" + std::to_string(world.param); });
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuMisuses,
+                         testing::Combine(testing::Values(2, 3), testing::Values(Wrong::host_memory, Wrong::another_gpu,
+                                                                                 Wrong::misaligned, Wrong::other)),
+                         [](const auto& p) {
+                           return "W" + std::to_string(std::get<0>(p.param)) + "_" + name_of(std::get<1>(p.param));
+                         });
+
+/// T in device memory beyond what the ids have room for, or less than none: as many as there are, or none.
+TEST(GpuDeviceTokens, AreClamped) {
+  constexpr int kWorld = 3;
+  constexpr int64_t kMost = 12;
+  const std::vector<int32_t> values{kMost + 1, INT32_MAX, -1, INT32_MIN, 5, kMost, 0};
+  const auto value_of = [&](size_t step, int rank) { return values[(step + static_cast<size_t>(rank) * 2) % values.size()]; };
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    std::vector<std::shared_ptr<const Case>> cases;
+    for (size_t step = 0; step < values.size(); ++step) {
+      Scenario s = gpu_scenario("device tokens " + std::to_string(step), kWorld, layout, kMost, 81 + 2 * step);
+      for (int r = 0; r < kWorld; ++r) s.tokens[static_cast<size_t>(r)] = std::clamp<int64_t>(value_of(step, r), 0, kMost);
+      cases.push_back(make_case(s));
+    }
+    const NormalConfig config = roomy_config(*cases[0], 3);
+    on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      std::byte *const x = me.room(kMost * 128), *const ids = me.room(kMost * 12), *const weights = me.room(kMost * 12),
+                       *const out = me.room(kMost * 128);
+      auto* const tokens = reinterpret_cast<int32_t*>(me.room(4));
+      for (size_t step = 0; step < cases.size(); ++step) {
+        me.f.set_context("T is " + std::to_string(value_of(step, me.rank())));
+        RankData data(*cases[step], me.rank(), 0);
+        const Inputs in = me.upload(*cases[step], data);
+        me.meet();
+        CopyList list;
+        list.add(x, in.x.data, in.x_bytes);
+        list.add(ids, in.ids.data, in.ids_bytes);
+        list.add(weights, in.weights, in.weights_bytes);
+        launch_copies(list, me.stream());
+        launch_set(tokens, value_of(step, me.rank()), me.stream());
+        DispatchOptions options = me.dispatch_options(*cases[step], me.stream());
+        options.device_tokens = tokens;
+        const Dispatched d =
+            exchange.dispatch({x, kMost, 64, DType::bf16}, switchyard::ExpertIds::of(reinterpret_cast<int32_t*>(ids), kMost, 3),
+                              reinterpret_cast<const float*>(weights), options);
+        const Shot shot = me.shoot(d, me.stream());
+        exchange.combine(d.x, d.handle, out, me.combine_options(*cases[step], me.stream()));
+        me.meet();
+        me.f.equal(cases[step]->scenario.tokens[static_cast<size_t>(me.rank())], d.handle.tokens(), "tokens");
+        me.check(*cases[step], data, shot, d.handle);
+        me.check_combined(data, in, out);
+        me.meet();
+      }
+    });
+  }
+}
 
 /// A pool too small for anything: an error that says so, no kernel without memory.
 TEST(GpuPool, TooSmallIsATypedError) {

@@ -39,13 +39,13 @@ DType type_of(const std::string& name) {
 struct Setup {
   BenchOptions options;
   Scenario scenario;
-  std::vector<bench::RowMoves> moves;  ///< rank-major rows of all ranks
+  PlannedMoves planned;
+  PlannedRoutes routes;  ///< per_route only: what comes back
   DType type = DType::bf16, out_type = DType::bf16;
   ScaleKind scales = ScaleKind::none, quantize = ScaleKind::none;
   NormalConfig config;
-  double mean_ranks = 0;
-  int64_t remote_pairs = 0;  ///< of the rank that sends most
 
+  bool per_route() const { return options.order == "per_route"; }
   bool outputs_apart() const { return type == DType::fp8_e4m3 || quantize != ScaleKind::none; }
   size_t sent_row_bytes() const {
     const DType sent = quantize != ScaleKind::none ? DType::fp8_e4m3 : type;
@@ -55,7 +55,16 @@ struct Setup {
   size_t out_row_bytes() const { return static_cast<size_t>(options.hidden) * dtype_bytes(out_type); }
   size_t floor_bytes() const {
     const auto rows = static_cast<size_t>(scenario.world) * static_cast<size_t>(options.tokens);
-    return rows * std::max(sent_row_bytes(), out_row_bytes());
+    return std::max(rows * std::max(sent_row_bytes(), out_row_bytes()),
+                    static_cast<size_t>(routes.most_rows) * out_row_bytes());
+  }
+  /// All ranks together, as on the CPU.
+  bench::ExchangeBytes bytes() const {
+    const auto row = static_cast<double>(options.hidden);
+    return bench::exchange_bytes(
+        scenario.world * options.tokens, planned.all_pairs, planned.all_remote_pairs, planned.all_routes,
+        row * static_cast<double>(dtype_bytes(type)) + static_cast<double>(scale_row_bytes(options.hidden, scales)),
+        static_cast<double>(sent_row_bytes()), static_cast<double>(out_row_bytes()));
   }
 };
 
@@ -73,15 +82,14 @@ Setup make_setup(const BenchOptions& o) {
   c.alignment = static_cast<int>(o.alignment);
   c.seed = static_cast<uint64_t>(o.seed);
   c.routing = source.all_ranks(o.tokens);
-  PlannedMoves planned = plan_moves(c);
-  s.moves = std::move(planned.moves);
-  s.mean_ranks = planned.mean_ranks;
-  s.remote_pairs = planned.remote_pairs;
+  s.planned = plan_moves(c);
+  if (s.per_route()) s.routes = plan_routes(c);
   s.type = type_of(o.dtype);
   s.scales = s.type == DType::fp8_e4m3 ? ScaleKind::f32 : ScaleKind::none;
   s.quantize = o.quantize == "f32" ? ScaleKind::f32 : o.quantize == "ue8m0" ? ScaleKind::ue8m0 : ScaleKind::none;
   s.out_type = s.type == DType::fp8_e4m3 ? DType::bf16 : s.type;
-  if (source.spec() == "uniform" && o.tokens >= 1024) check_mean_ranks(s.mean_ranks, c.world, c.experts, c.topk, o.seed);
+  if (source.spec() == "uniform" && o.tokens >= 1024)
+    check_mean_ranks(s.planned.mean_ranks, c.world, c.experts, c.topk, o.seed);
   NormalConfig& n = s.config;
   n.hidden = o.hidden;
   n.num_experts = c.experts;
@@ -107,7 +115,8 @@ class RankBench {
     ids_.data = upload(mine.ids.data(), mine.ids.size() * 4);
     if (!mine.weights.empty()) weights_ = static_cast<const float*>(upload(mine.weights.data(), mine.weights.size() * 4));
     out_ = gpu_.allocate(static_cast<size_t>(s_.options.tokens) * s_.out_row_bytes());
-    gpu_.set_moves(s_.moves[static_cast<size_t>(rank_)]);
+    gpu_.set_moves(s_.planned.moves[static_cast<size_t>(rank_)]);
+    if (s_.per_route()) gpu_.set_pulled(s_.routes.moves[static_cast<size_t>(rank_)]);
   }
 
   json run() {
@@ -138,6 +147,7 @@ class RankBench {
  private:
   int sms() const { return static_cast<int>(s_.options.sms); }
   int combine_sms() const { return static_cast<int>(s_.options.combine_sms); }
+  CombineOrder order() const { return s_.per_route() ? CombineOrder::per_route : CombineOrder::per_rank; }
   const void* upload(const void* host, size_t bytes) {
     void* p = gpu_.allocate(bytes);
     gpu_.write(p, host, bytes);
@@ -155,7 +165,7 @@ class RankBench {
     CombineOptions o;
     o.stream = gpu_.stream();
     o.num_sms = combine_sms();
-    o.order = s_.options.order == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
+    o.order = order();
     exchange_.combine(s_.outputs_apart() ? ConstRows(y.rows()) : ConstRows(d.x), d.handle, out_, o);
   }
   RowBuffer outputs_of(const Dispatched& d) {
@@ -215,7 +225,7 @@ class RankBench {
     std::vector<std::byte> out(static_cast<size_t>(s_.options.tokens) * s_.out_row_bytes());
     gpu_.read(out.data(), out_, out.size());
     CombineCase c;
-    c.order = s_.options.order == "per_route" ? CombineOrder::per_route : CombineOrder::per_rank;
+    c.order = order();
     c.type = s_.out_type;
     c.identity = !s_.outputs_apart();
     for (const CheckResult& r : {dispatched, check_combined("combine", s_.scenario, rank_, out.data(), c)})
@@ -236,9 +246,12 @@ class RankBench {
 struct CudaRun {
   BenchOptions options;
   double mean_ranks = 0, remote_bytes = 0;
+  bench::ExchangeBytes bytes;
   size_t heap_bytes = 0;
   bench::Times dispatch, cached, combine, plan, push, pull;
   bool has_push = false, has_pull = false;
+  /// What the plan and the exchange of counts add to a dispatch.
+  double over_cached() const { return dispatch.p50 - cached.p50; }
   std::vector<CheckResult> checks;
   bool passed() const {
     return std::all_of(checks.begin(), checks.end(), [](const CheckResult& c) { return c.passed; });
@@ -282,9 +295,10 @@ CudaRun measure(const BenchOptions& options) {
   run.options = options;
   run.options.experts = setup.scenario.experts;
   run.options.topk = setup.scenario.topk;
-  run.mean_ranks = setup.mean_ranks;
+  run.mean_ranks = setup.planned.mean_ranks;
+  run.bytes = setup.bytes();
   run.heap_bytes = job.group.heap_bytes;
-  run.remote_bytes = static_cast<double>(setup.remote_pairs) * static_cast<double>(setup.sent_row_bytes());
+  run.remote_bytes = static_cast<double>(setup.planned.remote_pairs) * static_cast<double>(setup.sent_row_bytes());
   run.dispatch = times_of(ranks, "dispatch");
   run.cached = times_of(ranks, "cached");
   run.combine = times_of(ranks, "combine");
@@ -328,11 +342,14 @@ json describe(const CudaRun& r) {
                 {"statistic", "slowest rank"}}},
               {"mean_ranks_per_token", r.mean_ranks},
               {"largest_remote_bytes", r.remote_bytes},
+              {"remote_bytes", r.bytes.remote},
+              {"logical_bytes", r.bytes.logical},
               {"symmetric_bytes_per_rank", r.heap_bytes},
               {"dispatch", to_json(r.dispatch)},
               {"cached_dispatch", to_json(r.cached)},
               {"combine", to_json(r.combine)},
               {"plan_us", r.plan.p50},
+              {"dispatch_over_cached_us", r.over_cached() * 1e6},
               {"checks", checks},
               {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
   if (r.has_push) {
@@ -341,35 +358,41 @@ json describe(const CudaRun& r) {
   }
   if (r.has_pull) {
     out["pull_limit"] = to_json(r.pull);
+    out["pull_limit_rows"] = o.order;
     out["share_of_limit"]["combine"] = r.pull.p50 / r.combine.p50;
   }
   return out;
 }
 
 void print_runs(const std::vector<CudaRun>& runs) {
+  const bool few = runs.front().options.iterations <= 100;  // p99 is the maximum
+  const std::string tail = few ? "max" : "p99";
   PointTable table(runs.front().options, {"tokens", "sms"},
-                   {"tokens", "SMs", "layout", "rows", "plan", "dispatch", "p99", "limit", "cached", "push", "combine", "p99",
-                    "limit", "pull", "remote", "checked"});
+                   {"tokens", "SMs", "layout", "rows", "plan", "dispatch", tail, "limit", "cached", "over cached", "push",
+                    "combine", tail, "limit", "pull", "remote", "logical", "checked"});
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const CudaRun& r : runs) {
     const BenchOptions& o = r.options;
     const std::string sms =
         o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);  // tuned
-    table.row(o,
-              {std::to_string(o.tokens), sms, o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
-               fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50), us(r.dispatch.p99),
-               fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50), us(r.push.p50), us(r.combine.p50),
-               us(r.combine.p99), r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
-               r.has_pull ? us(r.pull.p50) : "-", decimal_size(r.remote_bytes),
-               !o.verify    ? yellow("no")
-               : r.passed() ? green("PASS")
-                            : red("FAIL")});
+    table.row(
+        o, {std::to_string(o.tokens), sms, o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+            fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50), us(r.dispatch.p99),
+            fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50), us(r.over_cached()), us(r.push.p50),
+            us(r.combine.p50), us(r.combine.p99), r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
+            r.has_pull ? us(r.pull.p50) : "-", decimal_size(r.bytes.remote), decimal_size(r.bytes.logical),
+            !o.verify    ? yellow("no")
+            : r.passed() ? green("PASS")
+                         : red("FAIL")});
   }
   fmt::print("\n{}", table.text());
   fmt::print(
       "\n  Microseconds, slowest rank, cold L2, plan included in dispatch. push and pull: the same rows moved by a bare kernel "
       "on "
-      "as many SMs;\n  limit: their share of the time of the call.\n");
+      "as many SMs;\n  limit: their share of the time of the call. over cached: dispatch less cached dispatch, what the plan "
+      "adds.\n"
+      "  remote: rows for other ranks, one per (token, rank), of all ranks; logical: one row per route.\n");
+  if (few) fmt::print("  max: of {} iterations; p99 needs more than 100.\n", runs.front().options.iterations);
   for (const CudaRun& r : runs)
     for (const CheckResult& c : r.checks)
       if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.options), c.detail);

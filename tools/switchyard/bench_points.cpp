@@ -196,9 +196,11 @@ std::vector<BenchOptions> bench_points(const BenchOptions& options) {
     throw UsageError("--contest: given with --mode " + options.mode + "; it belongs to --mode flat");
   std::vector<BenchOptions> points{options};
   if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: given with --contest, which sets the shapes");
+  for (BenchOptions& point : points)
+    if (point.iterations == 0) point.iterations = point.backend == "cuda" && point.mode == "normal" ? 200 : 40;
   for (const std::string& sweep : options.sweep) vary(points, sweep);
   refuse_without_effect(options, points.front().swept);
-  return options.contest ? contest_points(options) : points;
+  return options.contest ? contest_points(points.front()) : points;
 }
 
 void check_room(const BenchOptions& point, double bytes, const bench::Machine& machine) {

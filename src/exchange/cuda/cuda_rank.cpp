@@ -13,6 +13,7 @@
 #include "exchange/cuda/low_latency_launch.hpp"
 #include "exchange/exchange_base.hpp"
 #include "heap/cuda/device_guard.hpp"
+#include "heap/cuda/device_memory.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -65,6 +66,7 @@ void give_stream(int device, cudaStream_t stream) noexcept {
 }
 
 DeviceMemory::DeviceMemory(size_t bytes, cudaStream_t stream) {
+  count_device_allocation();
   check_cuda(cudaMalloc(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");
   check_cuda(cudaMemsetAsync(data_, 0, bytes, stream), "cudaMemset");
   check_cuda(cudaStreamSynchronize(stream), "cudaMemset");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "heap/cuda/device_memory.hpp"
 
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -13,6 +14,8 @@
 
 namespace switchyard::detail {
 namespace {
+
+std::atomic<uint64_t> g_allocations{0};
 
 CUmemAllocationProp properties(int device) {
   CUmemAllocationProp p = {};
@@ -59,6 +62,9 @@ class Stream {
 
 }  // namespace
 
+uint64_t num_device_allocations() noexcept { return g_allocations.load(std::memory_order_relaxed); }
+void count_device_allocation() noexcept { g_allocations.fetch_add(1, std::memory_order_relaxed); }
+
 // ---- physical memory ----
 
 PhysicalMemory::PhysicalMemory(PhysicalMemory&& other) noexcept
@@ -85,6 +91,7 @@ PhysicalMemory PhysicalMemory::create(int device, size_t bytes) {
   const DeviceGuard guard(device);
   const CUmemAllocationProp wanted = properties(device);
   CUmemGenericAllocationHandle handle = 0;
+  count_device_allocation();
   const CUresult result = driver().create(&handle, bytes, &wanted, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
   check(result, "cuMemCreate of " + describe_bytes(bytes) + " on " + gpu(device));
@@ -173,6 +180,7 @@ void VmmSegment::unmap() {
 MallocSegment::MallocSegment(int device, size_t bytes) : DeviceSegment(device) {
   const DeviceGuard guard(device);
   void* data = nullptr;
+  count_device_allocation();
   const cudaError_t error = cudaMalloc(&data, bytes);
   if (error == cudaErrorMemoryAllocation) throw_out_of_memory(device, bytes);
   check(error, "cudaMalloc of " + describe_bytes(bytes) + " on " + gpu(device));

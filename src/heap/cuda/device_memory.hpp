@@ -11,6 +11,11 @@
 
 namespace switchyard::detail {
 
+/// How often this process has asked the driver for memory of a GPU: calls of an exchange object never do. Every place that does
+/// says so, before it asks.
+uint64_t num_device_allocations() noexcept;
+void count_device_allocation() noexcept;
+
 /// One reference to a VMM allocation of the driver. The memory lives until its last reference and its last mapping, in whatever
 /// process, are gone.
 class PhysicalMemory {

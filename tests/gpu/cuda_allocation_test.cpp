@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Once its objects are made, a group asks the driver for no memory: calls of all kinds and random shapes, captured ones too.
+#include <algorithm>
+
+#include "gpu/object_rig.hpp"
+#include "heap/cuda/device_memory.hpp"
+
+namespace harness {
+namespace {
+
+constexpr int kCases = 16, kCalls = 240, kReplays = 50;
+
+/// What the driver has given so far.
+struct Given {
+  size_t free_bytes;     ///< of this rank's GPU
+  uint64_t allocations;  ///< that the library has asked for, in this process
+};
+
+/// Collective. While all ranks are idle.
+Given given_now(Station& me) {
+  me.meet();
+  Given now{0, switchyard::detail::num_device_allocations()};
+  size_t total = 0;
+  must(cudaMemGetInfo(&now.free_bytes, &total), "cudaMemGetInfo");
+  me.gather();
+  return now;
+}
+
+void check_nothing_given(Station& me, const Given& before, const std::string& what) {
+  const Given now = given_now(me);
+  me.f.equal(before.allocations, now.allocations, "allocations, " + what);
+  me.f.equal(before.free_bytes, now.free_bytes, "free bytes of the GPU, " + what);
+}
+
+/// Shapes and formats that one object takes: bf16, quantised on the way in both ways, fp8 with scales; sizes of the worst case
+/// and of what comes; per rank and per route.
+std::vector<std::shared_ptr<const Case>> all_kinds(int world, Layout layout, Staging staging) {
+  std::vector<std::shared_ptr<const Case>> cases;
+  for (uint64_t i = 0; i < kCases; ++i) {
+    Scenario s = gpu_scenario("kind " + std::to_string(i), world, layout, 20, 500 + i);
+    for (size_t r = 0; r < s.tokens.size(); ++r) s.tokens[r] = static_cast<int64_t>(oracle::mix(14, i, r) % 21);
+    s.staging = staging;
+    s.ring = {3, 2, 4};
+    s.drop_percent = i % 5 == 0 ? 20 : 0;
+    s.identity = i % 4 == 0;
+    if (i % 4 == 1) s.quantize = ScaleKind::f32;
+    if (i % 4 == 2) s.quantize = ScaleKind::ue8m0;
+    if (i % 4 == 3) s.x_type = DType::fp8_e4m3, s.x_scales = ScaleKind::f32;
+    if (i % 8 >= 4) s.problem.size = SizePolicy::exact;
+    if (layout == Layout::expert_major && i % 3 == 1) s.order = CombineOrder::per_route;
+    cases.push_back(make_case(s));
+  }
+  return cases;
+}
+
+/// An object, its cases and their inputs.
+struct Subject {
+  std::vector<std::shared_ptr<const Case>> cases;
+  NormalConfig config;
+  std::vector<std::unique_ptr<RankData>> data;
+  std::vector<Inputs> in;
+  std::unique_ptr<NormalExchange> exchange;
+};
+
+/// Dispatch, a cached dispatch if asked for, combine.
+void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t stream) {
+  const Case& c = *s.cases[which];
+  const Inputs& in = s.in[which];
+  DispatchOptions options = me.dispatch_options(c, stream);
+  Dispatched d = s.exchange->dispatch(in.x, in.ids, in.weights, options);
+  if (cached) {
+    const Handle handle = d.handle;
+    d = s.exchange->dispatch(in.x, handle, options);
+  }
+  if (c.scenario.identity) {
+    s.exchange->combine(d.x, d.handle, in.out, me.combine_options(c, stream));
+  } else {
+    const switchyard::RowBuffer y = s.exchange->allocate_rows(d.handle, DType::bf16);
+    s.exchange->combine(y.rows(), d.handle, in.out, me.combine_options(c, stream));
+  }
+}
+
+/// Captures calls of worst-case size, replays them, and gives the graph back. Only making it executable is the user's.
+void check_graph(Station& me, Subject& s) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  const Given before = given_now(me);
+  must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  for (size_t which = 0; which < 4; ++which) call(me, s, which, which % 2 == 0, me.stream());
+  must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+  check_nothing_given(me, before, "capture");
+  must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
+  must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+  const Given launched = given_now(me);
+  for (int i = 0; i < kReplays; ++i) must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+  check_nothing_given(me, launched, "replays");
+  me.check_combined(*s.data[0], s.in[0]);
+  me.meet();
+  must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+  must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  me.meet();
+}
+
+class GpuAllocations : public testing::TestWithParam<int> {};
+
+TEST_P(GpuAllocations, NoneAfterConstruction) {
+  const int world = GetParam();
+  std::vector<std::pair<std::vector<std::shared_ptr<const Case>>, NormalConfig>> objects;
+  size_t heap = 0;
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    for (const Staging staging : {Staging::direct, Staging::ring}) {
+      auto cases = all_kinds(world, layout, staging);
+      const NormalConfig config = roomy_config(*cases[0], 10);
+      heap += heap_for(config, world);
+      objects.emplace_back(std::move(cases), config);
+    }
+  }
+  on_gpus(world, heap, [&](Station& me) {
+    std::vector<Subject> subjects(objects.size());
+    for (size_t o = 0; o < objects.size(); ++o) {
+      Subject& s = subjects[o];
+      s.cases = objects[o].first;
+      s.config = objects[o].second;
+      for (const auto& c : s.cases) {
+        s.data.push_back(std::make_unique<RankData>(*c, me.rank(), 0));
+        s.in.push_back(me.upload(*c, *s.data.back()));
+      }
+    }
+    uint32_t word = 0;
+    me.read(&word, me.room(4), 4);  // what the driver needs for copies to the host it has by now
+    const Given outside = given_now(me);
+    for (Subject& s : subjects) s.exchange = std::make_unique<NormalExchange>(me.group, s.config);
+    const Given before = given_now(me);
+    me.f.check(before.allocations > outside.allocations, "the library asked for no memory at all: proves nothing");
+    for (int i = 0; i < kCalls; ++i) {
+      const uint64_t bits = oracle::mix(15, static_cast<uint64_t>(i));  // equal on all ranks
+      Subject& s = subjects[bits % subjects.size()];
+      me.f.set_context("call " + std::to_string(i));
+      call(me, s, bits / 16 % kCases, bits / 1024 % 2 == 0, me.stream(static_cast<int>(bits / 4096 % Station::kStreams)));
+      if (i % 16 == 15) me.synchronize();
+    }
+    check_nothing_given(me, before, "calls");
+    me.group.check();
+    for (Subject& s : subjects) {
+      for (size_t which = 0; which < kCases; which += 4) {
+        call(me, s, which, false, me.stream());
+        me.meet();
+        me.check_combined(*s.data[which], s.in[which]);
+      }
+    }
+    check_nothing_given(me, before, "calls that are compared");
+    for (Subject& s : subjects) check_graph(me, s);
+    me.group.check();
+    me.meet();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuAllocations, testing::Values(1, 2, 4),
+                         [](const auto& world) { return "W" + std::to_string(world.param); });
+
+}  // namespace
+}  // namespace harness

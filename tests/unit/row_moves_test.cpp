@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows the limits of a benchmark move, against the rows that a dispatch must deliver.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "tools/switchyard/row_moves.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+/// 5 experts on 2 ranks (0, 1, 2 and 3, 4), top-3, two tokens each; -1 is no expert.
+Scenario small(Layout layout, int alignment) {
+  Scenario s;
+  s.world = 2;
+  s.experts = 5;
+  s.topk = 3;
+  s.layout = layout;
+  s.alignment = alignment;
+  s.routing.resize(2);
+  s.routing[0].ids = {0, 3, 4, 1, 0, -1};
+  s.routing[1].ids = {4, 4, 3, 2, 0, 3};
+  for (Routing& r : s.routing) {
+    r.tokens = 2;
+    r.topk = 3;
+    r.num_experts = 5;
+  }
+  return s;
+}
+
+using Place = std::pair<int32_t, int32_t>;  ///< rank, row
+
+std::vector<Place> places_of(const bench::RowMoves& m, size_t token) {
+  std::vector<Place> all;
+  for (int32_t i = m.begin[token]; i < m.begin[token + 1]; ++i)
+    all.emplace_back(m.rank[static_cast<size_t>(i)], m.row[static_cast<size_t>(i)]);
+  return all;
+}
+
+TEST(RowMoves, OfAPairAreCountedByHand) {
+  const PlannedMoves p = plan_moves(small(Layout::rank_major, 1));
+  EXPECT_EQ(places_of(p.moves[0], 0), (std::vector<Place>{{0, 0}, {1, 0}}));
+  EXPECT_EQ(places_of(p.moves[0], 1), (std::vector<Place>{{0, 1}}));
+  EXPECT_EQ(places_of(p.moves[1], 0), (std::vector<Place>{{1, 1}}));
+  EXPECT_EQ(places_of(p.moves[1], 1), (std::vector<Place>{{0, 2}, {1, 2}}));
+  EXPECT_EQ(p.all_pairs, 6);
+  EXPECT_EQ(p.all_remote_pairs, 2);
+  EXPECT_EQ(p.remote_pairs, 1);
+  EXPECT_EQ(p.all_routes, 11);
+  EXPECT_EQ(p.mean_ranks, 1.5);
+}
+
+// A row per route, each where the oracle has it.
+TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
+  for (const int alignment : {1, 4}) {
+    const Scenario s = small(Layout::expert_major, alignment);
+    const PlannedRoutes p = plan_routes(s);
+    std::map<std::pair<int, int64_t>, std::multiset<Place>> want;
+    size_t most = 0, routes = 0;
+    for (int d = 0; d < s.world; ++d) {
+      const std::vector<RowOrigin> rows = expected_rows(s, d);
+      most = std::max(most, rows.size());
+      for (size_t row = 0; row < rows.size(); ++row) {
+        if (rows[row].source < 0) continue;
+        want[{rows[row].source, rows[row].token}].emplace(d, static_cast<int32_t>(row));
+        ++routes;
+      }
+    }
+    EXPECT_EQ(routes, 11u);
+    EXPECT_EQ(p.most_rows, static_cast<int64_t>(most));
+    for (int r = 0; r < s.world; ++r) {
+      for (int64_t t = 0; t < s.tokens(r); ++t) {
+        const std::vector<Place> got = places_of(p.moves[static_cast<size_t>(r)], static_cast<size_t>(t));
+        EXPECT_EQ(std::multiset<Place>(got.begin(), got.end()), (want[{r, t}])) << "rank " << r << " token " << t;
+        EXPECT_TRUE(std::is_sorted(got.begin(), got.end())) << "rank " << r << " token " << t;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard::tool
