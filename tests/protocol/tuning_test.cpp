@@ -19,9 +19,7 @@ namespace harness {
 namespace {
 
 using namespace std::chrono_literals;
-using switchyard::Error;
 using switchyard::Group;
-using switchyard::GroupOptions;
 using switchyard::LowLatencyConfig;
 using switchyard::LowLatencyExchange;
 using switchyard::Trace;

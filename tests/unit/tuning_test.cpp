@@ -61,13 +61,13 @@ class Variable {
 
 TEST(TuningParse, EveryValueAndBack) {
   const std::string lines[] = {
-      "device=\"NVIDIA H200\" mode=normal ranks=4 hidden=7168 tokens=4096 dispatch_sms=48 combine_sms=32 dispatch_warps=14 "
-      "dispatch_stages=2 combine_warps=20",
-      "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 dispatch_sms=1 combine_sms=1024 dispatch_warps=16 "
-      "combine_warps=1 pieces=16",
+      "device=\"H200\" mode=normal ranks=4 hidden=7168 tokens=4096 dispatch_sms=48 combine_sms=32 dispatch_stages=2",
+      "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 combine_sms=1024 combine_warps=1 pieces=16",
       "device=\"NVIDIA H200\" mode=flat ranks=64 hidden=16777216 tokens=67108864 sms=132 warps=16",
       "device=\"NVIDIA H200\" mode=ledger ranks=2 hidden=7168 tokens=64 sms=128 warps=8 chunk_kib=1024",
       "device=\"x = # y\" mode=ledger ranks=1 hidden=1 tokens=1",
+      "device=\"H200\" mode=normal_expert_major ranks=4 hidden=7168 tokens=4096 dispatch_warps=14 combine_warps=20",
+      "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 dispatch_sms=1 dispatch_warps=16",
   };
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
@@ -77,12 +77,14 @@ TEST(TuningParse, EveryValueAndBack) {
     EXPECT_EQ(file.entries[i].text(), lines[i]);
     EXPECT_EQ(file.entries[i].line, static_cast<int>(i) + 2);
   }
-  EXPECT_EQ(file.entries[0].key, (TuningKey{"NVIDIA H200", TuningMode::normal, 4, 7168, 4096}));
-  EXPECT_EQ(file.entries[0].values, (TuningValues{48, 32, 0, 14, 2, 20, 0}));
-  EXPECT_EQ(file.entries[1].values, (TuningValues{1, 1024, 0, 16, 0, 1, 16}));
+  EXPECT_EQ(file.entries[0].key, (TuningKey{"H200", TuningMode::normal, 4, 7168, 4096}));
+  EXPECT_EQ(file.entries[0].values, (TuningValues{48, 32, 0, 0, 2}));
+  EXPECT_EQ(file.entries[1].values, (TuningValues{0, 1024, 0, 0, 0, 1, 16}));
   EXPECT_EQ(file.entries[2].values, (TuningValues{0, 0, 132, 0, 0, 0, 0, 16}));
   EXPECT_EQ(file.entries[3].values, (TuningValues{0, 0, 128, 0, 0, 0, 0, 8, 1024}));
   EXPECT_EQ(file.entries[4].values, TuningValues{});
+  EXPECT_EQ(file.entries[5].values, (TuningValues{0, 0, 0, 14, 0, 20}));
+  EXPECT_EQ(file.entries[6].values, (TuningValues{1, 0, 0, 16}));
 }
 
 TEST(TuningParse, SpacesCommentsAndOrderDoNotMatter) {
