@@ -8,6 +8,8 @@
 #include <set>
 #include <string>
 
+#include "../../bench/machine.hpp"
+#include "../../bench/measure.hpp"
 #include "build_info.hpp"
 #include "numbers.hpp"
 #include "style.hpp"
@@ -250,6 +252,8 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
   json out = {
       {"schema", "switchyard.trace/2"},
       {"commit", source_commit()},
+      {"date", bench::utc_now()},
+      {"machine", to_json(bench::this_machine())},
       {"mode", options.run.mode},
       {"backend", options.run.backend},
       {"calls", options.calls},
@@ -263,6 +267,13 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
         {"quantize", options.run.quantize},
         {"order", options.run.order},
         {"sms", options.run.sms},
+        {"combine_sms", options.run.combine_sms},
+        {"layout", options.run.layout},
+        {"staging", options.run.staging},
+        {"pieces", options.run.pieces},
+        {"workers", trace.options().num_blocks * trace.options().num_warps},
+        {"processes", options.run.processes},
+        {"seed", options.run.seed},
         {"routing", options.run.routing},
         {"sending", options.run.sending}}},
       {"lost_events", trace.lost()},
@@ -271,6 +282,7 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
       {"ranks", ranks_json(s, trace, slices)},
       {"busiest_link", {{"out", link_json(busiest_out(options.run, s))}, {"back", link_json(busiest_back(options.run, s))}}},
       {"written_to", options.out}};
+  if (!options.gpus.empty()) out["gpus"] = options.gpus;
   if (!cost.plain_us.empty())
     out["recording"] = {{"calls_per_round", options.calls},
                         {"plain_us", cost.plain_us},

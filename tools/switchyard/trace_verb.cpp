@@ -107,12 +107,14 @@ TraceCost cost_of(const std::vector<json>& ranks) {
 }
 
 /// Fills in what was left to choose. Returns the number of GPUs, 0 for the CPU.
-int fit(BenchOptions& o) {
+int fit(TraceVerbOptions& options) {
+  BenchOptions& o = options.run;
   int gpus = 0;
   if (o.backend == "cuda") {
     if (!built_with_cuda()) throw UsageError(no_cuda_text());
     const GpuProbe probe = probe_gpus();
     gpus = static_cast<int>(probe.gpus.size());
+    options.gpus = fmt::format("{}, driver {}", probe.names(), probe.driver_version);
     if (gpus == 0) throw UsageError("--backend: 'cuda' given, but no GPU or driver is usable; see `switchyard doctor`");
     if (o.ranks == 0) o.ranks = gpus;
     const int64_t most = probe.gpus.front().multiprocessors / ((o.ranks + gpus - 1) / gpus);
@@ -138,7 +140,7 @@ int run_trace(const TraceVerbOptions& asked) {
   TraceVerbOptions options = asked;
   BenchOptions& o = options.run;
   check_outputs({{"--out", options.out}});
-  const int gpus = fit(o);
+  const int gpus = fit(options);
   const Scenario s = scenario_of(o);
   TraceOptions trace_options;
   trace_options.num_blocks = static_cast<int>(gpus > 0 ? std::max(o.sms, o.combine_sms) : o.blocks);

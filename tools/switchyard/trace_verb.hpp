@@ -16,6 +16,7 @@ struct TraceVerbOptions {
   int64_t events = 256;
   std::string out = "switchyard-trace.json";
   bool json = false;
+  std::string gpus;  ///< names and driver, filled in
 };
 
 /// \returns the exit status
