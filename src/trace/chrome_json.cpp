@@ -191,7 +191,6 @@ std::string Trace::chrome_json(bool flows) const {
         out.event("\"ph\":\"X\",\"dur\":" + micros(p.record.end_ns - p.record.begin_ns) + "," + common);
         break;
       case RecordKind::instant: out.event("\"ph\":\"i\",\"s\":\"t\"," + common); break;
-      case RecordKind::counter: out.event("\"ph\":\"C\"," + common); break;
     }
   }
   write_bytes_in_flight(out, all, origin);

@@ -39,34 +39,29 @@ class CycleClock {
   std::vector<Anchor> anchors_;
 };
 
-}  // namespace
-
-namespace {
-
-/// From the first to the last anchor of one launch, in nanoseconds of the global timer.
+/// From the first to the last anchor of a call's launches of one kind, in nanoseconds of the global timer.
 struct Launch {
   uint64_t begin = ~uint64_t{0}, end = 0;
-  void add(uint64_t timer_ns) {
-    begin = std::min(begin, timer_ns);
-    end = std::max(end, timer_ns);
+  int64_t tokens = 0;
+  void add(const DeviceRecord& anchor) {
+    begin = std::min(begin, anchor.end);
+    end = std::max(end, anchor.end);
+    tokens = launch_tokens(anchor.arg);
   }
 };
-using Launches = std::map<std::pair<uint32_t, int64_t>, Launch>;  // (Event, pack_launch's)
+using Launches = std::map<std::pair<uint32_t, int64_t>, Launch>;  // (Event, launch_call)
 
 void append_calls(Tracer& tracer, Launches launches, int64_t host_minus_timer) {
-  constexpr int64_t kTokens = 0xffffffff;
   for (const auto& [key, plan] : launches) {
     if (key.first != static_cast<uint32_t>(Event::plan)) continue;
-    // Tokens may be known to the plan only.
-    for (auto& [other, call] : launches)
-      if (other.first == static_cast<uint32_t>(Event::dispatch) && (other.second & ~kTokens) == (key.second & ~kTokens))
-        call.begin = std::min(call.begin, plan.begin);
+    const auto call = launches.find({static_cast<uint32_t>(Event::dispatch), key.second});
+    if (call != launches.end()) call->second.begin = std::min(call->second.begin, plan.begin);
   }
   std::vector<TraceRecord> calls;
   for (const auto& [key, launch] : launches)
     calls.push_back({launch.begin + static_cast<uint64_t>(host_minus_timer),
-                     launch.end + static_cast<uint64_t>(host_minus_timer), launch_tokens(key.second),
-                     static_cast<uint16_t>(key.first), RecordKind::span});
+                     launch.end + static_cast<uint64_t>(host_minus_timer), launch.tokens, static_cast<uint16_t>(key.first),
+                     RecordKind::span});
   std::sort(calls.begin(), calls.end(), [](const TraceRecord& a, const TraceRecord& b) { return a.end_ns < b.end_ns; });
   for (const TraceRecord& call : calls) tracer.append(kHostTrack, call);
 }
@@ -87,7 +82,7 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
   for_each([&](int, const DeviceRecord& r) {
     if (r.event != DeviceRecord::kAnchor) return;
     clocks[r.multiprocessor].add(r.begin, r.end);
-    launches[{r.bytes, r.arg}].add(r.end);
+    launches[{r.bytes, launch_call(r.arg)}].add(r);
   });
   for (auto& [multiprocessor, clock] : clocks) clock.sort();
   for_each([&](int track, const DeviceRecord& r) {

@@ -30,7 +30,9 @@ SWITCHYARD_FN inline int64_t pack_launch(uint64_t epoch, const void* object, int
   const uint64_t place = reinterpret_cast<uint64_t>(object) >> 8 & 0xfff;
   return static_cast<int64_t>((epoch & 0xfffff) << 44 | place << 32 | (static_cast<uint64_t>(tokens) & 0xffffffff));
 }
-SWITCHYARD_FN inline int64_t launch_tokens(int64_t launch) { return launch & 0xffffffff; }
+inline int64_t launch_tokens(int64_t launch) { return launch & 0xffffffff; }
+/// Equal for all launches of one call.
+inline int64_t launch_call(int64_t launch) { return launch >> 32; }
 
 /// One rank's buffers in device memory. Trivially copyable. Each track is a ring, written by one warp of one kernel at a time.
 struct DeviceTrace {

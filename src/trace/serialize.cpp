@@ -115,7 +115,7 @@ void Trace::merge(std::span<const std::byte> bytes) {
           damaged("event " + std::to_string(record.event) + " has no name");
         record.event = event_here[size_t{record.event} - kBuiltIn];
       }
-      if (record.kind > detail::RecordKind::counter || record.end_ns < record.begin_ns) damaged("a record is not a record");
+      if (record.kind > detail::RecordKind::instant || record.end_ns < record.begin_ns) damaged("a record is not a record");
       records.emplace_back(track, record);
     }
   }

@@ -29,12 +29,12 @@ struct EventInfo {
 /// Row of the event table; `event` must be below count_of_events.
 const EventInfo& event_info(Event event);
 
-enum class RecordKind : uint16_t { span, instant, counter };
+enum class RecordKind : uint16_t { span, instant };
 
 struct TraceRecord {
   uint64_t begin_ns;  ///< steady clock
   uint64_t end_ns;    ///< spans; otherwise equal to begin_ns
-  int64_t arg;        ///< unit from the event table; a counter's value
+  int64_t arg;        ///< unit from the event table
   uint16_t event;     ///< Event, or an id that Trace::event gave out
   RecordKind kind;
   uint32_t bytes = 0;  ///< of rows from or for other ranks that a span carried; 4 GiB - 1 stands for more
@@ -82,10 +82,6 @@ class Tracer {
   void instant(int track, Event event, int64_t arg = 0) noexcept {
     const uint64_t now = now_ns();
     append(track, {now, now, arg, static_cast<uint16_t>(event), RecordKind::instant});
-  }
-  void counter(int track, Event event, int64_t value) noexcept {
-    const uint64_t now = now_ns();
-    append(track, {now, now, value, static_cast<uint16_t>(event), RecordKind::counter});
   }
 
   /// The i-th record that a track holds, in the order in which they were appended (spans: by end).
@@ -139,12 +135,5 @@ class [[nodiscard]] TraceSpan {
   int track_;
   Event event_;
 };
-
-inline void trace_instant(Tracer* tracer, int track, Event event, int64_t arg = 0) noexcept {
-  if (tracer != nullptr) tracer->instant(track, event, arg);
-}
-inline void trace_counter(Tracer* tracer, int track, Event event, int64_t value) noexcept {
-  if (tracer != nullptr) tracer->counter(track, event, value);
-}
 
 }  // namespace switchyard::detail

@@ -127,15 +127,6 @@ TEST(Ledger, D08_AllRoutesAtMinusOneAreLegal) {
 // --- Sizes
 // -----------------------------------------------------------------------------------------------------------
 
-LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {
-  LedgerConfig c;
-  c.max_tokens = tokens;
-  c.hidden = hidden;
-  c.topk = topk;
-  c.num_experts = experts;
-  return c;
-}
-
 TEST(Ledger, MemoryIsWhatItSays) {
   LedgerConfig config = published_config(5, 37, 3, 7);
   const auto need = LedgerCombine::memory_required(config, 3);

@@ -15,15 +15,6 @@ namespace {
 using switchyard::LedgerConfig;
 using switchyard::LedgerTables;
 
-LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {
-  LedgerConfig c;
-  c.max_tokens = tokens;
-  c.hidden = hidden;
-  c.topk = topk;
-  c.num_experts = experts;
-  return c;
-}
-
 TEST(LedgerFormat, D09_BytesOfThePublishedFormat) {
   const auto full = switchyard::ledger_format_bytes(published_config(64, 7168, 8, 4), 2, 24);
   EXPECT_EQ(full.workspace, 2304u);

@@ -86,4 +86,14 @@ std::string run_ledger_cases(Ranks ranks, const Workers& workers, const std::vec
 /// Sleeps up to `max_us` microseconds, a time that depends on (rank, step).
 void random_delay(int max_us, int rank, int step);
 
+/// Of the published format, whose rows are f16.
+inline switchyard::LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {
+  switchyard::LedgerConfig c;
+  c.max_tokens = tokens;
+  c.hidden = hidden;
+  c.topk = topk;
+  c.num_experts = experts;
+  return c;
+}
+
 }  // namespace harness

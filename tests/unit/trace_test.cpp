@@ -156,7 +156,6 @@ TEST(Trace, JsonTimesAreExactAndRelativeToTheFirstEvent) {
   const uint64_t t0 = 7'000'000'000'123ULL;  // a steady clock after two hours: microseconds as doubles would still be exact
   put_span(trace, 1, 1, Event::send_rows, t0 + 1'001, t0 + 3'456'789, 17);
   put_span(trace, 0, detail::kHostTrack, Event::dispatch, t0, t0 + 5'000'000, 512);
-  trace.tracer(0)->append(0, {t0 + 2'000, t0 + 2'000, 9, static_cast<uint16_t>(Event::plan), RecordKind::counter});
   trace.tracer(0)->append(0, {t0 + 2'500, t0 + 2'500, 8, static_cast<uint16_t>(Event::gate), RecordKind::instant});
   const json doc = json::parse(trace.chrome_json());
   const json spans = only_phase(doc, "X");
@@ -174,8 +173,7 @@ TEST(Trace, JsonTimesAreExactAndRelativeToTheFirstEvent) {
   EXPECT_EQ(spans[1]["ts"], 1.001);
   EXPECT_EQ(spans[1]["dur"], 3455.788);
   EXPECT_EQ(spans[1]["args"]["rows"], 17);
-  ASSERT_EQ(only_phase(doc, "C").size(), 1u);
-  EXPECT_EQ(only_phase(doc, "C")[0]["args"]["routes"], 9);
+  EXPECT_EQ(only_phase(doc, "C").size(), 0u);  // no span carried bytes
   ASSERT_EQ(only_phase(doc, "i").size(), 1u);
   EXPECT_EQ(only_phase(doc, "i")[0]["ts"], 2.5);
 }

@@ -115,8 +115,11 @@ void find_gap(const TraceSlice& call, const std::vector<const TraceSlice*>& span
   const auto offer = [&](double until, const std::string& before, int track) {
     if (until - reached > longest.us) longest = {call.name, after, before, track, reached - call.begin_us, until - reached};
   };
-  for (const TraceSlice* s : spans) {
-    if (s->begin_us >= call_end) break;
+  auto first = std::lower_bound(spans.begin(), spans.end(), call.begin_us,
+                                [](const TraceSlice* s, double begin) { return s->begin_us < begin; });
+  if (first != spans.begin()) --first;  // it may reach into the call
+  for (; first != spans.end() && (*first)->begin_us < call_end; ++first) {
+    const TraceSlice* const s = *first;
     const double end = s->begin_us + s->duration_us;
     if (end <= call.begin_us) continue;
     if (s->begin_us > reached) offer(s->begin_us, s->name, s->track);

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `switchyard trace` says of a trace made by hand: gaps, waits by rank, busiest links, and what recording costs.
+//
+// Executable: trace_summary_test. Source: trace_summary_test.cpp. Label: none.
+#include "tools/switchyard/trace_summary.hpp"
+
+#include <gtest/gtest.h>
+
+#include "trace/tracer.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using detail::Event;
+using nlohmann::json;
+
+/// Two ranks with an expert each. Rank 0 has three tokens, for both experts, for the second twice, and for none; rank 1 one,
+/// for the first.
+Scenario two_ranks() {
+  Scenario s;
+  s.world = 2;
+  s.experts = 2;
+  s.topk = 2;
+  s.hidden = 64;
+  s.routing.resize(2);
+  for (Routing& r : s.routing) r.topk = 2, r.num_experts = 2;
+  s.routing[0].tokens = 3;
+  s.routing[0].ids = {0, 1, 1, 1, -1, -1};
+  s.routing[1].tokens = 1;
+  s.routing[1].ids = {0, -1};
+  return s;
+}
+
+TraceVerbOptions options_for(const char* mode) {
+  TraceVerbOptions o;
+  o.run.mode = mode;
+  o.run.hidden = 64;
+  return o;
+}
+
+Trace two_workers(size_t events = 64) {
+  TraceOptions t;
+  t.num_blocks = 1;
+  t.num_warps = 2;
+  t.events_per_track = events;
+  return Trace(2, t);
+}
+
+TEST(TraceSummary, TheLongestGapLiesInsideACall) {
+  Trace trace = two_workers();
+  detail::Tracer& r = *trace.tracer(0);
+  r.span(detail::kHostTrack, Event::dispatch, 1'000, 11'000, 3);
+  r.span(detail::kHostTrack, Event::combine, 50'000, 60'000, 3);  // 39 us between the calls are no gap
+  r.span(0, Event::send_rows, 1'000, 3'000, 1);
+  r.span(0, Event::wait_rows, 6'000, 11'000, 1);     // 3 us before it
+  r.span(1, Event::send_rows, 1'000, 11'500, 1);     // reaches out of the call
+  r.span(0, Event::pull_reduce, 49'500, 59'000, 1);  // begins before the call
+  r.span(1, Event::pull_reduce, 50'000, 54'000, 1);
+  r.span(1, Event::wait_pulled, 54'000, 55'000, 1);  // then 5 us until the end
+  const json ranks = summary_json(options_for("normal"), two_ranks(), trace, {}).at("ranks");
+  ASSERT_EQ(ranks.size(), 1u);
+  const json& gap = ranks[0].at("longest_gap");
+  EXPECT_DOUBLE_EQ(gap.at("us"), 5.0);
+  EXPECT_EQ(gap.at("worker"), "block 0 warp 1");
+  EXPECT_EQ(gap.at("call"), "combine");
+  EXPECT_DOUBLE_EQ(gap.at("begins_us"), 5.0);
+  EXPECT_EQ(gap.at("after"), "wait_pulled");
+  EXPECT_EQ(gap.at("before"), "its end");
+  // Busy from 1 to 60: 2 + 5 + 9.5 and 10.5 + 5 of 58 us each.
+  EXPECT_DOUBLE_EQ(ranks[0].at("window_us"), 58.0);
+  EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - 32.0 / (2 * 58.0), 1e-9);
+}
+
+TEST(TraceSummary, CallsWhoseSpansWereForgottenHaveNoGap) {
+  Trace trace = two_workers(2);
+  detail::Tracer& r = *trace.tracer(0);
+  r.span(detail::kHostTrack, Event::dispatch, 1'000, 11'000, 3);
+  r.span(detail::kHostTrack, Event::dispatch, 20'000, 30'000, 3);
+  for (const uint64_t begin : {1'000u, 18'000u, 22'000u}) r.span(0, Event::send_rows, begin, begin + 1'000, 1);
+  ASSERT_EQ(trace.lost(), 1u);
+  const json ranks = summary_json(options_for("normal"), two_ranks(), trace, {}).at("ranks");
+  EXPECT_DOUBLE_EQ(ranks[0].at("longest_gap").at("us"), 7.0);  // 23 to 30; the first call would have 10
+}
+
+TEST(TraceSummary, WaitsAreChargedToTheRankThatIsAwaited) {
+  Trace trace = two_workers();
+  trace.tracer(0)->span(0, Event::wait_rows, 1'000, 4'000, 1);
+  trace.tracer(0)->span(1, Event::wait_rows, 1'000, 2'000, 0);   // its own rows
+  trace.tracer(0)->span(1, Event::wait_rows, 2'000, 3'000, -1);  // no wait
+  trace.tracer(1)->span(0, Event::wait_rows, 1'000, 1'500, 0);
+  const json ranks = summary_json(options_for("normal"), two_ranks(), trace, {}).at("ranks");
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_DOUBLE_EQ(ranks[0].at("awaited_us"), 0.5);
+  EXPECT_DOUBLE_EQ(ranks[1].at("awaited_us"), 3.0);
+}
+
+TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
+  const Trace trace = two_workers();
+  const Scenario s = two_ranks();
+  const auto links = [&](const TraceVerbOptions& o) { return summary_json(o, s, trace, {}).at("busiest_link"); };
+  constexpr double kRow = 64 * 2;
+  json l = links(options_for("normal"));
+  EXPECT_EQ(l["out"], (json{{"from", 0}, {"to", 1}, {"bytes", 2 * kRow}}));
+  EXPECT_EQ(l["back"], (json{{"from", 1}, {"to", 0}, {"bytes", 2 * kRow}}));
+  TraceVerbOptions fp8 = options_for("low_latency");
+  fp8.run.quantize = "f32";
+  l = links(fp8);
+  EXPECT_EQ(l["out"]["bytes"], 2.0 * (64 + static_cast<double>(scale_row_bytes(64, ScaleKind::f32))));
+  EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
+  l = links(options_for("ledger"));
+  EXPECT_EQ(l["out"]["bytes"], 0.0);
+  EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
+}
+
+TEST(TraceSummary, TheCostIsTheMedianOfTheRounds) {
+  EXPECT_DOUBLE_EQ(TraceCost{}.share(), 0.0);
+  const TraceCost cost{{100, 200, 100}, {110, 210, 300}};  // +10 %, +5 %, +200 %
+  EXPECT_NEAR(cost.share(), 0.10, 1e-12);
+  const json recorded = summary_json(options_for("normal"), two_ranks(), two_workers(), cost).at("recording");
+  EXPECT_NEAR(recorded.at("cost_share").get<double>(), 0.10, 1e-12);
+  EXPECT_FALSE(summary_json(options_for("normal"), two_ranks(), two_workers(), {}).contains("recording"));
+}
+
+}  // namespace
+}  // namespace switchyard::tool
