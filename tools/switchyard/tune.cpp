@@ -419,7 +419,7 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
       trials.push_back({{"name", trial.name},
                         {"value", trial.value},
                         {"us", trial.us},
-                        {"chosen", trial.chosen && !t.dropped},
+                        {"chosen", t.dropped ? trial.usual : trial.chosen},  // in force in the end
                         {"usual", trial.usual},
                         {"problem", trial.problem}});
     document["chosen"].push_back({{"entry", t.entry.text()},
