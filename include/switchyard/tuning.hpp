@@ -42,7 +42,7 @@ struct TuningValues {
 
 /// What was measured. `tokens`: NormalConfig::max_tokens and its like.
 struct TuningKey {
-  std::string device;  ///< "cpu", or the name of the GPU as the driver gives it
+  std::string device;  ///< "cpu", or the name of the GPU as the driver gives it; of an entry also "cuda": any GPU
   TuningMode mode = TuningMode::normal;
   int ranks = 1;
   int64_t hidden = 1, tokens = 1;
@@ -71,7 +71,7 @@ struct TuningFile {
   static const char* first_line() noexcept;
 
   /// The entry of this device and mode that is nearest to `key`, or null: least |log2| of tokens + of hidden + 2 * of ranks,
-  /// the earlier line if several are equally near.
+  /// the earlier line if several are equally near. Entries of any GPU count if there is none of this GPU and mode.
   const TuningEntry* nearest(const TuningKey& key) const;
 };
 

@@ -25,6 +25,7 @@ constexpr char kBuiltIn[] =
 #include "default_tuning.inc"
     ;
 constexpr const char* kFirstLine = "switchyard-tuning 1";
+constexpr const char* kAnyGpu = "cuda";
 constexpr const char* kVariable = "SWITCHYARD_TUNING";
 constexpr const char* kModeNames[] = {"normal", "low_latency", "flat", "ledger", "normal_expert_major"};
 
@@ -118,7 +119,7 @@ std::string allowed_keys(TuningMode mode) {
 /// False if `pair` is not one of the keys that every entry has.
 bool take_key(const Line& line, const Pair& pair, TuningKey& key) {
   if (pair.key == "device") {
-    if (pair.value.empty()) line.fail("device = '': must be cpu or the name of a GPU");
+    if (pair.value.empty()) line.fail("device = '': must be cpu, cuda or the name of a GPU");
     key.device = pair.value;
   } else if (pair.key == "mode") {
     key.mode = line.mode(pair);
@@ -211,14 +212,18 @@ TuningFile TuningFile::read(const std::string& path) {
 }
 
 const TuningEntry* TuningFile::nearest(const TuningKey& key) const {
-  const TuningEntry* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const TuningEntry& entry : entries) {
-    if (entry.key.device != key.device || entry.key.mode != key.mode) continue;
-    const double here = distance(entry.key, key);
-    if (here < least) best = &entry, least = here;
-  }
-  return best;
+  const auto of_device = [&](std::string_view device) {
+    const TuningEntry* best = nullptr;
+    double least = std::numeric_limits<double>::infinity();
+    for (const TuningEntry& entry : entries) {
+      if (entry.key.device != device || entry.key.mode != key.mode) continue;
+      const double here = distance(entry.key, key);
+      if (here < least) best = &entry, least = here;
+    }
+    return best;
+  };
+  const TuningEntry* const own = of_device(key.device);
+  return own != nullptr || key.device == "cpu" ? own : of_device(kAnyGpu);
 }
 
 Tuning Tuning::from_environment() {

@@ -42,7 +42,7 @@ LowLatencyConfig wide(int pieces = 0) {
   return c;
 }
 
-/// Pieces of a row in a dispatch: each waits for its message in a span of its own.
+/// Pieces of a row in a dispatch: each is placed in a span of its own.
 int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   LowLatencyExchange exchange(group, config);
   auto output = exchange.make_output();
@@ -51,7 +51,8 @@ int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   options.num_warps = group.options().num_warps;
   Trace trace(group.size(), options);
   const std::vector<uint16_t> rows(static_cast<size_t>(LowLatencyRig::kTokens * kHidden), 0x3F80);
-  const std::vector<int32_t> ids(static_cast<size_t>(LowLatencyRig::kTokens * LowLatencyRig::kTopk), 1);
+  const std::vector<int32_t> ids(static_cast<size_t>(LowLatencyRig::kTokens * LowLatencyRig::kTopk),
+                                 group.rank() == 0 ? 1 : config.num_experts - 1);  // to itself
   group.set_trace(&trace);
   exchange.dispatch({rows.data(), LowLatencyRig::kTokens, kHidden, switchyard::DType::bf16},
                     switchyard::ExpertIds::of(ids.data(), LowLatencyRig::kTokens, LowLatencyRig::kTopk), output);
@@ -59,8 +60,8 @@ int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   group.barrier();
   uint64_t received = 0;
   for (const auto& phase : trace.summary())
-    if (phase.name == "wait_message") received += phase.count;
-  const auto messages = static_cast<uint64_t>(group.size() * LowLatencyRig::kTokens);
+    if (phase.name == "place_rows") received += phase.count;
+  const auto messages = static_cast<uint64_t>(LowLatencyRig::kTokens);
   EXPECT_EQ(received % messages, 0u);
   return static_cast<int64_t>(received / messages);
 }

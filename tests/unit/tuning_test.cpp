@@ -135,7 +135,7 @@ TEST(TuningParse, EveryErrorNamesFileLineKeyGivenAndAllowed) {
       {kHeader + "device=g mode=normal combine_warps=21" + kShape, "combine_warps = '21': must be an integer in [1, 20]"},
       {kHeader + "device=g mode=fast" + kShape,
        "mode = 'fast': must be normal, normal_expert_major, low_latency, flat or ledger"},
-      {kHeader + "device=\"\" mode=normal" + kShape, "device = '': must be cpu or the name of a GPU"},
+      {kHeader + "device=\"\" mode=normal" + kShape, "device = '': must be cpu, cuda or the name of a GPU"},
       {kHeader + "device=cpu mode=normal ranks=65 hidden=1 tokens=1", "ranks = '65': must be an integer in [1, 64]"},
       {kHeader + "device=cpu mode=normal ranks=1 hidden=0 tokens=1", "hidden = '0': must be an integer in [1, 16777216]"},
       {kHeader + "device=cpu mode=normal ranks=1 hidden=1 tokens=-1", "tokens = '-1': must be an integer in [1, 67108864]"},
@@ -185,6 +185,27 @@ TEST(TuningLookup, DeviceAndModeMustMatch) {
   EXPECT_EQ(file.nearest({"NVIDIA H20", TuningMode::low_latency, 2, 7168, 128}), nullptr);
   EXPECT_EQ(file.nearest({"NVIDIA H200", TuningMode::low_latency, 2, 7168, 128})->values.pieces, 3);
   EXPECT_EQ(file.nearest({"cpu", TuningMode::flat, 2, 7168, 128})->line, 3);
+}
+
+TEST(TuningLookup, EntriesOfAnyGpuCountWhereAGpuHasNone) {
+  const TuningFile file = parse(
+      "device=cuda mode=flat ranks=2 hidden=7168 tokens=128 sms=1\n"
+      "device=cuda mode=flat ranks=2 hidden=7168 tokens=512 sms=2\n"
+      "device=\"NVIDIA H200\" mode=flat ranks=8 hidden=64 tokens=1 sms=3\n"
+      "device=cuda mode=ledger ranks=2 hidden=7168 tokens=128 sms=4");
+  const auto sms = [&](const char* device, TuningMode mode, int64_t tokens) {
+    const TuningEntry* const entry = file.nearest({device, mode, 2, 7168, tokens});
+    return entry ? entry->values.sms : 0;
+  };
+  EXPECT_EQ(sms("NVIDIA H200", TuningMode::flat, 128), 3);  // its own, however far
+  EXPECT_EQ(sms("NVIDIA H200", TuningMode::ledger, 128), 4);
+  EXPECT_EQ(sms("NVIDIA H100", TuningMode::flat, 128), 1);
+  EXPECT_EQ(sms("NVIDIA H100", TuningMode::flat, 512), 2);
+  EXPECT_EQ(sms("cpu", TuningMode::flat, 128), 0);
+  // A file that has any for the mode wins over the next one.
+  const TuningFile next = parse("device=\"NVIDIA H100\" mode=flat ranks=2 hidden=7168 tokens=128 sms=5");
+  EXPECT_EQ(Tuning({file, next}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 1);
+  EXPECT_EQ(Tuning({next, file}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 5);
 }
 
 /// The layouts of normal mode have entries of their own, with the same keys.

@@ -123,7 +123,9 @@ Finding tuning_finding(const std::vector<std::string>& devices) {
     const Tuning tuning = Tuning::from_environment();
     for (const TuningFile& file : tuning.files()) {
       const auto here = std::count_if(file.entries.begin(), file.entries.end(), [&](const TuningEntry& e) {
-        return std::find(devices.begin(), devices.end(), e.key.device) != devices.end();
+        return std::any_of(devices.begin(), devices.end(), [&](const std::string& device) {
+          return e.key.device == device || (e.key.device == "cuda" && device != "cpu");
+        });
       });
       f.value += fmt::format("{}{}: {} for {}", f.value.empty() ? "" : "; then ", file.name,
                              here == 0 ? "nothing" : fmt::format("{} of {} entries", here, file.entries.size()),
