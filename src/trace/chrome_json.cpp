@@ -81,6 +81,9 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
   }
 }
 
+/// False for the caller's own: these have no row in the event table.
+bool is_event_of_the_library(const PlacedRecord& p) { return p.record.event < static_cast<uint16_t>(Event::count_of_events); }
+
 /// The kinds of spans that let a wait of this kind end: the last of them did.
 std::initializer_list<Event> causes_of(Event wait) {
   static constexpr auto kEntered = {Event::dispatch, Event::combine, Event::all_to_all},
@@ -135,7 +138,7 @@ const PlacedRecord* cause_of(const PlacedRecord& wait, const Causes& causes) {
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   Causes causes;
   for (const PlacedRecord& p : all) {
-    if (p.record.kind == RecordKind::span) causes[{p.rank, p.record.event}].push_back(&p);
+    if (p.record.kind == RecordKind::span && is_event_of_the_library(p)) causes[{p.rank, p.record.event}].push_back(&p);
   }
   for (auto& [key, spans] : causes) {
     std::sort(spans.begin(), spans.end(), [](const auto* a, const auto* b) { return signal_ns(*a) < signal_ns(*b); });
@@ -143,7 +146,7 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
   int id = 0;
   for (const PlacedRecord& wait : all) {
     if (wait.record.kind != RecordKind::span || wait.record.arg < 0 || wait.record.arg == wait.rank) continue;
-    if (wait.record.event >= static_cast<uint16_t>(Event::count_of_events)) continue;
+    if (!is_event_of_the_library(wait)) continue;
     const PlacedRecord* const best = cause_of(wait, causes);
     if (best == nullptr) continue;
     const std::string common = ",\"cat\":\"flow\",\"name\":\"signal\",\"id\":" + std::to_string(++id) + ",";
@@ -173,8 +176,8 @@ void write_bytes_in_flight(Writer& out, const std::vector<PlacedRecord>& all, ui
 }  // namespace
 
 std::string Trace::chrome_json(bool flows) const {
-  const std::vector<PlacedRecord> all = detail::placed_records(impl_->tracers);
-  const uint64_t origin = impl_->origin_ns();
+  const std::vector<PlacedRecord> all = detail::placed_records(impl_->tracers, impl_->anchors.clock());
+  const uint64_t origin = detail::origin_ns(all);
   Writer out;
   for (const detail::Tracer& tracer : impl_->tracers) write_names(out, tracer);
   for (const PlacedRecord& p : all) {

@@ -283,6 +283,7 @@ TEST(CommandLine, ErrorsOfTheLibraryNameFlags) {
   EXPECT_EQ(in_flags("max_tokens * topk * world (received rows) = 9: must", verify),
             "--tokens * --topk * --ranks (received rows) = 9: must");
   EXPECT_EQ(in_flags("num_blocks x num_warps: 64 x 256 given", {"--blocks", "--warps"}), "--blocks x --warps: 64 x 256 given");
+  EXPECT_EQ(in_flags("rank 1: DispatchOptions::num_sms = 200: must be", {"--sms"}), "rank 1: --sms = 200: must be");
   EXPECT_EQ(in_flags("rank 3: NormalConfig::hidden = 3: must be", verify), "rank 3: --hidden = 3: must be");
   for (const char* same : {"RingSettings::slots = 1: must", "/hidden/a.npy: cannot open", "hiddens", "", "--tokens: '0' given"})
     EXPECT_EQ(in_flags(same, verify), same);

@@ -82,6 +82,7 @@ constexpr FlagOfMember kFlagOfMember[] = {
     {"send_chunk", "--send-chunk"},
     {"num_blocks", "--blocks"},
     {"num_warps", "--warps"},
+    {"num_sms", "--sms"},
 };
 
 /// Of the candidates the one that other verbs, or other programs, call `text`; else "".

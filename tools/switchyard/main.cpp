@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -191,6 +192,7 @@ static int with_output_written(int status) {
 
 /// `help` and `help VERB` are what people type first.
 int main(int argc, char** argv) try {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
   std::vector<std::string> args(argv, argv + argc);
   if (args.size() >= 2 && args[1] == "help") {
     args.erase(args.begin() + 1);

@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command line tool on GPUs: every verb ends well, checks its results, and writes what other programs can read.
+
+Usage: cli_gpu_test.py PATH-OF-SWITCHYARD [unittest arguments]
+SWITCHYARD_TEST_BACKEND=cpu runs the same on the CPU backend: a check of this file.
+"""
+import json
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
+import cli_test  # noqa: E402
+from cli_test import run  # noqa: E402
+
+BACKEND = os.environ.get("SWITCHYARD_TEST_BACKEND", "cuda")
+ON = ["--backend", BACKEND]
+SMALL = [*ON, "--tokens", "16", "--hidden", "512", "--experts", "16", "--topk", "4"]
+MODES = ("normal", "low_latency", "flat", "ledger")
+
+
+class Demo(unittest.TestCase):
+    """More ranks than most hosts have GPUs: they share them."""
+
+    SIZE = [*cli_test.Demo.SIZE, *ON]
+    check = cli_test.Demo.check
+    check_report = cli_test.Demo.check_report
+    check_trace = cli_test.Demo.check_trace
+
+    def test_eight_ranks(self):
+        data, out = self.check("--ranks", "8")
+        self.assertIn("backend   " + BACKEND, out)
+        self.assertEqual(sum(data["experts"]["counts"]), 8 * 16 * 8 * 2)
+
+    def test_gate(self):
+        data, _ = self.check("--ranks", "2", "--routing", "gate", "--experts", "16", "--topk", "4")
+        self.assertIn("gate", {s[2] for s in data["timeline"]["slices"]})
+
+    def test_processes(self):
+        _, out = self.check("--ranks", "2", "--processes")
+        self.assertIn("2 processes", out)
+
+
+class Verify(unittest.TestCase):
+    def expect_pass(self, *args):
+        code, out, err = run("verify", *args)
+        self.assertEqual(code, 0, out + err)
+        return out
+
+    def test_all_modes(self):
+        self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtypes", "bf16,fp8", "--routings", "uniform,drops")
+
+    def test_processes_and_multiprocessors(self):
+        sms = ["--sms", "1,3"] if BACKEND == "cuda" else []
+        self.expect_pass(*SMALL, "--ranks", "2", "--dtypes", "f16", "--routings", "zipf", "--processes", *sms)
+
+    def test_ledger(self):
+        code, out, err = run("verify", "ledger", *ON, "--pes", "2", "-M", "8", "-K", "512", "--topk", "4", "--experts-per-pe", "2",
+                             "--json")
+        self.assertEqual(code, 0, out + err)
+        self.assertTrue(json.loads(out)["passed"])
+
+
+class Bench(unittest.TestCase):
+    def measured(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            path, page = Path(folder, "a.json"), Path(folder, "a.html")
+            code, out, err = run("bench", *SMALL, "--ranks", "2", "--iterations", "20", "--json", str(path), "--html", str(page),
+                                 *args)
+            self.assertEqual(code, 0, out + err)
+            self.assertIn("</html>", page.read_text())
+            runs = json.loads(path.read_text())["runs"]
+        for one in runs:
+            self.assertTrue(all(check["passed"] for check in one["checks"]), one["checks"])
+            self.assertTrue(one["checks"])
+        return runs
+
+    def test_normal(self):
+        for args in ([], ["--layout", "expert_major"], ["--layout", "expert_major", "--order", "per_route"], ["--quantize", "f32"]):
+            for one in self.measured(*args):
+                self.assertGreater(one["dispatch"]["p50_us"], 0)
+                self.assertGreater(one["combine"]["p50_us"], 0)
+
+    def test_low_latency(self):
+        runs = self.measured("--mode", "low_latency", "--quantize", "f32", "--sweep", "tokens=1,16", "--compute", "20")
+        self.assertEqual(len(runs), 2)
+        for one in runs:
+            self.assertGreater(one["both_per_rank"]["p50_us"], 0)
+
+    def test_flat(self):
+        for one in self.measured("--mode", "flat", "--dtype", "f16"):
+            self.assertGreater(one["all_to_all"]["p50_us"], 0)
+
+    def test_processes(self):
+        self.measured("--processes")
+
+
+class Trace(unittest.TestCase):
+    def traced(self, mode, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            code, out, err = run("trace", *SMALL, "--ranks", "2", "--mode", mode, "--calls", "2", "--events", "2048", "--out",
+                                 str(path), "--json", *args)
+            self.assertEqual(code, 0, out + err)
+            return json.loads(path.read_text()), json.loads(out)
+
+    def test_every_mode(self):
+        for mode in MODES:
+            trace, summary = self.traced(mode)
+            spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+            self.assertEqual({e["pid"] for e in spans}, {0, 1}, mode)
+            self.assertTrue(all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans), mode)
+            arrows = {ph: [e["id"] for e in trace["traceEvents"] if e["ph"] == ph] for ph in "sf"}
+            self.assertEqual(arrows["s"], arrows["f"], mode)
+            self.assertEqual(summary["lost_events"], 0, mode)
+            calls = [p for p in summary["phases"] if p["category"] == "call"]
+            self.assertEqual({p["rank"] for p in calls}, {0, 1}, mode)
+            self.assertEqual({p["count"] for p in calls}, {2}, mode)
+            self.assertGreater(summary["busiest_link"]["out"]["bytes"] + summary["busiest_link"]["back"]["bytes"], 0, mode)
+
+    def test_rings(self):
+        _, summary = self.traced("normal", "--staging", "ring")
+        self.assertIn("ring_send", {p["phase"] for p in summary["phases"]})
+
+    def test_cost(self):
+        _, summary = self.traced("low_latency", "--cost", "3")
+        self.assertEqual(len(summary["recording"]["plain_us"]), 3)
+
+
+class Tune(unittest.TestCase):
+    def test_a_file_that_the_library_reads(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, found = Path(folder, "a.tuning"), Path(folder, "a.json")
+            code, out, err = run("tune", *SMALL, "--ranks", "2", "--modes", "low_latency", "--iterations", "20", "--out", str(path),
+                                 "--json", str(found))
+            self.assertEqual(code, 0, out + err)
+            self.assertIn("mode=low_latency ranks=2 hidden=512 tokens=16", path.read_text())
+            self.assertEqual(len(json.loads(found.read_text())["chosen"]), 1)
+            code, out, err = run("verify", *SMALL, "--ranks", "2", "--modes", "low_latency", "--dtypes", "bf16", "--routings",
+                                 "uniform", env={"SWITCHYARD_TUNING": str(path)})
+            self.assertEqual(code, 0, out + err)
+
+
+class Doctor(unittest.TestCase):
+    def test_names_the_gpus(self):
+        code, out, err = run("doctor")
+        self.assertEqual(code, 0, out + err)
+        if BACKEND == "cuda":
+            self.assertRegex(out, r"ok +GPU 0 +NVIDIA")
+            self.assertRegex(out, r"ok +cuda +ready on")
+
+
+class Errors(unittest.TestCase):
+    @unittest.skipUnless(BACKEND == "cuda", "of GPUs")
+    def test_too_many_multiprocessors(self):
+        code, _, err = run("bench", *SMALL, "--ranks", "2", "--sms", "1000")
+        self.assertEqual(code, 2, err)
+        self.assertIn("--sms", err)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    cli_test.TOOL = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()
