@@ -80,7 +80,7 @@ class Trace {
 
    private:
     detail::Tracer* tracer_;
-    uint64_t begin_ns_;
+    uint64_t begin_;
     int64_t arg_;
     uint16_t event_;
   };

@@ -270,6 +270,7 @@ void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }
 
 void Group::set_trace(Trace* trace) {
   if (impl_->device && impl_->tracer) impl_->device->stop_trace(*impl_->tracer);
+  if (impl_->tracer) impl_->tracer->add_anchor();
   impl_->tracer = nullptr;
   if (!trace) return;
   const TraceOptions& o = trace->options();
@@ -285,6 +286,7 @@ void Group::set_trace(Trace* trace) {
                                                  std::to_string(impl_->options.num_warps));
   }
   impl_->tracer = trace->tracer(rank());
+  impl_->tracer->add_anchor();
 }
 
 std::vector<WaitStatistics> Group::wait_statistics() const {

@@ -78,42 +78,43 @@ struct CallContext {
 template <class A>
 class WarpSpan {
  public:
-  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) {
+  /// Nothing yet.
+  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call) : w_(w), call_(call) {}
+  SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) : w_(w), call_(call) {
+    begin(event, arg);
+  }
+  SWITCHYARD_FN ~WarpSpan() { close(mark()); }
+  WarpSpan(const WarpSpan&) = delete;
+  WarpSpan& operator=(const WarpSpan&) = delete;
+  SWITCHYARD_FN void begin(Event event, int64_t arg = 0) {
     if constexpr (kTraces) {
       if constexpr (requires { A::kHostTracing; })
-        if (!call.tracer) return;
-      w_ = &w;
-      call_ = &call;
+        if (!call_.tracer) return;
+      open_ = true;
       event_ = event;
       arg_ = arg;
       begin_ = now();
     }
   }
-  SWITCHYARD_FN ~WarpSpan() {
-    if constexpr (kTraces)
-      if (w_) end(now());
-  }
-  WarpSpan(const WarpSpan&) = delete;
-  WarpSpan& operator=(const WarpSpan&) = delete;
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
   /// Of rows from or for other ranks.
   SWITCHYARD_FN void set_bytes(uint64_t bytes) { bytes_ = bytes; }
   /// A time at which next() may divide it.
   SWITCHYARD_FN uint64_t mark() const {
-    if constexpr (kTraces) return w_ ? now() : 0;
+    if constexpr (kTraces) return open_ ? now() : 0;
     return 0;
   }
   /// It ended at `mark`.
   SWITCHYARD_FN void close(uint64_t mark) {
     if constexpr (kTraces) {
-      if (w_) end(mark);
-      w_ = nullptr;
+      if (open_) end(mark);
+      open_ = false;
     }
   }
   /// It ended at `mark`, and another began.
   SWITCHYARD_FN void next(Event event, int64_t arg, uint64_t mark) {
     if constexpr (kTraces) {
-      if (w_) end(mark);
+      if (open_) end(mark);
       event_ = event;
       arg_ = arg;
       bytes_ = 0;
@@ -126,7 +127,7 @@ class WarpSpan {
     arg_ = arg;
   }
   /// It has turned out to be nothing.
-  SWITCHYARD_FN void cancel() { w_ = nullptr; }
+  SWITCHYARD_FN void cancel() { open_ = false; }
 
  private:
   static constexpr bool kTraces = requires { A::kHostTracing; }
@@ -135,17 +136,18 @@ class WarpSpan {
     if constexpr (requires { A::kDeviceTracing; })
       return A::ticks();
     else
-      return A::now_ns();
+      return Tracer::ticks();
   }
   SWITCHYARD_FN void end(uint64_t time) {
     if constexpr (requires { A::kHostTracing; })
-      call_->tracer->span(w_->index(), event_, begin_, time, arg_, record_bytes(bytes_));
+      call_.tracer->tick_span(w_.index(), static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
     if constexpr (requires { A::kDeviceTracing; })
-      A::record(*w_, call_->device_trace, static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
+      A::record(w_, call_.device_trace, static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
   }
 
-  typename A::Warp* w_ = nullptr;
-  const CallContext* call_ = nullptr;
+  typename A::Warp& w_;
+  const CallContext& call_;
+  bool open_ = false;  ///< not by a pointer that may be null: on a GPU `w_` would have to lie in memory
   Event event_{};
   int64_t arg_ = 0;
   uint64_t bytes_ = 0, begin_ = 0;

@@ -155,11 +155,11 @@ struct EnteredOtherwise {
 template <class A, class P, class Ready>
 SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, Ready&& ready) {
   constexpr int kLooks = 16;
-  WarpSpan<A> span(w, p.call, Event::wait_ledger_rows, -1);
+  WarpSpan<A> span(w, p.call);
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
     const bool done = ready(looks);
-    if (done && looks == 0) span.cancel();
+    if (!done && looks == 0) span.begin(Event::wait_ledger_rows, -1);
     if (done && looks > 0) clock.charge(w, p.call, clock.awaited());
     if (done) return true;
     // Who has not entered, or else one of the others: the ledger says from which ranks a token's rows come, not which from

@@ -282,10 +282,11 @@ SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& m
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int unit, bool& here,
                                 LastWait<A>& last) {
-  const WarpSpan<A> span(w, call, Event::wait_message, source);
+  WarpSpan<A> span(w, call);  // of a wait only
   const uint64_t* flag = call.heap.local(l.arrival(call.epoch, source, unit));
   uint64_t word = A::template load_acquire<Scope::system>(flag, Site::message);
   if (!flag_reached(word, call.word())) {
+    span.begin(Event::wait_message, source);
     WaitClock<A> clock(source);
     do {
       if (!clock.keep_waiting(w, call, Site::message, flag, call.word())) return false;

@@ -5,39 +5,11 @@
 #include <map>
 #include <utility>
 
+#include "trace/tick_clock.hpp"
+
 namespace switchyard::detail {
 
 namespace {
-
-/// Times of one multiprocessor.
-class CycleClock {
- public:
-  void add(uint64_t cycles, uint64_t timer_ns) { anchors_.push_back({cycles, timer_ns}); }
-  void sort() {
-    std::sort(anchors_.begin(), anchors_.end(), [](const Anchor& a, const Anchor& b) { return a.cycles < b.cycles; });
-    anchors_.erase(
-        std::unique(anchors_.begin(), anchors_.end(), [](const Anchor& a, const Anchor& b) { return a.cycles == b.cycles; }),
-        anchors_.end());
-    for (size_t i = 1; i < anchors_.size(); ++i) anchors_[i].ns = std::max(anchors_[i].ns, anchors_[i - 1].ns);
-  }
-  bool usable() const { return anchors_.size() >= 2; }
-  /// Between two anchors by their slope; outside by that of the nearest two.
-  uint64_t timer_ns(uint64_t cycles) const {
-    auto after =
-        std::upper_bound(anchors_.begin(), anchors_.end(), cycles, [](uint64_t c, const Anchor& a) { return c < a.cycles; });
-    after = std::clamp(after, anchors_.begin() + 1, anchors_.end() - 1);
-    const Anchor &a = *(after - 1), &b = *after;
-    const double slope = static_cast<double>(b.ns - a.ns) / static_cast<double>(b.cycles - a.cycles);
-    const double since = static_cast<double>(static_cast<int64_t>(cycles - a.cycles));
-    return a.ns + static_cast<uint64_t>(static_cast<int64_t>(since * slope));
-  }
-
- private:
-  struct Anchor {
-    uint64_t cycles, ns;
-  };
-  std::vector<Anchor> anchors_;
-};
 
 /// From the first to the last anchor of a call's launches of one kind, in nanoseconds of the global timer.
 struct Launch {
@@ -70,7 +42,7 @@ void append_calls(Tracer& tracer, Launches launches, int64_t host_minus_timer) {
 
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
                            const std::vector<DeviceRecord>& records, int64_t host_minus_timer) {
-  std::map<uint16_t, CycleClock> clocks;
+  std::map<uint16_t, TickClock> clocks;  // of multiprocessors
   Launches launches;
   const auto for_each = [&](auto&& f) {
     for (size_t track = 0; track < sizes.size(); ++track) {
@@ -89,11 +61,9 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
     if (r.event == DeviceRecord::kAnchor) return;
     const auto clock = clocks.find(r.multiprocessor);
     if (clock == clocks.end() || !clock->second.usable()) return tracer.add_lost(track, 1);
-    const auto host_ns = [&](uint64_t cycles) {
-      return clock->second.timer_ns(cycles) + static_cast<uint64_t>(host_minus_timer);
-    };
+    const auto host_ns = [&](uint64_t cycles) { return clock->second.ns(cycles) + static_cast<uint64_t>(host_minus_timer); };
     const uint64_t begin = host_ns(r.begin), end = host_ns(r.end);
-    tracer.append(track, {begin, std::max(begin, end), r.arg, r.event, RecordKind::span, r.bytes});
+    tracer.append(track, {begin, std::max(begin, end), r.arg, r.event, RecordKind::span, 0, r.bytes});
   });
   for (size_t track = 0; track < sizes.size(); ++track)
     if (sizes[track] > trace.capacity) tracer.add_lost(static_cast<int>(track), sizes[track] - trace.capacity);

@@ -11,7 +11,7 @@
 namespace switchyard {
 namespace {
 
-constexpr uint64_t kMagic = 0x3252545359ULL;  // "YSTR2"
+constexpr uint64_t kMagic = 0x3352545359ULL;  // "YSTR3"
 
 void put_bytes(std::vector<std::byte>& out, const void* bytes, size_t count) {
   const size_t at = out.size();
@@ -61,6 +61,7 @@ class Reader {
 
 std::vector<std::byte> Trace::serialize(int rank) const {
   const detail::Tracer& tracer = impl_->tracers.at(static_cast<size_t>(rank));
+  const detail::TickClock clock = impl_->anchors.clock();
   std::vector<std::byte> out;
   put(out, kMagic);
   for (const int value : {world(), rank, impl_->options.num_blocks, impl_->options.num_warps})
@@ -74,7 +75,7 @@ std::vector<std::byte> Trace::serialize(int rank) const {
   for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
     put(out, static_cast<uint64_t>(tracer.size(track)));
     put(out, tracer.lost(track));
-    for (size_t i = 0; i < tracer.size(track); ++i) put(out, tracer.record(track, i));
+    for (size_t i = 0; i < tracer.size(track); ++i) put(out, detail::timed(tracer.record(track, i), clock));
   }
   return out;
 }
@@ -115,7 +116,8 @@ void Trace::merge(std::span<const std::byte> bytes) {
           damaged("event " + std::to_string(record.event) + " has no name");
         record.event = event_here[size_t{record.event} - kBuiltIn];
       }
-      if (record.kind > detail::RecordKind::instant || record.end_ns < record.begin_ns) damaged("a record is not a record");
+      if (record.kind > detail::RecordKind::instant || record.in_ticks || record.end_ns < record.begin_ns)
+        damaged("a record is not a record");
       records.emplace_back(track, record);
     }
   }

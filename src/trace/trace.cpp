@@ -2,8 +2,10 @@
 #include "switchyard/trace.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <map>
+#include <mutex>
 
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
@@ -25,11 +27,63 @@ static_assert(std::size(kEvents) == kNumEvents);
 
 const EventInfo& event_info(Event event) { return kEvents[static_cast<size_t>(event)]; }
 
-Tracer::Tracer(int rank, int num_blocks, int num_warps, size_t capacity)
+namespace {
+
+/// Where counter and clock are read closest to each other, of several tries.
+std::pair<uint64_t, uint64_t> ticks_and_ns() {
+  uint64_t best_way = std::numeric_limits<uint64_t>::max();
+  std::pair<uint64_t, uint64_t> best;
+  for (int i = 0; i < 8; ++i) {
+    const uint64_t before = Tracer::ticks(), ns = Tracer::now_ns(), after = Tracer::ticks();
+    if (after - before >= best_way) continue;
+    best_way = after - before;
+    best = {before + best_way / 2, ns};
+  }
+  return best;
+}
+
+constexpr uint64_t kAnchorsApartNs = 1'000'000;
+
+/// The kernel measures the counter against other clocks before it keeps time by it, and stops if it is not the same on all
+/// cores.
+bool kernel_counts_ticks() {
+#if defined(__x86_64__)
+  std::ifstream in("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+  std::string source;
+  return in >> source && source == "tsc";
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+void ClockAnchors::add() {
+  const std::lock_guard lock(mutex_);
+  const auto [ticks, ns] = ticks_and_ns();
+  anchors_.add_latest(ticks, ns, kAnchorsApartNs);
+}
+
+TickClock ClockAnchors::clock() const {
+  TickClock clock;
+  {
+    const std::lock_guard lock(mutex_);
+    clock = anchors_;
+  }
+  const auto [ticks, ns] = ticks_and_ns();
+  clock.add_latest(ticks, ns, kAnchorsApartNs);
+  clock.sort();
+  return clock;
+}
+
+Tracer::Tracer(int rank, int num_blocks, int num_warps, size_t capacity, ClockAnchors* anchors)
     : rank_(rank),
       num_blocks_(num_blocks),
       num_warps_(num_warps),
+      anchors_(anchors),
       tracks_(static_cast<size_t>(num_blocks) * static_cast<size_t>(num_warps) + 1) {
+  static std::once_flag once;
+  std::call_once(once, [] { counts_ticks = kernel_counts_ticks(); });
   for (Track& track : tracks_) {
     track.records = std::make_unique<TraceRecord[]>(capacity);
     track.capacity = capacity;
@@ -40,12 +94,21 @@ void Tracer::clear() noexcept {
   for (Track& track : tracks_) track.size = track.next = track.lost = 0;
 }
 
-std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers) {
+TraceRecord timed(TraceRecord record, const TickClock& clock) {
+  if (!record.in_ticks) return record;
+  record.begin_ns = clock.ns(record.begin_ns);
+  record.end_ns = clock.ns(record.end_ns);
+  record.in_ticks = 0;
+  return record;
+}
+
+std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers, const TickClock& clock) {
   std::vector<PlacedRecord> all;
   for (const Tracer& tracer : tracers) {
     for (int track = kHostTrack; track < tracer.workers(); ++track) {
       const auto first = static_cast<std::ptrdiff_t>(all.size());
-      for (size_t i = 0; i < tracer.size(track); ++i) all.push_back({tracer.rank(), track, tracer.record(track, i)});
+      for (size_t i = 0; i < tracer.size(track); ++i)
+        all.push_back({tracer.rank(), track, timed(tracer.record(track, i), clock)});
       std::stable_sort(all.begin() + first, all.end(), [](const PlacedRecord& a, const PlacedRecord& b) {
         if (a.record.begin_ns != b.record.begin_ns) return a.record.begin_ns < b.record.begin_ns;
         return a.record.end_ns > b.record.end_ns;
@@ -53,6 +116,12 @@ std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers) {
     }
   }
   return all;
+}
+
+uint64_t origin_ns(const std::vector<PlacedRecord>& records) {
+  uint64_t origin = std::numeric_limits<uint64_t>::max();
+  for (const PlacedRecord& p : records) origin = std::min(origin, p.record.begin_ns);
+  return records.empty() ? 0 : origin;
 }
 
 }  // namespace detail
@@ -89,16 +158,6 @@ std::string_view Trace::Impl::event_unit(uint16_t event) const {
   return i < user_events.size() ? std::string_view(user_events[i].second) : "";
 }
 
-uint64_t Trace::Impl::origin_ns() const {
-  uint64_t origin = std::numeric_limits<uint64_t>::max();
-  for (const Tracer& tracer : tracers) {
-    for (int track = detail::kHostTrack; track < tracer.workers(); ++track) {
-      for (size_t i = 0; i < tracer.size(track); ++i) origin = std::min(origin, tracer.record(track, i).begin_ns);
-    }
-  }
-  return origin == std::numeric_limits<uint64_t>::max() ? 0 : origin;
-}
-
 Trace::Trace(int world, const TraceOptions& options) {
   require(world >= 1 && world <= kMaxRanks, "world", world, "1 to 64");
   require(options.num_blocks >= 1 && options.num_blocks <= 1024, "num_blocks", options.num_blocks, "1 to 1024");
@@ -109,7 +168,8 @@ Trace::Trace(int world, const TraceOptions& options) {
   impl_->options = options;
   impl_->tracers.reserve(static_cast<size_t>(world));
   for (int r = 0; r < world; ++r)
-    impl_->tracers.emplace_back(r, options.num_blocks, options.num_warps, options.events_per_track);
+    impl_->tracers.emplace_back(r, options.num_blocks, options.num_warps, options.events_per_track, &impl_->anchors);
+  impl_->anchors.add();
 }
 
 Trace::Trace(Trace&&) noexcept = default;
@@ -132,13 +192,13 @@ uint16_t Trace::event(std::string_view name, std::string_view unit) {
 
 Trace::Span::Span(Trace* trace, int rank, uint16_t event, int64_t arg) noexcept
     : tracer_(trace != nullptr ? trace->tracer(rank) : nullptr),
-      begin_ns_(tracer_ != nullptr ? Tracer::now_ns() : 0),
+      begin_(tracer_ != nullptr ? Tracer::ticks() : 0),
       arg_(arg),
       event_(event) {}
 
 Trace::Span::~Span() {
   if (tracer_ == nullptr) return;
-  tracer_->append(detail::kHostTrack, {begin_ns_, Tracer::now_ns(), arg_, event_, detail::RecordKind::span});
+  tracer_->tick_span(detail::kHostTrack, event_, begin_, Tracer::ticks(), arg_);
 }
 
 void Trace::clear() noexcept {
@@ -165,7 +225,7 @@ std::vector<TracePhase> Trace::summary() const {
     std::map<int, uint64_t> per_track_ns;
   };
   std::map<std::pair<int, uint16_t>, Sum> sums;
-  for (const detail::PlacedRecord& p : detail::placed_records(impl_->tracers)) {
+  for (const detail::PlacedRecord& p : detail::placed_records(impl_->tracers, impl_->anchors.clock())) {
     if (p.record.kind != detail::RecordKind::span) continue;
     Sum& sum = sums[{p.rank, p.record.event}];
     const uint64_t ns = p.record.end_ns - p.record.begin_ns;
@@ -189,9 +249,10 @@ std::vector<TracePhase> Trace::summary() const {
 }
 
 std::vector<TraceSlice> Trace::slices() const {
-  const uint64_t origin = impl_->origin_ns();
+  const std::vector<detail::PlacedRecord> all = detail::placed_records(impl_->tracers, impl_->anchors.clock());
+  const uint64_t origin = detail::origin_ns(all);
   std::vector<TraceSlice> out;
-  for (const detail::PlacedRecord& p : detail::placed_records(impl_->tracers)) {
+  for (const detail::PlacedRecord& p : all) {
     if (p.record.kind != detail::RecordKind::span) continue;
     out.push_back({p.rank, p.track, std::string(impl_->event_name(p.record.event)),
                    std::string(impl_->event_category(p.record.event)), static_cast<double>(p.record.begin_ns - origin) / 1e3,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "switchyard/trace.hpp"
+#include "trace/tick_clock.hpp"
 #include "trace/tracer.hpp"
 
 namespace switchyard {
@@ -20,20 +21,24 @@ struct Trace::Impl {
   std::string_view event_name(uint16_t event) const;
   std::string_view event_category(uint16_t event) const;
   std::string_view event_unit(uint16_t event) const;
-  /// Smallest begin of all records, 0 without any: the origin of every written time.
-  uint64_t origin_ns() const;
+  detail::ClockAnchors anchors;  ///< of all tracers
 };
 
 namespace detail {
 
-/// One record with its place. Ordered by rank, track, begin; of two spans that begin together the longer comes first (it
-/// encloses).
+/// In nanoseconds.
+TraceRecord timed(TraceRecord record, const TickClock& clock);
+
+/// One record with its place, in nanoseconds. Ordered by rank, track, begin; of two spans that begin together the longer comes
+/// first (it encloses).
 struct PlacedRecord {
   int rank;
   int track;
   TraceRecord record;
 };
-std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers);
+std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers, const TickClock& clock);
+/// Smallest begin of them, 0 without any: the origin of every written time.
+uint64_t origin_ns(const std::vector<PlacedRecord>& records);
 
 }  // namespace detail
 }  // namespace switchyard

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tracer: what one rank's workers did and when. Appending takes no lock and no allocation: each worker owns one ring.
 //
-// A null Tracer* costs one predictable branch per span. An active one costs two clock reads and a 32-byte store.
+// A null Tracer* costs one predictable branch per span. An active one costs two reads of a counter and a 32-byte store.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/macros.hpp"
+#include "trace/tick_clock.hpp"
 
 namespace switchyard::detail {
 
@@ -29,21 +31,37 @@ struct EventInfo {
 /// Row of the event table; `event` must be below count_of_events.
 const EventInfo& event_info(Event event);
 
-enum class RecordKind : uint16_t { span, instant };
+enum class RecordKind : uint8_t { span, instant };
 
 struct TraceRecord {
-  uint64_t begin_ns;  ///< steady clock
+  uint64_t begin_ns;  ///< steady clock, unless in_ticks
   uint64_t end_ns;    ///< spans; otherwise equal to begin_ns
   int64_t arg;        ///< unit from the event table
   uint16_t event;     ///< Event, or an id that Trace::event gave out
   RecordKind kind;
-  uint32_t bytes = 0;  ///< of rows from or for other ranks that a span carried; 4 GiB - 1 stands for more
+  uint8_t in_ticks = 0;  ///< not 0: both times are Tracer::ticks(), not nanoseconds
+  uint32_t bytes = 0;    ///< of rows from or for other ranks that a span carried; 4 GiB - 1 stands for more
 };
+
+static_assert(sizeof(TraceRecord) == 32);
 
 /// A count of bytes as records hold it.
 SWITCHYARD_FN inline uint32_t record_bytes(uint64_t bytes) {
   return bytes < 0xffffffffu ? static_cast<uint32_t>(bytes) : 0xffffffffu;
 }
+
+/// When Tracer::ticks() was what time. From any thread.
+class ClockAnchors {
+ public:
+  /// Now: at least before the first tick is recorded and after the last.
+  void add();
+  /// Up to now. There must have been an add().
+  TickClock clock() const;
+
+ private:
+  mutable std::mutex mutex_;
+  TickClock anchors_;
+};
 
 /// Track of work on the rank's own thread, outside its workers. Worker tracks are 0 .. workers() - 1 (block * warps + warp).
 inline constexpr int kHostTrack = -1;
@@ -55,7 +73,7 @@ class Tracer {
  public:
   /// `capacity` records per track are reserved now. A full track forgets its oldest record for each new one and counts it as
   /// lost, so that tracing never allocates while the exchange runs and a long run stays bounded.
-  Tracer(int rank, int num_blocks, int num_warps, size_t capacity);
+  Tracer(int rank, int num_blocks, int num_warps, size_t capacity, ClockAnchors* anchors = nullptr);
 
   int rank() const noexcept { return rank_; }
   int workers() const noexcept { return num_blocks_ * num_warps_; }
@@ -64,6 +82,18 @@ class Tracer {
   static uint64_t now_ns() noexcept {
     return static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  }
+  /// For spans: the time stamp counter where the kernel keeps time by it, which all cores then share; else nanoseconds. A third
+  /// of the cost of a clock. There must be a Tracer.
+  static uint64_t ticks() noexcept {
+#if defined(__x86_64__)
+    if (counts_ticks) return __builtin_ia32_rdtsc();
+#endif
+    return now_ns();
+  }
+  /// When recording begins and when it ends.
+  void add_anchor() {
+    if (anchors_ != nullptr) anchors_->add();
   }
 
   void append(int track, const TraceRecord& record) noexcept {
@@ -77,14 +107,18 @@ class Tracer {
     }
   }
   void span(int track, Event event, uint64_t begin_ns, uint64_t end_ns, int64_t arg, uint32_t bytes = 0) noexcept {
-    append(track, {begin_ns, end_ns, arg, static_cast<uint16_t>(event), RecordKind::span, bytes});
+    append(track, {begin_ns, end_ns, arg, static_cast<uint16_t>(event), RecordKind::span, 0, bytes});
+  }
+  /// From and to a time of ticks().
+  void tick_span(int track, uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes = 0) noexcept {
+    append(track, {begin, end, arg, event, RecordKind::span, counts_ticks, bytes});
   }
   void instant(int track, Event event, int64_t arg = 0) noexcept {
-    const uint64_t now = now_ns();
-    append(track, {now, now, arg, static_cast<uint16_t>(event), RecordKind::instant});
+    const uint64_t now = ticks();
+    append(track, {now, now, arg, static_cast<uint16_t>(event), RecordKind::instant, counts_ticks});
   }
 
-  /// The i-th record that a track holds, in the order in which they were appended (spans: by end).
+  /// The i-th record that a track holds, in the order in which they were appended (spans: by end). May be in ticks.
   const TraceRecord& record(int track, size_t i) const noexcept {
     const Track& t = tracks_[static_cast<size_t>(track - kHostTrack)];
     const size_t oldest = t.size < t.capacity ? 0 : t.next;
@@ -112,25 +146,27 @@ class Tracer {
   int num_blocks_;
   int num_warps_;
   uint64_t clock_error_ns_ = 0;
+  ClockAnchors* anchors_;
   std::vector<Track> tracks_;
+  static inline bool counts_ticks = false;  ///< settled before the first Tracer can be used
 };
 
 /// A span from construction to destruction. With a null tracer nothing happens.
 class [[nodiscard]] TraceSpan {
  public:
   TraceSpan(Tracer* tracer, int track, Event event, int64_t arg = 0) noexcept
-      : tracer_(tracer), begin_ns_(tracer != nullptr ? Tracer::now_ns() : 0), arg_(arg), track_(track), event_(event) {}
+      : tracer_(tracer), begin_(tracer != nullptr ? Tracer::ticks() : 0), arg_(arg), track_(track), event_(event) {}
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
   ~TraceSpan() {
-    if (tracer_ != nullptr) tracer_->span(track_, event_, begin_ns_, Tracer::now_ns(), arg_);
+    if (tracer_ != nullptr) tracer_->tick_span(track_, static_cast<uint16_t>(event_), begin_, Tracer::ticks(), arg_);
   }
   /// Replaces the argument, for counts that are known only at the end.
   void set_arg(int64_t arg) noexcept { arg_ = arg; }
 
  private:
   Tracer* tracer_;
-  uint64_t begin_ns_;
+  uint64_t begin_;
   int64_t arg_;
   int track_;
   Event event_;

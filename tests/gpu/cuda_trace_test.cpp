@@ -139,7 +139,7 @@ TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
         }
       });
       auto spans = judge_spans(me, trace, when);
-      expect_phases(me, spans, {"send_rows", "send_counts", "wait_message", "place_rows", "return_rows", "sum_returned"});
+      expect_phases(me, spans, {"send_rows", "send_counts", "place_rows", "return_rows", "sum_returned"});
       expect_calls(me, trace, Event::dispatch, 4, -1);
       expect_calls(me, trace, Event::combine, scales == ScaleKind::none ? 4 : 8, -1);
       expect_calls(me, trace, Event::all_to_all, scales == ScaleKind::none ? 4 : 0, -1);

@@ -164,7 +164,7 @@ TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
   EXPECT_EQ(traced.size(), 2u);  // and send_rows of the dispatch
 }
 
-/// Records of a kind on one track, oldest first.
+/// Records of one track, oldest first, their times in ticks.
 std::vector<TraceRecord> records_of(const Trace& trace, int rank, int track) {
   std::vector<TraceRecord> all;
   for (size_t i = 0; i < trace.tracer(rank)->size(track); ++i) all.push_back(trace.tracer(rank)->record(track, i));
@@ -243,7 +243,7 @@ TEST(TracedCalls, ALongRunKeepsItsEnd) {
     group.set_trace(&trace);
     for (int i = 0; i < 20; ++i) rig.round();
     group.barrier();
-    if (group.rank() == 0) last_begins = switchyard::detail::Tracer::now_ns();
+    if (group.rank() == 0) last_begins = switchyard::detail::Tracer::ticks();
     group.barrier();
     rig.round();
     group.set_trace(nullptr);

@@ -187,7 +187,7 @@ class Help(unittest.TestCase):
 class TraceVerb(unittest.TestCase):
     def test_timeline_and_summary(self):
         for mode, phases in (("normal", {"dispatch", "combine", "wait_counts", "send_rows", "pull_reduce"}),
-                             ("low_latency", {"dispatch", "combine", "send_rows", "wait_message", "place_rows", "sum_returned"}),
+                             ("low_latency", {"dispatch", "combine", "send_rows", "place_rows", "sum_returned"}),
                              ("flat", {"all_to_all", "send_rows", "return_rows", "sum_returned"}),
                              ("ledger", {"ledger_combine", "return_segments", "restore_tokens"})):
             with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -66,12 +67,12 @@ TEST(TraceTable, NamesAreUniqueAndComplete) {
 TEST(Tracer, NullTracerRecordsNothingAndActiveOneRecordsInterval) {
   { TraceSpan span(nullptr, 0, Event::plan, 3); }
   Tracer tracer(2, 1, 2, 8);
-  const uint64_t before = Tracer::now_ns();
+  const uint64_t before = Tracer::ticks();
   {
     TraceSpan span(&tracer, 1, Event::send_rows, 3);
     span.set_arg(5);
   }
-  const uint64_t after = Tracer::now_ns();
+  const uint64_t after = Tracer::ticks();
   ASSERT_EQ(tracer.size(1), 1u);
   EXPECT_EQ(tracer.size(0), 0u);
   const TraceRecord& r = tracer.record(1, 0);
@@ -322,6 +323,65 @@ TEST(Trace, OwnEventsAreNamedEscapedAndBuiltInNamesAreReused) {
   EXPECT_EQ(spans[0]["name"], name);
   EXPECT_EQ(spans[0]["cat"], "user");
   EXPECT_EQ(spans[0]["args"]["items"], 6);
+}
+
+/// Spans are timed by a counter that need not count nanoseconds; what is read is on the steady clock.
+TEST(Trace, SpansAreOnTheSteadyClock) {
+  constexpr uint64_t kSlackNs = 50'000;  // anchors are taken while others run
+  Trace trace(2, small(1, 1));
+  const uint16_t own = trace.event("own");
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t begin = Tracer::now_ns();
+    {
+      const Trace::Span span(&trace, 1, own);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    put_span(trace, 0, 0, Event::plan, begin - kSlackNs, Tracer::now_ns() + kSlackNs, 0);  // around it
+    trace.tracer(0)->add_anchor();
+  }
+  Trace merged(2, small(1, 1));
+  for (int rank = 0; rank < 2; ++rank) merged.merge(trace.serialize(rank));
+  for (const Trace* t : {&trace, &merged}) {
+    const std::vector<TraceSlice> all = t->slices();
+    ASSERT_EQ(all.size(), 6u);
+    for (size_t i = 0; i < 3; ++i) {
+      const TraceSlice &around = all[i], &inner = all[3 + i];
+      EXPECT_LE(around.begin_us, inner.begin_us);
+      EXPECT_GE(around.begin_us + around.duration_us, inner.begin_us + inner.duration_us);
+      EXPECT_GE(inner.duration_us, 5000 - 50);
+    }
+  }
+}
+
+TEST(TickClock, TimesAreBetweenAnchors) {
+  detail::TickClock clock;
+  clock.add_latest(1000, 5000, 100);
+  EXPECT_FALSE(clock.usable());
+  clock.add_latest(1010, 5020, 100);  // near the first one, which stays
+  EXPECT_TRUE(clock.usable());
+  EXPECT_EQ(clock.ns(1005), 5010u);
+  clock.add_latest(1030, 5060, 100);  // takes the place of the second
+  clock.add_latest(2030, 6060, 100);
+  clock.sort();
+  EXPECT_EQ(clock.ns(1015), 5030u);
+  EXPECT_EQ(clock.ns(1030), 5060u);
+  EXPECT_EQ(clock.ns(1515), 5545u);
+  EXPECT_EQ(clock.ns(990), 4980u);
+  EXPECT_EQ(clock.ns(2970), 7000u);
+}
+
+TEST(Trace, OwnEventsCauseNoWait) {
+  Trace trace(2, small(1, 1, 256));
+  std::vector<uint16_t> own;
+  for (int i = 0; i < 40; ++i) own.push_back(trace.event("phase " + std::to_string(i)));
+  for (const uint16_t event : own)
+    for (const uint64_t begin : {30u, 10u, 20u}) trace.tracer(1)->append(0, {begin, begin + 5, 0, event, RecordKind::span});
+  put_span(trace, 1, 0, Event::send_rows, 40, 50, 0);
+  put_span(trace, 0, 0, Event::wait_rows, 10, 60, 1);
+  const json doc = json::parse(trace.chrome_json(true));
+  EXPECT_EQ(only_phase(doc, "X").size(), 3 * own.size() + 2);
+  ASSERT_EQ(only_phase(doc, "s").size(), 1u);
+  EXPECT_EQ(only_phase(doc, "s")[0]["ts"], 0.040);
 }
 
 TEST(Trace, MergeMovesARankBetweenProcesses) {

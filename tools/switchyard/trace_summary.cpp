@@ -179,10 +179,10 @@ json ranks_json(const Scenario& s, const Trace& trace, const std::vector<TraceSl
 
 json link_json(const Link& link) { return {{"from", link.from}, {"to", link.to}, {"bytes", link.bytes}}; }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+double lower_quartile(std::vector<double> values) {
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 4);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
 }
 
 void print_phases(const Trace& trace) {
@@ -234,11 +234,7 @@ void print_ranks(const Scenario& s, const Trace& trace) {
 
 }  // namespace
 
-double TraceCost::share() const {
-  std::vector<double> ratios;
-  for (size_t i = 0; i < plain_us.size(); ++i) ratios.push_back(traced_us[i] / plain_us[i]);
-  return ratios.empty() ? 0 : median(ratios) - 1;
-}
+double TraceCost::share() const { return plain_us.empty() ? 0 : lower_quartile(traced_us) / lower_quartile(plain_us) - 1; }
 
 json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost) {
   const std::vector<TraceSlice> slices = trace.slices();
@@ -306,8 +302,8 @@ void print_summary(const TraceVerbOptions& options, const Scenario& s, const Tra
   if (trace.clock_error_ns() > 0)
     fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(trace.clock_error_ns()) * 1e-9));
   if (!cost.plain_us.empty())
-    fmt::print("  Recording costs {:+.1f} %: {} against {} a call, medians of {}.\n", 100 * cost.share(),
-               duration(median(cost.traced_us) * 1e-6), duration(median(cost.plain_us) * 1e-6),
+    fmt::print("  Recording costs {:+.1f} %: {} against {} a call, lower quartiles of {}.\n", 100 * cost.share(),
+               duration(lower_quartile(cost.traced_us) * 1e-6), duration(lower_quartile(cost.plain_us) * 1e-6),
                counted(static_cast<int64_t>(cost.plain_us.size()), "round"));
   if (trace.lost() > 0)
     fmt::print("  {}: the oldest {} spans were forgotten; --events {} would keep more\n", yellow("note"),

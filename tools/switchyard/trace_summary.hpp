@@ -15,7 +15,7 @@ namespace switchyard::tool {
 /// Times of the same calls with and without recording, a pair per round, of the slowest rank.
 struct TraceCost {
   std::vector<double> plain_us, traced_us;
-  /// Median of the rounds' ratios, less one.
+  /// Of the lower quartiles of the rounds, less one: what disturbs a round makes it longer.
   double share() const;
 };
 

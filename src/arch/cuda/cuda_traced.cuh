@@ -15,6 +15,13 @@ struct TrackPlace {
   uint32_t multiprocessor;
 };
 
+/// When a block began, and for which launch.
+struct BlockBegin {
+  uint64_t cycles;
+  uint64_t timer_ns;
+  int64_t launch;
+};
+
 template <class Base>
 struct TracedArch : Base {
   using Warp = CudaWarp;
@@ -23,14 +30,29 @@ struct TracedArch : Base {
   /// Cycles of this multiprocessor.
   __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
-  /// Every warp before it records: its place comes out of device memory, once, because a span must not wait for memory.
-  __device__ static void open_track(Warp& w, const DeviceTrace& trace) {
-    if (has_track(w, trace) && threadIdx.x % kLanes == 0) places()[w.warp()] = {trace.sizes[track(w, trace)], multiprocessor()};
+  /// Every warp before it records: its place comes out of device memory, once. Nobody waits for it before the first record.
+  __device__ static void open_track(Warp& w, const DeviceTrace& trace, int64_t launch) {
+    if (!has_track(w, trace)) return;
+    if (threadIdx.x % kLanes == 0) {
+      TrackPlace& place = places()[w.warp()];
+      ptx::async_copy(&place.size, &trace.sizes[track(w, trace)]);
+      place.multiprocessor = multiprocessor();
+      if (w.warp() == 0) *block_begin() = {ticks(), ptx::global_timer(), launch};
+    }
     __syncwarp();
   }
-  /// Every warp when it records no more.
-  __device__ static void close_track(Warp& w, const DeviceTrace& trace) {
-    if (has_track(w, trace) && threadIdx.x % kLanes == 0) trace.sizes[track(w, trace)] = places()[w.warp()].size;
+  /// Every warp when it records no more. One of each block leaves two anchors: when the kernel began, and now.
+  __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
+    if (!has_track(w, trace)) return;
+    if (w.warp() == 0) {
+      const BlockBegin begin = *block_begin();
+      anchor(w, trace, kernel, begin.cycles, begin.timer_ns, begin.launch);
+      anchor(w, trace, kernel, ticks(), ptx::global_timer(), begin.launch);
+    }
+    if (threadIdx.x % kLanes == 0) {
+      ptx::async_copies_wait();
+      trace.sizes[track(w, trace)] = places()[w.warp()].size;
+    }
   }
 
   /// Costs a look into shared memory and two stores, for which nobody waits.
@@ -38,6 +60,7 @@ struct TracedArch : Base {
                                 uint32_t bytes) {
     if (!has_track(w, trace)) return;
     if (threadIdx.x % kLanes == 0) {
+      ptx::async_copies_wait();
       TrackPlace& place = places()[w.warp()];
       const TrackPlace now = place;
       place.size = now.size + 1;
@@ -47,16 +70,18 @@ struct TracedArch : Base {
     __syncwarp();
   }
 
-  /// Says when now is. One warp of each block, when a kernel begins and when it ends.
-  __device__ static void anchor(Warp& w, const DeviceTrace& trace, Event kernel, int64_t launch) {
-    if (w.warp() == 0)
-      record(w, trace, DeviceRecord::kAnchor, ticks(), ptx::global_timer(), launch, static_cast<uint32_t>(kernel));
-  }
-
  private:
   __device__ static TrackPlace* places() {
     __shared__ TrackPlace all[32];
     return all;
+  }
+  __device__ static BlockBegin* block_begin() {
+    __shared__ BlockBegin begin;
+    return &begin;
+  }
+  __device__ static void anchor(Warp& w, const DeviceTrace& trace, Event kernel, uint64_t cycles, uint64_t timer_ns,
+                                int64_t launch) {
+    record(w, trace, DeviceRecord::kAnchor, cycles, timer_ns, launch, static_cast<uint32_t>(kernel));
   }
   __device__ static bool has_track(const Warp& w, const DeviceTrace& trace) {
     return trace.records != nullptr && w.block() < trace.blocks && w.warp() < trace.warps;
@@ -83,24 +108,17 @@ template <class A>
 class KernelTrace {
  public:
   __device__ KernelTrace(CudaWarp& w, const DeviceTrace& trace, Event kernel, int64_t launch)
-      : w_(w), trace_(trace), kernel_(kernel), launch_(launch) {
-    if constexpr (requires { A::kDeviceTracing; }) {
-      A::open_track(w_, trace_);
-      A::anchor(w_, trace_, kernel_, launch_);
-    }
+      : w_(w), trace_(trace), kernel_(kernel) {
+    if constexpr (requires { A::kDeviceTracing; }) A::open_track(w_, trace_, launch);
   }
   __device__ ~KernelTrace() {
-    if constexpr (requires { A::kDeviceTracing; }) {
-      A::anchor(w_, trace_, kernel_, launch_);
-      A::close_track(w_, trace_);
-    }
+    if constexpr (requires { A::kDeviceTracing; }) A::close_track(w_, trace_, kernel_);
   }
 
  private:
   CudaWarp& w_;
   const DeviceTrace& trace_;
   Event kernel_;
-  int64_t launch_;
 };
 
 }  // namespace switchyard::detail

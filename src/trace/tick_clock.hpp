@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nanoseconds out of ticks of a counter that is faster to read than a clock.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace switchyard::detail {
+
+/// A clock that is known at some of its ticks, the anchors, and elsewhere by their slope. Time never goes back.
+class TickClock {
+ public:
+  void add(uint64_t ticks, uint64_t ns) { anchors_.push_back({ticks, ns}); }
+  /// The same of the latest anchor yet, which takes the place of the one before it if that is less than `apart_ns` older and
+  /// not the first: what an anchor is wrong by must be little of the time between two.
+  void add_latest(uint64_t ticks, uint64_t ns, uint64_t apart_ns);
+  /// After the last add(): anchors in order, of two at the same tick one.
+  void sort();
+  /// After sort(). False: ns() must not be called.
+  bool usable() const { return anchors_.size() >= 2; }
+  /// Between two anchors by their slope; outside by that of the nearest two.
+  uint64_t ns(uint64_t ticks) const;
+
+ private:
+  struct Anchor {
+    uint64_t ticks, ns;
+  };
+  std::vector<Anchor> anchors_;
+};
+
+}  // namespace switchyard::detail
