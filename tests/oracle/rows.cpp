@@ -115,6 +115,7 @@ void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hi
         break;
       }
       case Pattern::random_values: store_bits(type, out, c, random_code(bits, type)); break;
+      case Pattern::unit_interval: store(type, out, c, static_cast<float>(bits >> 40) * 0x1p-24f); break;
       case Pattern::wild_values: store(type, out, c, wild_value(bits, type)); break;
       case Pattern::raw_bits: store_bits(type, out, c, bits); break;
       case Pattern::quantise_cases: store(type, out, c, quantise_case(bits, key, c, type)); break;

@@ -19,6 +19,7 @@ using switchyard::ScaleKind;
 enum class Pattern {
   small_integers,  ///< -8 ... 7: exact in every type, sums of hundreds of them exact in bf16's f32 accumulator
   random_values,   ///< full mantissas, magnitudes 2^-6 ... 2^3
+  unit_interval,   ///< [0, 1)
   wild_values,     ///< all magnitudes, subnormals, -0, infinities, NaN
   raw_bits,        ///< any bit pattern at all: for transport only
   quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, NaN, ordinary

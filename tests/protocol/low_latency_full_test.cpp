@@ -26,7 +26,8 @@ struct At {
 };
 class ReferenceShape : public testing::TestWithParam<At> {};
 
-/// M tokens at most, three repetitions of five dispatches and their combines in both orders, ranks up to 0.3 ms late.
+/// M tokens at most, rows in [0, 1), softmax weights, 20 times five dispatches and their combines in both orders, ranks up to
+/// 0.3 ms late.
 TEST_P(ReferenceShape, C01) {
   const auto [world, most] = GetParam();
   LowLatencyScript s;
@@ -37,10 +38,12 @@ TEST_P(ReferenceShape, C01) {
   s.config.topk = 8;
   s.config.max_tokens = most;
   s.seed = static_cast<uint64_t>(most);
-  s.repeats = 3;
+  s.repeats = 20;
   s.max_delay_us = 300;
-  for (uint64_t i = 0; i < (most > 64 ? 1 : 5); ++i) {
-    s.dispatch(random_tokens(world, most, i)).x_pattern = Pattern::random_values;
+  for (uint64_t i = 0; i < 5; ++i) {
+    LowLatencyStep& dispatch = s.dispatch(random_tokens(world, most, i));
+    dispatch.x_pattern = Pattern::unit_interval;
+    dispatch.softmax = true;
     s.combine(CombineOrder::per_route);
     s.combine(CombineOrder::per_rank);
   }

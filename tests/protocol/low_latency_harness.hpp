@@ -29,6 +29,7 @@ struct LowLatencyStep {
   Routing routing = Routing::uniform;
   int drop_percent = 0;
   bool weights = true;
+  bool softmax = false;  ///< weights that sum to 1
   bool int64_ids = true;
   bool quantised = false;  ///< the rows come as fp8 with scales
   /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T, or for 0 and max_tokens also what is clamped to it.

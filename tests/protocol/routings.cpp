@@ -118,4 +118,17 @@ std::vector<float> make_weights(uint64_t seed, int rank, int64_t tokens, int top
   return weights;
 }
 
+std::vector<float> make_probabilities(uint64_t seed, int rank, int64_t tokens, int topk) {
+  std::vector<float> p(static_cast<size_t>(tokens * topk));
+  for (size_t first = 0; first < p.size(); first += static_cast<size_t>(topk)) {
+    double sum = 0;
+    for (size_t f = first; f < first + static_cast<size_t>(topk); ++f) {
+      p[f] = std::exp(static_cast<float>(4 * unit(oracle::mix(seed, 5, f, static_cast<uint64_t>(rank))) - 2));
+      sum += p[f];
+    }
+    for (size_t f = first; f < first + static_cast<size_t>(topk); ++f) p[f] = static_cast<float>(p[f] / sum);
+  }
+  return p;
+}
+
 }  // namespace harness

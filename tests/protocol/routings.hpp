@@ -33,5 +33,7 @@ std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64
                               int drop_percent = 0, bool wide = false);
 /// Weights [tokens, topk] in (-0.5, 1): not normalised, some negative, some tiny.
 std::vector<float> make_weights(uint64_t seed, int rank, int64_t tokens, int topk);
+/// Softmax of random numbers: those of a token are positive and sum to 1.
+std::vector<float> make_probabilities(uint64_t seed, int rank, int64_t tokens, int topk);
 
 }  // namespace harness
