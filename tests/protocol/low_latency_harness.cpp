@@ -57,9 +57,12 @@ LowLatencyExpectation expect_dispatch(const LowLatencyCase& c, size_t i) {
   for (int r = 0; r < s.world; ++r) {
     const int64_t tokens = step.tokens[idx(r)];
     p.ids.push_back(make_ids(step.routing, {p.world, p.experts, p.topk}, seed, r, tokens, step.drop_percent, step.int64_ids));
-    if (step.softmax) p.weights.push_back(make_probabilities(seed, r, tokens, p.topk));
-    else if (step.weights) p.weights.push_back(make_weights(seed, r, tokens, p.topk));
-    else p.weights.emplace_back(idx(tokens * p.topk), 1.0f);
+    if (step.softmax)
+      p.weights.push_back(make_probabilities(seed, r, tokens, p.topk));
+    else if (step.weights)
+      p.weights.push_back(make_weights(seed, r, tokens, p.topk));
+    else
+      p.weights.emplace_back(idx(tokens * p.topk), 1.0f);
   }
   for (int r = 0; r < s.world; ++r) {
     fill_inputs(c, i, r, e);
