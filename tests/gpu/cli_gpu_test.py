@@ -35,6 +35,13 @@ class Demo(unittest.TestCase):
         self.assertIn("backend   " + BACKEND, out)
         self.assertEqual(sum(data["experts"]["counts"]), 8 * 16 * 8 * 2)
 
+    def test_as_it_comes(self):
+        """Its own sizes: plans of several blocks, and ranks that use all they have of their GPU."""
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("demo", *ON, "--out", folder)
+            self.assertEqual(code, 0, out + err)
+            self.assertEqual(out.splitlines()[-1], "PASS")
+
     def test_gate(self):
         data, _ = self.check("--ranks", "2", "--routing", "gate", "--experts", "16", "--topk", "4")
         self.assertIn("gate", {s[2] for s in data["timeline"]["slices"]})

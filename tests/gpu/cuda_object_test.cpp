@@ -460,6 +460,24 @@ TEST_P(Objects, B02_ClosedForm) {
   });
 }
 
+/// Eight ranks with eight blocks of a plan and all multiprocessors that they have, so that on one GPU nothing is left: a kernel
+/// that took its place early would keep the plan of another rank from beginning.
+TEST(RanksOnAllMultiprocessors, LeaveRoomForEachOthersPlans) {
+  isolated([] {
+    constexpr int kRanks = 8, kRounds = 6;
+    for (const Layout layout : kLayouts) {
+      Scenario s = gpu_scenario("all multiprocessors", kRanks, layout, 512);
+      s.num_sms = 0;  // the library's choice
+      const auto c = make_case(s);
+      const NormalConfig config = make_config(*c);
+      on_gpus(kRanks, heap_for(config, kRanks), [&](Station& me) {
+        NormalExchange exchange(me.group, config);
+        for (int i = 0; i < kRounds; ++i) me.round(exchange, *c, i);
+      });
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, Objects, testing::Values(Worlds{"W1_W2", {1, 2}}, Worlds{"W4", {4}}),
                          [](const auto& worlds) { return std::string(worlds.param.name); });
 

@@ -150,12 +150,10 @@ class CudaLowLatency final : public LowLatencyImpl {
   static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
 
   /// A dependent launch takes its place on the GPU while the kernel before still waits for peers: two calls take twice their
-  /// multiprocessors. Ranks that share the GPU would take them from each other, and a caller who names a number wants the rest
-  /// for something else, perhaps for a call that peers wait for.
+  /// multiprocessors. A caller who names a number wants the rest for something else, perhaps for a call that peers wait for.
   DeviceLimits launch_limits(int given_sms) const {
     DeviceLimits limits = gpu_.limits();
-    const int share = given_sms > 0 ? given_sms : gpu_.max_blocks();
-    if (share < limits.multiprocessors) limits.dependent_launches = false;
+    if (given_sms > 0 && given_sms < limits.multiprocessors) limits.dependent_launches = false;
     return limits;
   }
 

@@ -84,7 +84,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   limits_.shared_bytes = static_cast<uint32_t>(shared);
   int major = 0;
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()), "device attribute");
-  limits_.dependent_launches = major >= 9;
+  limits_.dependent_launches = major >= 9 && ranks_here == 1;  // ranks would take multiprocessors from each other's plans
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device()), "device properties");
   name_ = properties.name;

@@ -92,7 +92,7 @@ struct RingParts {
 struct DeviceLimits {
   int multiprocessors = 0;
   uint32_t shared_bytes = 0;
-  bool dependent_launches = false;  ///< from sm_90 on
+  bool dependent_launches = false;  ///< from sm_90 on, where a rank has its GPU to itself
 };
 
 /// Once per device and process, before any rank waits for another: loads the kernels and lets them have all shared memory.
