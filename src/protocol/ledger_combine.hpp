@@ -160,7 +160,10 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
   for (int looks = 0;; looks = kLooks) {
     const bool done = ready(looks);
     if (!done && looks == 0) span.begin(Event::wait_ledger_rows, -1);
-    if (done && looks > 0) clock.charge(w, p.call, clock.awaited());
+    if (done && looks > 0) {
+      clock.charge(w, p.call, clock.awaited());
+      span.set_arg(clock.awaited());
+    }
     if (done) return true;
     // Who has not entered, or else one of the others: the ledger says from which ranks a token's rows come, not which from
     // which.
@@ -172,11 +175,12 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
       clock.begin(writer);
     else if (writer != clock.awaited())
       clock.charge(w, p.call, writer);
-    span.set_arg(clock.awaited());
     if (!clock.keep_waiting(w, p.call, late != 0 ? Site::ledger_rows : Site::returned, p.call.heap.local(p.layout.flag(writer)),
-                            p.call.word()))
+                            p.call.word()) ||
+        A::cold(w, EnteredOtherwise<A>{}, &p)) {
+      span.set_arg(clock.awaited());
       return false;
-    if (A::cold(w, EnteredOtherwise<A>{}, &p)) return false;
+    }
   }
 }
 
@@ -267,14 +271,15 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
   const uint64_t all = ~uint64_t{0} >> (64 - call.world());
   const bool tells = p.layout.tells();
-  MoveCounter moved;
   if (w.index() == 0)
     announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return tells || p.chunks_of[r] == 0; }));
   {
+    MoveCounter moved;
     WarpSpan<A> span(w, call, Event::return_segments);
     return_segments<A>(w, p, moved);
     span.set_arg(static_cast<int64_t>(moved.rows));
     span.set_bytes(moved.remote_bytes);
+    call.moved[w.index()] = moved;
   }
   // Usually all have entered meanwhile, and what the last call left can go while rows are on their way.
   const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };
@@ -282,10 +287,10 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
       tells && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;
   if (early) blank_last_rows<A>(w, p);
   {
-    const WarpSpan<A> span(w, call, Event::restore_tokens, p.tokens);
+    WarpSpan<A> span(w, call, Event::restore_tokens);
     if (!restore_tokens<A>(w, p) || (tells && !wait_unnamed<A>(w, p))) return false;
+    span.set_arg(p.tokens);
   }
-  call.moved[w.index()] = moved;
   if (early || (!tells && w.index() != 0)) return w.index() != 0 || check_signatures<A>(w, p);
   if (!wait_ledger_rows<A>(w, p, all)) return false;
   if (tells) blank_last_rows<A>(w, p);
