@@ -36,7 +36,7 @@ class Usage(unittest.TestCase):
         self.assertIn("--help", err)
 
     def test_verbs(self):
-        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, trace, tune, doctor", "Did you mean 'demo'?")
+        self.expect(["dmeo"], "'dmeo': no such verb", "demo, verify, bench, trace, tune, plot, doctor", "Did you mean 'demo'?")
         self.expect(["xyzzy"], "'xyzzy': no such verb")
 
     def test_flags(self):

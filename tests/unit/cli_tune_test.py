@@ -81,6 +81,8 @@ class Tune(unittest.TestCase):
             text, entries, result = out_path.read_text(), self.entries(out_path), json.loads(json_path.read_text())
             for path in Path(folder).iterdir():
                 self.assertIn(path.name, ("my.tuning", "tune.json", "tune.html"))
+            self.assertEqual(run("plot", "tune.json", "--html", "again.html", cwd=folder), (0, "written to again.html\n", ""))
+            self.assertEqual(Path(folder, "again.html").read_text(), Path(folder, "tune.html").read_text())
             self.assertEqual(len(entries), 2)
             self.assertEqual(entries[0], 'device="x" mode=flat ranks=1 hidden=1 tokens=1 sms=3')
             self.assertRegex(entries[1], "^" + self.KEY + r"5( pieces=[234])?$")

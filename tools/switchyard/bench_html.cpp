@@ -310,14 +310,20 @@ std::vector<size_t> varied_in(const json& runs) {
 }
 
 /// What was swept, the one with most values first, numbers before words: it is plotted over, and each combination of the others
-/// has its plots.
+/// has its plots. Old documents do not name what was swept: then the first quantity that varies, alone.
 std::vector<size_t> swept_in(const json& document) {
-  const json swept = document.value("swept", json::array());
+  const json& runs = document.at("runs");
+  if (!document.contains("swept")) {
+    const auto varies = [&](const Axis& axis) { return texts_of(runs, axis).size() > 1; };
+    const Axis* const first = std::find_if(std::begin(kAxes), std::end(kAxes), varies);
+    return {first == std::end(kAxes) ? 0 : static_cast<size_t>(first - kAxes)};
+  }
+  const json& swept = document.at("swept");
   std::vector<size_t> axes;
   for (size_t a = 0; a < std::size(kAxes); ++a)
     if (std::find(swept.begin(), swept.end(), kAxes[a].swept) != swept.end()) axes.push_back(a);
   if (axes.empty()) axes.push_back(0);
-  const auto rank = [&](size_t a) { return std::pair(!kAxes[a].words, texts_of(document.at("runs"), kAxes[a]).size()); };
+  const auto rank = [&](size_t a) { return std::pair(!kAxes[a].words, texts_of(runs, kAxes[a]).size()); };
   const auto most = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
   std::rotate(axes.begin(), most, most + 1);
   return axes;

@@ -141,6 +141,7 @@ int run(int argc, char** argv) {
   add("bench", "Measure dispatch and combine against this machine's copy limit", declare_bench, act_bench);
   add("trace", "Record what every worker did in a call: a timeline for Perfetto, and a summary", declare_trace, act_trace);
   add("tune", "Measure which launch shapes are best here, and write the file that the library reads", declare_tune, act_tune);
+  add("plot", "Write the page with plots for figures that were measured earlier", declare_plot, act_plot);
   add("doctor", "Say what this machine can do and, where not, why and what to do", declare_doctor, act_doctor);
   try {
     app.parse(argc, argv);
@@ -178,7 +179,8 @@ int run(int argc, char** argv) {
 }  // namespace
 
 static bool is_verb(const std::string& word) {
-  return word == "demo" || word == "verify" || word == "bench" || word == "trace" || word == "tune" || word == "doctor";
+  return word == "demo" || word == "verify" || word == "bench" || word == "trace" || word == "tune" || word == "plot" ||
+         word == "doctor";
 }
 
 /// What was printed has been written; otherwise, on a full disk, nobody has read it. \returns the exit status

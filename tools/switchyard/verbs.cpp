@@ -305,6 +305,20 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
       "  switchyard tune --backend cuda --modes low_latency,flat --tokens 8,32,128 --hidden 4096,7168\n");
 }
 
+void declare_plot(CLI::App& app, VerbOptions& all) {
+  PlotOptions& o = all.plot;
+  Options add(app);
+  add.group("What to plot");
+  add.file("FILE", o.file, "Figures that bench or tune wrote with --json, here or elsewhere");
+  app.get_option("FILE")->required()->type_name("");
+  add.group("Output");
+  add.file("--html", o.html_path, "The page; by itself FILE with .html in place of its ending");
+  app.footer(
+      "\nNothing is measured: the page is the one that --html of that run writes.\n"
+      "\nExample:\n"
+      "  switchyard plot results.json --html results.html\n");
+}
+
 void declare_doctor(CLI::App& app, VerbOptions& all) {
   Options add(app);
   add.toggle("--json", all.doctor.json, "All findings as JSON on stdout");
@@ -320,6 +334,7 @@ int act_verify(const VerbOptions& options) {
 int act_bench(const VerbOptions& options) { return run_bench(options.bench); }
 int act_trace(const VerbOptions& options) { return run_trace(options.trace); }
 int act_tune(const VerbOptions& options) { return run_tune(options.tune); }
+int act_plot(const VerbOptions& options) { return run_plot(options.plot); }
 int act_doctor(const VerbOptions& options) { return run_doctor(options.doctor); }
 
 }  // namespace switchyard::tool

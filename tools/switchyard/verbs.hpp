@@ -7,6 +7,7 @@
 #include "bench.hpp"
 #include "demo.hpp"
 #include "doctor.hpp"
+#include "plot.hpp"
 #include "trace_verb.hpp"
 #include "tune.hpp"
 #include "verify.hpp"
@@ -21,6 +22,7 @@ struct VerbOptions {
   BenchOptions bench;
   TraceVerbOptions trace;
   TuneOptions tune;
+  PlotOptions plot;
   DoctorOptions doctor;
 };
 
@@ -29,6 +31,7 @@ void declare_verify(CLI::App& app, VerbOptions& options);
 void declare_bench(CLI::App& app, VerbOptions& options);
 void declare_trace(CLI::App& app, VerbOptions& options);
 void declare_tune(CLI::App& app, VerbOptions& options);
+void declare_plot(CLI::App& app, VerbOptions& options);
 void declare_doctor(CLI::App& app, VerbOptions& options);
 
 /// \returns the exit status
@@ -37,6 +40,7 @@ int act_verify(const VerbOptions& options);
 int act_bench(const VerbOptions& options);
 int act_trace(const VerbOptions& options);
 int act_tune(const VerbOptions& options);
+int act_plot(const VerbOptions& options);
 int act_doctor(const VerbOptions& options);
 
 }  // namespace switchyard::tool
