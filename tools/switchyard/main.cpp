@@ -114,6 +114,12 @@ int usage_error(const CLI::App& app, const std::string& text) {
   return kExitUsage;
 }
 
+void print_help(const CLI::App& app) {
+  const Chosen chosen = chosen_verb(app);
+  const std::string before = chosen.name.substr(0, chosen.name.rfind(' ') == std::string::npos ? 0 : chosen.name.rfind(' '));
+  fmt::print("{}", chosen.name.empty() ? app.help() : chosen.app->help("switchyard" + (before.empty() ? "" : " " + before)));
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Mixture-of-Experts expert parallelism: run it, check it, measure it, and see what this machine can do.",
                "switchyard");
@@ -155,9 +161,7 @@ int run(int argc, char** argv) {
     }
     return kExitUsage;
   } catch (const CLI::CallForHelp&) {
-    const Chosen chosen = chosen_verb(app);
-    const std::string before = chosen.name.substr(0, chosen.name.rfind(' ') == std::string::npos ? 0 : chosen.name.rfind(' '));
-    fmt::print("{}", chosen.name.empty() ? app.help() : chosen.app->help("switchyard" + (before.empty() ? "" : " " + before)));
+    print_help(app);
     return kExitOk;
   } catch (const CLI::CallForVersion&) {
     fmt::print("switchyard {}\n", build_description());
