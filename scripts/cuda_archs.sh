@@ -15,15 +15,23 @@ mapfile -t sources < <(find src -name '*.cu' | LC_ALL=C sort)
 for exception in "${exceptions[@]}"; do
   [ -e "$exception" ] || { echo "exception $exception does not exist" >&2; exit 1; }
 done
-compiled=0
+# compile ARCH SOURCE
+compile() {
+  "$nvcc" -std=c++20 -O1 --expt-relaxed-constexpr "-gencode=arch=compute_$1,code=sm_$1" -I src -I include -I "$generated" -c "$2" \
+    -o "$out/sm_$1.${2//\//.}.o"
+  echo "sm_$1 $2 compiles"
+}
+export -f compile
+export nvcc generated out
+wanted=0
 for arch in 80 100a; do
   for source in "${sources[@]}"; do
     case " ${exceptions[*]} " in *" $source "*) continue ;; esac
-    "$nvcc" -std=c++20 -O1 --expt-relaxed-constexpr "-gencode=arch=compute_$arch,code=sm_$arch" -I src -I include -I "$generated" \
-      -c "$source" -o "$out/kernel.o"
-    echo "sm_$arch $source compiles"
-    compiled=$((compiled + 1))
+    printf '%s\0%s\0' "$arch" "$source" >>"$out/list"
+    wanted=$((wanted + 1))
   done
 done
-[ "$compiled" -eq $((2 * (${#sources[@]} - ${#exceptions[@]}))) ] || { echo "only $compiled files were compiled" >&2; exit 1; }
+xargs -0 -n 2 -P "$(nproc)" bash -ec 'compile "$@"' compile <"$out/list"
+compiled=$(find "$out" -name '*.o' | wc -l)
+[ "$compiled" -eq "$wanted" ] || { echo "only $compiled of $wanted compilations gave an object" >&2; exit 1; }
 echo "$compiled compilations, ${#sources[@]} files, ${#exceptions[@]} exceptions"
