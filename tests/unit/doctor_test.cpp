@@ -84,6 +84,8 @@ TEST(Doctor, TuningInForce) {
             0u);
   const std::string any = "switchyard-tuning 1\ndevice=cuda" + shape;
   EXPECT_EQ(tuning_text(any.c_str(), Verdict::ok).rfind(": 1 of 1 entries for cpu, NVIDIA H200; then", 0), 0u);
+  const std::string both = any + "device=\"NVIDIA H200\"" + shape;  // then those of any GPU do not count
+  EXPECT_EQ(tuning_text(both.c_str(), Verdict::ok).rfind(": 1 of 2 entries for cpu, NVIDIA H200; then", 0), 0u);
   EXPECT_EQ(tuning_text("switchyard-tuning 1", Verdict::limited).rfind(": nothing for cpu, NVIDIA H200; then built-in", 0), 0u);
   EXPECT_EQ(tuning_text("switchyard-tuning 1\nbad", Verdict::no), ", line 2: 'bad' given: must be KEY=VALUE");
   const std::vector<Finding> broken{{"Tuning", "tuning", Verdict::no, "", "", ""}};

@@ -124,7 +124,10 @@ Finding tuning_finding(const std::vector<std::string>& devices) {
     for (const TuningFile& file : tuning.files()) {
       const auto here = std::count_if(file.entries.begin(), file.entries.end(), [&](const TuningEntry& e) {
         return std::any_of(devices.begin(), devices.end(), [&](const std::string& device) {
-          return e.key.device == device || (e.key.device == "cuda" && device != "cpu");
+          TuningKey asked = e.key;
+          asked.device = device;
+          const TuningEntry* const found = file.nearest(asked);
+          return found != nullptr && found->key.device == e.key.device;
         });
       });
       f.value += fmt::format("{}{}: {} for {}", f.value.empty() ? "" : "; then ", file.name,

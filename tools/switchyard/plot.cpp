@@ -31,10 +31,10 @@ json document_in(const std::string& path) {
 }
 
 std::string page_of(const json& document, const std::string& path) {
-  const std::string schema = document.is_object() ? document.value("schema", json()).dump() : "";
+  const json schema = document.is_object() ? document.value("schema", json()) : json();
   try {
-    if (schema == "\"switchyard.bench/1\"") return bench_html(document);
-    if (schema == "\"switchyard.tune/1\"") return tune_html(document);
+    if (schema == "switchyard.bench/1") return bench_html(document);
+    if (schema == "switchyard.tune/1") return tune_html(document);
   } catch (const json::exception& e) {
     throw std::runtime_error(fmt::format("{}: something is missing that bench and tune write: {}", path, e.what()));
   }
