@@ -83,8 +83,8 @@ class Tracer {
     return static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
   }
-  /// For spans: the time stamp counter where the kernel keeps time by it, which all cores then share; else nanoseconds. A third
-  /// of the cost of a clock. There must be a Tracer.
+  /// For spans: the time stamp counter where the kernel keeps time by it, which all cores then share; else nanoseconds.
+  /// Cheaper than a clock. There must be a Tracer.
   static uint64_t ticks() noexcept {
 #if defined(__x86_64__)
     if (counts_ticks) return __builtin_ia32_rdtsc();
