@@ -231,8 +231,9 @@ TEST(TuningSources, FromTheEnvironment) {
   unsetenv("SWITCHYARD_TUNING");
   ASSERT_EQ(Tuning::from_environment().files().size(), 1u);  // built in, and well-formed
   EXPECT_EQ(Tuning::from_environment().files()[0].name, "built-in values");
-  for (const TuningMode mode : {TuningMode::normal, TuningMode::normal_expert_major})
-    EXPECT_GT(Tuning::from_environment().find({"NVIDIA H200", mode, 4, 7168, 4096}).dispatch_sms, 0) << to_string(mode);
+  for (const char* device : {"NVIDIA H200", "NVIDIA H100 80GB HBM3"})
+    for (const TuningMode mode : {TuningMode::normal, TuningMode::normal_expert_major})
+      EXPECT_GT(Tuning::from_environment().find({device, mode, 4, 7168, 4096}).dispatch_sms, 0) << device << to_string(mode);
   const File good(kHeader + "device=cpu mode=low_latency" + kShape + " pieces=5");
   {
     const Variable variable(good.path());
