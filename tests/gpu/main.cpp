@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // main() of the GPU suites: without a GPU they fail, unless SWITCHYARD_GPU_OPTIONAL=1. Never touches CUDA in this process when
-// ranks are processes, because a forked child of a process with a context has none.
+// ranks are processes, because a forked child of a process with a context has none. Suites whose ranks are processes run in
+// teams.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 
 #include "protocol/device_memory.hpp"
+#include "protocol/rank_team.hpp"
 
 namespace {
 
@@ -40,5 +42,9 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::printf("%d GPUs\n", g_gpus);
+#if defined(SWITCHYARD_TEST_PROCESSES)
+  return harness::run_tests_in_teams();
+#else
   return RUN_ALL_TESTS();
+#endif
 }

@@ -13,6 +13,7 @@
 #include <exception>
 #include <thread>
 
+#include "protocol/rank_team.hpp"
 #include "switchyard/status.hpp"
 
 namespace harness {
@@ -63,8 +64,9 @@ void report(int fd, const std::vector<std::string>& failures) {
   }
 }
 
-[[noreturn]] void child(int rank, const Fleet& fleet, const std::string& store, const std::string& token, const RankBody& body,
-                        int fd) {
+/// One rank of a group of processes, from joining to leaving. Returns its failures.
+std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string& store, const std::string& token,
+                                 const RankBody& body) {
   Failures failures("rank " + std::to_string(rank));
   try {
     const auto& options = fleet.per_rank.empty() ? fleet.options : fleet.per_rank[static_cast<size_t>(rank)];
@@ -73,9 +75,14 @@ void report(int fd, const std::vector<std::string>& failures) {
   } catch (const std::exception& error) {
     failures.add(std::string("could not join: ") + error.what());
   }
-  report(fd, failures.take());
-  std::fflush(nullptr);
-  ::_exit(0);
+  return failures.take();
+}
+
+/// In a process that is a rank already. A smaller group leaves the other members out.
+std::vector<std::string> run_in_team(RankTeam& team, const Fleet& fleet, const RankBody& body) {
+  if (fleet.world > team.world()) return {"more ranks than the team of " + std::to_string(team.world()) + " has"};
+  const bool here = team.rank() < fleet.world;
+  return team.gather(here ? be_rank(team.rank(), fleet, team.store(), team.token(), body) : std::vector<std::string>{});
 }
 
 /// Reads until the pipe closes or the deadline passes. True if the child came to its end.
@@ -122,6 +129,9 @@ std::chrono::seconds patience(std::chrono::seconds usual) {
 }
 
 std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die, int limit_ms) {
+  if (RankTeam* const team = RankTeam::mine()) {
+    return may_die != 0 ? std::vector<std::string>{"a rank of a team may not die"} : run_in_team(*team, fleet, body);
+  }
   limit_ms = std::max(limit_ms, static_cast<int>(10000 * patience(std::chrono::seconds(0)).count()));
   static std::atomic<int> serial{0};
   const StoreDirectory directory;
@@ -136,7 +146,9 @@ std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body,
     if (pid == 0) {
       ::close(ends[0]);
       for (const int fd : pipes) ::close(fd);
-      child(r, fleet, directory.store(), token, body, ends[1]);
+      report(ends[1], be_rank(r, fleet, directory.store(), token, body));
+      std::fflush(nullptr);
+      ::_exit(0);
     }
     ::close(ends[1]);
     pids.push_back(pid);

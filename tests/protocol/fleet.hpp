@@ -27,7 +27,8 @@ using RankBody = std::function<void(switchyard::Group&, Failures&)>;
 /// Returns all failures of all ranks, in rank order; empty means success. Blocks until all ranks have ended.
 std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body);
 /// As run_threads, over Group::connect. The calling process must have one thread. A rank that died or said nothing within
-/// `limit_ms` is a failure, except ranks whose bit is set in `may_die`.
+/// `limit_ms` is a failure, except ranks whose bit is set in `may_die`. In a member of a team (rank_team.hpp) nothing is forked
+/// and no rank may die.
 std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die = 0, int limit_ms = 120000);
 std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body);
 
