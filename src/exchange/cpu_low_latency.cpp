@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency_*.hpp.
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "exchange/low_latency_impl.hpp"
 #include "exchange/recycler.hpp"
@@ -21,6 +23,9 @@ class CpuLowLatency final : public LowLatencyImpl {
     dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
     checked([&] { heap_offset_ = allocate_symmetric(); });
     group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
+    // Deferred copies are for tests: they count places through the ids, as GPUs do where sets have no room.
+    const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
+    if (!group_.options.deferred_copies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
     try {
       epoch_ = (config.first_epoch - 1) & kEpochMask;
       std::byte* const mine = group_.heap->view().base[rank()] + heap_offset_;
@@ -54,6 +59,7 @@ class CpuLowLatency final : public LowLatencyImpl {
     if (halves != Halves::receive) p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller's again by then
     begin(p.call, Operation::dispatch, halves);
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
+    if (halves != Halves::receive) make_sets(p);
     launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
       if (sends) low_latency_send<A>(w, p);
       if (receives) low_latency_receive<A>(w, p);
@@ -86,6 +92,20 @@ class CpuLowLatency final : public LowLatencyImpl {
     end("moe_all_to_all", Halves::both);
   }
 
+  /// Which tokens choose each expert; the workers that send read it.
+  void make_sets(LowLatencyDispatchParams& p) {
+    if (sets_.empty()) return;
+    const int words = TokenSets::words_for(p.tokens), topk = p.layout.topk;
+    std::fill_n(sets_.begin(), static_cast<ptrdiff_t>(config.num_experts) * words, 0u);
+    for (int f = 0; f < p.tokens * topk; ++f) {
+      const int32_t expert = p.ids(f);
+      const int t = f / topk;
+      if (expert >= 0)
+        sets_[static_cast<size_t>(expert) * static_cast<size_t>(words) + static_cast<size_t>(t / 32)] |= 1u << t % 32;
+    }
+    p.sets = {sets_.data(), words};
+  }
+
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
     call = group_.begin_call();
@@ -112,7 +132,8 @@ class CpuLowLatency final : public LowLatencyImpl {
     stats_.total_us = before + static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
   }
 
-  uint64_t epoch_ = 0;  // of the last call
+  std::vector<uint32_t> sets_;  // room for max_tokens, or none
+  uint64_t epoch_ = 0;          // of the last call
   uint64_t start_ns_ = 0;
   size_t heap_offset_ = 0;
   CallStatistics stats_;
