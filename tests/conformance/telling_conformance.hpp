@@ -34,35 +34,37 @@ void fill_with_zeros(std::byte* row, DType type, int64_t hidden, Random& random)
 }
 
 TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
-  for (const DType type : kRowTypes) {
-    for (const int64_t columns : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
-      for (const size_t misalignment : {0, 16, 4, 62}) {
-        const int64_t hidden = whole_elements<TypeParam>(columns, type);
-        const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-        Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type)));
-        Guarded<TypeParam> one(telling_room(bytes)), two(telling_room(bytes)), summed(telling_room(bytes)),
-            mapped(telling_room(bytes));
-        for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
-        fill_with_zeros(src.data(), type, hidden, this->random_);
-        void* const dsts[] = {one.data(), nullptr, two.data()};
-        this->warp_.multicast_telling(dsts, 3, src.data(), bytes);
-        const void* const rows[] = {src.data()};
-        this->warp_.reduce_rows_from(
-            detail::ReduceSpec{summed.data(), rows, nullptr, 1, {nullptr, nullptr}, type, hidden, true}, {0});
-        std::vector<std::byte> want(bytes);
-        for (int64_t c = 0; c < hidden; ++c) {
-          const volatile float product = reference_load(src.data(), type, c) * 3;
-          reference_store(want.data(), type, c, product + static_cast<float>(c % 64));
+  this->for_each_variant([&] {
+    for (const DType type : kRowTypes) {
+      for (const int64_t columns : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
+        for (const size_t misalignment : {0, 16, 4, 62}) {
+          const int64_t hidden = whole_elements<TypeParam>(columns, type);
+          const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+          Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type)));
+          Guarded<TypeParam> one(telling_room(bytes)), two(telling_room(bytes)), summed(telling_room(bytes)),
+              mapped(telling_room(bytes));
+          for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
+          fill_with_zeros(src.data(), type, hidden, this->random_);
+          void* const dsts[] = {one.data(), nullptr, two.data()};
+          this->warp_.multicast_telling(dsts, 3, src.data(), bytes);
+          const void* const rows[] = {src.data()};
+          this->warp_.reduce_rows_from(
+              detail::ReduceSpec{summed.data(), rows, nullptr, 1, {nullptr, nullptr}, type, hidden, true}, {0});
+          std::vector<std::byte> want(bytes);
+          for (int64_t c = 0; c < hidden; ++c) {
+            const volatile float product = reference_load(src.data(), type, c) * 3;
+            reference_store(want.data(), type, c, product + static_cast<float>(c % 64));
+          }
+          this->warp_.map_telling(mapped.data(), src.data(), type, hidden);
+          this->warp_.settle();
+          for (auto* row : {&one, &two, &summed})
+            ASSERT_TRUE(tells(row->data(), src.data(), type, hidden)) << "hidden " << hidden;
+          ASSERT_TRUE(tells(mapped.data(), want.data(), type, hidden)) << "hidden " << hidden;
+          for (auto* row : {&one, &two, &summed, &mapped}) ASSERT_TRUE(row->guards_intact());
         }
-        this->warp_.map_telling(mapped.data(), src.data(), type, hidden);
-        this->warp_.settle();
-        for (auto* row : {&one, &two, &summed})
-          ASSERT_TRUE(tells(row->data(), src.data(), type, hidden)) << "hidden " << hidden;
-        ASSERT_TRUE(tells(mapped.data(), want.data(), type, hidden)) << "hidden " << hidden;
-        for (auto* row : {&one, &two, &summed, &mapped}) ASSERT_TRUE(row->guards_intact());
       }
     }
-  }
+  });
 }
 
 /// n rows of many zeros, room for them as telling rows, and weights; with five rows or more one place is empty, with three or
@@ -103,48 +105,50 @@ struct ToldRowsCase {
 // A sum of rows that have all come has the bits of a sum of the rows themselves, and leaves zeros. While one row, or one word
 // of it, is missing, its place is named, and the rows stay.
 TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
-  for (const DType type : kRowTypes) {
-    for (const int n : {1, 2, 3, 4, 5, 8, 9, 32, kMaxRanks}) {
-      if (n > kPlaces<TypeParam>) break;
-      for (const int64_t columns : {8, 130, 520, 1024}) {
-        const int64_t hidden = whole_elements<TypeParam>(columns, type);
-        const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-        ToldRowsCase<TypeParam> c(n, type, hidden, this->random_);
-        Guarded<TypeParam> want(bytes), out(bytes);
-        this->warp_.reduce_rows(detail::ReduceSpec{want.data(),
-                                                   c.there.data(),
-                                                   c.their_weights.data(),
-                                                   static_cast<int>(c.there.size()),
-                                                   {nullptr, nullptr},
-                                                   type,
-                                                   hidden});
-        const detail::ReduceSpec spec{out.data(), c.rows.data(), c.weights.data(), n, {nullptr, nullptr}, type, hidden};
-        const auto tell = [&](int i) {
-          void* const to[] = {c.told_at(i)};
-          this->warp_.multicast_telling(to, 1, c.plain[static_cast<size_t>(i)], bytes);
+  this->for_each_variant([&] {
+    for (const DType type : kRowTypes) {
+      for (const int n : {1, 2, 3, 4, 5, 8, 9, 32, kMaxRanks}) {
+        if (n > kPlaces<TypeParam>) break;
+        for (const int64_t columns : {8, 130, 520, 1024}) {
+          const int64_t hidden = whole_elements<TypeParam>(columns, type);
+          const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+          ToldRowsCase<TypeParam> c(n, type, hidden, this->random_);
+          Guarded<TypeParam> want(bytes), out(bytes);
+          this->warp_.reduce_rows(detail::ReduceSpec{want.data(),
+                                                     c.there.data(),
+                                                     c.their_weights.data(),
+                                                     static_cast<int>(c.there.size()),
+                                                     {nullptr, nullptr},
+                                                     type,
+                                                     hidden});
+          const detail::ReduceSpec spec{out.data(), c.rows.data(), c.weights.data(), n, {nullptr, nullptr}, type, hidden};
+          const auto tell = [&](int i) {
+            void* const to[] = {c.told_at(i)};
+            this->warp_.multicast_telling(to, 1, c.plain[static_cast<size_t>(i)], bytes);
+            this->warp_.settle();
+          };
+          for (int i = 0; i < n; ++i)
+            if (i != c.late && c.comes(i)) tell(i);
+          ASSERT_EQ(this->warp_.reduce_told(spec, 3), c.late);
+          tell(c.late);
+          uint64_t word = 0;
+          std::byte* const at = c.told_at(c.late) + this->random_() % (telling_room(bytes) / 8) * 8;
+          std::swap(word, *reinterpret_cast<uint64_t*>(at));
+          ASSERT_EQ(this->warp_.reduce_told(spec, 0), c.late);
+          std::swap(word, *reinterpret_cast<uint64_t*>(at));
+          ASSERT_EQ(this->warp_.reduce_told(spec, 0), -1);
           this->warp_.settle();
-        };
-        for (int i = 0; i < n; ++i)
-          if (i != c.late && c.comes(i)) tell(i);
-        ASSERT_EQ(this->warp_.reduce_told(spec, 3), c.late);
-        tell(c.late);
-        uint64_t word = 0;
-        std::byte* const at = c.told_at(c.late) + this->random_() % (telling_room(bytes) / 8) * 8;
-        std::swap(word, *reinterpret_cast<uint64_t*>(at));
-        ASSERT_EQ(this->warp_.reduce_told(spec, 0), c.late);
-        std::swap(word, *reinterpret_cast<uint64_t*>(at));
-        ASSERT_EQ(this->warp_.reduce_told(spec, 0), -1);
-        this->warp_.settle();
-        ASSERT_TRUE(out.guards_intact());
-        for (int64_t e = 0; e < hidden; ++e)
-          ASSERT_TRUE(same_element(out.data(), want.data(), type, e)) << "n " << n << " column " << e;
-        for (const auto& r : c.told) {
-          ASSERT_TRUE(r->guards_intact());
-          for (size_t b = 0; b < r->size(); ++b) ASSERT_EQ(r->data()[b], std::byte{0}) << "byte " << b;
+          ASSERT_TRUE(out.guards_intact());
+          for (int64_t e = 0; e < hidden; ++e)
+            ASSERT_TRUE(same_element(out.data(), want.data(), type, e)) << "n " << n << " column " << e;
+          for (const auto& r : c.told) {
+            ASSERT_TRUE(r->guards_intact());
+            for (size_t b = 0; b < r->size(); ++b) ASSERT_EQ(r->data()[b], std::byte{0}) << "byte " << b;
+          }
         }
       }
     }
-  }
+  });
 }
 
 /// `row` as telling_copies() makes it of the `bytes` bytes `want`: no word of 8 bytes is all ones, and only words of 4 that
@@ -168,30 +172,32 @@ inline ::testing::AssertionResult tells_copy(const std::byte* row, const std::by
 
 // A row that was made blank has not come; one that was told has, whatever it holds; one with a blank word again has not.
 TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
-  for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {
-    const size_t bytes = whole<TypeParam>(size);
-    if (bytes == 0) continue;
-    typename TestFixture::Memory src(telling_room(bytes)), row(telling_room(bytes));
-    for (const int ones : {0, 2, 100}) {  // per cent of the words
-      src.randomize(this->random_);
-      row.randomize(this->random_);
-      for (size_t at = 0; at + 4 <= bytes; at += 4)
-        if (static_cast<int>(this->random_() % 100) < ones) std::memset(src.data() + at, 0xff, 4);
-      this->warp_.blank_row(row.data(), bytes);
-      this->warp_.settle();
-      for (size_t b = 0; b < (bytes + 3) / 4 * 4; ++b)
-        ASSERT_EQ(row.data()[b], std::byte{0xff}) << "byte " << b << " of " << bytes;
-      ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
-      void* const to[] = {row.data()};
-      this->warp_.multicast_telling(to, 1, src.data(), bytes, true);
-      this->warp_.settle();
-      ASSERT_TRUE(this->warp_.has_come(row.data(), bytes)) << bytes;
-      ASSERT_TRUE(tells_copy(row.data(), src.data(), bytes)) << bytes;
-      std::memset(row.data() + this->random_() % (telling_room(bytes) / 8) * 8, 0xff, 8);
-      ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
-      ASSERT_TRUE(row.guards_intact());
+  this->for_each_variant([&] {
+    for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {
+      const size_t bytes = whole<TypeParam>(size);
+      if (bytes == 0) continue;
+      typename TestFixture::Memory src(telling_room(bytes)), row(telling_room(bytes));
+      for (const int ones : {0, 2, 100}) {  // per cent of the words
+        src.randomize(this->random_);
+        row.randomize(this->random_);
+        for (size_t at = 0; at + 4 <= bytes; at += 4)
+          if (static_cast<int>(this->random_() % 100) < ones) std::memset(src.data() + at, 0xff, 4);
+        this->warp_.blank_row(row.data(), bytes);
+        this->warp_.settle();
+        for (size_t b = 0; b < (bytes + 3) / 4 * 4; ++b)
+          ASSERT_EQ(row.data()[b], std::byte{0xff}) << "byte " << b << " of " << bytes;
+        ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
+        void* const to[] = {row.data()};
+        this->warp_.multicast_telling(to, 1, src.data(), bytes, true);
+        this->warp_.settle();
+        ASSERT_TRUE(this->warp_.has_come(row.data(), bytes)) << bytes;
+        ASSERT_TRUE(tells_copy(row.data(), src.data(), bytes)) << bytes;
+        std::memset(row.data() + this->random_() % (telling_room(bytes) / 8) * 8, 0xff, 8);
+        ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
+        ASSERT_TRUE(row.guards_intact());
+      }
     }
-  }
+  });
 }
 
 }  // namespace switchyard::conformance

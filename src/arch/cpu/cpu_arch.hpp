@@ -64,10 +64,8 @@ struct BasicCpu {
       drain_sources(w);  // what was in the scratch
       ReduceSpec made = spec;
       made.out = w.scratch();
-      (void)detail::reduce_rows(made);
-      flush_streams();
-      void* const out = spec.out;
-      return tell_rows(&out, 1, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type), telling_sums());
+      (void)detail::reduce_rows(made, false);
+      return tell_row(spec.out, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type), telling_sums());
     }
     if constexpr (kDeferred) {
       w.pending().add_reduce(spec);
@@ -93,11 +91,8 @@ struct BasicCpu {
 
   template <class F>
   static void multicast_telling(Warp&, int n, F&& f, const void* src, size_t bytes, const Telling& as = telling_sums()) {
-    void* dsts[64] = {};
-    int count = 0;
     for (int i = 0; i < n; ++i)
-      if (void* dst = f(i)) dsts[count++] = dst;
-    tell_rows(dsts, count, src, bytes, as);
+      if (void* dst = f(i)) tell_row(dst, src, bytes, as);
   }
 
   static bool has_come(Warp&, const void* row, size_t bytes, const Telling& as) { return row_has_come(row, bytes, as); }
@@ -130,7 +125,7 @@ struct BasicCpu {
       store_elements(w.scratch(), type, at, n, x);
     }
     const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-    if (tells) return tell_rows(&out, 1, w.scratch(), bytes, telling_sums());
+    if (tells) return tell_row(out, w.scratch(), bytes, telling_sums());
     copy(w, out, w.scratch(), bytes);
   }
 

@@ -72,6 +72,50 @@ void stream_zero(uint8_t* dst, size_t bytes) {
   std::memset(dst + at, 0, bytes - at);
 }
 
+// ---- Telling rows -----------------------------------------------------------------------------------------
+
+using D64 = hn::Repartition<uint64_t, DF>;
+
+/// To the row: the source's first `words` words of 8 bytes, those that are `blank` as `instead`, by whole lines of the row.
+/// Returns how many words that were.
+size_t tell_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRICT src, size_t words, uint64_t blank, uint64_t instead) {
+  const D64 d;
+  const size_t lanes = hn::Lanes(d), end = words * 8;
+  const auto nothing = hn::Set(d, blank), something = hn::Set(d, instead);
+  touch_pages(src, end);
+  touch_pages(row, end);
+  const auto word = [&](size_t at) {
+    uint64_t w;
+    std::memcpy(&w, src + at, 8);
+    if (w == blank) w = instead;
+    std::memcpy(row + at, &w, 8);
+  };
+  size_t at = 0;
+  for (const size_t head = std::min(end, bytes_to_line(row)); at < head; at += 8) word(at);
+  for (; at + kLine <= end; at += kLine) {
+    for (size_t i = 0; i < kLine / 8; i += lanes) {
+      const auto given = hn::LoadU(d, reinterpret_cast<const uint64_t*>(src + at) + i);
+      hn::Store(hn::IfThenElse(hn::Eq(given, nothing), something, given), d, reinterpret_cast<uint64_t*>(row + at) + i);
+    }
+  }
+  return at / 8;
+}
+
+/// Whether none of the row's first `words` words, a multiple of 8, is `blank`.
+bool lines_have_come(const uint8_t* row, size_t words, uint64_t blank) {
+  const D64 d;
+  const size_t lanes = hn::Lanes(d);
+  const auto nothing = hn::Set(d, blank);
+  touch_pages(row, words * 8);
+  const auto* const from = reinterpret_cast<const uint64_t*>(row);
+  for (size_t line = 0; line < words; line += 8) {
+    auto missing = hn::Eq(hn::LoadU(d, from + line), nothing);
+    for (size_t i = lanes; i < 8; i += lanes) missing = hn::Or(missing, hn::Eq(hn::LoadU(d, from + line + i), nothing));
+    if (!hn::AllFalse(d, missing)) return false;
+  }
+  return true;
+}
+
 // ---- Reading ahead ----------------------------------------------------------------------------------------
 
 /// Keeps the reads of a reduction ahead of its sums. The rows of one sum are short and scattered, so that the hardware's

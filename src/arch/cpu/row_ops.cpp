@@ -3,6 +3,8 @@
 // no -ffast-math and no -march flags (the instruction set is chosen at run time).
 #include "arch/cpu/row_ops.hpp"
 
+#include "arch/cpu/telling.hpp"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "arch/cpu/kernels-inl.hpp"
 #include "hwy/foreach_target.h"  // all targets but the last; the next line is the last
@@ -46,6 +48,8 @@ HWY_EXPORT(stream_copy);
 HWY_EXPORT(stream_zero);
 HWY_EXPORT(reduce_any);
 HWY_EXPORT(quantize_any);
+HWY_EXPORT(tell_lines);
+HWY_EXPORT(lines_have_come);
 
 // Smaller rows stay in the caches: a reader usually follows soon, and the partial lines at both ends weigh more.
 constexpr size_t kStreamBytes = 4096;
@@ -175,7 +179,7 @@ bool zero_row(void* dst, size_t bytes) {
   return true;
 }
 
-bool reduce_rows(const ReduceSpec& spec) {
+bool reduce_rows(const ReduceSpec& spec, bool may_stream) {
   const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
   for (const void* bias : spec.bias) {
     if (bias != nullptr) announce_read(bias, bytes);
@@ -183,7 +187,7 @@ bool reduce_rows(const ReduceSpec& spec) {
   for (int i = 0; i < spec.n; ++i) announce_read(spec.rows[i], bytes);
   announce_write(spec.out, bytes);
   const bool element_aligned = reinterpret_cast<uintptr_t>(spec.out) % dtype_bytes(spec.type) == 0;
-  const bool stream = element_aligned && streams(bytes);
+  const bool stream = may_stream && element_aligned && streams(bytes);
   const Announced announced;
   const StandardFloatMode mode;
   HWY_DYNAMIC_DISPATCH(reduce_any)(spec, stream);
@@ -202,6 +206,32 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
   const StandardFloatMode mode;
   HWY_DYNAMIC_DISPATCH(quantize_any)
   (q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind, static_cast<size_t>(group));
+}
+
+// Vectors of words, which hardware writes and reads by at least 8 bytes, where words of an atomic type would do; the fences are
+// those of a release and an acquire of all of them.
+
+void tell_row(void* row, const void* src, size_t bytes, const Telling& as) {
+  size_t told = 0;
+#if !SWITCHYARD_TSAN
+  std::atomic_thread_fence(std::memory_order_release);
+  told = HWY_DYNAMIC_DISPATCH(tell_lines)(static_cast<uint8_t*>(row), static_cast<const uint8_t*>(src), bytes / 8,
+                                          blank_word(as), word_instead(as));
+#endif
+  tell_words(row, src, told, bytes, as);
+}
+
+bool row_has_come(const void* row, size_t bytes, const Telling& as) {
+  const size_t words = (bytes + 7) / 8;
+  if (words > 0 && !words_have_come(row, words - 1, words, as)) return false;  // the last word comes last, usually
+  size_t seen = 0;
+#if !SWITCHYARD_TSAN
+  const size_t whole = words / 8 * 8;
+  if (!HWY_DYNAMIC_DISPATCH(lines_have_come)(static_cast<const uint8_t*>(row), whole, blank_word(as))) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  seen = whole;
+#endif
+  return words_have_come(row, seen, words, as);
 }
 
 void flush_streams() { hwy::FlushStream(); }

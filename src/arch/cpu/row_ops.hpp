@@ -17,9 +17,14 @@ namespace switchyard::detail {
 [[nodiscard]] bool copy_row(void* dst, const void* src, size_t bytes);
 [[nodiscard]] bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes);
 [[nodiscard]] bool zero_row(void* dst, size_t bytes);
-[[nodiscard]] bool reduce_rows(const ReduceSpec& spec);
+[[nodiscard]] bool reduce_rows(const ReduceSpec& spec, bool may_stream = true);
 void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                   int group = kScaleGroup);
+
+/// Copies `bytes` bytes to a telling row (arch/ops.hpp), of whole words of 8 bytes. What it holds is on its way on return.
+void tell_row(void* row, const void* src, size_t bytes, const Telling& as);
+/// True if all words of a telling row have come, and are acquired.
+[[nodiscard]] bool row_has_come(const void* row, size_t bytes, const Telling& as);
 
 /// Orders all earlier non-temporal stores of this thread before its later stores.
 void flush_streams();

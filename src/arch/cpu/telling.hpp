@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Telling rows on the CPU (arch/ops.hpp), in words of 8 bytes. A word is released and acquired: what a row's memory becomes
-// later is ordered behind its reading, which costs nothing here.
+// Telling rows on the CPU (arch/ops.hpp), word by word of 8 bytes. A word is released and acquired: what a row's memory becomes
+// later is ordered behind its reading. This is what ThreadSanitizer sees; elsewhere row_ops.cpp does whole vectors of words.
 #pragma once
 
 #include <cstddef>
@@ -11,43 +11,23 @@
 namespace switchyard::detail {
 
 inline uint64_t blank_word(const Telling& as) { return uint64_t{as.blank} << 32 | as.blank; }
+inline uint64_t word_instead(const Telling& as) { return uint64_t{as.instead} << 32 | as.blank; }
 
-/// Writes one word to n telling rows, `at` bytes from their beginning.
-inline void tell_word(void* const* dsts, int n, size_t at, uint64_t word, const Telling& as) {
-  if (word == blank_word(as)) word = uint64_t{as.instead} << 32 | as.blank;
-  for (int i = 0; i < n; ++i)
-    store_flag(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(dsts[i]) + at), word, release_order(Site::returned));
-}
-
-/// Copies `bytes` bytes to n telling rows.
-inline void tell_rows(void* const* dsts, int n, const void* src, size_t bytes, const Telling& as) {
-  const auto* from = static_cast<const std::byte*>(src);
-  const size_t whole = bytes / 8 * 8;
-  for (size_t at = 0; at < whole; at += 8) {
-    uint64_t word;
-    std::memcpy(&word, from + at, 8);
-    tell_word(dsts, n, at, word, as);
+/// Words [first, ...) of a telling row that holds `bytes` bytes. The last word may have fewer than 8 of them.
+inline void tell_words(void* row, const void* src, size_t first, size_t bytes, const Telling& as) {
+  for (size_t at = first * 8; at < bytes; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(src) + at, bytes - at < 8 ? bytes - at : 8);
+    if (word == blank_word(as)) word = word_instead(as);
+    store_flag(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(row) + at), word, release_order(Site::returned));
   }
-  if (whole == bytes) return;
-  uint64_t word = 0;
-  std::memcpy(&word, from + whole, bytes - whole);
-  tell_word(dsts, n, whole, word, as);
 }
 
-/// True if all words of the row have come, and are acquired.
-inline bool row_has_come(const void* row, size_t bytes, const Telling& as) {
+/// True if words [first, end) of the row have come, and are acquired.
+inline bool words_have_come(const void* row, size_t first, size_t end, const Telling& as) {
   const auto* words = static_cast<const uint64_t*>(row);
-  const size_t count = (bytes + 7) / 8;
-  const uint64_t blank = blank_word(as);
-  const auto come = [&](size_t i) { return load_flag(words + i, acquire_order(Site::returned)) != blank; };
-  if (count > 0 && !come(count - 1)) return false;  // the last word comes last, usually
-  size_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    const bool first = come(i), second = come(i + 1), third = come(i + 2), fourth = come(i + 3);
-    if (!(first & second & third & fourth)) return false;
-  }
-  for (; i < count; ++i)
-    if (!come(i)) return false;
+  for (size_t i = first; i < end; ++i)
+    if (load_flag(words + i, acquire_order(Site::returned)) == blank_word(as)) return false;
   return true;
 }
 
