@@ -232,6 +232,15 @@ void print_ranks(const Scenario& s, const Trace& trace) {
   if (s.world > 1 && *slowest > 0) fmt::print("  Most awaited: rank {}.\n", static_cast<int>(slowest - awaited.begin()));
 }
 
+/// For --events: what keeps all spans, if workers record equally many; a power of two, at most what the flag takes.
+int64_t enough_events(const Trace& trace, int world, int64_t given) {
+  const int64_t workers = int64_t{trace.options().num_blocks} * trace.options().num_warps * world;
+  const int64_t needed = given + (static_cast<int64_t>(trace.lost()) + workers - 1) / std::max<int64_t>(workers, 1);
+  int64_t events = 16;
+  while (events < needed && events < kMaxTraceEvents) events *= 2;
+  return events;
+}
+
 }  // namespace
 
 double TraceCost::share() const { return plain_us.empty() ? 0 : lower_quartile(traced_us) / lower_quartile(plain_us) - 1; }
@@ -306,8 +315,8 @@ void print_summary(const TraceVerbOptions& options, const Scenario& s, const Tra
                duration(lower_quartile(cost.traced_us) * 1e-6), duration(lower_quartile(cost.plain_us) * 1e-6),
                counted(static_cast<int64_t>(cost.plain_us.size()), "round"));
   if (trace.lost() > 0)
-    fmt::print("  {}: the oldest {} spans were forgotten; --events {} would keep more\n", yellow("note"),
-               grouped(static_cast<int64_t>(trace.lost())), options.events * 4);
+    fmt::print("  {}: the oldest {} spans were forgotten, and are in no figure above; --events {} would keep them\n",
+               yellow("note"), grouped(static_cast<int64_t>(trace.lost())), enough_events(trace, s.world, options.events));
   fmt::print("  written to {} (open it at https://ui.perfetto.dev)\n", options.out);
 }
 

@@ -9,6 +9,8 @@
 
 namespace switchyard::tool {
 
+inline constexpr int64_t kMaxTraceEvents = 1 << 20;  ///< of a worker
+
 struct TraceVerbOptions {
   BenchOptions run;  ///< what is run; its measuring options are not used
   int64_t calls = 1;

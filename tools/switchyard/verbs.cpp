@@ -247,7 +247,7 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   add.group("How");
   add.integer("--calls", t.calls, 1, 1 << 16, "Traced pairs of calls");
   add.integer("--warmup", o.warmup, 0, 1 << 16, "Calls before them");
-  add.integer("--events", t.events, 16, 1 << 20, "Spans that each worker keeps, the newest, 32 bytes each");
+  add.integer("--events", t.events, 16, kMaxTraceEvents, "Spans that each worker keeps, the newest, 32 bytes each");
   add.integer("--cost", t.cost_rounds, 0, 1 << 12,
               "Also say what recording costs: rounds of --calls with it and without, in turn");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
