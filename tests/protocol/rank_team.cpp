@@ -107,7 +107,8 @@ bool run_team(int world, const std::vector<std::string>& names) {
     if (end.ok()) continue;
     passed = false;
     std::cerr << "team of " << world << ", " << end << "\n";
-    if (ends[0].ok()) std::cerr << std::ifstream(output(end.rank)).rdbuf();
+    const bool shown = ends[0].exit_code == 1;  // rank 0 has printed what failed
+    if (!shown && !end.overdue && end.rank > 0) std::cerr << std::ifstream(output(end.rank)).rdbuf();
   }
   fs::remove_all(folder);
   return passed;
