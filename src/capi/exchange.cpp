@@ -74,9 +74,7 @@ switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config,
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    const MemoryRequirement m = NormalExchange::memory_required(to_config(config), world, to_backend("backend", backend));
-    write_struct(requirement, sy_memory_requirement{sizeof(sy_memory_requirement), m.control_bytes, m.pool_bytes, m.ring_bytes,
-                                                    m.total(), m.private_bytes});
+    write_requirement(requirement, NormalExchange::memory_required(to_config(config), world, to_backend("backend", backend)));
   });
 }
 
@@ -170,9 +168,7 @@ switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view) {
   return guarded([&] {
     require(rows, "rows");
     check_struct(view, sizeof *view, "view");
-    const Rows r = rows->rows.rows();
-    write_struct(view, sy_row_view{sizeof(sy_row_view), r.data, r.rows, r.cols, static_cast<sy_dtype>(r.dtype),
-                                   static_cast<sy_scale_kind>(r.scale_kind), r.scales});
+    write_rows(view, rows->rows.rows());
   });
 }
 
@@ -200,9 +196,7 @@ switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_sta
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");
-    const CallStatistics s = exchange->state->exchange.last_call();
-    write_struct(statistics, sy_call_statistics{sizeof(sy_call_statistics), s.remote_bytes, s.local_bytes, s.copied_bytes,
-                                                s.payload_rows, s.metadata_bytes, s.plan_us, s.total_us});
+    write_statistics(statistics, exchange->state->exchange.last_call());
   });
 }
 

@@ -108,21 +108,7 @@ switchyard_code_t sy_handle_ledger(const sy_handle* handle, sy_ledger* ledger) {
   return guarded([&] {
     require(handle, "handle");
     check_struct(ledger, sizeof *ledger, "ledger");
-    auto stored = store(handle->handle.ledger());
-    const LedgerTables& t = stored->value;
-    sy_ledger filled = SWITCHYARD_LEDGER_INIT;
-    filled.storage = stored.release();
-    filled.world = t.world;
-    filled.num_experts = t.num_experts;
-    filled.num_experts_padded = t.num_experts_padded;
-    filled.experts_here = t.experts_here;
-    filled.num_routes = static_cast<int64_t>(t.expanded_row_idx.size());
-    filled.peer_token_per_expert = data_or_null(t.peer_token_per_expert);
-    filled.expanded_row_idx = data_or_null(t.expanded_row_idx);
-    filled.cumsum_per_expert = data_or_null(t.cumsum_per_expert);
-    filled.dispatch_offset = data_or_null(t.dispatch_offset);
-    filled.prev_sum_before_rank = data_or_null(t.prev_sum_before_rank);
-    write_struct(ledger, filled);
+    write_ledger(ledger, handle->handle.ledger());
   });
 }
 

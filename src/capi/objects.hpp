@@ -76,4 +76,7 @@ std::unique_ptr<Stored<T>> store(T value) {
   return std::make_unique<Stored<T>>(std::move(value));
 }
 
+/// Fills the caller's struct; its storage keeps the tables.
+void write_ledger(sy_ledger* to, LedgerTables tables);
+
 }  // namespace switchyard::detail

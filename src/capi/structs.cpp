@@ -72,18 +72,6 @@ static_assert(SWITCHYARD_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_ra
               SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route));
 static_assert(SWITCHYARD_MAX_RANKS == kMaxRanks && SWITCHYARD_MAX_TOPK == kMaxTopk && SWITCHYARD_SCALE_GROUP == kScaleGroup);
 
-/// An enumeration whose values are 0 to `last`.
-template <class E>
-E to_enum(const char* name, int32_t value, E last) {
-  require_range(name, value, 0, static_cast<int64_t>(last));
-  return static_cast<E>(value);
-}
-
-bool to_bool(const char* name, int32_t value) {
-  require_range(name, value, 0, 1);
-  return value != 0;
-}
-
 std::chrono::milliseconds to_ms(const char* name, int64_t value) {
   require_range(name, value, 1, INT32_MAX);
   return std::chrono::milliseconds(value);
@@ -127,6 +115,25 @@ bool is_valid_struct(const void* given, size_t known) noexcept {
 Backend to_backend(const char* name, sy_backend backend) { return to_enum(name, backend, Backend::cuda); }
 DType to_dtype(const char* name, sy_dtype type) { return to_enum(name, type, DType::fp8_e4m3); }
 ScaleKind to_scale_kind(const char* name, sy_scale_kind kind) { return to_enum(name, kind, ScaleKind::ue8m0); }
+bool to_bool(const char* name, int32_t value) {
+  require_range(name, value, 0, 1);
+  return value != 0;
+}
+
+void write_requirement(sy_memory_requirement* to, const MemoryRequirement& from) {
+  write_struct(to, sy_memory_requirement{sizeof(sy_memory_requirement), from.control_bytes, from.pool_bytes, from.ring_bytes,
+                                         from.total(), from.private_bytes});
+}
+
+void write_statistics(sy_call_statistics* to, const CallStatistics& from) {
+  write_struct(to, sy_call_statistics{sizeof(sy_call_statistics), from.remote_bytes, from.local_bytes, from.copied_bytes,
+                                      from.payload_rows, from.metadata_bytes, from.plan_us, from.total_us});
+}
+
+void write_rows(sy_row_view* to, const Rows& from) {
+  write_struct(to, sy_row_view{sizeof(sy_row_view), from.data, from.rows, from.cols, static_cast<sy_dtype>(from.dtype),
+                               static_cast<sy_scale_kind>(from.scale_kind), from.scales});
+}
 
 GroupOptions to_options(const sy_group_options* options) {
   if (!options) return {};

@@ -53,5 +53,17 @@ ExpertIds to_ids(const sy_expert_ids* ids);
 Backend to_backend(const char* name, sy_backend backend);
 DType to_dtype(const char* name, sy_dtype type);
 ScaleKind to_scale_kind(const char* name, sy_scale_kind kind);
+bool to_bool(const char* name, int32_t value);
+/// An enumeration whose values are 0 to `last`.
+template <class E>
+E to_enum(const char* name, int32_t value, E last) {
+  require_range(name, value, 0, static_cast<int64_t>(last));
+  return static_cast<E>(value);
+}
+
+/// Fill the caller's struct.
+void write_requirement(sy_memory_requirement* to, const MemoryRequirement& from);
+void write_statistics(sy_call_statistics* to, const CallStatistics& from);
+void write_rows(sy_row_view* to, const Rows& from);
 
 }  // namespace switchyard::detail

@@ -17,5 +17,7 @@ void check_report(int ok, const char* file, int line, const char* text);
 /* Runs `body(rank, group)` on two threads, each a rank of one group. In c_consumer.c. */
 void run_two_ranks(void (*body)(int rank, sy_group* group), const sy_group_options* options);
 
-/* In c_errors.c. */
+/* In c_errors.c, c_low_latency.c, c_ledger.c. */
 void run_error_tests(void);
+void run_low_latency_tests(void);
+void run_ledger_tests(void);

@@ -449,6 +449,8 @@ int main(void) {
     if (layout_of_run == SWITCHYARD_LAYOUT_RANK_MAJOR) run_two_ranks(options_of_dispatch, &options);
   }
   run_error_tests();
+  run_low_latency_tests();
+  run_ledger_tests();
   printf("%d passed, %d failed\n", atomic_load(&passed), atomic_load(&failed));
   return atomic_load(&failed) == 0 ? 0 : 1;
 }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ledgers, and combine driven by them.
+#include "switchyard/ledger.hpp"
+
+#include <span>
+
+#include "capi/objects.hpp"
+#include "capi/structs.hpp"
+#include "switchyard/c/ledger.h"
+
+namespace switchyard::detail {
+namespace {
+
+struct LedgerState {
+  LedgerState(std::shared_ptr<Group> g, const LedgerConfig& config) : group(std::move(g)), combine(*group, config) {}
+  std::shared_ptr<Group> group;
+  LedgerCombine combine;
+};
+
+}  // namespace
+
+void write_ledger(sy_ledger* to, LedgerTables tables) {
+  auto stored = store(std::move(tables));
+  const LedgerTables& t = stored->value;
+  sy_ledger filled = SWITCHYARD_LEDGER_INIT;
+  filled.storage = stored.release();
+  filled.world = t.world;
+  filled.num_experts = t.num_experts;
+  filled.num_experts_padded = t.num_experts_padded;
+  filled.experts_here = t.experts_here;
+  filled.num_routes = static_cast<int64_t>(t.expanded_row_idx.size());
+  filled.peer_token_per_expert = data_or_null(t.peer_token_per_expert);
+  filled.expanded_row_idx = data_or_null(t.expanded_row_idx);
+  filled.cumsum_per_expert = data_or_null(t.cumsum_per_expert);
+  filled.dispatch_offset = data_or_null(t.dispatch_offset);
+  filled.prev_sum_before_rank = data_or_null(t.prev_sum_before_rank);
+  write_struct(to, filled);
+}
+
+}  // namespace switchyard::detail
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+// NOLINTBEGIN(readability-identifier-naming): names of the C ABI
+struct sy_ledger_combine {
+  std::shared_ptr<LedgerState> state;
+};
+struct sy_prepared_ledger {
+  std::shared_ptr<LedgerState> state;
+  PreparedLedger ledger;
+};
+// NOLINTEND(readability-identifier-naming)
+
+namespace {
+
+constexpr sy_ledger_config kConfig = SWITCHYARD_LEDGER_CONFIG_INIT;
+constexpr sy_ledger kLedger = SWITCHYARD_LEDGER_INIT;
+constexpr sy_ledger_combine_options kOptions = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
+
+// The macro says what the C++ defaults are, and members keep their places for ever: new ones are appended.
+static_assert(kConfig.row_type == static_cast<int>(LedgerConfig{}.row_type) && kConfig.max_rows == LedgerConfig{}.max_rows &&
+              kConfig.max_ledgers == LedgerConfig{}.max_ledgers && kConfig.first_epoch == LedgerConfig{}.first_epoch);
+static_assert(offsetof(sy_ledger_config, num_experts) == 32 && offsetof(sy_ledger_config, first_epoch) == 48 &&
+              offsetof(sy_ledger_combine_options, num_sms) == 16);
+
+LedgerConfig to_config(const sy_ledger_config* config) {
+  const sy_ledger_config c = read_struct(config, kConfig, "config");
+  LedgerConfig result;
+  result.hidden = c.hidden;
+  result.num_experts = c.num_experts;
+  result.topk = c.topk;
+  result.max_tokens = c.max_tokens;
+  result.row_type = to_dtype("config->row_type", c.row_type);
+  result.max_rows = c.max_rows;
+  result.max_ledgers = c.max_ledgers;
+  result.first_epoch = c.first_epoch;
+  return result;
+}
+
+/// The caller's array. Its length is what the caller's own sizes say.
+std::vector<int32_t> to_table(const char* name, const int32_t* data, int64_t length) {
+  if (length > 0) require(data, name);
+  return length > 0 ? std::vector<int32_t>(data, data + length) : std::vector<int32_t>();
+}
+
+LedgerTables to_tables(const sy_ledger* ledger) {
+  constexpr int kMostExperts = 1 << 20;
+  const sy_ledger l = read_struct(ledger, kLedger, "ledger");
+  require_range("ledger->world", l.world, 1, SWITCHYARD_MAX_RANKS);
+  require_range("ledger->num_experts", l.num_experts, 1, kMostExperts);
+  require_range("ledger->num_experts_padded", l.num_experts_padded, l.num_experts, kMostExperts + 15);
+  require_range("ledger->experts_here", l.experts_here, 0, l.num_experts);
+  require_range("ledger->num_routes", l.num_routes, 0, INT32_MAX);
+  const int64_t all = int64_t{l.world} * l.num_experts_padded;
+  LedgerTables t;
+  t.world = l.world;
+  t.num_experts = l.num_experts;
+  t.num_experts_padded = l.num_experts_padded;
+  t.experts_here = l.experts_here;
+  t.peer_token_per_expert = to_table("ledger->peer_token_per_expert", l.peer_token_per_expert, all);
+  t.expanded_row_idx = to_table("ledger->expanded_row_idx", l.expanded_row_idx, l.num_routes);
+  t.cumsum_per_expert = to_table("ledger->cumsum_per_expert", l.cumsum_per_expert, all);
+  t.dispatch_offset = to_table("ledger->dispatch_offset", l.dispatch_offset, l.experts_here);
+  t.prev_sum_before_rank = to_table("ledger->prev_sum_before_rank", l.prev_sum_before_rank, int64_t{l.world} * l.experts_here);
+  return t;
+}
+
+LedgerCombineOptions to_options(const sy_ledger_combine_options* options) {
+  if (!options) return {};
+  const sy_ledger_combine_options o = read_struct(options, kOptions, "options");
+  require_range("options->reserved", o.reserved, 0, 0);
+  return {o.stream, o.num_sms};
+}
+
+}  // namespace
+
+extern "C" {
+
+switchyard_code_t sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank) {
+  return guarded([&] { check_ledger(to_tables(ledger), to_config(config), world, rank); });
+}
+
+switchyard_code_t sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format) {
+  return guarded([&] {
+    check_struct(format, sizeof *format, "format");
+    const LedgerFormatBytes f = ledger_format_bytes(to_config(config), world, blocks);
+    write_struct(format, sy_ledger_format{sizeof(sy_ledger_format), f.workspace, f.route_meta, f.window, f.guard});
+  });
+}
+
+switchyard_code_t sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank,
+                                 sy_bytes* bytes) {
+  return guarded([&] {
+    check_struct(bytes, sizeof *bytes, "bytes");
+    auto stored = store(pack_route_meta(to_tables(ledger), to_config(config), world, rank));
+    const auto& value = stored->value;
+    write_struct(bytes, sy_bytes{sizeof(sy_bytes), stored.release(), data_or_null(value), value.size()});
+  });
+}
+
+switchyard_code_t sy_ledger_unpack(const void* data, size_t size, const sy_ledger_config* config, int32_t world, int32_t rank,
+                                   int64_t tokens, sy_ledger* ledger) {
+  return guarded([&] {
+    require(data, "data");
+    check_struct(ledger, sizeof *ledger, "ledger");
+    const std::span bytes(static_cast<const std::byte*>(data), size);
+    write_ledger(ledger, unpack_route_meta(bytes, to_config(config), world, rank, tokens));
+  });
+}
+
+switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* config, int32_t world, sy_backend backend,
+                                                    sy_memory_requirement* requirement) {
+  return guarded([&] {
+    check_struct(requirement, sizeof *requirement, "requirement");
+    write_requirement(requirement, LedgerCombine::memory_required(to_config(config), world, to_backend("backend", backend)));
+  });
+}
+
+switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* config, int32_t world, sy_backend backend,
+                                                   size_t* bytes) {
+  return guarded([&] {
+    require(bytes, "bytes");
+    *bytes = LedgerCombine::heap_bytes_for(to_config(config), world, to_backend("backend", backend));
+  });
+}
+
+switchyard_code_t sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine) {
+  if (combine) *combine = nullptr;
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] {
+    require(combine, "combine");
+    auto made = std::make_unique<sy_ledger_combine>();
+    made->state = std::make_shared<LedgerState>(group->group, to_config(config));
+    *combine = made.release();
+  });
+}
+
+switchyard_code_t sy_ledger_combine_destroy(sy_ledger_combine* combine) {
+  delete combine;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy_ledger* ledger,
+                                            sy_prepared_ledger** prepared) {
+  if (prepared) *prepared = nullptr;
+  return guarded([&] {
+    require(combine, "combine");
+    require(prepared, "prepared");
+    *prepared = new sy_prepared_ledger{combine->state, combine->state->combine.prepare(to_tables(ledger))};
+  });
+}
+
+switchyard_code_t sy_prepared_ledger_destroy(sy_prepared_ledger* prepared) {
+  delete prepared;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, int64_t* tokens, int64_t* rows,
+                                           int64_t* returned_rows) {
+  return guarded([&] {
+    require(prepared, "prepared");
+    if (tokens) *tokens = prepared->ledger.tokens();
+    if (rows) *rows = prepared->ledger.rows();
+    if (returned_rows) *returned_rows = prepared->ledger.returned_rows();
+  });
+}
+
+switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
+                                        const sy_prepared_ledger* prepared, void* out,
+                                        const sy_ledger_combine_options* options) {
+  if (!combine) return guarded([] { require(nullptr, "combine"); });
+  return collective(*combine->state->group, [&] {
+    require(prepared, "prepared");
+    combine->state->combine.combine(to_rows(expert_output, "expert_output"), probs, prepared->ledger, out, to_options(options));
+  });
+}
+
+switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows) {
+  return guarded([&] {
+    require(combine, "combine");
+    check_struct(rows, sizeof *rows, "rows");
+    const ConstRows r = combine->state->combine.returned();
+    write_struct(rows, sy_const_row_view{sizeof(sy_const_row_view), r.data, r.rows, r.cols, static_cast<sy_dtype>(r.dtype),
+                                         static_cast<sy_scale_kind>(r.scale_kind), r.scales});
+  });
+}
+
+switchyard_code_t sy_ledger_combine_last_call(const sy_ledger_combine* combine, sy_call_statistics* statistics) {
+  return guarded([&] {
+    require(combine, "combine");
+    check_struct(statistics, sizeof *statistics, "statistics");
+    write_statistics(statistics, combine->state->combine.last_call());
+  });
+}
+
+}  // extern "C"

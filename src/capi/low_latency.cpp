@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode and the flat exchange.
+#include "switchyard/low_latency.hpp"
+
+#include "capi/objects.hpp"
+#include "capi/structs.hpp"
+#include "switchyard/c/low_latency.h"
+
+namespace switchyard::detail {
+namespace {
+
+struct LowLatencyState {
+  LowLatencyState(std::shared_ptr<Group> g, const LowLatencyConfig& config) : group(std::move(g)), exchange(*group, config) {}
+  std::shared_ptr<Group> group;
+  LowLatencyExchange exchange;
+  ReceiveHook receive;  ///< of the call that was sent last, until it is received
+};
+
+}  // namespace
+}  // namespace switchyard::detail
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+// NOLINTBEGIN(readability-identifier-naming): names of the C ABI
+struct sy_low_latency {
+  std::shared_ptr<LowLatencyState> state;
+};
+struct sy_low_latency_output {
+  std::shared_ptr<LowLatencyState> state;
+  LowLatencyOutput output;
+};
+struct sy_low_latency_rows {
+  std::shared_ptr<LowLatencyState> state;
+  LowLatencyRows rows;
+};
+// NOLINTEND(readability-identifier-naming)
+
+namespace {
+
+constexpr sy_low_latency_config kConfig = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+constexpr sy_low_latency_dispatch_options kDispatchOptions = SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+constexpr sy_low_latency_combine_options kCombineOptions = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+constexpr sy_all_to_all_options kAllToAllOptions = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
+
+// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+static_assert(kConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) &&
+              kConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
+              kConfig.scale_group == LowLatencyConfig{}.scale_group &&
+              kConfig.scale_order == static_cast<int>(LowLatencyConfig{}.scale_order) &&
+              kConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) && kConfig.pieces == LowLatencyConfig{}.pieces &&
+              kConfig.first_epoch == LowLatencyConfig{}.first_epoch);
+static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions{}.order));
+static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && offsetof(sy_low_latency_config, first_epoch) == 56);
+static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 && offsetof(sy_all_to_all_options, num_sms) == 56);
+static_assert(SWITCHYARD_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
+              SWITCHYARD_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
+              SWITCHYARD_SENDING_PER_RANK == static_cast<int>(Sending::per_rank) &&
+              SWITCHYARD_SENDING_PER_ROUTE == static_cast<int>(Sending::per_route));
+
+LowLatencyConfig to_config(const sy_low_latency_config* config) {
+  const sy_low_latency_config c = read_struct(config, kConfig, "config");
+  LowLatencyConfig result;
+  result.hidden = c.hidden;
+  result.num_experts = c.num_experts;
+  result.topk = c.topk;
+  result.max_tokens = c.max_tokens;
+  result.row_type = to_dtype("config->row_type", c.row_type);
+  result.scales = to_scale_kind("config->scales", c.scales);
+  result.scale_group = c.scale_group;
+  result.scale_order = to_enum("config->scale_order", c.scale_order, ScaleOrder::column_major);
+  result.sending = to_enum("config->sending", c.sending, Sending::per_route);
+  result.pieces = c.pieces;
+  result.first_epoch = c.first_epoch;
+  return result;
+}
+
+LowLatencyDispatchOptions to_options(const sy_low_latency_dispatch_options* options) {
+  if (!options) return {};
+  const sy_low_latency_dispatch_options o = read_struct(options, kDispatchOptions, "options");
+  require_range("options->reserved", o.reserved, 0, 0);
+  return {o.weights, o.stream, o.num_sms, o.device_tokens};
+}
+
+LowLatencyCombineOptions to_options(const sy_low_latency_combine_options* options) {
+  if (!options) return {};
+  const sy_low_latency_combine_options o = read_struct(options, kCombineOptions, "options");
+  return {to_enum("options->order", o.order, CombineOrder::per_route), o.weights, o.expert_scale, o.stream, o.num_sms};
+}
+
+/// A function of the caller's as one of C++.
+struct CallerRowFunction final : CpuRowFunction {
+  CallerRowFunction(sy_row_function f, void* u) noexcept : function(f), user(u) {}
+  void apply(float* x, int64_t n, const RowOrigin& row, int64_t column) const noexcept override {
+    const sy_row_origin origin{row.expert, row.rank, row.token, row.k};
+    function(x, n, &origin, column, user);
+  }
+  sy_row_function function;
+  void* user;
+};
+
+/// `function` holds what the options point to, for the call.
+AllToAllOptions to_options(const sy_all_to_all_options* options, RowFunction& function) {
+  if (!options) return {};
+  const sy_all_to_all_options o = read_struct(options, kAllToAllOptions, "options");
+  require_range("options->reserved", o.reserved, 0, 0);
+  if (o.row_function) function = RowFunction(std::make_shared<const CallerRowFunction>(o.row_function, o.row_function_user));
+  AllToAllOptions result;
+  result.weights = o.weights;
+  result.expert_scale = o.expert_scale;
+  if (function) result.row_function = &function;
+  result.stream = o.stream;
+  result.num_sms = o.num_sms;
+  result.device_tokens = o.device_tokens;
+  return result;
+}
+
+sy_low_latency_view view_of(const sy_low_latency_output& object) {
+  const LowLatencyOutput& o = object.output;
+  sy_low_latency_view v = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+  v.x = o.x.data;
+  v.x_rows = o.x.rows;
+  v.x_cols = o.x.cols;
+  v.x_dtype = static_cast<sy_dtype>(o.x.dtype);
+  v.x_scale_kind = static_cast<sy_scale_kind>(o.x.scale_kind);
+  v.x_scales = o.x.scales;
+  v.rows_per_expert = o.rows_per_expert;
+  v.scale_rows = o.scale_rows;
+  v.world = object.state->group->size();
+  v.experts_here = static_cast<int32_t>(o.x.rows / o.rows_per_expert);
+  v.rows_of_expert = o.rows_of_expert;
+  v.source_range = o.source_range;
+  v.row_source = o.row_source;
+  return v;
+}
+
+/// Runs body(state), a collective call of `exchange`.
+template <class Body>
+switchyard_code_t called(sy_low_latency* exchange, Body&& body) noexcept {
+  if (!exchange) return guarded([] { require(nullptr, "exchange"); });
+  return collective(*exchange->state->group, [&] { body(*exchange->state); });
+}
+
+LowLatencyOutput& checked_output(sy_low_latency_output* output) {
+  require(output, "output");
+  return output->output;
+}
+const LowLatencyOutput& checked_output(const sy_low_latency_output* output) {
+  require(output, "output");
+  return output->output;
+}
+
+}  // namespace
+
+extern "C" {
+
+switchyard_code_t sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world,
+                                                 sy_memory_requirement* requirement) {
+  return guarded([&] {
+    check_struct(requirement, sizeof *requirement, "requirement");
+    write_requirement(requirement, LowLatencyExchange::memory_required(to_config(config), world));
+  });
+}
+
+switchyard_code_t sy_low_latency_heap_bytes_for(const sy_low_latency_config* config, int32_t world, size_t* bytes) {
+  return guarded([&] {
+    require(bytes, "bytes");
+    *bytes = LowLatencyExchange::heap_bytes_for(to_config(config), world);
+  });
+}
+
+switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size_t* bytes) {
+  return guarded([&] {
+    require(bytes, "bytes");
+    const LowLatencyConfig c = to_config(config);
+    require_range("config->hidden", c.hidden, 0, int64_t{1} << 24);
+    require_range("config->scale_group", c.scale_group, 1, 1 << 24);
+    *bytes = scale_row_bytes(c.hidden, c.scales, c.scale_group);
+  });
+}
+
+switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange) {
+  if (exchange) *exchange = nullptr;
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  return collective(*group->group, [&] {
+    require(exchange, "exchange");
+    auto made = std::make_unique<sy_low_latency>();
+    made->state = std::make_shared<LowLatencyState>(group->group, to_config(config));
+    *exchange = made.release();
+  });
+}
+
+switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange) {
+  delete exchange;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output) {
+  if (output) *output = nullptr;
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(output, "output");
+    *output = new sy_low_latency_output{exchange->state, exchange->state->exchange.make_output()};
+  });
+}
+
+switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view) {
+  return guarded([&] {
+    require(output, "output");
+    check_struct(view, sizeof *view, "view");
+    write_struct(view, view_of(*output));
+  });
+}
+
+switchyard_code_t sy_low_latency_output_destroy(sy_low_latency_output* output) {
+  delete output;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype type, sy_low_latency_rows** rows) {
+  if (rows) *rows = nullptr;
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(rows, "rows");
+    *rows = new sy_low_latency_rows{exchange->state, exchange->state->exchange.make_rows(to_dtype("type", type))};
+  });
+}
+
+switchyard_code_t sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view) {
+  return guarded([&] {
+    require(rows, "rows");
+    check_struct(view, sizeof *view, "view");
+    write_rows(view, rows->rows);
+  });
+}
+
+switchyard_code_t sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
+  delete rows;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+                                          sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
+  return called(exchange, [&](LowLatencyState& s) {
+    s.exchange.dispatch(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
+  });
+}
+
+switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+                                               sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
+  return called(exchange, [&](LowLatencyState& s) {
+    s.receive = s.exchange.dispatch_send(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
+  });
+}
+
+switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
+                                         const sy_low_latency_output* output, void* out,
+                                         const sy_low_latency_combine_options* options) {
+  return called(exchange, [&](LowLatencyState& s) {
+    s.exchange.combine(to_rows(y, "y"), checked_output(output), out, to_options(options));
+  });
+}
+
+switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
+                                              const sy_low_latency_output* output, void* out,
+                                              const sy_low_latency_combine_options* options) {
+  return called(exchange, [&](LowLatencyState& s) {
+    s.receive = s.exchange.combine_send(to_rows(y, "y"), checked_output(output), out, to_options(options));
+  });
+}
+
+switchyard_code_t sy_low_latency_receive(sy_low_latency* exchange) {
+  if (exchange && !exchange->state->receive)
+    return guarded([] { throw ArgumentError("receive: nothing was sent since the last sy_low_latency_receive"); });
+  return called(exchange, [](LowLatencyState& s) { std::exchange(s.receive, nullptr)(); });
+}
+
+switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
+                                            void* out, const sy_all_to_all_options* options) {
+  return called(exchange, [&](LowLatencyState& s) {
+    RowFunction function;
+    s.exchange.moe_all_to_all(to_rows(x, "x"), to_ids(ids), out, to_options(options, function));
+  });
+}
+
+switchyard_code_t sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    check_struct(statistics, sizeof *statistics, "statistics");
+    write_statistics(statistics, exchange->state->exchange.last_call());
+  });
+}
+
+}  // extern "C"

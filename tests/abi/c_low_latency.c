@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode and the flat exchange through the C ABI, as a C11 program uses it. Expert e turns x into (e + 1) * x; all
+// numbers are small multiples of a quarter, so that every sum is exact.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "c_check.h"
+#include "switchyard/c/low_latency.h"
+
+enum { kWorld = 2, kHidden = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kRoom = kWorld * kMaxTokens };
+
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts; a token of rank 1 names an expert twice.
+static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {9, -1}, {2, 2}}};
+static const int64_t kTokens[kWorld] = {3, 3};
+
+static int32_t first_of(int rank) { return rank == 0 ? 0 : 2; }
+static int32_t experts_of(int rank) { return rank == 0 ? 2 : 1; }
+static float value(int rank, int64_t token, int column) { return (float)(16 * rank + 4 * (int)token + column % 4 + 1); }
+static float weight(int rank, int64_t token, int k) { return (float)(1 + rank + (int)token + 2 * k) * 0.25f; }
+
+typedef struct Input {
+  float x[kMaxTokens * kHidden], weights[kMaxTokens * kTopk];
+  sy_const_row_view rows;
+  sy_expert_ids ids;
+  sy_low_latency_dispatch_options options;
+} Input;
+
+static void make_input(Input* in, int rank) {
+  for (int64_t t = 0; t < kTokens[rank]; ++t) {
+    for (int j = 0; j < kHidden; ++j) in->x[t * kHidden + j] = value(rank, t, j);
+    for (int k = 0; k < kTopk; ++k) in->weights[t * kTopk + k] = weight(rank, t, k);
+  }
+  in->rows = (sy_const_row_view)SWITCHYARD_CONST_ROW_VIEW_INIT;
+  in->rows.data = in->x;
+  in->rows.rows = kTokens[rank];
+  in->rows.cols = kHidden;
+  in->rows.dtype = SWITCHYARD_DTYPE_F32;
+  in->ids = (sy_expert_ids)SWITCHYARD_EXPERT_IDS_INIT;
+  in->ids.data = kIds[rank];
+  in->ids.tokens = kTokens[rank];
+  in->ids.topk = kTopk;
+  in->options = (sy_low_latency_dispatch_options)SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+  in->options.weights = in->weights;
+}
+
+static sy_low_latency_config make_config(sy_scale_kind scales) {
+  sy_low_latency_config c = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+  c.hidden = kHidden;
+  c.max_tokens = kMaxTokens;
+  c.num_experts = kExperts;
+  c.topk = kTopk;
+  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.scales = scales;
+  return c;
+}
+
+typedef struct Objects {
+  sy_low_latency* exchange;
+  sy_low_latency_output* output;
+  sy_low_latency_rows* rows;
+  sy_low_latency_view view;
+  sy_row_view y;
+} Objects;
+
+static Objects make_objects(sy_group* group, sy_scale_kind scales) {
+  const sy_low_latency_config config = make_config(scales);
+  Objects o = {NULL, NULL, NULL, SWITCHYARD_LOW_LATENCY_VIEW_INIT, SWITCHYARD_ROW_VIEW_INIT};
+  CHECK_OK(sy_low_latency_create(group, &config, &o.exchange));
+  CHECK_OK(sy_low_latency_make_output(o.exchange, &o.output));
+  CHECK_OK(sy_low_latency_make_rows(o.exchange, SWITCHYARD_DTYPE_F32, &o.rows));
+  CHECK_OK(sy_low_latency_output_get(o.output, &o.view));
+  CHECK_OK(sy_low_latency_rows_get(o.rows, &o.y));
+  return o;
+}
+
+static void destroy_objects(Objects* o) {
+  CHECK_OK(sy_low_latency_rows_destroy(o->rows));
+  CHECK_OK(sy_low_latency_output_destroy(o->output));
+  CHECK_OK(sy_low_latency_destroy(o->exchange));
+}
+
+static sy_const_row_view answers(const Objects* o) {
+  sy_const_row_view y = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  y.data = o->y.data;
+  y.rows = o->y.rows;
+  y.cols = o->y.cols;
+  y.dtype = o->y.dtype;
+  return y;
+}
+
+// Rows of `source` for global expert `expert`, if it has so many tokens: distinct tokens that name it.
+static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
+  int32_t rows = 0;
+  for (int64_t t = 0; t < tokens; ++t) rows += kIds[source][t][0] == expert || kIds[source][t][1] == expert;
+  return rows;
+}
+
+// Every row of every local expert is what `row_source` says it is, each (source, token) once, sources ascending.
+static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
+  const sy_low_latency_view* v = &o->view;
+  CHECK(v->experts_here == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kRoom && v->x_cols == kHidden);
+  CHECK(v->x_rows == v->experts_here * kRoom && v->x_dtype == SWITCHYARD_DTYPE_F32 && v->x_scales == NULL);
+  for (int32_t e = 0; e < v->experts_here; ++e) {
+    const int32_t expert = first_of(rank) + e;
+    int32_t first = 0;
+    unsigned seen = 0;
+    for (int s = 0; s < kWorld; ++s) {
+      const int32_t rows = rows_from(s, tokens[s], expert);
+      CHECK(v->source_range[e * kWorld + s] == ((int64_t)first << 32 | rows));
+      for (int32_t i = first; i < first + rows; ++i) {
+        const int64_t row = e * kRoom + i, from = v->row_source[row];
+        const int64_t token = from & 0xffff, k = from >> 32 & 0xffff;
+        CHECK(from >> 48 == s && token < tokens[s] && k < kTopk && kIds[s][token][k] == expert);
+        CHECK((seen >> (s * kMaxTokens + token) & 1) == 0);
+        seen |= 1u << (s * kMaxTokens + token);
+        for (int j = 0; j < kHidden; ++j) CHECK(((const float*)v->x)[row * kHidden + j] == value(s, token, j));
+      }
+      first += rows;
+    }
+    CHECK(v->rows_of_expert[e] == first);
+  }
+}
+
+// y = (expert + 1) * x for the rows that there are; the rest stays NaN, which no sum may touch.
+static void run_experts(const Objects* o, int rank) {
+  memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
+  for (int32_t e = 0; e < o->view.experts_here; ++e)
+    for (int64_t i = 0; i < (int64_t)o->view.rows_of_expert[e] * kHidden; ++i) {
+      const int64_t at = (int64_t)e * kRoom * kHidden + i;
+      ((float*)o->y.data)[at] = (float)(first_of(rank) + e + 1) * ((const float*)o->view.x)[at];
+    }
+}
+
+// Factor of token t: the sum over its experts of weight * (expert + 1); `extra` multiplies the experts of each rank.
+static float factor(int rank, int64_t t, int weighted, const float* extra) {
+  float sum = 0.0f;
+  for (int k = 0; k < kTopk; ++k) {
+    const int32_t e = kIds[rank][t][k];
+    if (e < 0 || e >= kExperts) continue;
+    sum += (weighted ? weight(rank, t, k) : 1.0f) * (float)(e + 1) * (extra ? extra[e] : 1.0f);
+  }
+  return sum;
+}
+
+static void check_sums(const float* out, int rank, int64_t tokens, int weighted, const float* extra) {
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int j = 0; j < kHidden; ++j) CHECK(out[t * kHidden + j] == factor(rank, t, weighted, extra) * value(rank, t, j));
+}
+
+static void whole_calls(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Input in;
+  make_input(&in, rank);
+  CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options));
+  check_delivered(&o, rank, kTokens);
+  sy_call_statistics statistics = SWITCHYARD_CALL_STATISTICS_INIT;
+  CHECK_OK(sy_low_latency_last_call(o.exchange, &statistics));
+  // Token saving: rank 0 sends two tokens to rank 1, rank 1 one to rank 0.
+  CHECK(statistics.remote_bytes == (rank == 0 ? 2u : 1u) * kHidden * sizeof(float));
+  run_experts(&o, rank);
+
+  float out[kMaxTokens * kHidden];
+  const sy_const_row_view y = answers(&o);
+  CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, NULL));
+  check_sums(out, rank, kTokens[rank], 1, NULL);
+  sy_low_latency_combine_options options = SWITCHYARD_LOW_LATENCY_COMBINE_OPTIONS_INIT;
+  options.order = SWITCHYARD_ORDER_PER_RANK;
+  memset(out, 0xff, sizeof out);
+  CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
+  check_sums(out, rank, kTokens[rank], 1, NULL);
+
+  // Weights and factors of the combine's own.
+  const float ones[kMaxTokens * kTopk] = {1, 1, 1, 1, 1, 1}, factors[kExperts] = {2.0f, 0.5f, 4.0f};
+  options.order = SWITCHYARD_ORDER_PER_ROUTE;
+  options.weights = ones;
+  options.expert_scale = factors + first_of(rank);
+  CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
+  check_sums(out, rank, kTokens[rank], 0, factors);
+
+  // T as it stands in memory: one token on rank 0, none on rank 1.
+  const int32_t now = rank == 0 ? 1 : 0;
+  const int64_t tokens[kWorld] = {1, 0};
+  in.options.device_tokens = &now;
+  CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options));
+  check_delivered(&o, rank, tokens);
+  run_experts(&o, rank);
+  memset(out, 0, sizeof out);
+  CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, NULL));
+  check_sums(out, rank, tokens[rank], 1, NULL);
+  CHECK(out[kHidden] == 0.0f);
+  destroy_objects(&o);
+}
+
+static void halves(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Input in;
+  float out[kMaxTokens * kHidden];
+  const sy_const_row_view y = answers(&o);
+  CHECK_FAILS(sy_low_latency_receive(o.exchange), SWITCHYARD_INVALID_ARGUMENT, "nothing was sent");
+  for (int turn = 0; turn < 3; ++turn) {
+    make_input(&in, rank);
+    CHECK_OK(sy_low_latency_dispatch_send(o.exchange, &in.rows, &in.ids, o.output, &in.options));
+    memset(&in, 0xff, sizeof in);  // the caller's again
+    CHECK_OK(sy_low_latency_receive(o.exchange));
+    CHECK_FAILS(sy_low_latency_receive(o.exchange), SWITCHYARD_INVALID_ARGUMENT, "nothing was sent");
+    check_delivered(&o, rank, kTokens);
+    run_experts(&o, rank);
+    CHECK_OK(sy_low_latency_combine_send(o.exchange, &y, o.output, out, NULL));
+    memset(o.y.data, 0xff, (size_t)o.y.rows * kHidden * sizeof(float));
+    CHECK_OK(sy_low_latency_receive(o.exchange));
+    check_sums(out, rank, kTokens[rank], 1, NULL);
+  }
+  destroy_objects(&o);
+}
+
+// Rows whose largest magnitude is 448 have the scale 1, and small integers are exact in e4m3.
+static void quantised(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_F32);
+  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
+  size_t scale_bytes = 0;
+  CHECK_OK(sy_low_latency_scale_row_bytes(&config, &scale_bytes));
+  CHECK(scale_bytes == 16 && o.view.x_dtype == SWITCHYARD_DTYPE_FP8_E4M3 && o.view.x_scale_kind == SWITCHYARD_SCALE_F32);
+  Input in;
+  make_input(&in, rank);
+  for (int i = 0; i < kMaxTokens * kHidden; ++i) in.x[i] = i % kHidden == 0 ? 448.0f : 1.0f;
+  CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, NULL));
+  for (int32_t e = 0; e < o.view.experts_here; ++e)
+    for (int64_t row = e * kRoom; row < e * kRoom + o.view.rows_of_expert[e]; ++row) {
+      float scale = 0.0f;
+      memcpy(&scale, (const char*)o.view.x_scales + (size_t)row * scale_bytes, sizeof scale);
+      CHECK(scale == 1.0f);
+      for (int j = 0; j < kHidden; ++j) CHECK(((const unsigned char*)o.view.x)[row * kHidden + j] == (j == 0 ? 0x7e : 0x38));
+    }
+  destroy_objects(&o);
+}
+
+static void times_expert(float* x, int64_t n, const sy_row_origin* row, int64_t column, void* user) {
+  const float* const extra = user;
+  for (int64_t i = 0; i < n; ++i) {
+    const float expected = value(row->rank, row->token, (int)(column + i));
+    x[i] = x[i] == expected && kIds[row->rank][row->token][row->k] == row->expert
+               ? x[i] * (float)(row->expert + 1) * extra[row->expert]
+               : -1.0f;
+  }
+}
+
+static void all_to_all(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Input in;
+  make_input(&in, rank);
+  float out[kMaxTokens * kHidden], extra[kExperts] = {2.0f, 0.5f, 4.0f};
+  sy_all_to_all_options options = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
+  options.weights = in.weights;
+  options.row_function = times_expert;
+  options.row_function_user = extra;
+  CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, &options));
+  check_sums(out, rank, kTokens[rank], 1, extra);
+  float factors[kExperts] = {2.0f, 1.0f, 12.0f};  // (e + 1) * extra
+  options.row_function = NULL;
+  options.expert_scale = factors + first_of(rank);
+  CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, &options));
+  check_sums(out, rank, kTokens[rank], 1, extra);
+  const float inverse[kExperts] = {1.0f, 0.5f, 1.0f / 3.0f};  // of (e + 1): the row as it is
+  CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, NULL));
+  check_sums(out, rank, kTokens[rank], 0, inverse);
+  destroy_objects(&o);
+}
+
+// Destroyed before what was made from them, which still works.
+static void in_any_order(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Input in;
+  make_input(&in, rank);
+  CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options));
+  CHECK_OK(sy_low_latency_destroy(o.exchange));
+  check_delivered(&o, rank, kTokens);
+  CHECK_OK(sy_low_latency_output_destroy(o.output));
+  CHECK_OK(sy_low_latency_rows_destroy(o.rows));
+}
+
+// The call before has not been received: this rank is told so, the other that its peer failed.
+static void unreceived(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Input in;
+  make_input(&in, rank);
+  if (rank == 0) {
+    CHECK_OK(sy_low_latency_dispatch_send(o.exchange, &in.rows, &in.ids, o.output, &in.options));
+    CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SWITCHYARD_INVALID_ARGUMENT,
+                "has not been received");
+  } else {
+    switchyard_code_t code = SWITCHYARD_OK;
+    for (int i = 0; i < 2 && code == SWITCHYARD_OK; ++i)
+      code = sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options);
+    CHECK(code == SWITCHYARD_PEER_FAILED);
+  }
+  destroy_objects(&o);
+}
+
+// What the C layer itself finds must reach the peer too.
+static void wrong_on_rank_0(int rank, sy_group* group) {
+  Objects o = make_objects(group, SWITCHYARD_SCALE_NONE);
+  Input in;
+  make_input(&in, rank);
+  if (rank == 0) {
+    in.options.reserved = 1;
+    CHECK_FAILS(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options), SWITCHYARD_INVALID_ARGUMENT,
+                "options->reserved = 1");
+  } else {
+    CHECK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, &in.options) == SWITCHYARD_PEER_FAILED);
+    int32_t failed = -1;
+    switchyard_code_t reason = SWITCHYARD_OK;
+    CHECK_OK(sy_last_peer_failure(&failed, &reason));
+    CHECK(failed == 0 && reason == SWITCHYARD_INVALID_ARGUMENT);
+  }
+  destroy_objects(&o);
+}
+
+static void local_misuse(void) {
+  sy_low_latency_config config = make_config(SWITCHYARD_SCALE_NONE);
+  sy_memory_requirement need = SWITCHYARD_MEMORY_REQUIREMENT_INIT;
+  size_t bytes = 0;
+  CHECK_OK(sy_low_latency_memory_required(&config, kWorld, &need));
+  CHECK_OK(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes));
+  CHECK(need.total_bytes > 0 && bytes > need.total_bytes);
+  CHECK_FAILS(sy_low_latency_memory_required(&config, 0, &need), SWITCHYARD_INVALID_ARGUMENT, "world");
+  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, NULL), SWITCHYARD_INVALID_ARGUMENT, "bytes");
+  CHECK_FAILS(sy_low_latency_heap_bytes_for(NULL, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config");
+  config.sending = 2;
+  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->sending = 2");
+  config.sending = SWITCHYARD_SENDING_PER_ROUTE;
+  config.scale_order = -1;
+  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->scale_order = -1");
+  config.scale_order = SWITCHYARD_SCALES_COLUMN_MAJOR;
+  config.scale_group = 48;
+  config.scales = SWITCHYARD_SCALE_UE8M0;
+  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "scale_group");
+  config.struct_size = 3;
+  CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->struct_size = 3");
+
+  sy_low_latency* exchange = NULL;
+  sy_low_latency_output* output = NULL;
+  sy_low_latency_rows* rows = NULL;
+  CHECK_FAILS(sy_low_latency_create(NULL, &config, &exchange), SWITCHYARD_INVALID_ARGUMENT, "group");
+  CHECK_FAILS(sy_low_latency_make_output(NULL, &output), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_make_rows(NULL, SWITCHYARD_DTYPE_F32, &rows), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_output_get(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "output");
+  CHECK_FAILS(sy_low_latency_rows_get(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "rows");
+  CHECK_FAILS(sy_low_latency_dispatch(NULL, NULL, NULL, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_receive(NULL), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_FAILS(sy_low_latency_last_call(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "exchange");
+  CHECK_OK(sy_low_latency_destroy(NULL));
+  CHECK_OK(sy_low_latency_output_destroy(NULL));
+  CHECK_OK(sy_low_latency_rows_destroy(NULL));
+}
+
+void run_low_latency_tests(void) {
+  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
+  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
+  CHECK_OK(sy_low_latency_heap_bytes_for(&config, kWorld, &options.heap_bytes));
+  options.heap_bytes *= 4;
+  options.timeout_ms = 20000;
+  options.num_warps = 2;
+  run_two_ranks(whole_calls, &options);
+  run_two_ranks(halves, &options);
+  run_two_ranks(quantised, &options);
+  run_two_ranks(all_to_all, &options);
+  run_two_ranks(in_any_order, &options);
+  run_two_ranks(unreceived, &options);
+  run_two_ranks(wrong_on_rank_0, &options);
+  local_misuse();
+}
