@@ -27,11 +27,11 @@ struct sy_low_latency {
   std::shared_ptr<LowLatencyState> state;
 };
 struct sy_low_latency_output {
-  std::shared_ptr<LowLatencyState> state;
+  std::shared_ptr<Group> group;
   LowLatencyOutput output;
 };
 struct sy_low_latency_rows {
-  std::shared_ptr<LowLatencyState> state;
+  std::shared_ptr<Group> group;
   LowLatencyRows rows;
 };
 // NOLINTEND(readability-identifier-naming)
@@ -126,7 +126,7 @@ sy_low_latency_view view_of(const sy_low_latency_output& object) {
   v.x_scales = o.x.scales;
   v.rows_per_expert = o.rows_per_expert;
   v.scale_rows = o.scale_rows;
-  v.world = object.state->group->size();
+  v.world = object.group->size();
   v.experts_here = static_cast<int32_t>(o.x.rows / o.rows_per_expert);
   v.rows_of_expert = o.rows_of_expert;
   v.source_range = o.source_range;
@@ -200,7 +200,7 @@ switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_la
   return guarded([&] {
     require(exchange, "exchange");
     require(output, "output");
-    *output = new sy_low_latency_output{exchange->state, exchange->state->exchange.make_output()};
+    *output = new sy_low_latency_output{exchange->state->group, exchange->state->exchange.make_output()};
   });
 }
 
@@ -222,7 +222,7 @@ switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype ty
   return guarded([&] {
     require(exchange, "exchange");
     require(rows, "rows");
-    *rows = new sy_low_latency_rows{exchange->state, exchange->state->exchange.make_rows(to_dtype("type", type))};
+    *rows = new sy_low_latency_rows{exchange->state->group, exchange->state->exchange.make_rows(to_dtype("type", type))};
   });
 }
 

@@ -69,7 +69,8 @@ switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* confi
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 switchyard_code_t sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine);
-/// CUDA: waits for the calls so far.
+/// CUDA: waits for the calls so far. The operator's symmetric memory stays until its prepared ledgers are destroyed: before
+/// another object is created in the same group, they must be gone on all ranks or on none.
 switchyard_code_t sy_ledger_combine_destroy(sy_ledger_combine* combine);
 
 /// Local. Checks the tables (sy_ledger_check) and makes them ready for `combine`, for any number of calls; `ledger` is not

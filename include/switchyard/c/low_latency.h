@@ -78,7 +78,7 @@ switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* co
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// CUDA: waits for the calls so far. Outputs and rows stay until they are destroyed.
+/// CUDA: waits for the calls so far. Outputs and rows stay, and can be used with another object of the same config.
 switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange);
 
 /// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: not on the hot path.
