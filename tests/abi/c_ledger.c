@@ -12,7 +12,7 @@ enum { kWorld = 2, kHidden = 20, kExperts = 3, kTopk = 2, kTokens = 2, kPadded =
 // Rank 0 holds experts 0 and 1, rank 1 holds expert 2.
 static const int32_t kIds[kWorld][kTokens][kTopk] = {{{0, 2}, {1, -1}}, {{2, 1}, {2, 0}}};
 
-static float value(int rank, int64_t token, int column) { return (float)(16 * rank + 4 * (int)token + column % 4 + 1); }
+static float value(int rank, int64_t token, int column) { return (float)(16 * rank + 4 * (int)token + column % 7 + 1); }
 static float prob(int rank, int64_t token, int k) { return (float)(1 + rank + (int)token + 2 * k) * 0.25f; }
 
 static sy_ledger_config make_config(void) {
