@@ -51,6 +51,7 @@ static sy_low_latency_config make_config(sy_scale_kind scales) {
   c.topk = kTopk;
   c.row_type = SWITCHYARD_DTYPE_F32;
   c.scales = scales;
+  c.pieces = 3;
   return c;
 }
 
