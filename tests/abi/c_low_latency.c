@@ -7,7 +7,7 @@
 #include "c_check.h"
 #include "switchyard/c/low_latency.h"
 
-enum { kWorld = 2, kHidden = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kRoom = kWorld * kMaxTokens };
+enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kRoom = kWorld * kMaxTokens };
 
 // Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts; a token of rank 1 names an expert twice.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {9, -1}, {2, 2}}};
@@ -214,7 +214,7 @@ static void halves(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// Rows whose largest magnitude is 448 have the scale 1, and small integers are exact in e4m3.
+// Groups whose largest magnitude is 448 have the scale 1, and small integers are exact in e4m3.
 static void quantised(int rank, sy_group* group) {
   Objects o = make_objects(group, SWITCHYARD_SCALE_F32);
   const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
@@ -223,14 +223,17 @@ static void quantised(int rank, sy_group* group) {
   CHECK(scale_bytes == 16 && o.view.x_dtype == SWITCHYARD_DTYPE_FP8_E4M3 && o.view.x_scale_kind == SWITCHYARD_SCALE_F32);
   Input in;
   make_input(&in, rank);
-  for (int i = 0; i < kMaxTokens * kHidden; ++i) in.x[i] = i % kHidden == 0 ? 448.0f : 1.0f;
+  for (int i = 0; i < kMaxTokens * kHidden; ++i) in.x[i] = i % kGroup == 0 ? 448.0f : 1.0f;
   CHECK_OK(sy_low_latency_dispatch(o.exchange, &in.rows, &in.ids, o.output, NULL));
   for (int32_t e = 0; e < o.view.experts_here; ++e)
     for (int64_t row = e * kRoom; row < e * kRoom + o.view.rows_of_expert[e]; ++row) {
-      float scale = 0.0f;
-      memcpy(&scale, (const char*)o.view.x_scales + (size_t)row * scale_bytes, sizeof scale);
-      CHECK(scale == 1.0f);
-      for (int j = 0; j < kHidden; ++j) CHECK(((const unsigned char*)o.view.x)[row * kHidden + j] == (j == 0 ? 0x7e : 0x38));
+      for (size_t g = 0; g < kHidden / kGroup; ++g) {
+        float scale = 0.0f;
+        memcpy(&scale, (const char*)o.view.x_scales + (size_t)row * scale_bytes + g * sizeof scale, sizeof scale);
+        CHECK(scale == 1.0f);
+      }
+      for (int j = 0; j < kHidden; ++j)
+        CHECK(((const unsigned char*)o.view.x)[row * kHidden + j] == (j % kGroup == 0 ? 0x7e : 0x38));
     }
   destroy_objects(&o);
 }
