@@ -147,6 +147,38 @@ void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber 
   if (size > 1) streamed.combine(next(), lane, 0, size == 2 ? second : first);
 }
 
+/// Calls of a rank as a graph that counts its replays.
+class CapturedCalls {
+ public:
+  /// `enqueue(replays)`: the calls, on the station's first stream.
+  template <class Enqueue>
+  CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : stream_(me.stream()) {
+    auto* const replays = static_cast<uint64_t*>(rig.room(8));
+    rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, stream_);
+    me.meet();
+    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    enqueue(replays);
+    rig.enqueue(CountReplay{replays}, stream_);
+    must(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(exec_, stream_), "cudaGraphUpload");
+    me.meet();
+  }
+  CapturedCalls(const CapturedCalls&) = delete;
+  ~CapturedCalls() {
+    cudaGraphExecDestroy(exec_);
+    cudaGraphDestroy(graph_);
+  }
+
+  void launch() const { must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch"); }
+  cudaGraph_t graph() const { return graph_; }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
 /// Graphs of 1, 2 and 3 calls, replayed 1000 times with another T, routing and rows each time; ordinary calls in between.
 TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
   constexpr uint64_t kReplays = 1000;
@@ -169,32 +201,20 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
             LowLatencyExchange exchange(me.group, c.config());
             StationRig rig(me);
             Calls streamed(rig, exchange, c);
-            auto* const replays = static_cast<uint64_t*>(rig.room(8));
-            rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, me.stream());
-            me.meet();
-            cudaGraph_t graph = nullptr;
-            cudaGraphExec_t exec = nullptr;
-            must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-            enqueue_calls(streamed, size, c, {1'000'000, replays, static_cast<uint64_t>(size)}, split);
-            rig.enqueue(CountReplay{replays}, me.stream());
-            must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
-            must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-            must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
+            const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
+              enqueue_calls(streamed, size, c, {1'000'000, replays, static_cast<uint64_t>(size)}, split);
+            });
             const uint64_t captured = streamed.judged();
-            me.meet();
             for (uint64_t replay = 0; replay < kReplays; ++replay) {
               const uint64_t mine = c.form.draw(102, replay, me.rank());
               if (mine % 16 == 0) rig.pause(mine / 16 % 200'000, me.stream());
-              must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+              graph.launch();
               rig.pace(me.stream());
               if (replay != kReplays / 2) continue;
               streamed.forget();
               streamed.run(1, 20);
             }
             expect_verdict(me, streamed, streamed.judged() - captured + captured * kReplays, c.form.experts >= world);
-            must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
-            must(cudaGraphDestroy(graph), "cudaGraphDestroy");
-            me.meet();
           });
         }
       },
@@ -240,27 +260,15 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
             LowLatencyExchange exchange(me.group, c.config());
             StationRig rig(me);
             Calls streamed(rig, exchange, c);
-            auto* const replays = static_cast<uint64_t*>(rig.room(8));
-            rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, me.stream());
-            me.meet();
-            cudaGraph_t graph = nullptr;
-            cudaGraphExec_t exec = nullptr;
-            must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-            streamed.pair({1'000'000, replays, 1}, streamed.lane(0), 0, {});
-            rig.enqueue(CountReplay{replays}, me.stream());
-            must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
-            me.f.equal(expected, dependent_launches(graph), "dependent launches");
-            must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-            must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
-            me.meet();
+            const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
+              streamed.pair({1'000'000, replays, 1}, streamed.lane(0), 0, {});
+            });
+            me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
             for (uint64_t replay = 0; replay < kReplays; ++replay) {
-              must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+              graph.launch();
               rig.pace(me.stream());
             }
             expect_verdict(me, streamed, streamed.judged() * kReplays, true);
-            must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
-            must(cudaGraphDestroy(graph), "cudaGraphDestroy");
-            me.meet();
           });
         }
       },

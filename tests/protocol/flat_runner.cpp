@@ -11,6 +11,7 @@
 #include "protocol/flat_function.hpp"
 #include "protocol/flat_harness.hpp"
 #include "protocol/harness_rows.hpp"
+#include "protocol/low_latency_cases.hpp"
 
 namespace harness {
 
@@ -239,30 +240,9 @@ void run_on(switchyard::Group& group, LowLatencyExchange& exchange, const FlatCa
 }
 
 std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<FlatScript>& scripts) {
-  Fleet fleet;
-  fleet.world = scripts.front().world;
-  fleet.options.num_blocks = workers.blocks;
-  fleet.options.num_warps = workers.warps;
-  fleet.options.deferred_copies = workers.deferred;
-  fleet.options.backend = kBackend;
-  if (kBackend == switchyard::Backend::cuda) fleet.options.timeout = patience(std::chrono::seconds(10));
-  fleet.options.heap_bytes = 0;
   std::vector<std::shared_ptr<const FlatCase>> cases;
-  for (const FlatScript& s : scripts) {
-    cases.push_back(make_flat_case(s));
-    fleet.options.heap_bytes = std::max(fleet.options.heap_bytes, LowLatencyExchange::heap_bytes_for(s.config, s.world));
-  }
-  return joined(run_ranks(ranks, fleet, [&](switchyard::Group& group, Failures& failures) {
-    for (const auto& c : cases) {
-      failures.set_context(c->script.name + ", construction");
-      const size_t before = group.heap_used();
-      {
-        LowLatencyExchange exchange(group, c->script.config);
-        run_on(group, exchange, *c, failures);
-      }
-      failures.equal(before, group.heap_used(), "heap_used after destruction");
-    }
-  }));
+  for (const FlatScript& s : scripts) cases.push_back(make_flat_case(s));
+  return run_cases(ranks, workers, cases);
 }
 
 }  // namespace harness
