@@ -187,7 +187,10 @@ switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy
   return guarded([&] {
     require(combine, "combine");
     require(prepared, "prepared");
-    *prepared = new sy_prepared_ledger{combine->state, combine->state->combine.prepare(to_tables(ledger))};
+    auto made = std::make_unique<sy_prepared_ledger>();
+    made->state = combine->state;
+    made->ledger = combine->state->combine.prepare(to_tables(ledger));
+    *prepared = made.release();
   });
 }
 

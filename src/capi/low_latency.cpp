@@ -200,7 +200,10 @@ switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_la
   return guarded([&] {
     require(exchange, "exchange");
     require(output, "output");
-    *output = new sy_low_latency_output{exchange->state->group, exchange->state->exchange.make_output()};
+    auto made = std::make_unique<sy_low_latency_output>();
+    made->group = exchange->state->group;
+    made->output = exchange->state->exchange.make_output();
+    *output = made.release();
   });
 }
 
@@ -222,7 +225,10 @@ switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype ty
   return guarded([&] {
     require(exchange, "exchange");
     require(rows, "rows");
-    *rows = new sy_low_latency_rows{exchange->state->group, exchange->state->exchange.make_rows(to_dtype("type", type))};
+    auto made = std::make_unique<sy_low_latency_rows>();
+    made->group = exchange->state->group;
+    made->rows = exchange->state->exchange.make_rows(to_dtype("type", type));
+    *rows = made.release();
   });
 }
 
