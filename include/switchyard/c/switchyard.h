@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The same vocabulary as
-/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is the short introduction.
+/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is the short introduction. Low latency and the flat
+/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h.
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts, the
 /// first `E mod W` ranks one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same calls
