@@ -7,10 +7,6 @@ using namespace switchyard::detail;
 
 namespace {
 
-switchyard_code_t null_exchange() {
-  return guarded([] { require(nullptr, "exchange"); });
-}
-
 const Handle& checked_handle(const sy_handle* handle) {
   require(handle, "handle");
   return handle->handle;
@@ -34,7 +30,7 @@ sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatc
 
 sy_dispatched_view view_of(const sy_dispatched& object) {
   const Dispatched& d = object.dispatched;
-  const NormalConfig& config = object.state->exchange.config();
+  const NormalConfig& config = object.state->object.config();
   sy_dispatched_view v = SWITCHYARD_DISPATCHED_VIEW_INIT;
   v.x = d.x.data;
   v.x_rows = d.x.rows;
@@ -90,14 +86,7 @@ switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int3
 }
 
 switchyard_code_t sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange) {
-  if (exchange) *exchange = nullptr;
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] {
-    require(exchange, "exchange");
-    auto made = std::make_unique<sy_exchange>();
-    made->state = std::make_shared<ExchangeState>(group->group, to_config(config));
-    *exchange = made.release();
-  });
+  return create(group, "exchange", exchange, [&] { return std::make_shared<ExchangeState>(group->group, to_config(config)); });
 }
 
 switchyard_code_t sy_exchange_destroy(sy_exchange* exchange) {
@@ -108,13 +97,12 @@ switchyard_code_t sy_exchange_destroy(sy_exchange* exchange) {
 switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                        const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
-  if (!exchange) return null_exchange();
-  return collective(*exchange->state->group, [&] {
+  return collective_on(exchange, "exchange", [&] {
     require(dispatched, "dispatched");
     auto made = make_dispatched(*exchange);
     const ExpertIds routing = to_ids(ids);
     *dispatched =
-        deliver(std::move(made), exchange->state->exchange.dispatch(to_rows(x, "x"), routing, weights, to_options(options)),
+        deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, weights, to_options(options)),
                 routing.tokens);
   });
 }
@@ -122,12 +110,11 @@ switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row
 switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
-  if (!exchange) return null_exchange();
-  return collective(*exchange->state->group, [&] {
+  return collective_on(exchange, "exchange", [&] {
     require(dispatched, "dispatched");
     auto made = make_dispatched(*exchange);
     const Handle& routing = checked_handle(handle);
-    *dispatched = deliver(std::move(made), exchange->state->exchange.dispatch(to_rows(x, "x"), routing, to_options(options)),
+    *dispatched = deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, to_options(options)),
                           handle->tokens);
   });
 }
@@ -159,7 +146,7 @@ switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_hand
     require(rows, "rows");
     auto made = std::make_unique<sy_rows>();
     made->state = exchange->state;
-    made->rows = exchange->state->exchange.allocate_rows(checked_handle(handle), to_dtype("type", type));
+    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_dtype("type", type));
     *rows = made.release();
   });
 }
@@ -186,9 +173,8 @@ switchyard_code_t sy_rows_destroy(sy_rows* rows) {
 
 switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights) {
-  if (!exchange) return null_exchange();
-  return collective(*exchange->state->group, [&] {
-    exchange->state->exchange.combine(to_rows(y, "y"), checked_handle(handle), out, to_options(options), out_weights);
+  return collective_on(exchange, "exchange", [&] {
+    exchange->state->object.combine(to_rows(y, "y"), checked_handle(handle), out, to_options(options), out_weights);
   });
 }
 
@@ -196,7 +182,7 @@ switchyard_code_t sy_exchange_last_call(const sy_exchange* exchange, sy_call_sta
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");
-    write_statistics(statistics, exchange->state->exchange.last_call());
+    write_statistics(statistics, exchange->state->object.last_call());
   });
 }
 

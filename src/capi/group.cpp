@@ -71,13 +71,11 @@ switchyard_code_t sy_group_size(const sy_group* group, int32_t* size) {
 }
 
 switchyard_code_t sy_group_barrier(sy_group* group) {
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] { group->group->barrier(); });
+  return collective_on(group, "group", [&] { group->group->barrier(); });
 }
 
 switchyard_code_t sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all) {
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] {
+  return collective_on(group, "group", [&] {
     if (bytes > 0) {
       require(mine, "mine");
       require(all, "all");
@@ -131,13 +129,11 @@ switchyard_code_t sy_registered_destroy(sy_registered* registered) {
 }
 
 switchyard_code_t sy_group_sleep(sy_group* group) {
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] { group->group->sleep(); });
+  return collective_on(group, "group", [&] { group->group->sleep(); });
 }
 
 switchyard_code_t sy_group_wake(sy_group* group) {
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] { group->group->wake(); });
+  return collective_on(group, "group", [&] { group->group->wake(); });
 }
 
 }  // extern "C"

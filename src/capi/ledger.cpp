@@ -9,15 +9,8 @@
 #include "switchyard/c/ledger.h"
 
 namespace switchyard::detail {
-namespace {
 
-struct LedgerState {
-  LedgerState(std::shared_ptr<Group> g, const LedgerConfig& config) : group(std::move(g)), combine(*group, config) {}
-  std::shared_ptr<Group> group;
-  LedgerCombine combine;
-};
-
-}  // namespace
+using LedgerState = Grouped<LedgerCombine>;
 
 void write_ledger(sy_ledger* to, LedgerTables tables) {
   auto stored = store(std::move(tables));
@@ -166,14 +159,7 @@ switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* confi
 }
 
 switchyard_code_t sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine) {
-  if (combine) *combine = nullptr;
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] {
-    require(combine, "combine");
-    auto made = std::make_unique<sy_ledger_combine>();
-    made->state = std::make_shared<LedgerState>(group->group, to_config(config));
-    *combine = made.release();
-  });
+  return create(group, "combine", combine, [&] { return std::make_shared<LedgerState>(group->group, to_config(config)); });
 }
 
 switchyard_code_t sy_ledger_combine_destroy(sy_ledger_combine* combine) {
@@ -189,7 +175,7 @@ switchyard_code_t sy_ledger_combine_prepare(sy_ledger_combine* combine, const sy
     require(prepared, "prepared");
     auto made = std::make_unique<sy_prepared_ledger>();
     made->state = combine->state;
-    made->ledger = combine->state->combine.prepare(to_tables(ledger));
+    made->ledger = combine->state->object.prepare(to_tables(ledger));
     *prepared = made.release();
   });
 }
@@ -212,10 +198,9 @@ switchyard_code_t sy_prepared_ledger_sizes(const sy_prepared_ledger* prepared, i
 switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                                         const sy_prepared_ledger* prepared, void* out,
                                         const sy_ledger_combine_options* options) {
-  if (!combine) return guarded([] { require(nullptr, "combine"); });
-  return collective(*combine->state->group, [&] {
+  return collective_on(combine, "combine", [&] {
     require(prepared, "prepared");
-    combine->state->combine.combine(to_rows(expert_output, "expert_output"), probs, prepared->ledger, out, to_options(options));
+    combine->state->object.combine(to_rows(expert_output, "expert_output"), probs, prepared->ledger, out, to_options(options));
   });
 }
 
@@ -223,7 +208,7 @@ switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, s
   return guarded([&] {
     require(combine, "combine");
     check_struct(rows, sizeof *rows, "rows");
-    const ConstRows r = combine->state->combine.returned();
+    const ConstRows r = combine->state->object.returned();
     write_struct(rows, sy_const_row_view{sizeof(sy_const_row_view), r.data, r.rows, r.cols, static_cast<sy_dtype>(r.dtype),
                                          static_cast<sy_scale_kind>(r.scale_kind), r.scales});
   });
@@ -233,7 +218,7 @@ switchyard_code_t sy_ledger_combine_last_call(const sy_ledger_combine* combine, 
   return guarded([&] {
     require(combine, "combine");
     check_struct(statistics, sizeof *statistics, "statistics");
-    write_statistics(statistics, combine->state->combine.last_call());
+    write_statistics(statistics, combine->state->object.last_call());
   });
 }
 

@@ -6,25 +6,13 @@
 #include "capi/structs.hpp"
 #include "switchyard/c/low_latency.h"
 
-namespace switchyard::detail {
-namespace {
-
-struct LowLatencyState {
-  LowLatencyState(std::shared_ptr<Group> g, const LowLatencyConfig& config) : group(std::move(g)), exchange(*group, config) {}
-  std::shared_ptr<Group> group;
-  LowLatencyExchange exchange;
-  ReceiveHook receive;  ///< of the call that was sent last, until it is received
-};
-
-}  // namespace
-}  // namespace switchyard::detail
-
 using namespace switchyard;
 using namespace switchyard::detail;
 
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_low_latency {
-  std::shared_ptr<LowLatencyState> state;
+  std::shared_ptr<Grouped<LowLatencyExchange>> state;
+  ReceiveHook receive;  ///< of the call that was sent last, until it is received
 };
 struct sy_low_latency_output {
   std::shared_ptr<Group> group;
@@ -134,13 +122,6 @@ sy_low_latency_view view_of(const sy_low_latency_output& object) {
   return v;
 }
 
-/// Runs body(state), a collective call of `exchange`.
-template <class Body>
-switchyard_code_t called(sy_low_latency* exchange, Body&& body) noexcept {
-  if (!exchange) return guarded([] { require(nullptr, "exchange"); });
-  return collective(*exchange->state->group, [&] { body(*exchange->state); });
-}
-
 LowLatencyOutput& checked_output(sy_low_latency_output* output) {
   require(output, "output");
   return output->output;
@@ -174,20 +155,15 @@ switchyard_code_t sy_low_latency_scale_row_bytes(const sy_low_latency_config* co
     require(bytes, "bytes");
     const LowLatencyConfig c = to_config(config);
     require_range("config->hidden", c.hidden, 0, int64_t{1} << 24);
-    require_range("config->scale_group", c.scale_group, 1, 1 << 24);
+    if (c.scales != ScaleKind::none && c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
+      throw ArgumentError("config->scale_group = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
     *bytes = scale_row_bytes(c.hidden, c.scales, c.scale_group);
   });
 }
 
 switchyard_code_t sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange) {
-  if (exchange) *exchange = nullptr;
-  if (!group) return guarded([] { require(nullptr, "group"); });
-  return collective(*group->group, [&] {
-    require(exchange, "exchange");
-    auto made = std::make_unique<sy_low_latency>();
-    made->state = std::make_shared<LowLatencyState>(group->group, to_config(config));
-    *exchange = made.release();
-  });
+  return create(group, "exchange", exchange,
+                [&] { return std::make_shared<Grouped<LowLatencyExchange>>(group->group, to_config(config)); });
 }
 
 switchyard_code_t sy_low_latency_destroy(sy_low_latency* exchange) {
@@ -202,7 +178,7 @@ switchyard_code_t sy_low_latency_make_output(sy_low_latency* exchange, sy_low_la
     require(output, "output");
     auto made = std::make_unique<sy_low_latency_output>();
     made->group = exchange->state->group;
-    made->output = exchange->state->exchange.make_output();
+    made->output = exchange->state->object.make_output();
     *output = made.release();
   });
 }
@@ -227,7 +203,7 @@ switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype ty
     require(rows, "rows");
     auto made = std::make_unique<sy_low_latency_rows>();
     made->group = exchange->state->group;
-    made->rows = exchange->state->exchange.make_rows(to_dtype("type", type));
+    made->rows = exchange->state->object.make_rows(to_dtype("type", type));
     *rows = made.release();
   });
 }
@@ -247,45 +223,46 @@ switchyard_code_t sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
 
 switchyard_code_t sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                           sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
-  return called(exchange, [&](LowLatencyState& s) {
-    s.exchange.dispatch(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
+  return collective_on(exchange, "exchange", [&] {
+    exchange->state->object.dispatch(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
   });
 }
 
 switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
-  return called(exchange, [&](LowLatencyState& s) {
-    s.receive = s.exchange.dispatch_send(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
+  return collective_on(exchange, "exchange", [&] {
+    exchange->receive =
+        exchange->state->object.dispatch_send(to_rows(x, "x"), to_ids(ids), checked_output(output), to_options(options));
   });
 }
 
 switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options) {
-  return called(exchange, [&](LowLatencyState& s) {
-    s.exchange.combine(to_rows(y, "y"), checked_output(output), out, to_options(options));
+  return collective_on(exchange, "exchange", [&] {
+    exchange->state->object.combine(to_rows(y, "y"), checked_output(output), out, to_options(options));
   });
 }
 
 switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
                                               const sy_low_latency_output* output, void* out,
                                               const sy_low_latency_combine_options* options) {
-  return called(exchange, [&](LowLatencyState& s) {
-    s.receive = s.exchange.combine_send(to_rows(y, "y"), checked_output(output), out, to_options(options));
+  return collective_on(exchange, "exchange", [&] {
+    exchange->receive = exchange->state->object.combine_send(to_rows(y, "y"), checked_output(output), out, to_options(options));
   });
 }
 
 switchyard_code_t sy_low_latency_receive(sy_low_latency* exchange) {
-  if (exchange && !exchange->state->receive)
+  if (exchange && !exchange->receive)
     return guarded([] { throw ArgumentError("receive: nothing was sent since the last sy_low_latency_receive"); });
-  return called(exchange, [](LowLatencyState& s) { std::exchange(s.receive, nullptr)(); });
+  return collective_on(exchange, "exchange", [&] { std::exchange(exchange->receive, nullptr)(); });
 }
 
 switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                             void* out, const sy_all_to_all_options* options) {
-  return called(exchange, [&](LowLatencyState& s) {
+  return collective_on(exchange, "exchange", [&] {
     RowFunction function;
-    s.exchange.moe_all_to_all(to_rows(x, "x"), to_ids(ids), out, to_options(options, function));
+    exchange->state->object.moe_all_to_all(to_rows(x, "x"), to_ids(ids), out, to_options(options, function));
   });
 }
 
@@ -293,7 +270,7 @@ switchyard_code_t sy_low_latency_last_call(const sy_low_latency* exchange, sy_ca
   return guarded([&] {
     require(exchange, "exchange");
     check_struct(statistics, sizeof *statistics, "statistics");
-    write_statistics(statistics, exchange->state->exchange.last_call());
+    write_statistics(statistics, exchange->state->object.last_call());
   });
 }
 

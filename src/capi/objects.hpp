@@ -13,11 +13,15 @@
 
 namespace switchyard::detail {
 
-struct ExchangeState {
-  ExchangeState(std::shared_ptr<Group> g, const NormalConfig& config) : group(std::move(g)), exchange(*group, config) {}
+/// An object of a mode, with the group that it needs.
+template <class T>
+struct Grouped {
+  template <class Config>
+  Grouped(std::shared_ptr<Group> g, const Config& config) : group(std::move(g)), object(*group, config) {}
   std::shared_ptr<Group> group;
-  NormalExchange exchange;
+  T object;
 };
+using ExchangeState = Grouped<NormalExchange>;
 
 /// NULL for an empty array, whatever its container keeps as address.
 template <class Array>
@@ -64,6 +68,32 @@ struct sy_storage {
 // NOLINTEND(readability-identifier-naming)
 
 namespace switchyard::detail {
+
+inline Group& group_of(const sy_group& group) { return *group.group; }
+/// Of what holds a Grouped as `state`.
+template <class Object>
+Group& group_of(const Object& object) {
+  return *object.state->group;
+}
+
+/// Runs the body of a collective call on `object`. If that is NULL, nobody but the caller can be told.
+template <class Object, class Body>
+switchyard_code_t collective_on(Object* object, const char* name, Body&& body) noexcept {
+  if (!object) return guarded([&] { require(nullptr, name); });
+  return collective(group_of(*object), std::forward<Body>(body));
+}
+
+/// Collective. Makes what `*out`, called `name`, points to: `make()` is its state.
+template <class Object, class Make>
+switchyard_code_t create(sy_group* group, const char* name, Object** out, Make&& make) noexcept {
+  if (out) *out = nullptr;
+  return collective_on(group, "group", [&] {
+    require(out, name);
+    auto made = std::make_unique<Object>();
+    made->state = make();
+    *out = made.release();
+  });
+}
 
 template <class T>
 struct Stored final : sy_storage {
