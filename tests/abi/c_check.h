@@ -14,6 +14,32 @@ void check_report(int ok, const char* file, int line, const char* text);
 #define CHECK_FAILS(call, code, word) \
   check_report((call) == (code) && strstr(sy_last_error(), word) != NULL, __FILE__, __LINE__, #call ": " #code ", '" word "'")
 
+/* Views of float32 rows and of int32 ids. */
+static inline sy_const_row_view view_of_rows(const float* data, int64_t rows, int64_t cols) {
+  sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  v.data = data;
+  v.rows = rows;
+  v.cols = cols;
+  v.dtype = SWITCHYARD_DTYPE_F32;
+  return v;
+}
+static inline sy_expert_ids view_of_ids(const int32_t* data, int64_t tokens, int32_t topk) {
+  sy_expert_ids v = SWITCHYARD_EXPERT_IDS_INIT;
+  v.data = data;
+  v.tokens = tokens;
+  v.topk = topk;
+  return v;
+}
+
+/* Of a group whose calls must succeed. */
+static inline sy_group_options patient_options(size_t heap_bytes) {
+  sy_group_options o = SWITCHYARD_GROUP_OPTIONS_INIT;
+  o.heap_bytes = heap_bytes;
+  o.timeout_ms = 20000;
+  o.num_warps = 2;
+  return o;
+}
+
 /* Runs `body(rank, group)` on two threads, each a rank of one group. In c_consumer.c. */
 void run_two_ranks(void (*body)(int rank, sy_group* group), const sy_group_options* options);
 

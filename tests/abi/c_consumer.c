@@ -42,15 +42,8 @@ static void make_input(Input* in, int rank, float offset) {
     for (int j = 0; j < kHidden; ++j) in->x[t * kHidden + j] = value(rank, t, j) + offset;
     for (int k = 0; k < kTopk; ++k) in->weights[t * kTopk + k] = weight(rank, t, k);
   }
-  in->rows = (sy_const_row_view)SWITCHYARD_CONST_ROW_VIEW_INIT;
-  in->rows.data = in->x;
-  in->rows.rows = kTokens[rank];
-  in->rows.cols = kHidden;
-  in->rows.dtype = SWITCHYARD_DTYPE_F32;
-  in->ids = (sy_expert_ids)SWITCHYARD_EXPERT_IDS_INIT;
-  in->ids.data = kIds[rank];
-  in->ids.tokens = kTokens[rank];
-  in->ids.topk = kTopk;
+  in->rows = view_of_rows(in->x, kTokens[rank], kHidden);
+  in->ids = view_of_ids(kIds[rank][0], kTokens[rank], kTopk);
 }
 
 static sy_normal_config make_config(sy_layout layout, sy_staging staging) {
@@ -437,10 +430,7 @@ static void options_of_dispatch(int rank_here, sy_group* group) {
 }
 
 int main(void) {
-  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
-  options.heap_bytes = 1 << 20;
-  options.timeout_ms = 20000;
-  options.num_warps = 2;
+  const sy_group_options options = patient_options(1 << 20);
   for (int run = 0; run < 4; ++run) {
     staging_of_run = run / 2 ? SWITCHYARD_STAGING_RING : SWITCHYARD_STAGING_DIRECT;
     layout_of_run = run % 2 ? SWITCHYARD_LAYOUT_EXPERT_MAJOR : SWITCHYARD_LAYOUT_RANK_MAJOR;

@@ -33,22 +33,8 @@ static sy_group_options small(int64_t timeout_ms) {
 static const float kRows[kTokens * kHidden] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 static const int32_t kIds[kTokens] = {0, 1};
 
-static sy_const_row_view rows_view(void) {
-  sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
-  v.data = kRows;
-  v.rows = kTokens;
-  v.cols = kHidden;
-  v.dtype = SWITCHYARD_DTYPE_F32;
-  return v;
-}
-
-static sy_expert_ids ids_view(void) {
-  sy_expert_ids v = SWITCHYARD_EXPERT_IDS_INIT;
-  v.data = kIds;
-  v.tokens = kTokens;
-  v.topk = 1;
-  return v;
-}
+static sy_const_row_view rows_view(void) { return view_of_rows(kRows, kTokens, kHidden); }
+static sy_expert_ids ids_view(void) { return view_of_ids(kIds, kTokens, 1); }
 
 // A group of one rank, for what needs no peer.
 static sy_group* alone(void) {

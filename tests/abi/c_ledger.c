@@ -7,7 +7,7 @@
 #include "c_check.h"
 #include "switchyard/c/ledger.h"
 
-enum { kWorld = 2, kHidden = 20, kExperts = 3, kTopk = 2, kTokens = 2, kPadded = 16, kRows = 3 };
+enum { kWorld = 2, kHidden = 20, kExperts = 3, kTopk = 2, kTokens = 2, kPadded = 16 };
 
 // Rank 0 holds experts 0 and 1, rank 1 holds expert 2.
 static const int32_t kIds[kWorld][kTokens][kTopk] = {{{0, 2}, {1, -1}}, {{2, 1}, {2, 0}}};
@@ -98,12 +98,8 @@ static void combines(int rank, sy_group* group) {
   CHECK(tokens == kTokens && rows == (rank == 0 ? 4 : 3) && returned == (rank == 0 ? 3 : 4));
 
   float experts[4 * kHidden], probs[kTokens * kTopk], out[kTokens * kHidden];
-  sy_const_row_view y = SWITCHYARD_CONST_ROW_VIEW_INIT;
-  y.rows = make_expert_rows(rank, experts);
-  CHECK(y.rows == rows);
-  y.data = experts;
-  y.cols = kHidden;
-  y.dtype = SWITCHYARD_DTYPE_F32;
+  CHECK(make_expert_rows(rank, experts) == rows);
+  const sy_const_row_view y = view_of_rows(experts, rows, kHidden);
   for (int f = 0; f < kTokens * kTopk; ++f) probs[f] = prob(rank, f / kTopk, f % kTopk);
   const sy_ledger_combine_options options = SWITCHYARD_LEDGER_COMBINE_OPTIONS_INIT;
   for (int turn = 0; turn < 4; ++turn) {
@@ -138,15 +134,8 @@ static void from_a_dispatch(int rank, sy_group* group) {
   config.row_type = SWITCHYARD_DTYPE_F32;
   config.layout = SWITCHYARD_LAYOUT_EXPERT_MAJOR;
   float x[kTokens * kHidden] = {0};
-  sy_const_row_view rows = SWITCHYARD_CONST_ROW_VIEW_INIT;
-  rows.data = x;
-  rows.rows = kTokens;
-  rows.cols = kHidden;
-  rows.dtype = SWITCHYARD_DTYPE_F32;
-  sy_expert_ids ids = SWITCHYARD_EXPERT_IDS_INIT;
-  ids.data = kIds[rank];
-  ids.tokens = kTokens;
-  ids.topk = kTopk;
+  const sy_const_row_view rows = view_of_rows(x, kTokens, kHidden);
+  const sy_expert_ids ids = view_of_ids(kIds[rank][0], kTokens, kTopk);
   sy_exchange* exchange = NULL;
   sy_dispatched* dispatched = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
@@ -181,13 +170,12 @@ static void different_ledgers(int rank, sy_group* group) {
   CHECK_OK(sy_ledger_combine_create(group, &config, &combine));
   CHECK_OK(sy_ledger_combine_prepare(combine, &ledger, &prepared));
   float experts[4 * kHidden] = {0}, out[kTokens * kHidden];
-  sy_const_row_view y = SWITCHYARD_CONST_ROW_VIEW_INIT;
-  y.data = experts;
-  y.rows = 4;
-  y.cols = kHidden;
-  y.dtype = SWITCHYARD_DTYPE_F32;
+  const sy_const_row_view y = view_of_rows(experts, 4, kHidden);
   const switchyard_code_t code = sy_ledger_combine_run(combine, &y, NULL, prepared, out, NULL);
-  CHECK(code == SWITCHYARD_MISMATCH || code == SWITCHYARD_PEER_FAILED);
+  int32_t failed = -1;
+  switchyard_code_t reason = code;  // found here, or told by the other rank, which found it
+  if (code == SWITCHYARD_PEER_FAILED) CHECK_OK(sy_last_peer_failure(&failed, &reason));
+  CHECK(reason == SWITCHYARD_MISMATCH && (code == reason || failed == 1 - rank));
   CHECK_OK(sy_prepared_ledger_destroy(prepared));
   CHECK_OK(sy_ledger_combine_destroy(combine));
 }
@@ -263,10 +251,7 @@ static void local_misuse(void) {
 }
 
 void run_ledger_tests(void) {
-  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
-  options.heap_bytes = 1 << 20;
-  options.timeout_ms = 20000;
-  options.num_warps = 2;
+  const sy_group_options options = patient_options(1 << 20);
   run_two_ranks(combines, &options);
   run_two_ranks(from_a_dispatch, &options);
   run_two_ranks(different_ledgers, &options);

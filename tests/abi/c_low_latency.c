@@ -30,15 +30,8 @@ static void make_input(Input* in, int rank) {
     for (int j = 0; j < kHidden; ++j) in->x[t * kHidden + j] = value(rank, t, j);
     for (int k = 0; k < kTopk; ++k) in->weights[t * kTopk + k] = weight(rank, t, k);
   }
-  in->rows = (sy_const_row_view)SWITCHYARD_CONST_ROW_VIEW_INIT;
-  in->rows.data = in->x;
-  in->rows.rows = kTokens[rank];
-  in->rows.cols = kHidden;
-  in->rows.dtype = SWITCHYARD_DTYPE_F32;
-  in->ids = (sy_expert_ids)SWITCHYARD_EXPERT_IDS_INIT;
-  in->ids.data = kIds[rank];
-  in->ids.tokens = kTokens[rank];
-  in->ids.topk = kTopk;
+  in->rows = view_of_rows(in->x, kTokens[rank], kHidden);
+  in->ids = view_of_ids(kIds[rank][0], kTokens[rank], kTopk);
   in->options = (sy_low_latency_dispatch_options)SWITCHYARD_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
   in->options.weights = in->weights;
 }
@@ -81,12 +74,8 @@ static void destroy_objects(Objects* o) {
 }
 
 static sy_const_row_view answers(const Objects* o) {
-  sy_const_row_view y = SWITCHYARD_CONST_ROW_VIEW_INIT;
-  y.data = o->y.data;
-  y.rows = o->y.rows;
-  y.cols = o->y.cols;
-  y.dtype = o->y.dtype;
-  return y;
+  CHECK(o->y.dtype == SWITCHYARD_DTYPE_F32 && o->y.rows == o->view.x_rows && o->y.cols == kHidden);
+  return view_of_rows(o->y.data, o->y.rows, o->y.cols);
 }
 
 // Rows of `source` for global expert `expert`, if it has so many tokens: distinct tokens that name it.
@@ -355,6 +344,10 @@ static void local_misuse(void) {
   config.scale_group = 48;
   config.scales = SWITCHYARD_SCALE_UE8M0;
   CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "scale_group");
+  CHECK_FAILS(sy_low_latency_scale_row_bytes(&config, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->scale_group = 48");
+  config.scale_group = 32;
+  CHECK_OK(sy_low_latency_scale_row_bytes(&config, &bytes));
+  CHECK(bytes == 16);  // 12 bytes, padded
   config.struct_size = 3;
   CHECK_FAILS(sy_low_latency_heap_bytes_for(&config, kWorld, &bytes), SWITCHYARD_INVALID_ARGUMENT, "config->struct_size = 3");
 
@@ -375,12 +368,9 @@ static void local_misuse(void) {
 }
 
 void run_low_latency_tests(void) {
-  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
-  sy_group_options options = SWITCHYARD_GROUP_OPTIONS_INIT;
+  const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_NONE);  // the larger rows
+  sy_group_options options = patient_options(0);
   CHECK_OK(sy_low_latency_heap_bytes_for(&config, kWorld, &options.heap_bytes));
-  options.heap_bytes *= 4;
-  options.timeout_ms = 20000;
-  options.num_warps = 2;
   run_two_ranks(whole_calls, &options);
   run_two_ranks(halves, &options);
   run_two_ranks(quantised, &options);
