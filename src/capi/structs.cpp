@@ -72,6 +72,11 @@ static_assert(SWITCHYARD_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_ra
               SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route));
 static_assert(SWITCHYARD_MAX_RANKS == kMaxRanks && SWITCHYARD_MAX_TOPK == kMaxTopk && SWITCHYARD_SCALE_GROUP == kScaleGroup);
 
+bool to_bool(const char* name, int32_t value) {
+  require_range(name, value, 0, 1);
+  return value != 0;
+}
+
 std::chrono::milliseconds to_ms(const char* name, int64_t value) {
   require_range(name, value, 1, INT32_MAX);
   return std::chrono::milliseconds(value);
@@ -115,10 +120,6 @@ bool is_valid_struct(const void* given, size_t known) noexcept {
 Backend to_backend(const char* name, sy_backend backend) { return to_enum(name, backend, Backend::cuda); }
 DType to_dtype(const char* name, sy_dtype type) { return to_enum(name, type, DType::fp8_e4m3); }
 ScaleKind to_scale_kind(const char* name, sy_scale_kind kind) { return to_enum(name, kind, ScaleKind::ue8m0); }
-bool to_bool(const char* name, int32_t value) {
-  require_range(name, value, 0, 1);
-  return value != 0;
-}
 
 void write_requirement(sy_memory_requirement* to, const MemoryRequirement& from) {
   write_struct(to, sy_memory_requirement{sizeof(sy_memory_requirement), from.control_bytes, from.pool_bytes, from.ring_bytes,

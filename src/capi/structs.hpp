@@ -53,7 +53,6 @@ ExpertIds to_ids(const sy_expert_ids* ids);
 Backend to_backend(const char* name, sy_backend backend);
 DType to_dtype(const char* name, sy_dtype type);
 ScaleKind to_scale_kind(const char* name, sy_scale_kind kind);
-bool to_bool(const char* name, int32_t value);
 /// An enumeration whose values are 0 to `last`.
 template <class E>
 E to_enum(const char* name, int32_t value, E last) {
