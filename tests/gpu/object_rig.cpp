@@ -16,7 +16,9 @@ size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 constexpr size_t kArenaBytes = size_t{128} << 20;
 
-/// Kept by rank until the process ends: an allocation, or a new stream, may wait for another rank's kernel.
+/// Kept by rank until the process ends: an allocation, or a new stream, may wait for another rank's kernel. `copies` is shared
+/// by the ranks of a GPU: eight ranks with three streams each leave few of its 32 queues, and none of them may have two
+/// streams.
 struct Lasting {
   std::byte* arena = nullptr;
   cudaStream_t streams[Station::kStreams] = {}, copies = nullptr;
@@ -26,12 +28,17 @@ struct Lasting {
 Lasting& lasting(int rank) {
   static std::mutex mutex;
   static auto* all = new std::map<int, Lasting>;
+  static auto* copies = new std::map<int, cudaStream_t>;
   const std::lock_guard lock(mutex);
   Lasting& mine = (*all)[rank];
   if (mine.arena) return mine;
   must(cudaMalloc(reinterpret_cast<void**>(&mine.arena), kArenaBytes), "cudaMalloc");
   for (cudaStream_t& s : mine.streams) must(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "cudaStreamCreate");
-  must(cudaStreamCreateWithFlags(&mine.copies, cudaStreamNonBlocking), "cudaStreamCreate");
+  int device = 0;
+  must(cudaGetDevice(&device), "cudaGetDevice");
+  cudaStream_t& shared = (*copies)[device];
+  if (!shared) must(cudaStreamCreateWithFlags(&shared, cudaStreamNonBlocking), "cudaStreamCreate");
+  mine.copies = shared;
   must(cudaHostAlloc(reinterpret_cast<void**>(&mine.words), 256, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
   for (cudaStream_t s : mine.streams) {  // first launches
     CopyList list;

@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "exchange/cuda/cuda_normal.hpp"
 #include "exchange/cuda/ledger_launch.hpp"
 #include "exchange/cuda/low_latency_launch.hpp"
 #include "exchange/exchange_base.hpp"
+#include "heap/cuda/copy_stream.hpp"
 #include "heap/cuda/device_guard.hpp"
 #include "heap/cuda/device_memory.hpp"
 #include "switchyard/status.hpp"
@@ -30,39 +29,6 @@ void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();
   throw Error(ErrorCode::system, std::string(what) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")");
-}
-
-namespace {
-
-struct StreamPool {
-  std::mutex mutex;
-  std::map<int, std::vector<cudaStream_t>> free;
-};
-StreamPool& stream_pool() {
-  static auto* pool = new StreamPool;  // outlives every group, also static ones
-  return *pool;
-}
-
-}  // namespace
-
-cudaStream_t take_stream(int device) {
-  StreamPool& pool = stream_pool();
-  const std::lock_guard lock(pool.mutex);
-  auto& free = pool.free[device];
-  cudaStream_t stream = nullptr;
-  if (free.empty()) {
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  } else {
-    stream = free.back();
-    free.pop_back();
-  }
-  return stream;
-}
-
-void give_stream(int device, cudaStream_t stream) noexcept {
-  StreamPool& pool = stream_pool();
-  const std::lock_guard lock(pool.mutex);
-  pool.free[device].push_back(stream);
 }
 
 DeviceMemory::DeviceMemory(size_t bytes, cudaStream_t stream) {
@@ -88,7 +54,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
   cudaDeviceProp properties{};
   check_cuda(cudaGetDeviceProperties(&properties, device()), "device properties");
   name_ = properties.name;
-  copies_ = take_stream(device());
+  copies_ = detail::copy_stream();
   check_cuda(cudaHostRegister(control_, kControlBytes, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister");
   void* mapped = nullptr;
   check_cuda(cudaHostGetDevicePointer(&mapped, control_, 0), "cudaHostGetDevicePointer");
@@ -132,7 +98,6 @@ CudaRank::~CudaRank() {
     const DeviceGuard guard(device());
     cudaStreamSynchronize(copies_);
     if (captured_) cudaDeviceSynchronize();  // replays use what is freed now; their waits have deadlines
-    give_stream(device(), copies_);
     cudaHostUnregister(control_);
     counters_ = DeviceMemory();
   } catch (const Error&) {

@@ -18,12 +18,6 @@
 
 namespace switchyard::detail {
 
-/// Streams that do not synchronise with the legacy default stream, kept for the life of the process: a driver maps streams to a
-/// few queues in the order of their creation, and one that is made anew for every group may come to share a queue with a kernel
-/// that waits for it (ranks of one process on one GPU).
-cudaStream_t take_stream(int device);
-void give_stream(int device, cudaStream_t stream) noexcept;
-
 class CudaRank final : public DeviceRank {
  public:
   /// `ranks_here`: ranks of the group on this GPU.
@@ -66,7 +60,7 @@ class CudaRank final : public DeviceRank {
   std::weak_ptr<CudaRank*> token() const { return self_; }
   /// A call was captured: graphs may still run when the group goes.
   void note_capture() { captured_ = true; }
-  /// For copies of the host's own: never behind a kernel.
+  /// copy_stream() of its device.
   cudaStream_t copy_stream() const { return copies_; }
 
  private:

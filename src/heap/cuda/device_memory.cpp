@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "heap/cuda/copy_stream.hpp"
 #include "heap/cuda/device_guard.hpp"
 #include "heap/cuda/driver.cuh"
 #include "heap/memory_limits.hpp"
@@ -47,18 +48,7 @@ std::string pci_of(int device) {
   return text;
 }
 
-class Stream {
- public:
-  Stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-  ~Stream() { cudaStreamDestroy(stream_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  cudaStream_t get() const { return stream_; }
-  void finish(const char* what) const { check(cudaStreamSynchronize(stream_), what); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
+void finish(const char* what) { check(cudaStreamSynchronize(copy_stream()), what); }
 
 }  // namespace
 
@@ -251,21 +241,18 @@ void check_peer_access(int device, int peer) {
 // ---- host access ----
 
 void fill_zero(std::byte* data, size_t bytes) {
-  const Stream stream;
-  check(cudaMemsetAsync(data, 0, bytes, stream.get()), "cudaMemsetAsync of a heap segment");
-  stream.finish("clearing a heap segment");
+  check(cudaMemsetAsync(data, 0, bytes, copy_stream()), "cudaMemsetAsync of a heap segment");
+  finish("clearing a heap segment");
 }
 
 void copy_to_host(void* to, const std::byte* from, size_t bytes) {
-  const Stream stream;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream.get()), "cudaMemcpyAsync to host");
-  stream.finish("copying heap memory to the host");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, copy_stream()), "cudaMemcpyAsync to host");
+  finish("copying heap memory to the host");
 }
 
 void copy_to_device(std::byte* to, const void* from, size_t bytes) {
-  const Stream stream;
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream.get()), "cudaMemcpyAsync to device");
-  stream.finish("restoring heap memory from the host");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, copy_stream()), "cudaMemcpyAsync to device");
+  finish("restoring heap memory from the host");
 }
 
 }  // namespace switchyard::detail
