@@ -265,6 +265,7 @@ static void low_latency(const Rank* me) {
   CHECK_OK(sy_low_latency_combine(exchange, &y, output, me->out[1], &back));
   CHECK_OK(sy_low_latency_dispatch_send(exchange, &me->rows, &me->expert_ids, output, &to));
   CHECK_OK(sy_low_latency_receive(exchange));
+  back.order = SWITCHYARD_ORDER_PER_ROUTE;
   back.expert_scale = me->factors;
   CHECK_OK(sy_low_latency_combine_send(exchange, &y, output, me->out[2], &back));
   CHECK_OK(sy_low_latency_receive(exchange));

@@ -107,7 +107,10 @@ TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
 }
 
 /// Handles of streams that are equal although the streams are not.
-TEST_P(QueuedCalls, OfThreadsOnTheirOwnDefaultStreams) {
+/// With the station's streams, two default streams for each of 8 ranks would be more streams than the GPU has queues.
+class CallsOfThreads : public testing::TestWithParam<int> {};
+
+TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
   StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
   c.plan.lanes = 2;
   on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
@@ -130,6 +133,9 @@ TEST_P(QueuedCalls, OfThreadsOnTheirOwnDefaultStreams) {
     expect_verdict(me, streamed, streamed.judged(), true);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Gpu, CallsOfThreads, testing::Values(1, 2, 4),
+                         [](const auto& w) { return "W" + std::to_string(w.param); });
 
 // --- Graphs
 
