@@ -2,7 +2,8 @@
 // The C ABI on a GPU, from C11 through the shared library: two ranks are two threads that share it, each with a stream of its
 // own. Values are small multiples of a quarter, so that every sum is exact; expected ones come from the loops in this file.
 //
-// Nothing is allocated or copied while a rank may wait for the other: all memory is there, and written, before the first call.
+// Nothing is allocated or copied while a rank may wait for the other: all memory is there, and written, and all streams have
+// been used before the first call.
 #define _POSIX_C_SOURCE 200809L  // setenv
 #include <cuda_runtime_api.h>
 #include <pthread.h>
@@ -26,7 +27,10 @@ static int owner(int32_t expert) { return valid(expert) ? expert == 2 : -1; }
 static int32_t first_of(int rank) { return rank == 0 ? 0 : 2; }
 static int32_t experts_of(int rank) { return rank == 0 ? 2 : 1; }
 static float value(int rank, int64_t token, int column) { return (float)(16 * rank + 4 * (int)token + column % 7 + 1); }
-static float weight(int rank, int64_t f) { return (float)(1 + rank + f / kTopk + 2 * (f % kTopk)) * 0.25f; }
+static float weight(int rank, int64_t f) {
+  const int64_t token = f / kTopk, k = f % kTopk;
+  return (float)(1 + rank + token + 2 * k) * 0.25f;
+}
 
 static atomic_int passed, failed;
 
@@ -68,6 +72,8 @@ static void make_inputs(Rank* me) {
   me->ids = on_gpu(kIds[me->rank], sizeof kIds[me->rank]);
   memset(x, 0xff, sizeof x);
   for (int i = 0; i < 4; ++i) me->out[i] = on_gpu(x, sizeof x);
+  CHECK(cudaMemsetAsync(me->out[0], 0xff, sizeof x, me->stream) == cudaSuccess);
+  CHECK(cudaStreamSynchronize(me->stream) == cudaSuccess);
   me->rows = view_of_rows(me->x, kTokens[me->rank], kHidden);
   me->expert_ids = view_of_ids(me->ids, kTokens[me->rank], kTopk);
 }
