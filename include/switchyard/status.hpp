@@ -50,6 +50,7 @@ struct WaitReport {
   uint64_t expected = 0;  ///< smallest flag word that would have ended the wait
   uint64_t seen = 0;      ///< last flag word read
   double waited_ms = 0;
+  const char* advice = "";  ///< what else may be the cause, where this group makes it likely
 };
 
 /// A wait passed its deadline. The group is unusable afterwards: destroy it and form a new one.

@@ -27,6 +27,7 @@ std::string describe_timeout(const WaitReport& report) {
                      waited + " for flag '" + report.site + "' of " + awaited + ", which should be " +
                      describe_word(report.expected) + " or later but was " + describe_word(report.seen);
   text += "; " + awaited + " is late, stuck or made a different call, and the group cannot be used any more";
+  if (*report.advice != '\0') text += std::string(". ") + report.advice;
   return text;
 }
 

@@ -169,6 +169,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   report.expected = fault.expected;
   report.seen = fault.seen;
   report.waited_ms = static_cast<double>(fault.waited_ns) * 1e-6;
+  if (device) report.advice = device->advice();
   throw PeerTimeout(report);
 }
 

@@ -35,6 +35,13 @@ int slowest(const Group& group) {
   return static_cast<int>(longest - waits.begin());
 }
 
+/// Rank r lives on GPU r modulo their number.
+bool shares_its_gpu(const Station& me) {
+  int gpus = 0;
+  must(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
+  return me.rank() >= gpus || me.rank() + gpus < me.world();
+}
+
 // --- A rank that never enqueues
 
 enum class Missing { dispatch, cached, combine };
@@ -80,6 +87,7 @@ TEST_P(SilentGpuRank, OthersReportItInFull) {
         me.f.check(o.report.waited_ms > kDeadlineMs / 2 && o.report.waited_ms < kDeadlineMs * 5,
                    "waited " + std::to_string(o.report.waited_ms) + " ms of a deadline of 1000 ms");
         me.f.check(o.text.find("rank " + std::to_string(kSilent)) != std::string::npos, o.text);
+        me.f.check((o.text.find("CUDA_DEVICE_MAX_CONNECTIONS") != std::string::npos) == shares_its_gpu(me), o.text);
         me.f.equal(kSilent, slowest(me.group), "slowest rank by wait_statistics");
       }
       me.gather();

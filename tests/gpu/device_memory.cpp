@@ -25,6 +25,8 @@ class CudaMemory final : public DeviceMemory {
     check(cudaSetDevice(device), "cudaSetDevice");
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(reinterpret_cast<void**>(&arena_), kArenaBytes), "cudaMalloc");
+    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels: not in a call
+    check(cudaStreamSynchronize(stream_), "cudaMemset");
   }
   ~CudaMemory() override {
     cudaSetDevice(device_);

@@ -32,7 +32,7 @@ void run_threads(std::vector<std::unique_ptr<Bootstrap>>& links, const Body& bod
 // ---- error texts ----
 
 TEST(Errors, TimeoutTellsTheWholeStoryInFlagWordsOfTheArchLayer) {
-  WaitReport report{"dispatch", "rows", 17, 2, 5, flag_word(17, 3), flag_word(16, 9), 30000.4};
+  WaitReport report{"dispatch", "rows", 17, 2, 5, flag_word(17, 3), flag_word(16, 9), 30000.4, ""};
   const std::string text = PeerTimeout(report).what();
   for (const char* part :
        {"dispatch", "call 17", "rank 2", "30000 ms", "'rows'", "rank 5", "epoch 17 with value 3", "epoch 16 with value 9"}) {
@@ -40,6 +40,8 @@ TEST(Errors, TimeoutTellsTheWholeStoryInFlagWordsOfTheArchLayer) {
   }
   report.seen = 0;
   EXPECT_NE(std::string(PeerTimeout(report).what()).find("never raised"), std::string::npos);
+  report.advice = "Or it is asleep";
+  EXPECT_NE(std::string(PeerTimeout(report).what()).find("any more. Or it is asleep"), std::string::npos);
 }
 
 TEST(Errors, FailureNamesRankReasonAndContext) {

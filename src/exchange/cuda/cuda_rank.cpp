@@ -41,8 +41,8 @@ DeviceMemory::~DeviceMemory() {
   if (data_) cudaFree(data_);
 }
 
-CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here)
-    : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here) {
+CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads)
+    : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here), threads_(threads) {
   const DeviceGuard guard(device());
   int shared = 0;
   check_cuda(cudaDeviceGetAttribute(&limits_.multiprocessors, cudaDevAttrMultiProcessorCount, device()), "device attribute");
@@ -117,6 +117,13 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.waits = waits_;
   call.device_trace = tracing_.trace();
   return call;
+}
+
+const char* CudaRank::advice() const noexcept {
+  if (!threads_ || ranks_here_ == 1) return "";
+  return "Or it could not begin: ranks that are threads of one process share this GPU. Each needs streams of its own, all used "
+         "before the first call, no more of them together than CUDA_DEVICE_MAX_CONNECTIONS (set it to 32 before CUDA starts). "
+         "And no rank may allocate, free or load a kernel while another's waits";
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {
@@ -260,7 +267,8 @@ DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   bootstrap.all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
   parts.control = SymmetricHeap::create(bootstrap, kControlBytes, options.rendezvous_timeout);
   auto heap = CudaHeap::create(bootstrap, options.heap_bytes, device, options.rendezvous_timeout);
-  parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)));
+  parts.rank =
+      std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)), false);
   parts.heap = std::move(heap);
   bootstrap.barrier(options.rendezvous_timeout);  // no kernel waits for a peer that still allocates
   return parts;
@@ -275,7 +283,7 @@ std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& optio
   for (size_t r = 0; r < parts.size(); ++r) {
     parts[r].control = std::move(controls[r]);
     parts[r].rank = std::make_unique<CudaRank>(*heaps[r], *parts[r].control,
-                                               static_cast<int>(std::count(devices.begin(), devices.end(), devices[r])));
+                                               static_cast<int>(std::count(devices.begin(), devices.end(), devices[r])), true);
     parts[r].heap = std::move(heaps[r]);
   }
   return parts;

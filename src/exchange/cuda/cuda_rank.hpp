@@ -20,11 +20,12 @@ namespace switchyard::detail {
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_here`: ranks of the group on this GPU.
-  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here);
+  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process.
+  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
+  const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
   void raise_soft_fault(const char* context) override;
   std::vector<WaitCounter> wait_counters() const override;
@@ -73,6 +74,7 @@ class CudaRank final : public DeviceRank {
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;
   int ranks_here_;
+  bool threads_;
   std::string name_;
   DeviceLimits limits_;
   DeviceMemory counters_;          ///< fault claims, a word that is never 0, distances, wait counters
