@@ -107,6 +107,18 @@ static void check_sums(const Rank* me, const float* device, int weighted, int sc
 
 // ---- Normal mode and the ledger ----
 
+static sy_normal_config normal_config(sy_layout layout, int32_t alignment) {
+  sy_normal_config c = SWITCHYARD_NORMAL_CONFIG_INIT;
+  c.hidden = kHidden;
+  c.max_tokens = kMaxTokens;
+  c.num_experts = kExperts;
+  c.topk = kTopk;
+  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.layout = layout;
+  c.expert_alignment = alignment;
+  return c;
+}
+
 // By (expert, source, token), each expert's rows padded with zeros.
 static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
   sy_counts counts = SWITCHYARD_COUNTS_INIT;
@@ -134,14 +146,7 @@ static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
 }
 
 static void normal(const Rank* me, sy_layout layout) {
-  sy_normal_config config = SWITCHYARD_NORMAL_CONFIG_INIT;
-  config.hidden = kHidden;
-  config.max_tokens = kMaxTokens;
-  config.num_experts = kExperts;
-  config.topk = kTopk;
-  config.row_type = SWITCHYARD_DTYPE_F32;
-  config.layout = layout;
-  config.expert_alignment = layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR ? kAlignment : 1;
+  const sy_normal_config config = normal_config(layout, layout == SWITCHYARD_LAYOUT_EXPERT_MAJOR ? kAlignment : 1);
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(me->group, &config, &exchange));
 
@@ -175,17 +180,16 @@ static void normal(const Rank* me, sy_layout layout) {
 
 // The ledger of an expert-major dispatch, its rows as the experts' answers.
 static void ledger(const Rank* me) {
-  sy_normal_config normal_config = SWITCHYARD_NORMAL_CONFIG_INIT;
+  const sy_normal_config by_expert = normal_config(SWITCHYARD_LAYOUT_EXPERT_MAJOR, 1);
   sy_ledger_config config = SWITCHYARD_LEDGER_CONFIG_INIT;
-  normal_config.hidden = config.hidden = kHidden;
-  normal_config.max_tokens = config.max_tokens = kMaxTokens;
-  normal_config.num_experts = config.num_experts = kExperts;
-  normal_config.topk = config.topk = kTopk;
-  normal_config.row_type = config.row_type = SWITCHYARD_DTYPE_F32;
-  normal_config.layout = SWITCHYARD_LAYOUT_EXPERT_MAJOR;
+  config.hidden = kHidden;
+  config.max_tokens = kMaxTokens;
+  config.num_experts = kExperts;
+  config.topk = kTopk;
+  config.row_type = SWITCHYARD_DTYPE_F32;
   sy_exchange* exchange = NULL;
   sy_ledger_combine* combine = NULL;
-  CHECK_OK(sy_exchange_create(me->group, &normal_config, &exchange));
+  CHECK_OK(sy_exchange_create(me->group, &by_expert, &exchange));
   CHECK_OK(sy_ledger_combine_create(me->group, &config, &combine));
 
   sy_dispatch_options to = SWITCHYARD_DISPATCH_OPTIONS_INIT;
@@ -218,6 +222,17 @@ static void ledger(const Rank* me) {
 
 // ---- Low latency ----
 
+static sy_low_latency_config low_latency_config(void) {
+  sy_low_latency_config c = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
+  c.hidden = kHidden;
+  c.max_tokens = kMaxTokens;
+  c.num_experts = kExperts;
+  c.topk = kTopk;
+  c.row_type = SWITCHYARD_DTYPE_F32;
+  c.scales = SWITCHYARD_SCALE_NONE;
+  return c;
+}
+
 static void check_delivered(const Rank* me, const sy_low_latency_view* v) {
   const size_t experts = (size_t)experts_of(me->rank);
   CHECK(v->experts_here == experts_of(me->rank) && v->rows_per_expert == kRoom && v->x_rows == v->experts_here * kRoom);
@@ -243,13 +258,7 @@ static void check_delivered(const Rank* me, const sy_low_latency_view* v) {
 }
 
 static void low_latency(const Rank* me) {
-  sy_low_latency_config config = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
-  config.hidden = kHidden;
-  config.max_tokens = kMaxTokens;
-  config.num_experts = kExperts;
-  config.topk = kTopk;
-  config.row_type = SWITCHYARD_DTYPE_F32;
-  config.scales = SWITCHYARD_SCALE_NONE;
+  const sy_low_latency_config config = low_latency_config();
   sy_low_latency* exchange = NULL;
   sy_low_latency_output* output = NULL;
   CHECK_OK(sy_low_latency_create(me->group, &config, &exchange));
@@ -289,13 +298,7 @@ static void low_latency(const Rank* me) {
 
 // Memory that kernels cannot use is refused before anything is enqueued; the peer is told.
 static void host_pointer(const Rank* me) {
-  sy_low_latency_config config = SWITCHYARD_LOW_LATENCY_CONFIG_INIT;
-  config.hidden = kHidden;
-  config.max_tokens = kMaxTokens;
-  config.num_experts = kExperts;
-  config.topk = kTopk;
-  config.row_type = SWITCHYARD_DTYPE_F32;
-  config.scales = SWITCHYARD_SCALE_NONE;
+  const sy_low_latency_config config = low_latency_config();
   sy_low_latency* exchange = NULL;
   CHECK_OK(sy_low_latency_create(me->group, &config, &exchange));
   sy_all_to_all_options options = SWITCHYARD_ALL_TO_ALL_OPTIONS_INIT;
