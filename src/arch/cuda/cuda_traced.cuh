@@ -55,22 +55,26 @@ struct TracedArch : Base {
     }
   }
 
-  /// Costs a look into shared memory and two stores, for which nobody waits.
+  /// Costs a call, looks into shared memory and two stores, for which nobody waits.
   __device__ static void record(Warp& w, const DeviceTrace& trace, uint16_t event, uint64_t begin, uint64_t end, int64_t arg,
                                 uint32_t bytes) {
-    if (!has_track(w, trace)) return;
-    if (threadIdx.x % kLanes == 0) {
-      ptx::async_copies_wait();
-      TrackPlace& place = places()[w.warp()];
-      const TrackPlace now = place;
-      place.size = now.size + 1;
-      trace.records[track(w, trace) * trace.capacity + (now.size & (trace.capacity - 1))] = {
-          begin, end, arg, event, static_cast<uint16_t>(now.multiprocessor), bytes};
-    }
+    if (threadIdx.x % kLanes == 0) write(trace, event, begin, end, arg, bytes);
     __syncwarp();
   }
 
  private:
+  /// Of one lane. A function of its own: in line, at the end of each span, it takes registers that rows are summed in.
+  __device__ static __noinline__ void write(const DeviceTrace& trace, uint16_t event, uint64_t begin, uint64_t end, int64_t arg,
+                                            uint32_t bytes) {
+    const Warp w{Warp::Bare{}};
+    if (!has_track(w, trace)) return;
+    ptx::async_copies_wait();
+    TrackPlace& place = places()[w.warp()];
+    const TrackPlace now = place;
+    place.size = now.size + 1;
+    trace.records[track(w, trace) * trace.capacity + (now.size & (trace.capacity - 1))] = {
+        begin, end, arg, event, static_cast<uint16_t>(now.multiprocessor), bytes};
+  }
   __device__ static TrackPlace* places() {
     __shared__ TrackPlace all[32];
     return all;
