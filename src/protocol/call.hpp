@@ -142,7 +142,7 @@ class WarpSpan {
     if constexpr (requires { A::kHostTracing; })
       call_.tracer->tick_span(w_.index(), static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
     if constexpr (requires { A::kDeviceTracing; })
-      A::record(w_, call_.device_trace, static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
+      A::record(static_cast<uint16_t>(event_), begin_, time, arg_, record_bytes(bytes_));
   }
 
   typename A::Warp& w_;

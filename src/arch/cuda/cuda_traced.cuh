@@ -9,10 +9,12 @@
 
 namespace switchyard::detail {
 
-/// Where each warp of a block is in its track, while a traced kernel runs.
-struct TrackPlace {
-  uint32_t size;
-  uint32_t multiprocessor;
+/// One warp's track while a traced kernel runs, in shared memory: all that a record needs, in one load.
+struct alignas(16) OpenTrack {
+  DeviceRecord* records;    ///< its ring; null: this warp has none
+  uint32_t size;            ///< comes asynchronously
+  uint16_t multiprocessor;  ///< that this block is on
+  uint16_t log2_capacity;
 };
 
 /// When a block began, and for which launch.
@@ -30,73 +32,70 @@ struct TracedArch : Base {
   /// Cycles of this multiprocessor.
   __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
-  /// Every warp before it records: its place comes out of device memory, once. Nobody waits for it before the first record.
+  /// Every warp before it records. The size of its track comes out of device memory, once; nobody waits for it before the first
+  /// record.
   __device__ static void open_track(Warp& w, const DeviceTrace& trace, int64_t launch) {
-    if (!has_track(w, trace)) return;
     if (threadIdx.x % kLanes == 0) {
-      TrackPlace& place = places()[w.warp()];
-      ptx::async_copy(&place.size, &trace.sizes[track(w, trace)]);
-      place.multiprocessor = multiprocessor();
-      if (w.warp() == 0) *block_begin() = {ticks(), ptx::global_timer(), launch};
+      OpenTrack& mine = tracks()[w.warp()];
+      mine.records = nullptr;
+      if (trace.records != nullptr && w.block() < trace.blocks && w.warp() < trace.warps) {
+        const int64_t index = index_of(w, trace);
+        mine.records = trace.records + index * trace.capacity;
+        mine.multiprocessor = multiprocessor();
+        mine.log2_capacity = static_cast<uint16_t>(31 - __clz(static_cast<int>(trace.capacity)));
+        ptx::async_copy(&mine.size, &trace.sizes[index]);
+        if (w.warp() == 0) *block_begin() = {ticks(), ptx::global_timer(), launch};
+      }
     }
     __syncwarp();
   }
   /// Every warp when it records no more. One of each block leaves two anchors: when the kernel began, and now.
   __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
-    if (!has_track(w, trace)) return;
+    if (threadIdx.x % kLanes != 0 || tracks()[w.warp()].records == nullptr) return;
     if (w.warp() == 0) {
       const BlockBegin begin = *block_begin();
-      anchor(w, trace, kernel, begin.cycles, begin.timer_ns, begin.launch);
-      anchor(w, trace, kernel, ticks(), ptx::global_timer(), begin.launch);
+      anchor(kernel, begin.cycles, begin.timer_ns, begin.launch);
+      anchor(kernel, ticks(), ptx::global_timer(), begin.launch);
     }
-    if (threadIdx.x % kLanes == 0) {
-      ptx::async_copies_wait();
-      trace.sizes[track(w, trace)] = places()[w.warp()].size;
-    }
+    ptx::async_copies_wait();
+    trace.sizes[index_of(w, trace)] = tracks()[w.warp()].size;
   }
 
-  /// Costs a call, looks into shared memory and two stores, for which nobody waits.
-  __device__ static void record(Warp& w, const DeviceTrace& trace, uint16_t event, uint64_t begin, uint64_t end, int64_t arg,
-                                uint32_t bytes) {
-    if (threadIdx.x % kLanes == 0) write(trace, event, begin, end, arg, bytes);
+  /// Costs a call, a look into shared memory and stores, for which nobody waits.
+  __device__ static void record(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
+    if (threadIdx.x % kLanes == 0) write(event, begin, end, arg, bytes);
     __syncwarp();
   }
 
  private:
   /// Of one lane. A function of its own: in line, at the end of each span, it takes registers that rows are summed in.
-  __device__ static __noinline__ void write(const DeviceTrace& trace, uint16_t event, uint64_t begin, uint64_t end, int64_t arg,
-                                            uint32_t bytes) {
-    const Warp w{Warp::Bare{}};
-    if (!has_track(w, trace)) return;
+  __device__ static __noinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
+    OpenTrack& mine = tracks()[threadIdx.x / kLanes];
     ptx::async_copies_wait();
-    TrackPlace& place = places()[w.warp()];
-    const TrackPlace now = place;
-    place.size = now.size + 1;
-    trace.records[track(w, trace) * trace.capacity + (now.size & (trace.capacity - 1))] = {
-        begin, end, arg, event, static_cast<uint16_t>(now.multiprocessor), bytes};
+    const OpenTrack now = mine;
+    if (now.records == nullptr) return;
+    mine.size = now.size + 1;
+    const uint32_t place = now.size & ((1u << now.log2_capacity) - 1);
+    now.records[place] = {begin, end, arg, event, now.multiprocessor, bytes};
   }
-  __device__ static TrackPlace* places() {
-    __shared__ TrackPlace all[32];
+  __device__ static OpenTrack* tracks() {
+    __shared__ OpenTrack all[32];
     return all;
   }
   __device__ static BlockBegin* block_begin() {
     __shared__ BlockBegin begin;
     return &begin;
   }
-  __device__ static void anchor(Warp& w, const DeviceTrace& trace, Event kernel, uint64_t cycles, uint64_t timer_ns,
-                                int64_t launch) {
-    record(w, trace, DeviceRecord::kAnchor, cycles, timer_ns, launch, static_cast<uint32_t>(kernel));
+  __device__ static void anchor(Event kernel, uint64_t cycles, uint64_t timer_ns, int64_t launch) {
+    write(DeviceRecord::kAnchor, cycles, timer_ns, launch, static_cast<uint32_t>(kernel));
   }
-  __device__ static bool has_track(const Warp& w, const DeviceTrace& trace) {
-    return trace.records != nullptr && w.block() < trace.blocks && w.warp() < trace.warps;
-  }
-  __device__ static int64_t track(const Warp& w, const DeviceTrace& trace) {
+  __device__ static int64_t index_of(const Warp& w, const DeviceTrace& trace) {
     return static_cast<int64_t>(w.block()) * trace.warps + w.warp();
   }
-  __device__ static uint32_t multiprocessor() {
+  __device__ static uint16_t multiprocessor() {
     uint32_t id;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
-    return id;
+    return static_cast<uint16_t>(id);
   }
 };
 
