@@ -145,7 +145,21 @@ class LedgerCombine {
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
 
  private:
+  friend void combine_by_ledger(const ConstRows&, const float*, std::span<const std::byte>, LedgerCombine&, int64_t, void*,
+                                const LedgerCombineOptions&);
   std::unique_ptr<detail::LedgerImpl> impl_;
 };
+
+/// The operator as it is published: LedgerCombine::combine by packed tables, unpack_route_meta(route_meta, window.config(), W,
+/// rank, tokens), and by nothing else. Collective. `route_meta` lies in host memory on both backends and is the caller's again
+/// when the call returns.
+///
+/// `window`: where rows return to. That is symmetric memory of the object, which takes turns in it, and not a buffer of the
+/// caller's: design 0011 says why. The return buffer `ptrD` is window.returned() after the call.
+///
+/// On CUDA it waits and cannot be captured: prepare(unpack_route_meta(...)) once is the form for many calls.
+/// \throws as unpack_route_meta and LedgerCombine::combine; peers are told
+void combine_by_ledger(const ConstRows& expert_output, const float* probs, std::span<const std::byte> route_meta,
+                       LedgerCombine& window, int64_t tokens, void* out, const LedgerCombineOptions& options = {});
 
 }  // namespace switchyard

@@ -204,6 +204,17 @@ switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_con
   });
 }
 
+switchyard_code_t sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
+                                       size_t size, sy_ledger_combine* window, int64_t tokens, void* out,
+                                       const sy_ledger_combine_options* options) {
+  return collective_on(window, "window", [&] {
+    require(route_meta, "route_meta");
+    const std::span bytes(static_cast<const std::byte*>(route_meta), size);
+    combine_by_ledger(to_rows(expert_output, "expert_output"), probs, bytes, window->state->object, tokens, out,
+                      to_options(options));
+  });
+}
+
 switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows) {
   return guarded([&] {
     require(combine, "combine");

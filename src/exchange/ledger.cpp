@@ -44,6 +44,13 @@ PreparedLedger LedgerImpl::prepare_checked(const LedgerTables& tables) {
   return PreparedLedger(std::move(data));
 }
 
+PreparedLedger LedgerImpl::prepare_checked(std::span<const std::byte> route_meta, int64_t tokens) {
+  group_.check_usable("ledger combine");
+  LedgerTables tables;
+  checked([&] { tables = unpack_route_meta(route_meta, config, world(), rank(), tokens); });
+  return prepare_checked(tables);
+}
+
 void LedgerImpl::fill(const LedgerTables& tables, LedgerData& data) const {
   check_ledger(tables, config, world(), rank());
   data.object = id_;
@@ -107,6 +114,10 @@ void LedgerCombine::combine(const ConstRows& y, const float* probs, const Prepar
 void LedgerCombine::combine(const ConstRows& y, const float* probs, const LedgerTables& tables, void* out,
                             const LedgerCombineOptions& options) {
   impl_->combine(y, probs, impl_->prepare_checked(tables), out, options);
+}
+void combine_by_ledger(const ConstRows& y, const float* probs, std::span<const std::byte> route_meta, LedgerCombine& window,
+                       int64_t tokens, void* out, const LedgerCombineOptions& options) {
+  window.impl_->combine(y, probs, window.impl_->prepare_checked(route_meta, tokens), out, options);
 }
 ConstRows LedgerCombine::returned() const { return impl_->returned(); }
 const LedgerConfig& LedgerCombine::config() const noexcept { return impl_->config; }

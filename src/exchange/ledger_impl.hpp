@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "exchange/exchange_base.hpp"
@@ -47,6 +48,7 @@ class LedgerImpl : protected ExchangeBase {
   virtual CallStatistics last_call() = 0;
   /// prepare() as the first part of a collective call.
   PreparedLedger prepare_checked(const LedgerTables& tables);
+  PreparedLedger prepare_checked(std::span<const std::byte> route_meta, int64_t tokens);
 
   const LedgerConfig config;
 

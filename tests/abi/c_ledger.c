@@ -108,6 +108,13 @@ static void combines(int rank, sy_group* group) {
     check_sums(out, rank, turn % 2);
   }
 
+  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  CHECK_OK(sy_ledger_pack(&ledger, &config, kWorld, rank, &bytes));
+  memset(out, 0xff, sizeof out);
+  CHECK_OK(sy_combine_by_ledger(&y, probs, bytes.data, bytes.size, combine, kTokens, out, NULL));
+  check_sums(out, rank, 1);
+  CHECK_OK(sy_storage_release(bytes.storage));
+
   sy_const_row_view back = SWITCHYARD_CONST_ROW_VIEW_INIT;
   CHECK_OK(sy_ledger_combine_returned(combine, &back));
   CHECK(back.rows == returned && back.cols == kHidden && back.dtype == SWITCHYARD_DTYPE_F32);
@@ -180,6 +187,34 @@ static void different_ledgers(int rank, sy_group* group) {
   CHECK_OK(sy_ledger_combine_destroy(combine));
 }
 
+// Rank 1 gives bytes that name a row twice: it is told which, rank 0 that rank 1 failed.
+static void malformed_bytes(int rank, sy_group* group) {
+  const sy_ledger_config config = make_config();
+  const sy_ledger ledger = make_ledger(rank);
+  sy_ledger_combine* combine = NULL;
+  sy_bytes bytes = SWITCHYARD_BYTES_INIT;
+  CHECK_OK(sy_ledger_combine_create(group, &config, &combine));
+  CHECK_OK(sy_ledger_pack(&ledger, &config, kWorld, rank, &bytes));
+  int32_t copy[448 / 4];
+  CHECK(bytes.size == sizeof copy);
+  memcpy(copy, bytes.data, sizeof copy);
+  if (rank == 1) copy[128 / 4 + 1] = copy[128 / 4];  // expanded_row_idx begins at 128
+  float experts[4 * kHidden] = {0}, out[kTokens * kHidden];
+  const sy_const_row_view y = view_of_rows(experts, 4, kHidden);
+  if (rank == 1) {
+    CHECK_FAILS(sy_combine_by_ledger(&y, NULL, copy, sizeof copy, combine, kTokens, out, NULL), SWITCHYARD_INVALID_ARGUMENT,
+                "expanded_row_idx[1] = 2: route 0 has this row already");
+  } else {
+    int32_t failed = -1;
+    switchyard_code_t reason = SWITCHYARD_OK;
+    CHECK(sy_combine_by_ledger(&y, NULL, copy, sizeof copy, combine, kTokens, out, NULL) == SWITCHYARD_PEER_FAILED);
+    CHECK_OK(sy_last_peer_failure(&failed, &reason));
+    CHECK(failed == 1 && reason == SWITCHYARD_INVALID_ARGUMENT);
+  }
+  CHECK_OK(sy_storage_release(bytes.storage));
+  CHECK_OK(sy_ledger_combine_destroy(combine));
+}
+
 static void packed(void) {
   const sy_ledger_config config = make_config();
   for (int rank = 0; rank < kWorld; ++rank) {
@@ -244,6 +279,8 @@ static void local_misuse(void) {
   CHECK_FAILS(sy_ledger_combine_prepare(NULL, &ledger, &prepared), SWITCHYARD_INVALID_ARGUMENT, "combine");
   CHECK_FAILS(sy_prepared_ledger_sizes(NULL, NULL, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "prepared");
   CHECK_FAILS(sy_ledger_combine_run(NULL, NULL, NULL, NULL, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "combine");
+  CHECK_FAILS(sy_combine_by_ledger(NULL, NULL, rows, sizeof rows, NULL, kTokens, NULL, NULL), SWITCHYARD_INVALID_ARGUMENT,
+              "window");
   CHECK_FAILS(sy_ledger_combine_returned(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "combine");
   CHECK_FAILS(sy_ledger_combine_last_call(NULL, NULL), SWITCHYARD_INVALID_ARGUMENT, "combine");
   CHECK_OK(sy_ledger_combine_destroy(NULL));
@@ -255,6 +292,7 @@ void run_ledger_tests(void) {
   run_two_ranks(combines, &options);
   run_two_ranks(from_a_dispatch, &options);
   run_two_ranks(different_ledgers, &options);
+  run_two_ranks(malformed_bytes, &options);
   packed();
   local_misuse();
 }

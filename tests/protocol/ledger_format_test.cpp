@@ -116,27 +116,80 @@ TEST(LedgerFormat, ThereAndBack) {
   }
 }
 
-/// The operator, driven by nothing but bytes.
+/// Runs `body` as every rank of a group that has room for an operator of this case.
+std::vector<Outcome> ledger_outcomes(const LedgerCase& c, const std::function<void(switchyard::Group&)>& body) {
+  const int world = c.problem.world;
+  const size_t heap = switchyard::LedgerCombine::heap_bytes_for(make_config(c), world);
+  return outcomes(world, options_with(std::chrono::seconds(60), heap), body);
+}
+
+/// The operator, driven by nothing but bytes: the bits of the tables' form, twice, and the oracle's.
 TEST(LedgerFormat, CombineByPackedTables) {
   for (const int world : {1, 2, 8}) {
     const auto c = uneven_case(world);
-    const LedgerConfig config = make_config(*c);
-    const auto all =
-        outcomes(world, options_with(std::chrono::seconds(60), switchyard::LedgerCombine::heap_bytes_for(config, world)),
-                 [&](switchyard::Group& group) {
-                   switchyard::LedgerCombine ledger(group, config);
-                   LedgerRankData data(*c, group.rank(), 0);
-                   const std::vector<std::byte> bytes = switchyard::pack_route_meta(data.tables(), config, world, group.rank());
-                   const LedgerTables tables =
-                       switchyard::unpack_route_meta(bytes, config, world, group.rank(), c->problem.tokens(group.rank()));
-                   ledger.combine(data.y(), data.probs(), tables, data.out().data());
-                   Failures f;
-                   data.check_out(f);
-                   const switchyard::ConstRows returned = ledger.returned();
-                   data.check_returned(returned.data, returned.rows, f);
-                   EXPECT_FALSE(f.any()) << joined(f.take());
-                 });
+    const auto all = ledger_outcomes(*c, [&](switchyard::Group& group) {
+      switchyard::LedgerCombine ledger(group, make_config(*c));
+      LedgerRankData data(*c, group.rank(), 0);
+      ledger.combine(data.y(), data.probs(), data.tables(), data.out().data());
+      const std::vector<std::byte> by_tables = data.out();
+      std::vector<std::byte> bytes = switchyard::pack_route_meta(data.tables(), ledger.config(), world, group.rank());
+      for (int turn = 0; turn < 2; ++turn) {
+        std::fill(data.out().begin(), data.out().end(), std::byte{0xEE});
+        switchyard::combine_by_ledger(data.y(), data.probs(), bytes, ledger, c->problem.tokens(group.rank()),
+                                      data.out().data());
+        bytes.resize(bytes.size() + 100, std::byte{0xEE});  // a larger buffer
+        EXPECT_EQ(data.out(), by_tables);
+        Failures f;
+        data.check_out(f);
+        const switchyard::ConstRows returned = ledger.returned();
+        data.check_returned(returned.data, returned.rows, f);
+        EXPECT_FALSE(f.any()) << joined(f.take());
+      }
+    });
     for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
+}
+
+/// Bytes that one rank cannot use: it is told field and index, and the others that it failed.
+TEST(LedgerFormat, CombineByBytesThatAreWrong) {
+  constexpr int kWorld = 3, kBad = 2;
+  const auto c = uneven_case(kWorld);
+  const auto at = switchyard::route_meta_layout(make_config(*c), kWorld, kBad, c->problem.tokens(kBad));
+  struct Spoiled {
+    size_t begin;  ///< of the value that is overwritten
+    int32_t value;
+    int64_t more_tokens;  ///< than the rank has
+    size_t bytes;
+    const char* in_text;
+  };
+  const Spoiled cases[] = {
+      {at.peer_token_per_expert + 4 * (16 + 1), -3, 0, at.bytes, "LedgerTables::peer_token_per_expert[1][1] = -3: must be at"},
+      {at.expanded_row_idx + 4 * 2, 77, 0, at.bytes, "LedgerTables::expanded_row_idx[2] = 77: must be -1 or below"},
+      {at.cumsum_per_expert + 4 * 16, -1, 0, at.bytes, "LedgerTables::cumsum_per_expert[1][0] = -1: must be"},
+      {at.dispatch_offset, -4, 0, at.bytes, "LedgerTables::dispatch_offset[0] = -4: must be at least 0"},
+      {at.prev_sum_before_rank + 4 * 2, 99, 0, at.bytes, "LedgerTables::prev_sum_before_rank[1][0] = 99: must be"},
+      {at.dispatch_offset, 0, 0, at.bytes - 1, "route_meta.size() = "},
+      {at.dispatch_offset, 0, 100, at.bytes, "tokens = "},
+  };
+  for (const Spoiled& bad : cases) {
+    const auto all = ledger_outcomes(*c, [&](switchyard::Group& group) {
+      switchyard::LedgerCombine ledger(group, make_config(*c));
+      LedgerRankData data(*c, group.rank(), 0);
+      std::vector<std::byte> bytes = switchyard::pack_route_meta(data.tables(), ledger.config(), kWorld, group.rank());
+      int64_t tokens = c->problem.tokens(group.rank());
+      if (group.rank() == kBad) {
+        put(bytes, bad.begin, {bad.value});
+        bytes.resize(bad.bytes);
+        tokens += bad.more_tokens;
+      }
+      switchyard::combine_by_ledger(data.y(), data.probs(), bytes, ledger, tokens, data.out().data());
+    });
+    EXPECT_EQ(code_name(all[kBad].code), "invalid_argument") << all[kBad].text;
+    EXPECT_NE(all[kBad].text.find(bad.in_text), std::string::npos) << all[kBad].text;
+    for (int r = 0; r < kBad; ++r) {
+      EXPECT_EQ(code_name(all[static_cast<size_t>(r)].code), "peer_failed") << bad.in_text;
+      EXPECT_EQ(all[static_cast<size_t>(r)].failed_rank, kBad);
+    }
   }
 }
 

@@ -100,6 +100,13 @@ switchyard_code_t sy_ledger_combine_run(sy_ledger_combine* combine, const sy_con
                                         const sy_prepared_ledger* prepared, void* out,
                                         const sy_ledger_combine_options* options);
 
+/// Collective. sy_ledger_combine_run by packed tables: sy_ledger_unpack of `size` bytes at `route_meta`, in host memory on both
+/// backends, for a rank with `tokens` tokens. They are not kept. `window`: the operator, whose symmetric memory rows return to
+/// (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
+switchyard_code_t sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta,
+                                       size_t size, sy_ledger_combine* window, int64_t tokens, void* out,
+                                       const sy_ledger_combine_options* options);
+
 /// Local. This rank's return buffer as the last call left it, until its next one. CUDA: device memory; waits for the last call.
 switchyard_code_t sy_ledger_combine_returned(const sy_ledger_combine* combine, sy_const_row_view* rows);
 /// Traffic and time of this rank's last call. CUDA: waits for it.
