@@ -2,6 +2,10 @@
 // Ledger combine, cases D1 to D7, D10 and D11: returned rows and sums, bit by bit.
 //
 // Executables: ledger_threads, and (SWITCHYARD_TEST_PROCESSES) ledger_processes, label multiproc. Timeout: 120 s.
+#include <array>
+#include <map>
+#include <set>
+
 #include "protocol/acceptance.hpp"
 #include "protocol/ledger_rig.hpp"
 
@@ -52,25 +56,63 @@ TEST(Ledger, D01_TheFixturesTables) {
   EXPECT_EQ(zero.prev_sum_before_rank, (std::vector<int32_t>{0, 0, 128, 128}));
 }
 
+/// One and several workers, immediate and deferred copies. On GPUs the group does not have them.
+std::vector<Workers> kinds_of_workers() {
+  if (kBackend == switchyard::Backend::cuda) return {Workers{}};
+  return {{1, 1, false}, {2, 1, true}, {2, 2, false}, {2, 3, true}};
+}
+
+/// Which values of two draws of one case have met.
+class PairsSeen {
+ public:
+  using Draws = std::array<int, 6>;
+  void add(const Draws& draws) {
+    for (size_t a = 0; a < draws.size(); ++a) {
+      values_[a].insert(draws[a]);
+      for (size_t b = 0; b < a; ++b) pairs_[{b, a}].insert({draws[b], draws[a]});
+    }
+  }
+  void expect_all() const {
+    for (const auto& [which, met] : pairs_)
+      EXPECT_EQ(met.size(), values_[which.first].size() * values_[which.second].size()) << which.first << ", " << which.second;
+  }
+
+ private:
+  std::set<int> values_[std::tuple_size_v<Draws>];
+  std::map<std::pair<size_t, size_t>, std::set<std::pair<int, int>>> pairs_;
+};
+
+/// Type, experts and workers are drawn for each shape: no two of the six go together.
 TEST(Ledger, D03_ShapesOfAllKinds) {
   const DType types[] = {DType::f16, DType::bf16, DType::f32};
-  const Workers kinds[] = {{1, 1, false}, {2, 1, true}, {2, 2, false}, {2, 3, true}};
+  const int experts[] = {1, 2, 3, 17};
+  const std::vector<Workers> kinds = kinds_of_workers();
+  PairsSeen seen;
   int n = 0;
   for (const int world : {1, 2, 4, 8}) {
-    Cases cases;
+    std::vector<Cases> cases(kinds.size());
     for (const int64_t hidden : {64, 1000, 1024, 1100, 7168}) {
       for (const int topk : {1, 2, 8, 16, 17, 32}) {
-        const int per_rank = std::array{1, 2, 3, 17}[static_cast<size_t>(++n % 4)];
+        const auto draw = [&](uint64_t what, size_t of) { return oracle::mix(1, static_cast<uint64_t>(n), what) % of; };
+        ++n;
+        const DType type = types[draw(0, 3)];
+        const int per_rank = experts[draw(1, 4)];
+        const size_t kind = draw(2, kinds.size());
+        seen.add({world, static_cast<int>(hidden), topk, static_cast<int>(type), per_rank, static_cast<int>(kind)});
         if (kSanitizer && n % 5 != 0) continue;
         LedgerScenario s = shape("H" + std::to_string(hidden) + " K" + std::to_string(topk) + " E/W" + std::to_string(per_rank),
                                  world, world * per_rank, topk, each(world, hidden * topk > 50000 ? 1 : 3), hidden);
-        s.type = types[n % 3];
+        s.type = type;
         s.seed = static_cast<uint64_t>(n);
-        cases.push_back(make_ledger_case(s));
+        cases[kind].push_back(make_ledger_case(s));
       }
     }
-    EXPECT_EQ(run_ledger_cases(kRanks, kinds[n % 4], cases), "") << "W" << world;
+    for (size_t kind = 0; kind < kinds.size(); ++kind) {
+      if (cases[kind].empty()) continue;
+      EXPECT_EQ(run_ledger_cases(kRanks, kinds[kind], cases[kind]), "") << "W" << world << " " << to_string(kinds[kind]);
+    }
   }
+  seen.expect_all();
 }
 
 TEST(Ledger, ManyRanks) {
