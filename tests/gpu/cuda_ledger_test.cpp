@@ -5,62 +5,17 @@
 #include <map>
 #include <string>
 
-#include "gpu/object_rig.hpp"
-#include "protocol/ledger_rig.hpp"
+#include "gpu/graph_nodes.hpp"
+#include "gpu/ledger_station.hpp"
+#include "protocol/device_memory.hpp"
 #include "switchyard/trace.hpp"
 
 namespace harness {
 namespace {
 
 using switchyard::LedgerCombine;
-using switchyard::LedgerCombineOptions;
 using switchyard::LedgerTables;
 using switchyard::PreparedLedger;
-
-std::shared_ptr<const LedgerCase> gpu_case(int world, uint64_t seed = 3, DType type = DType::bf16) {
-  LedgerScenario s;
-  s.name = "on GPUs";
-  s.problem.world = world;
-  s.problem.experts = 2 * world + 1;
-  s.problem.topk = 3;
-  s.problem.alignment = 4;
-  for (int r = 0; r < world; ++r) s.tokens.push_back(r % 3 == 1 ? 5 : 12);
-  s.hidden = 96;
-  s.type = type;
-  s.seed = seed;
-  s.drop_percent = 10;
-  return make_ledger_case(s);
-}
-size_t heap_of(const LedgerCase& c, int objects = 1) {
-  return static_cast<size_t>(objects) * LedgerCombine::heap_bytes_for(make_config(c), c.problem.world, kBackend);
-}
-
-/// One rank's object, inputs of one repetition in device memory, and what came out.
-struct LedgerStation {
-  LedgerStation(Station& s, const LedgerCase& c, int repetition = 0)
-      : me(s), data(c, s.rank(), repetition), y(data.y()), bytes(data.out().size()) {
-    y.data = s.upload(y.data, static_cast<size_t>(y.rows * y.cols) * 2);
-    probs = static_cast<const float*>(s.upload(data.probs(), data.probs_bytes()));
-    out = s.upload(data.out().data(), bytes);
-  }
-  LedgerCombineOptions options(int stream = 0) const { return {me.stream(stream), 2}; }
-  void combine(LedgerCombine& ledger, const PreparedLedger& prepared, int stream = 0) {
-    ledger.combine(y, probs, prepared, out, options(stream));
-  }
-  /// After all ranks are idle.
-  void check() {
-    if (bytes > 0) me.read(data.out().data(), out, bytes);
-    data.check_out(me.f);
-    std::fill(data.out().begin(), data.out().end(), std::byte{0xEE});
-  }
-
-  Station& me;
-  LedgerRankData data;
-  switchyard::ConstRows y;
-  const float* probs = nullptr;
-  void* out = nullptr;
-  size_t bytes;
-};
 
 /// A trace has the phases and each call of this rank.
 TEST(GpuLedger, ATraceShowsItsPhases) {
@@ -90,6 +45,22 @@ TEST(GpuLedger, ATraceShowsItsPhases) {
       me.f.check(spans[name] >= kCalls, std::string("no ") + name + " in some call");
     me.gather();
   });
+}
+
+TEST(GpuLedger, ACallIsOneLaunch) {
+  for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
+    const auto c = gpu_case(2, 3, DType::bf16, hidden);
+    on_gpus(2, heap_of(*c), [&](Station& me) {
+      LedgerCombine ledger(me.group, make_config(*c));
+      LedgerStation mine(me, *c);
+      const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+      me.meet();
+      expect_one_launch(me, "ledger combine, hidden " + std::to_string(hidden), [&] { mine.combine(ledger, prepared); });
+      mine.probs = nullptr;
+      expect_one_launch(me, "ledger combine without probabilities", [&] { mine.combine(ledger, prepared); });
+      me.meet();
+    });
+  }
 }
 
 TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
@@ -146,6 +117,28 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
       if (mine.bytes > 0) me.read(mine.data.out().data(), mine.out, mine.bytes);
       me.f.check(host == mine.data.out(), "combine by the ledger and by the handle differ");
       me.meet();
+    });
+  }
+}
+
+/// By packed tables in host memory: what the oracle says, with another ledger of the same object in between. Each rank has its
+/// GPU alone: a call copies to it while peers wait.
+TEST(GpuLedger, ByPackedTables) {
+  for (const int world : {1, std::min(3, gpus_of_suite())}) {
+    const auto c = gpu_case(world), other = gpu_case(world, 8);
+    on_gpus(world, heap_of(*c), [&](Station& me) {
+      LedgerCombine ledger(me.group, make_config(*c));
+      for (int turn = 0; turn < 4; ++turn) {
+        me.f.set_context("turn " + std::to_string(turn));
+        LedgerStation mine(me, turn % 2 == 0 ? *c : *other, turn);
+        const auto bytes = switchyard::pack_route_meta(mine.data.tables(), ledger.config(), world, me.rank());
+        me.meet();
+        switchyard::combine_by_ledger(mine.y, mine.probs, bytes, ledger, c->problem.tokens(me.rank()), mine.out,
+                                      mine.options());
+        me.meet();
+        mine.check();
+        me.meet();
+      }
     });
   }
 }
