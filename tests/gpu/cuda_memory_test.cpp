@@ -39,16 +39,20 @@ uint64_t round_from(Station& me, NormalExchange& exchange, const Case& c, std::b
   return copied;
 }
 
-class GpuMemory : public testing::TestWithParam<int> {};
+struct RanksOf {
+  int world;
+  Width width;
+};
+std::ostream& operator<<(std::ostream& out, const RanksOf& r) { return out << "W" << r.world << suffix_of(r.width); }
+class GpuMemory : public testing::TestWithParam<RanksOf> {};
 
 TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
-  const int world = GetParam();
-  Scenario s = gpu_scenario("registered", world, Layout::rank_major, 20);
-  const auto c = make_case(s);
+  const auto [world, width] = GetParam();
+  const auto c = make_case(with_width(gpu_scenario("registered", world, Layout::rank_major, 20), width));
   const NormalConfig config = make_config(*c);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     NormalExchange exchange(me.group, config);
-    const auto bytes = static_cast<size_t>(worst_rows(*c)) * 128;
+    const auto bytes = static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c);
     std::byte* const buffer = me.room(bytes + 1024);
     const uint64_t plain = round_from(me, exchange, *c, buffer, 0);
     me.f.check(plain > 0, "ordinary memory was not copied");
@@ -75,16 +79,17 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
 
 /// A rank that has ended its part of a registration cannot read the others' rows: a mismatch, no wild read.
 TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
-  const int world = GetParam();
+  const auto [world, width] = GetParam();
   if (world == 1) return;
-  const auto c = make_case(gpu_scenario("ended", world, Layout::rank_major, 20));
+  const auto c = make_case(with_width(gpu_scenario("ended", world, Layout::rank_major, 20), width));
   const NormalConfig config = make_config(*c);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     NormalExchange exchange(me.group, config);
     RankData data(*c, me.rank(), 0);
     const Inputs in = me.upload(*c, data);
-    std::byte* const buffer = me.room(static_cast<size_t>(worst_rows(*c)) * 128);
-    std::optional<RegisteredMemory> registered(me.group.register_memory(buffer, static_cast<size_t>(worst_rows(*c)) * 128));
+    const auto bytes = static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c);
+    std::byte* const buffer = me.room(bytes);
+    std::optional<RegisteredMemory> registered(me.group.register_memory(buffer, bytes));
     if (me.rank() == 1) registered.reset();
     me.meet();
     Outcome o = outcome_of([&] {
@@ -117,9 +122,9 @@ void refuse_calls(Station& me, NormalExchange& exchange, const Case& c, const In
 
 /// The GPU's memory grows by the heap while the group sleeps; handles, the object and a graph go on.
 TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
-  const int world = GetParam();
+  const auto [world, width] = GetParam();
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
-    const auto c = make_case(gpu_scenario("sleep", world, layout, 20));
+    const auto c = make_case(with_width(gpu_scenario("sleep", world, layout, 20), width));
     NormalConfig config = roomy_config(*c, 3);
     config.first_epoch = (uint64_t{1} << 40) - 4;
     on_gpus(world, heap_for(config, world) + kBallast, [&](Station& me) {
@@ -171,8 +176,10 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuMemory, testing::Values(1, 2, 4),
-                         [](const auto& world) { return "W" + std::to_string(world.param); });
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuMemory,
+                         testing::Values(RanksOf{1, Width::narrow}, RanksOf{2, Width::narrow}, RanksOf{4, Width::narrow},
+                                         RanksOf{2, Width::wide}, RanksOf{4, Width::wide}),
+                         [](const auto& ranks) { return testing::PrintToString(ranks.param); });
 
 }  // namespace
 }  // namespace harness

@@ -18,6 +18,7 @@ constexpr Layout kLayouts[] = {Layout::rank_major, Layout::expert_major};
 struct Worlds {
   const char* name;
   std::vector<int> all;
+  Width width = Width::narrow;
 };
 std::ostream& operator<<(std::ostream& out, const Worlds& w) { return out << w.name; }
 class Objects : public testing::TestWithParam<Worlds> {
@@ -35,19 +36,21 @@ class Objects : public testing::TestWithParam<Worlds> {
       for (const int world : GetParam().all) body(world);
     });
   }
-};
-
-/// Cases of one object with other routings, tokens in [0, 20] per rank.
-std::vector<std::shared_ptr<const Case>> random_cases(const std::string& name, int world, Layout layout, int count) {
-  std::vector<std::shared_ptr<const Case>> cases;
-  for (int i = 0; i < count; ++i) {
-    Scenario s = gpu_scenario(name + " " + std::to_string(i), world, layout, 20, 100 + static_cast<uint64_t>(i));
-    for (size_t r = 0; r < s.tokens.size(); ++r) s.tokens[r] = static_cast<int64_t>(oracle::mix(9, s.seed, r) % 21);
-    s.drop_percent = i % 4 == 0 ? 20 : 0;
-    cases.push_back(make_case(s));
+  static Scenario scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1) {
+    return with_width(gpu_scenario(name, world, layout, tokens, seed), GetParam().width);
   }
-  return cases;
-}
+  /// Cases of one object with other routings, tokens in [0, 20] per rank.
+  static std::vector<std::shared_ptr<const Case>> random_cases(const std::string& name, int world, Layout layout, int count) {
+    std::vector<std::shared_ptr<const Case>> cases;
+    for (int i = 0; i < count; ++i) {
+      Scenario s = scenario(name + " " + std::to_string(i), world, layout, 20, 100 + static_cast<uint64_t>(i));
+      for (size_t r = 0; r < s.tokens.size(); ++r) s.tokens[r] = static_cast<int64_t>(oracle::mix(9, s.seed, r) % 21);
+      s.drop_percent = i % 4 == 0 ? 20 : 0;
+      cases.push_back(make_case(s));
+    }
+    return cases;
+  }
+};
 
 /// A dispatch whose results are compared when all ranks are idle.
 struct Open {
@@ -112,7 +115,7 @@ TEST_P(Objects, CommunicationStreamWithUserEvents) {
       const cudaStream_t model = me.stream(0), comm = me.stream(1);
       cudaEvent_t inputs, rows, outputs;
       for (cudaEvent_t* e : {&inputs, &rows, &outputs}) must(cudaEventCreateWithFlags(e, cudaEventDisableTiming), "event");
-      std::byte* const x = me.room(20 * 64 * 2);
+      std::byte* const x = me.room(20 * row_bytes_of(*cases[0]));
       auto* const sink = reinterpret_cast<float*>(me.room(4));
       std::vector<std::unique_ptr<Open>> all;
       for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));
@@ -172,13 +175,14 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
       me.f.check(std::adjacent_find(places.begin(), places.end()) != places.end(), "no memory was used twice: proves nothing");
       for (size_t i = 0; i < all.size(); ++i) {
         const auto& view = cases[i]->expected.ranks[static_cast<size_t>(me.rank())];
-        std::vector<uint16_t> got(static_cast<size_t>(view.rows) * 64 + 1);
-        me.read(got.data(), kept[i], static_cast<size_t>(view.rows) * 128);
+        const size_t bytes = row_bytes_of(*cases[i]);
+        std::vector<std::byte> got(static_cast<size_t>(view.rows) * bytes + 1);
+        me.read(got.data(), kept[i], static_cast<size_t>(view.rows) * bytes);
         for (int64_t row = 0; row < view.rows; ++row) {
           const oracle::Origin& origin = view.origin[static_cast<size_t>(row)];
           RankData source(*cases[i], origin.source, 0);
-          const auto* want = static_cast<const std::byte*>(source.x().data) + origin.token * 128;
-          if (me.f.check(std::memcmp(want, got.data() + row * 64, 128) == 0,
+          const auto* want = static_cast<const std::byte*>(source.x().data) + static_cast<size_t>(origin.token) * bytes;
+          if (me.f.check(std::memcmp(want, got.data() + static_cast<size_t>(row) * bytes, bytes) == 0,
                          "call " + std::to_string(i) + " row " + std::to_string(row) + " was overwritten"))
             continue;
           break;
@@ -193,14 +197,14 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
 /// All calls with default sizes return while the stream is held by a kernel that only the host ends, after they returned.
 TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   each([&](int world, Layout layout) {
-    Scenario s = gpu_scenario("host never waits", world, layout, 15);
+    Scenario s = scenario("host never waits", world, layout, 15);
     const auto c = make_case(s);
     const NormalConfig config = roomy_config(*c, 4);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
       Open first(me, c), second(me, c, 1);
       void* const again = me.upload(nullptr, first.in.out_bytes);
-      std::byte* const ordinary = me.room(static_cast<size_t>(worst_rows(*c)) * 128);
+      std::byte* const ordinary = me.room(static_cast<size_t>(worst_rows(*c)) * row_bytes_of(*c));
       const auto dispatch_options = me.dispatch_options(*c, me.stream());
       const auto combine_options = me.combine_options(*c, me.stream());
       me.meet();
@@ -261,11 +265,12 @@ TEST_P(Objects, ExactSizes) {
 
 TEST_P(Objects, A06_TokensTravelOncePerRank) {
   each_world([&](int world) {
-    Scenario s = gpu_scenario("A06", world, Layout::expert_major, 50);
+    Scenario s = scenario("A06", world, Layout::expert_major, 50);
     s.problem.experts = 8 * world;
     s.problem.topk = 8;
     s.routing = Routing::one_rank;
     const auto c = make_case(s);
+    const uint64_t bytes = 50 * row_bytes_of(*c);
     const NormalConfig config = make_config(*c);
     on_gpus(world, heap_for(config, world), [&](Station& me) {
       NormalExchange exchange(me.group, config);
@@ -276,8 +281,8 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
       me.meet();
       const auto sent = exchange.last_call();
       me.f.equal(uint64_t{50}, sent.payload_rows, "payload rows to one rank");
-      me.f.equal(uint64_t{50} * 128, sent.remote_bytes + sent.local_bytes, "payload bytes to one rank");
-      me.f.equal(me.rank() + 1 == world ? uint64_t{50} * 128 : 0, sent.local_bytes, "local payload bytes");
+      me.f.equal(bytes, sent.remote_bytes + sent.local_bytes, "payload bytes to one rank");
+      me.f.equal(me.rank() + 1 == world ? bytes : 0, sent.local_bytes, "local payload bytes");
       const int64_t rows = c->expected.ranks[static_cast<size_t>(me.rank())].rows;
       me.f.equal(rows, d.handle.rows(), "rows");
       me.f.check(me.rank() + 1 != world || rows >= 8 * 50 * world, "rows of the one rank");
@@ -287,7 +292,7 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
       me.meet();
       const auto pulled = exchange.last_call();
       me.f.equal(uint64_t{50}, pulled.payload_rows, "partial sums pulled");
-      me.f.equal(uint64_t{50} * 128, pulled.remote_bytes + pulled.local_bytes, "bytes pulled");
+      me.f.equal(bytes, pulled.remote_bytes + pulled.local_bytes, "bytes pulled");
       me.meet();
     });
   });
@@ -297,7 +302,7 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
 TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   each([&](int world, Layout layout) {
     for (const bool by_counts : {false, true}) {
-      Scenario s = gpu_scenario("A08 overflow", world, layout, 16);
+      Scenario s = scenario("A08 overflow", world, layout, 16);
       s.problem.alignment = 1;
       s.problem.size = SizePolicy::exact;
       s.capacity_percent = 100;
@@ -367,7 +372,7 @@ TEST_P(Objects, A12_ManyCallsOnOneObject) {
 /// A stale handle describes the routing that made it, whatever was dispatched since; handles in any order, from bytes too.
 TEST_P(Objects, A13_B11_HandlesAreReusable) {
   each([&](int world, Layout layout) {
-    Scenario s = gpu_scenario("handles", world, layout, 15);
+    Scenario s = scenario("handles", world, layout, 15);
     const auto first = make_case(s);
     s.seed = 2;
     s.drop_percent = 20;
@@ -411,7 +416,8 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
       me.meet();
       me.f.set_context("handles: cached from bytes");
       const Dispatched d3 = exchange.dispatch(a3.in.x, from_bytes, wanted(a));
-      const size_t rows_bytes = static_cast<size_t>(first->expected.ranks[static_cast<size_t>(me.rank())].rows) * 128;
+      const size_t row = row_bytes_of(*first);
+      const size_t rows_bytes = static_cast<size_t>(first->expected.ranks[static_cast<size_t>(me.rank())].rows) * row;
       const std::byte* const rows = me.keep(d3.x.data, rows_bytes, me.stream());
       me.meet();
       std::vector<std::byte> got(rows_bytes + 1), want(rows_bytes + 1);
@@ -420,7 +426,8 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
         const auto& view = first->expected.ranks[static_cast<size_t>(me.rank())];
         for (size_t i = 0; i < view.origin.size(); ++i) {
           RankData source(*first, view.origin[i].source, 8);
-          std::memcpy(want.data() + i * 128, static_cast<const std::byte*>(source.x().data) + view.origin[i].token * 128, 128);
+          const auto token = static_cast<size_t>(view.origin[i].token);
+          std::memcpy(want.data() + i * row, static_cast<const std::byte*>(source.x().data) + token * row, row);
         }
         me.f.check(got == want, "rows of a cached dispatch from bytes");
       }
@@ -433,7 +440,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
 /// identity experts on small integers give exactly (ranks reached) * x: no oracle.
 TEST_P(Objects, B02_ClosedForm) {
   each_world([&](int world) {
-    Scenario s = gpu_scenario("B02", world, Layout::rank_major, 23);
+    Scenario s = scenario("B02", world, Layout::rank_major, 23);
     s.x_pattern = Pattern::small_integers;
     s.drop_percent = 15;
     s.weights = false;
@@ -478,7 +485,9 @@ TEST(RanksOnAllMultiprocessors, LeaveRoomForEachOthersPlans) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, Objects, testing::Values(Worlds{"W1_W2", {1, 2}}, Worlds{"W4", {4}}),
+INSTANTIATE_TEST_SUITE_P(Gpu, Objects,
+                         testing::Values(Worlds{"W1_W2", {1, 2}}, Worlds{"W4", {4}}, Worlds{"W1_W2_wide", {1, 2}, Width::wide},
+                                         Worlds{"W4_wide", {4}, Width::wide}),
                          [](const auto& worlds) { return std::string(worlds.param.name); });
 
 }  // namespace

@@ -274,6 +274,20 @@ Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t
   return s;
 }
 
+const char* suffix_of(Width width) { return width == Width::wide ? "_wide" : ""; }
+
+Scenario with_width(Scenario s, Width width) {
+  if (width == Width::narrow) return s;
+  const int world = s.problem.world;
+  if (world > 4) throw std::runtime_error("so many ranks do not fit on a GPU in this width");
+  s.name += ", wide";
+  s.hidden = 528;
+  s.num_sms = world <= 2 ? 48 : world == 3 ? 24 : 16;
+  return s;
+}
+
+size_t row_bytes_of(const Case& c) { return idx(c.scenario.hidden) * switchyard::dtype_bytes(c.scenario.x_type); }
+
 int64_t worst_rows(const Case& c) {
   int64_t rows = 0;
   for (int r = 0; r < c.problem.world; ++r) rows = std::max(rows, oracle::worst_case_rows(c.problem, r));

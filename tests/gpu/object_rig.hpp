@@ -130,6 +130,17 @@ class Station {
 
 /// Random values, experts that return their rows, in place; worst-case sizes.
 Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1);
+
+/// What a test's calls move, and on how many multiprocessors. narrow: gpu_scenario's, rows that lanes copy, kernels whose
+/// blocks all do the same. wide: rows that are copied in bulk, and so many multiprocessors that expert-major calls divide their
+/// blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU of 132 together with their
+/// plans.
+enum class Width { narrow, wide };
+const char* suffix_of(Width width);  ///< of a test's name
+Scenario with_width(Scenario s, Width width);
+/// Of a row of x.
+size_t row_bytes_of(const Case& c);
+
 /// Rows that a dispatch of worst-case size allocates.
 int64_t worst_rows(const Case& c);
 /// make_config with a pool for `times` as many.
