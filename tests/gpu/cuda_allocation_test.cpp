@@ -2,7 +2,8 @@
 // Once its objects are made, a group asks the driver for no memory: calls of all kinds and random shapes, captured ones too.
 #include <algorithm>
 
-#include "gpu/object_rig.hpp"
+#include "gpu/ledger_station.hpp"
+#include "gpu/station_rig.hpp"
 #include "heap/cuda/device_memory.hpp"
 
 namespace harness {
@@ -152,6 +153,84 @@ TEST_P(GpuAllocations, NoneAfterConstruction) {
     check_nothing_given(me, before, "calls that are compared");
     for (Subject& s : subjects) check_graph(me, s);
     me.group.check();
+    me.meet();
+  });
+}
+
+// --- Low latency, flat and ledger
+
+/// Shapes of objects with and without scales; the latter also make whole exchanges in one call.
+std::vector<StreamedCase> low_latency_kinds(int world) {
+  std::vector<StreamedCase> cases;
+  for (uint64_t seed = 60; cases.size() < 4; ++seed) {
+    StreamedCase c = draw_case(seed, world);
+    const bool scaled = c.form.scales != ScaleKind::none;
+    if (scaled == (cases.size() % 2 == 0)) continue;
+    c.plan = {};
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+/// A rank's objects of these modes, with all that their calls need.
+struct OtherModes {
+  OtherModes(Station& me, const std::vector<StreamedCase>& cases, const std::shared_ptr<const LedgerCase>& c)
+      : rig(me), rows(me, *c), ledger(me.group, make_config(*c)) {
+    for (const StreamedCase& each : cases) {
+      exchanges.push_back(std::make_unique<switchyard::LowLatencyExchange>(me.group, each.config()));
+      calls.push_back(std::make_unique<Calls>(rig, *exchanges.back(), each));
+    }
+    prepared = ledger.prepare(rows.data.tables());
+  }
+  /// Calls first to first + count - 1 of each object, in turn on one stream: each may take all that the rank has of its GPU.
+  void run(uint64_t first, uint64_t count) {
+    for (uint64_t n = first; n < first + count; n += 4) {
+      for (auto& each : calls) each->run(n, 4);
+      rows.combine(ledger, prepared);
+    }
+  }
+
+  StationRig rig;
+  LedgerStation rows;
+  switchyard::LedgerCombine ledger;
+  switchyard::PreparedLedger prepared;
+  std::vector<std::unique_ptr<switchyard::LowLatencyExchange>> exchanges;
+  std::vector<std::unique_ptr<Calls>> calls;
+};
+
+/// Two sets of objects: with the first, the driver has made room for all kernels, the test's own too.
+TEST_P(GpuAllocations, NoneAfterConstructionInOtherModes) {
+  constexpr uint64_t kOfEach = 200;
+  const int world = GetParam();
+  const auto cases = low_latency_kinds(world);
+  const auto c = gpu_case(world);
+  size_t heap = 2 * heap_of(*c);
+  for (const StreamedCase& each : cases) heap += 2 * switchyard::LowLatencyExchange::heap_bytes_for(each.config(), world);
+  on_gpus(world, heap, [&](Station& me) {
+    OtherModes first(me, cases, c);
+    me.meet();
+    first.run(1, kOfEach);
+    const Given outside = given_now(me);
+    OtherModes second(me, cases, c);
+    const Given before = given_now(me);
+    me.f.check(before.allocations > outside.allocations, "the library asked for no memory at all: proves nothing");
+    for (uint64_t n = 1; n < 3 * kOfEach; n += kOfEach) {
+      second.run(n, kOfEach);
+      me.synchronize();
+    }
+    check_nothing_given(me, before, "calls");
+    second.prepared = switchyard::PreparedLedger();
+    second.prepared = second.ledger.prepare(second.rows.data.tables());
+    me.gather();
+    second.run(1000, 4);
+    check_nothing_given(me, before, "calls by another ledger");
+    me.group.check();
+    for (const auto& each : second.calls) {
+      Verdict verdict{};
+      me.read(&verdict, each->verdict(), sizeof verdict);
+      me.f.equal(std::string(), describe(verdict, each->judged()), "verdict");
+    }
+    second.rows.check();
     me.meet();
   });
 }

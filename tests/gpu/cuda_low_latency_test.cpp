@@ -77,6 +77,20 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
   expect_all_exact(GetParam(), {c}, 400, 60s);
 }
 
+/// C1: 100 dispatches and 100 combines at its own shape, on as many multiprocessors as the library chooses, by ranks that are
+/// late now and then, and that no host keeps in step.
+TEST_P(QueuedCalls, C01_AtItsOwnShape) {
+  std::vector<StreamedCase> cases;
+  for (const int most : {8, 64, 128}) {
+    StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
+    c.form.experts = 256;
+    c.form.max_tokens = most;
+    c.plan = {.slow_rank = GetParam() / 2, .slow_ns = 1'000'000, .most_pause_ns = 300'000};
+    cases.push_back(c);
+  }
+  expect_all_exact(GetParam(), cases, 200, 120s);
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "protocol/fleet.hpp"
 #include "protocol/masked_layer.hpp"
@@ -39,7 +41,8 @@ class HostRig {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
-std::string run(const StreamedCase& c, uint64_t calls) {
+/// `given`, if asked for: how many dispatches of rank 0 brought rows as fp8.
+std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
   Fleet fleet;
   fleet.world = c.form.world;
   fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), c.form.world);
@@ -50,6 +53,7 @@ std::string run(const StreamedCase& c, uint64_t calls) {
     StreamedCalls<HostRig> streamed(rig, exchange, c);
     streamed.run(1, calls);
     f.equal(std::string(), describe(*streamed.verdict(), streamed.judged()), "verdict");
+    if (given && group.rank() == 0) *given = static_cast<int>(streamed.given());
     f.check(c.form.experts < c.form.world || streamed.verdict()->rows > 0, "no row was judged");
   }));
 }
@@ -58,6 +62,39 @@ TEST(ClosedForm, AllKindsOfCalls) {
   for (uint64_t seed = 1; seed <= 16; ++seed) {
     for (const int world : {1, 2, 4}) EXPECT_EQ(run(draw_case(seed, world), 60), "") << "seed " << seed << " W" << world;
   }
+}
+
+/// Eight seeds, what QueuedCalls takes on GPUs: every kind of scales in both orders, all groups, most of them 128, rows as they
+/// are by kernels with constants and without, whole grids and parts.
+TEST(ClosedForm, EightSeedsDrawEveryWay) {
+  for (uint64_t first = 1; first < 20; ++first) {
+    std::map<std::pair<ScaleKind, bool>, int> orders;
+    std::map<int, int> groups;
+    int usual_rows = 0, whole_grids = 0;
+    for (uint64_t seed = first; seed < first + 8; ++seed) {
+      const StreamedCase c = draw_case(seed, 2);
+      ++orders[{c.form.scales, c.form.column_major}];
+      if (c.form.scales != ScaleKind::none) ++groups[c.form.group];
+      usual_rows += c.form.scales == ScaleKind::none && c.form.type == DType::bf16 && c.form.hidden % 128 == 0;
+      whole_grids += c.plan.num_sms == 0;
+    }
+    for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::ue8m0})
+      for (const bool column_major : {false, true}) EXPECT_GT((orders[{scales, column_major}]), 0) << "from seed " << first;
+    EXPECT_GT((orders[{ScaleKind::none, false}]), 0);
+    EXPECT_EQ(groups.size(), 3u);
+    EXPECT_GT(groups[128], groups[64] + groups[32]);
+    EXPECT_GT(usual_rows, 0);
+    EXPECT_TRUE(whole_grids >= 4 && whole_grids < 8) << whole_grids;
+  }
+}
+
+/// Of the dispatches of rows that travel as fp8, some bring them as such.
+TEST(ClosedForm, SomeRowsComeQuantised) {
+  const StreamedCase c = draw_case(3, 1);
+  ASSERT_EQ(c.form.scales, ScaleKind::ue8m0);
+  int given = 0;
+  EXPECT_EQ(run(c, 60, &given), "");
+  EXPECT_TRUE(given > 0 && given < 60) << given;
 }
 
 TEST(ClosedForm, OneRankIsLate) {

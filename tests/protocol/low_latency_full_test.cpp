@@ -22,23 +22,28 @@ std::vector<int64_t> random_tokens(int world, int64_t most, uint64_t seed) {
 
 struct At {
   int world;
-  int64_t most;  ///< tokens
+  int64_t most;               ///< tokens
+  bool default_grid = false;  ///< GPUs: as many multiprocessors as the library chooses, instead of two
 };
+std::string name_of(const At& a) {
+  return "W" + std::to_string(a.world) + "M" + std::to_string(a.most) + (a.default_grid ? "_default_grid" : "");
+}
 class ReferenceShape : public testing::TestWithParam<At> {};
 
 /// M tokens at most, rows in [0, 1), softmax weights, five dispatches and their combines in both orders, ranks up to 0.3 ms
 /// late: 20 times for M = 8, fewer times where the oracle has more to do.
 TEST_P(ReferenceShape, C01) {
-  const auto [world, most] = GetParam();
+  const auto [world, most, default_grid] = GetParam();
   LowLatencyScript s;
-  s.name = "C1 W " + std::to_string(world) + " M " + std::to_string(most);
+  s.name = "C1 " + name_of(GetParam());
+  if (default_grid) s.num_sms = 0;
   s.world = world;
   s.config.hidden = 7168;
   s.config.num_experts = 256;
   s.config.topk = 8;
   s.config.max_tokens = most;
   s.seed = static_cast<uint64_t>(most);
-  s.repeats = most > 64 ? 2 : most > 8 ? 4 : 20;
+  s.repeats = default_grid ? 1 : most > 64 ? 2 : most > 8 ? 4 : 20;
   s.max_delay_us = 300;
   for (uint64_t i = 0; i < 5; ++i) {
     LowLatencyStep& dispatch = s.dispatch(random_tokens(world, most, i));
@@ -50,12 +55,19 @@ TEST_P(ReferenceShape, C01) {
   EXPECT_EQ(run_scripts(Ranks::threads, kOfEach, {s}), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Full, ReferenceShape,
-                         testing::Values(At{8, 8}, At{8, 64}, At{8, 128}, At{1, 128}, At{2, 8}, At{2, 64}, At{4, 8},
-                                         At{4, 128}),
-                         [](const auto& a) {
-                           return "W" + std::to_string(a.param.world) + "M" + std::to_string(a.param.most);
-                         });
+/// Every number of ranks with every M. On GPUs, to which rows for all experts are copied and back, a part of them, and the
+/// largest M also as the library chooses its grid.
+std::vector<At> all_shapes() {
+  if (kBackend == switchyard::Backend::cuda)
+    return {{8, 8}, {8, 64},  {8, 128},       {1, 128},       {2, 8},        {2, 64},
+            {4, 8}, {4, 128}, {1, 128, true}, {2, 128, true}, {4, 128, true}};
+  std::vector<At> all;
+  for (const int world : {1, 2, 4, 8})
+    for (const int64_t most : {8, 64, 128}) all.push_back({world, most});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Full, ReferenceShape, testing::ValuesIn(all_shapes()), [](const auto& a) { return name_of(a.param); });
 
 TEST(Full, C03_HiddenByExpertsByTopk) {
   for (const int64_t hidden : {128, 2048, 4096, 7168}) {
