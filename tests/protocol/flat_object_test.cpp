@@ -3,14 +3,17 @@
 // or die. Deadlines are long where a peer must be told at once and short where time must run out.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <csignal>
 #include <map>
+#include <numeric>
 #include <thread>
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "exchange/group_impl.hpp"
 #include "exchange/low_latency_impl.hpp"
 #include "protocol/fault_rig.hpp"
+#include "protocol/harness.hpp"
 
 namespace harness {
 namespace {
@@ -126,36 +129,98 @@ TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   }
 }
 
-/// The same in a call: where every token comes to every rank, the answered rows of the warps differ by one at most.
-TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
-  constexpr int kWorld = 4;
+/// The tokens of a call whose ranks behind `senders` have none, so that what their warps count are answers.
+struct SplitCall {
+  int senders, experts, topk;
+  std::vector<std::vector<int64_t>> ids;  ///< by rank
+};
+constexpr int kSplitWorld = 8;
+
+/// 1800 tokens of rank 0 and 200 of rank 1.
+SplitCall nine_tenths(int experts, int topk, Routing routing = Routing::uniform) {
+  SplitCall call{2, experts, topk, {}};
+  const RoutingShape shape{kSplitWorld, experts, topk};
+  for (int rank = 0; rank < kSplitWorld; ++rank)
+    call.ids.push_back(make_ids(routing, shape, 1, rank, rank == 0 ? 1800 : rank == 1 ? 200 : 0, 0));
+  return call;
+}
+
+/// Answered rows of each of `warps` warps of a rank, ascending, if the messages of all ranks are dealt out like cards.
+std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
+  std::vector<uint64_t> rows(static_cast<size_t>(warps));
+  size_t message = 0;
+  for (const auto& ids : call.ids)
+    for (size_t f = 0; f < ids.size(); f += static_cast<size_t>(call.topk), ++message)
+      for (size_t k = 0; k < static_cast<size_t>(call.topk); ++k)
+        rows[message % rows.size()] += ids[f + k] / (call.experts / kSplitWorld) == rank;
+  std::sort(rows.begin(), rows.end());
+  return rows;
+}
+
+/// Makes the call on 8 ranks of `blocks` blocks of 3 warps. \returns answered rows by warp, ascending; none of ranks that send
+std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int blocks) {
   LowLatencyConfig config = FlatRig::config();
-  config.num_experts = config.topk = kWorld;
-  config.max_tokens = 200;
+  config.num_experts = call.experts;
+  config.topk = call.topk;
+  config.max_tokens = 2000;
   auto options = options_with(60s);
-  options.num_blocks = 2;
+  options.num_blocks = blocks;
   options.num_warps = 3;
-  options.heap_bytes = LowLatencyExchange::heap_bytes_for(config, kWorld);
-  const auto all = outcomes(kWorld, options, [&](Group& group) {
+  options.heap_bytes = LowLatencyExchange::heap_bytes_for(config, kSplitWorld);
+  std::vector<std::vector<uint64_t>> rows(kSplitWorld);
+  const auto all = outcomes(kSplitWorld, options, [&](Group& group) {
     LowLatencyExchange exchange(group, config);
-    const int64_t tokens = group.rank() == 0 ? 180 : group.rank() == 1 ? 20 : 0;
-    std::vector<int32_t> ids;
-    for (int64_t f = 0; f < tokens * kWorld; ++f) ids.push_back(static_cast<int32_t>(f % kWorld));
-    std::vector<uint16_t> x(static_cast<size_t>(tokens * FlatRig::kHidden), 0x3F80), out(x.size());
-    exchange.moe_all_to_all({x.data(), tokens, FlatRig::kHidden, DType::bf16}, ExpertIds::of(ids.data(), tokens, kWorld),
-                            out.data());
-    for (const uint16_t y : out) ASSERT_EQ(y, 0x4080);  // four times 1
-    if (tokens > 0) return;                             // these count what they send, too
-    uint64_t least = ~uint64_t{0}, most = 0, sum = 0;
-    for (const auto& warp : group.impl().moved) {
-      least = std::min(least, warp.rows);
-      most = std::max(most, warp.rows);
-      sum += warp.rows;
-    }
-    EXPECT_EQ(sum, 200u);
-    EXPECT_LE(most - least, 1u);
+    const auto rank = static_cast<size_t>(group.rank());
+    const auto tokens = static_cast<int64_t>(call.ids[rank].size()) / call.topk;
+    const std::vector<uint16_t> x(static_cast<size_t>(tokens * FlatRig::kHidden), 0x3F80);
+    std::vector<uint16_t> out(x.size());
+    exchange.moe_all_to_all({x.data(), tokens, FlatRig::kHidden, DType::bf16},
+                            ExpertIds::of(call.ids[rank].data(), tokens, call.topk), out.data());
+    const uint16_t sum = switchyard::detail::bf16_from_f32(static_cast<float>(call.topk));
+    for (const uint16_t y : out) ASSERT_EQ(y, sum);
+    if (group.rank() < call.senders) return;
+    for (const auto& warp : group.impl().moved) rows[rank].push_back(warp.rows);
+    std::sort(rows[rank].begin(), rows[rank].end());
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  return rows;
+}
+
+/// The same in a call: where every token comes to every rank, the answered rows of the warps differ by one at most.
+TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
+  const auto rows = answered_rows(nine_tenths(kSplitWorld, kSplitWorld), 2);
+  for (size_t r = 2; r < rows.size(); ++r) {
+    EXPECT_EQ(std::accumulate(rows[r].begin(), rows[r].end(), uint64_t{0}), 2000u);
+    EXPECT_LE(rows[r].back() - rows[r].front(), 1u);
+  }
+}
+
+/// Where a token comes to some ranks only, a warp's rows are those of every n-th message, n the number of warps: as even as
+/// the routing makes them, whoever sent them, and never more than its share of messages has. Design 0014 has the spread.
+TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
+  struct Shape {
+    int experts, topk;
+    Routing routing;
+  };
+  for (const Shape& s : {Shape{8, 2, Routing::uniform}, Shape{64, 6, Routing::uniform}, Shape{256, 8, Routing::uniform},
+                         Shape{8, 1, Routing::round_robin}}) {
+    const SplitCall call = nine_tenths(s.experts, s.topk, s.routing);
+    for (const int blocks : {2, 7, 12}) {
+      const auto rows = answered_rows(call, blocks);
+      const int warps = 3 * blocks;
+      const double mean = 2000.0 * s.topk / kSplitWorld / warps;
+      for (int r = call.senders; r < kSplitWorld; ++r) {
+        const auto& of_warp = rows[static_cast<size_t>(r)];
+        const auto where =
+            "rank " + std::to_string(r) + " of E" + std::to_string(s.experts) + ", warps " + std::to_string(warps);
+        EXPECT_EQ(of_warp, dealt_rows(call, r, warps)) << where;
+        EXPECT_LE(of_warp.back(), static_cast<uint64_t>((2000 + warps - 1) / warps * s.topk)) << where;
+        if (s.routing != Routing::uniform) continue;  // every eighth token in turn: some warps have none
+        EXPECT_LE(static_cast<double>(of_warp.back()) - mean, 4 * std::sqrt(mean)) << where;
+        EXPECT_GE(static_cast<double>(of_warp.front()) - mean, -4 * std::sqrt(mean)) << where;
+      }
+    }
+  }
 }
 
 // --- Misuse on one rank
