@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of low-latency calls on GPUs: ranks that never come or are late, other calls than the others', what the rest reports,
-// and that the GPU works afterwards.
+// Faults of low-latency calls on GPUs: ranks that never come, are late or are killed, other calls than the others', what the
+// rest reports, and that the GPU works afterwards.
+#include <unistd.h>
+
 #include <chrono>
 #include <thread>
+#include <tuple>
 
 #include "gpu/station_rig.hpp"
+#include "multiproc/fork_ranks.hpp"
 
 namespace harness {
 namespace {
@@ -12,13 +16,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using switchyard::LowLatencyExchange;
 
-constexpr int kWorld = 3;
-
-StreamedCase small_case(ScaleKind scales = ScaleKind::none) {
+StreamedCase small_case(int world, ScaleKind scales = ScaleKind::none) {
   StreamedCase c;
   Form& f = c.form;
   f.seed = 5;
-  f.world = kWorld;
+  f.world = world;
   f.experts = 8;
   f.topk = 3;
   f.max_tokens = 9;
@@ -30,9 +32,9 @@ StreamedCase small_case(ScaleKind scales = ScaleKind::none) {
 size_t heap_of(const StreamedCase& c) { return LowLatencyExchange::heap_bytes_for(c.config(), c.form.world); }
 
 /// A group on the same GPUs in the same process works.
-void calls_of_new_group() {
-  const StreamedCase c = small_case();
-  on_gpus(kWorld, heap_of(c), [&](Station& me) {
+void calls_of_new_group(int world) {
+  const StreamedCase c = small_case(world);
+  on_gpus(world, heap_of(c), [&](Station& me) {
     me.f.set_context("a new group afterwards");
     LowLatencyExchange exchange(me.group, c.config());
     StationRig rig(me);
@@ -71,16 +73,16 @@ constexpr Silence kSilences[] = {
     {"all_to_all", "moe_all_to_all", 1, nothing, [](Calls& c) { c.all_to_all({1}, c.lane(0), {}); }},
 };
 
-class SilentLowLatencyRank : public testing::TestWithParam<Silence> {};
+class SilentLowLatencyRank : public testing::TestWithParam<std::tuple<int, Silence>> {};
 
 TEST_P(SilentLowLatencyRank, OthersReportItInFull) {
-  const Silence& s = GetParam();
+  const auto& [world, s] = GetParam();
   constexpr int kSilent = 1;
   isolated([&] {
     for (const ScaleKind scales : {ScaleKind::none, ScaleKind::f32}) {
       if (scales != ScaleKind::none && (s.call == 3 || std::string(s.operation) == "moe_all_to_all")) continue;
-      const StreamedCase c = small_case(scales);
-      on_gpus(kWorld, heap_of(c), 1s, [&](Station& me) {
+      const StreamedCase c = small_case(world, scales);
+      on_gpus(world, heap_of(c), 1s, [&](Station& me) {
         LowLatencyExchange exchange(me.group, c.config());
         StationRig rig(me);
         Calls streamed(rig, exchange, c);
@@ -109,27 +111,32 @@ TEST_P(SilentLowLatencyRank, OthersReportItInFull) {
         me.gather();
       });
     }
-    calls_of_new_group();
+    calls_of_new_group(world);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, SilentLowLatencyRank, testing::ValuesIn(kSilences),
-                         [](const auto& s) { return std::string(s.param.name); });
+INSTANTIATE_TEST_SUITE_P(Gpu, SilentLowLatencyRank, testing::Combine(testing::Values(2, 4, 8), testing::ValuesIn(kSilences)),
+                         [](const auto& c) {
+                           return "W" + std::to_string(std::get<0>(c.param)) + "_" + std::get<1>(c.param).name;
+                         });
 
 // --- A rank that is late
 
+class LateLowLatencyRank : public testing::TestWithParam<int> {};
+
 /// 100 calls are queued when time runs out: together they cost about one deadline.
-TEST(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
-  constexpr int kLate = 2, kCalls = 100;
+TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
+  constexpr int kCalls = 100;
   constexpr auto kDeadline = 1s;
-  const StreamedCase c = small_case();
+  const int world = GetParam(), late = world - 1;
+  const StreamedCase c = small_case(world);
   isolated([&] {
-    on_gpus(kWorld, heap_of(c), kDeadline, [&](Station& me) {
+    on_gpus(world, heap_of(c), kDeadline, [&](Station& me) {
       LowLatencyExchange exchange(me.group, c.config());
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
       me.meet();
-      if (me.rank() == kLate) rig.pause(3'000'000'000, me.stream());
+      if (me.rank() == late) rig.pause(3'000'000'000, me.stream());
       const auto start = Clock::now();
       uint64_t queued = 0;
       const Outcome refused = outcome_of([&] {
@@ -139,29 +146,30 @@ TEST(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
       me.synchronize();
       me.f.check(Clock::now() - start < 10 * kDeadline, "the queued calls cost more than one deadline");
       me.gather();
-      if (me.rank() == kLate) {
+      if (me.rank() == late) {
         const Outcome o = outcome_of([&] { me.group.check(); });
         me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at the late rank, " + shown(o));
         me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.reason), "reason there, " + shown(o));
       }
       me.gather();
-      if (me.rank() != kLate) {
+      if (me.rank() != late) {
         const Outcome o = outcome_of([&] { me.group.check(); });
         me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), "code, " + shown(o));
-        me.f.equal(kLate, o.report.awaited_rank, "awaited rank");
+        me.f.equal(late, o.report.awaited_rank, "awaited rank");
         me.f.equal(uint64_t{1}, o.report.call, "call");
       }
       me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
       me.gather();
     });
-    calls_of_new_group();
+    calls_of_new_group(world);
   });
 }
 
 /// Late, but within the deadline: no fault, and the statistics name it.
-TEST(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
-  const StreamedCase c = small_case(ScaleKind::f32);
-  on_gpus(kWorld, heap_of(c), [&](Station& me) {
+TEST_P(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
+  const int world = GetParam();
+  const StreamedCase c = small_case(world, ScaleKind::f32);
+  on_gpus(world, heap_of(c), [&](Station& me) {
     LowLatencyExchange exchange(me.group, c.config());
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
@@ -176,7 +184,7 @@ TEST(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
     expect_verdict(me, streamed, streamed.judged(), true);
     const auto after = me.group.wait_statistics();
     if (me.rank() != 1) {
-      for (size_t r = 0; r < kWorld; ++r)
+      for (size_t r = 0; r < before.size(); ++r)
         me.f.check(after[1].total_ms - before[1].total_ms >= after[r].total_ms - before[r].total_ms, "rank 1 is not slowest");
       me.f.check(after[1].waits > before[1].waits && after[1].max_ms > 50, "longest wait " + std::to_string(after[1].max_ms));
     }
@@ -184,11 +192,15 @@ TEST(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
   });
 }
 
+INSTANTIATE_TEST_SUITE_P(Gpu, LateLowLatencyRank, testing::Values(2, 4, 8),
+                         [](const auto& w) { return "W" + std::to_string(w.param); });
+
 // --- Other calls
 
 /// Found by comparison, on all ranks.
 TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
-  const StreamedCase c = small_case();
+  constexpr int kWorld = 3;
+  const StreamedCase c = small_case(kWorld);
   isolated([&] {
     for (const int kind : {0, 1, 2}) {
       on_gpus(kWorld, heap_of(c), 20s, [&](Station& me) {
@@ -214,9 +226,99 @@ TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
         me.gather();
       });
     }
-    calls_of_new_group();
+    calls_of_new_group(kWorld);
   });
 }
+
+// --- Killed processes
+
+/// Rank 1 is killed in a call behind which others are queued: while it waits for the others, which have not called, or while
+/// they wait for it.
+struct KilledLowLatency {
+  static constexpr int kWorld = 3, kVictim = 1;
+  static constexpr uint64_t kCalls = 60;
+  static constexpr auto kDeadline = 8s;
+  bool it_waits;
+  std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + (it_waits ? "-it-waits" : "-others-wait");
+
+  /// Has all its calls queued when the victim is killed.
+  bool queues_before(int rank) const { return (rank == kVictim) == it_waits; }
+};
+
+/// All calls of a survivor have failed, in less than two deadlines together.
+void check_survivor(const switchyard::test::ChildRank& child, Station& me, Calls& streamed, Clock::time_point start) {
+  me.synchronize();
+  child.require(Clock::now() - start < 2 * KilledLowLatency::kDeadline, "the calls end within two deadlines");
+  const Outcome o = outcome_of([&] { me.group.check(); });
+  child.require(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, shown(o));
+  if (o.code == ErrorCode::peer_timeout)
+    child.require(o.report.awaited_rank == KilledLowLatency::kVictim, "awaited rank, " + shown(o));
+  if (o.code == ErrorCode::peer_failed && o.reason == ErrorCode::system)
+    child.require(o.failed_rank == KilledLowLatency::kVictim, "failed rank, " + shown(o));
+  const Outcome later = outcome_of([&] { dispatched(streamed); });
+  child.require(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
+  child.require(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context works");
+}
+
+void rank_of_killed(switchyard::test::ChildRank& child, const KilledLowLatency& k) {
+  const StreamedCase c = small_case(k.kWorld, ScaleKind::f32);
+  GroupOptions options;
+  options.backend = kBackend;
+  options.heap_bytes = heap_of(c);
+  options.timeout = k.kDeadline;
+  Group group = Group::connect(child.rank(), k.kWorld, k.store, "token", options);
+  Meeting alone(1);
+  Failures failures("rank " + std::to_string(child.rank()));
+  Station me(group, failures, alone);
+  LowLatencyExchange exchange(group, c.config());
+  StationRig rig(me);
+  Calls streamed(rig, exchange, c);
+  streamed.run(1, 8);
+  expect_verdict(me, streamed, streamed.judged(), true);
+  for (const auto& text : failures.take()) child.say(text);
+  group.barrier();
+  uint64_t queued = 0;
+  const auto queue = [&] {
+    for (; queued < k.kCalls; ++queued) streamed.dispatch({100 + queued}, streamed.lane(0), queued % 2, {});
+  };
+  auto start = Clock::now();
+  if (k.queues_before(child.rank())) queue();
+  child.say(std::to_string(queued) + " calls queued");
+  if (child.rank() == k.kVictim) {
+    ::sleep(60);
+    ::_exit(3);
+  }
+  child.await("killed");
+  if (!k.queues_before(child.rank())) {
+    start = Clock::now();
+    (void)outcome_of(queue);  // may hear of it at once
+  }
+  check_survivor(child, me, streamed, start);
+  child.say("done");
+}
+
+class KilledLowLatencyProcess : public testing::TestWithParam<bool> {};
+
+TEST_P(KilledLowLatencyProcess, OthersEndWithinTheDeadline) {
+  const KilledLowLatency k{GetParam()};
+  const auto queued = [&](int rank) { return std::to_string(k.queues_before(rank) ? k.kCalls : 0) + " calls queued"; };
+  switchyard::test::ForkedRanks ranks(k.kWorld, [&](switchyard::test::ChildRank& child) { rank_of_killed(child, k); });
+  for (int r = 0; r < k.kWorld; ++r) ASSERT_TRUE(ranks.wait_until_said(r, queued(r), 40s)) << "rank " << r;
+  ::usleep(200000);  // the kernels run
+  ranks.kill(k.kVictim);
+  ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
+  ranks.tell_all("killed");
+  const auto ends = ranks.finish(40s);
+  for (int r = 0; r < k.kWorld; ++r) {
+    if (r == k.kVictim) continue;
+    const auto& end = ends[static_cast<size_t>(r)];
+    EXPECT_TRUE(end.ok()) << end;
+    EXPECT_EQ(joined(end.said), queued(r) + "\ndone\n");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, KilledLowLatencyProcess, testing::Bool(),
+                         [](const auto& c) { return std::string(c.param ? "it_waits" : "others_wait"); });
 
 }  // namespace
 }  // namespace harness
