@@ -11,13 +11,22 @@ namespace harness {
 namespace {
 
 constexpr int64_t kMostTokens = 14;
-constexpr int kReplays = 1000, kVariants = 6;
+constexpr int kVariants = 6;
+
+struct Shape {
+  int world;
+  Layout layout;
+  Width width = Width::narrow;
+  int replays = 1000;
+};
+class Graphs : public testing::TestWithParam<Shape> {};
 
 /// Another routing with another T per rank, from none to the most.
-std::vector<std::shared_ptr<const Case>> make_variants(int world, Layout layout) {
+std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
+  const int world = shape.world;
   std::vector<std::shared_ptr<const Case>> all;
   for (int v = 0; v < kVariants; ++v) {
-    Scenario s = gpu_scenario("variant " + std::to_string(v), world, layout, kMostTokens, 40 + static_cast<uint64_t>(v));
+    Scenario s = gpu_scenario("variant " + std::to_string(v), world, shape.layout, kMostTokens, 40 + static_cast<uint64_t>(v));
     s.int64_ids = false;
     for (int r = 0; r < world; ++r) {
       auto& tokens = s.tokens[static_cast<size_t>(r)];
@@ -25,7 +34,7 @@ std::vector<std::shared_ptr<const Case>> make_variants(int world, Layout layout)
       if (v > 1) tokens = static_cast<int64_t>(oracle::mix(5, s.seed, static_cast<uint64_t>(r)) % (kMostTokens + 1));
     }
     s.drop_percent = v == 3 ? 30 : 0;
-    all.push_back(make_case(s));
+    all.push_back(make_case(with_width(s, shape.width)));
   }
   return all;
 }
@@ -33,7 +42,8 @@ std::vector<std::shared_ptr<const Case>> make_variants(int world, Layout layout)
 /// Inputs of all variants, and the buffers that the captured calls read and write.
 struct Buffers {
   Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& variants) : cases(variants) {
-    const auto rows = static_cast<size_t>(kMostTokens) * 128, routes = static_cast<size_t>(kMostTokens) * 3 * 4;
+    const auto rows = static_cast<size_t>(kMostTokens) * row_bytes_of(*variants[0]),
+               routes = static_cast<size_t>(kMostTokens) * 3 * 4;
     x = me.room(rows), x2 = me.room(rows), ids = me.room(routes), weights = me.room(routes), out = me.room(rows);
     tokens = reinterpret_cast<int32_t*>(me.room(4));
     for (const auto& c : cases) {
@@ -56,7 +66,7 @@ struct Buffers {
     launch_copies(list, stream);
     launch_set(tokens, static_cast<int32_t>(in[v].ids.tokens), stream);
   }
-  switchyard::ConstRows rows(const void* data) const { return {data, kMostTokens, 64, DType::bf16}; }
+  switchyard::ConstRows rows(const void* data) const { return {data, kMostTokens, cases[0]->scenario.hidden, DType::bf16}; }
   switchyard::ExpertIds expert_ids() const {
     return switchyard::ExpertIds::of(reinterpret_cast<const int32_t*>(ids), kMostTokens, 3);
   }
@@ -164,16 +174,11 @@ void destroy(Graph& g) {
   must(cudaGraphDestroy(g.graph), "cudaGraphDestroy");
 }
 
-struct Shape {
-  int world;
-  Layout layout;
-};
-class Graphs : public testing::TestWithParam<Shape> {};
-
-/// 1, 2 and 3 calls per graph, 1000 replays each, every one compared; an ordinary call in between.
+/// 1, 2 and 3 calls per graph, up to 1000 replays each, every one compared; an ordinary call in between.
 TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
-  const auto [world, layout] = GetParam();
-  const auto cases = make_variants(world, layout);
+  const Shape& shape = GetParam();
+  const int world = shape.world, replayed = shape.replays;
+  const auto cases = make_variants(shape);
   const NormalConfig config = roomy_config(*cases[0], 6);
   isolated([&] {
     for (const Captured kind : kAllCaptured) {
@@ -194,10 +199,10 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
         me.meet();
         me.f.check(room_in_pool(exchange, handles[0]) < room, "the graph holds no memory");
         std::vector<Replay> replays;
-        for (int i = 0; i < kReplays; ++i) {
+        for (int i = 0; i < replayed; ++i) {
           replays.push_back(replay(me, g, b, oracle::mix(3, static_cast<uint64_t>(i)) % cases.size()));
           if (i % 16 == 15) must(cudaStreamSynchronize(me.stream()), "replays");
-          if (i == kReplays / 2) {
+          if (i == replayed / 2) {
             me.f.set_context("between replays");
             me.round(exchange, *cases[2], 5);
           }
@@ -225,8 +230,8 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
 
 /// All four graphs of one object in random order.
 TEST_P(Graphs, Interleaved) {
-  const auto [world, layout] = GetParam();
-  const auto cases = make_variants(world, layout);
+  const int world = GetParam().world, replayed = std::min(GetParam().replays, 200);
+  const auto cases = make_variants(GetParam());
   const NormalConfig config = roomy_config(*cases[0], 10);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
     NormalExchange exchange(me.group, config);
@@ -244,7 +249,7 @@ TEST_P(Graphs, Interleaved) {
     for (const Captured kind : kAllCaptured) graphs.push_back(capture(me, exchange, b, *cases[0], kind, handles[0]));
     me.meet();
     std::vector<Replay> replays;
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < replayed; ++i) {
       const uint64_t bits = oracle::mix(4, static_cast<uint64_t>(i));
       const Graph& g = graphs[bits % graphs.size()];
       replays.push_back(replay(me, g, b, bits / 16 % cases.size()));
@@ -264,10 +269,12 @@ TEST_P(Graphs, Interleaved) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, Graphs,
                          testing::Values(Shape{1, Layout::expert_major}, Shape{2, Layout::rank_major},
-                                         Shape{4, Layout::expert_major}),
+                                         Shape{4, Layout::expert_major}, Shape{2, Layout::rank_major, Width::wide, 150},
+                                         Shape{4, Layout::expert_major, Width::wide, 150}),
                          [](const auto& shape) {
                            return "W" + std::to_string(shape.param.world) +
-                                  (shape.param.layout == Layout::rank_major ? "_rank_major" : "_expert_major");
+                                  (shape.param.layout == Layout::rank_major ? "_rank_major" : "_expert_major") +
+                                  suffix_of(shape.param.width);
                          });
 
 // --- Rows that are fp8, or become it, in a graph
