@@ -19,6 +19,8 @@ struct Times {
 };
 /// Percentiles by nearest rank. \pre not empty
 Times summarize(std::vector<double> seconds);
+/// What p99 of so many iterations is: the maximum ("max"), or less than that ("p99").
+inline const char* tail_name(int64_t iterations) { return iterations < 100 ? "max" : "p99"; }
 /// Element i is the largest of all ranks' element i.
 std::vector<double> slowest(const std::vector<std::vector<double>>& per_rank);
 

@@ -172,6 +172,19 @@ class Sweeps(unittest.TestCase):
         header, *rows = [line.split() for line in out.replace("max tokens", "tokens").splitlines() if "checked" in line or "PASS" in line]
         return [row[header.index(name)] for row in rows]
 
+    def test_few_iterations_have_no_p99(self):
+        for mode in ("normal", "low_latency", "flat"):
+            for iterations, tail, other in (("99", "max", "p99"), ("100", "p99", "max")):
+                with tempfile.TemporaryDirectory() as folder:
+                    out, _ = self.lines("--mode", mode, "--iterations", iterations, "--html", f"{folder}/x.html")
+                    header = next(line for line in out.splitlines() if "checked" in line).replace("max tokens", "tokens").split()
+                    self.assertGreaterEqual(header.count(tail), 2, header)
+                    self.assertNotIn(other, header)
+                    self.assertEqual(out.count("max: of 99 iterations; p99 needs 100 or more"), int(tail == "max"))
+                    page = Path(folder, "x.html").read_text()
+                    self.assertIn(f"<th>{tail}</th>", page)
+                    self.assertNotIn(f"<th>{other}</th>", page)
+
     def test_normal(self):
         out, err = self.lines("--sets", "1", "--sweep", "hidden=64,128", "--sweep", "topk=2,4")
         self.assertEqual(self.column(out, "hidden"), ["64", "64", "128", "128"])

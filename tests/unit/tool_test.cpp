@@ -422,7 +422,21 @@ TEST(Measure, PercentilesByNearestRank) {
   EXPECT_EQ(t.min, 1);
   EXPECT_EQ(t.max, 100);
   EXPECT_EQ(bench::summarize({7.0}).p99, 7);
+  EXPECT_STREQ(bench::tail_name(100), "p99");
+  v.pop_back();  // of 99 it is the maximum
+  EXPECT_EQ(bench::summarize(v).p99, 100);
+  EXPECT_STREQ(bench::tail_name(99), "max");
   EXPECT_EQ(bench::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
+}
+
+TEST(Measure, IterationsOnGpusAreEnoughForAP99) {
+  for (const char* mode : {"normal", "low_latency", "flat"}) {
+    BenchOptions o;
+    o.mode = mode;
+    EXPECT_EQ(bench_points(o).front().iterations, 40) << mode;
+    o.backend = "cuda";
+    EXPECT_EQ(bench_points(o).front().iterations, 200) << mode;
+  }
 }
 
 TEST(Measure, ALimitThatIsHardToBelieveIsNoted) {

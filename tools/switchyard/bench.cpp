@@ -72,9 +72,10 @@ json describe(const BenchRun& run, double limit_gbs) {
 }
 
 void print_runs(const std::vector<BenchRun>& runs, double limit_gbs) {
+  const std::string tail = bench::tail_name(runs.front().options.iterations);
   PointTable table(runs.front().options, {"ranks", "tokens"},
-                   {"ranks", "workers", "tokens", "dispatch p50", "p99", "limit", "combine p50", "p99", "limit", "both",
-                    "limit", "remote", "logical", "checked"});
+                   {"ranks", "workers", "tokens", "dispatch p50", tail, "limit", "combine p50", tail, "limit", "both", "limit",
+                    "remote", "logical", "checked"});
   const auto percent = [&](double bytes, double seconds) {
     return fmt::format("{:.1f} %", 100 * share(bytes, seconds, limit_gbs));
   };
@@ -115,7 +116,7 @@ double largest_share(const std::vector<BenchRun>& runs, double limit_gbs) {
   return most;
 }
 
-void print_legend(const bench::CopyLimit& limit, const std::vector<std::string>& notes) {
+void print_legend(const BenchOptions& any, const bench::CopyLimit& limit, const std::vector<std::string>& notes) {
   fmt::print(
       "\n  Times are from entry to exit on the slowest rank. 'limit' is the share of the copy limit: {:.1f} GB/s read + "
       "written\n"
@@ -126,6 +127,7 @@ void print_legend(const bench::CopyLimit& limit, const std::vector<std::string>&
     fmt::print("    {:<32} {:>7.1f} GB/s  ({:.1f} to {:.1f})\n", r.method, r.gbs, r.gbs_min, r.gbs_max);
   for (const std::string& note : notes) fmt::print("  {}: {}\n", yellow("note"), note);
   fmt::print("  remote: rows for other ranks, one per (token, rank); logical: one row per route.\n");
+  print_tail(any);
 }
 
 void print_failures(const std::vector<BenchRun>& runs) {
@@ -260,7 +262,7 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
   for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
   write_results(options, document);
   print_runs(runs, limit.best().gbs);
-  print_legend(limit, notes);
+  print_legend(points.front(), limit, notes);
   print_failures(runs);
   print_written(options);
   return stopped.status(std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); }));

@@ -40,7 +40,7 @@ struct BenchOptions {
   int64_t send_chunk = 0;
   int64_t slots = 0;
   bool cached = false;     ///< dispatch by the handle of the first one
-  int64_t iterations = 0;  ///< 0: 40; normal mode on GPUs: 200, of which p99 leaves out two
+  int64_t iterations = 0;  ///< 0: 40; on GPUs 200, of which p99 leaves out two
   int64_t warmup = 5;
   int64_t sets = 0;  ///< 0: as many as exceed four times the last-level cache
   std::string pin = "auto";

@@ -365,8 +365,7 @@ json describe(const CudaRun& r) {
 }
 
 void print_runs(const std::vector<CudaRun>& runs) {
-  const bool few = runs.front().options.iterations <= 100;  // p99 is the maximum
-  const std::string tail = few ? "max" : "p99";
+  const std::string tail = bench::tail_name(runs.front().options.iterations);
   PointTable table(runs.front().options, {"tokens", "sms"},
                    {"tokens", "SMs", "layout", "rows", "plan", "dispatch", tail, "limit", "cached", "over cached", "push",
                     "combine", tail, "limit", "pull", "remote", "logical", "checked"});
@@ -392,7 +391,7 @@ void print_runs(const std::vector<CudaRun>& runs) {
       "as many SMs;\n  limit: their share of the time of the call. over cached: dispatch less cached dispatch, what the plan "
       "adds.\n"
       "  remote: rows for other ranks, one per (token, rank), of all ranks; logical: one row per route.\n");
-  if (few) fmt::print("  max: of {} iterations; p99 needs more than 100.\n", runs.front().options.iterations);
+  print_tail(runs.front().options);
   for (const CudaRun& r : runs)
     for (const CheckResult& c : r.checks)
       if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.options), c.detail);

@@ -167,12 +167,14 @@ double geometric_mean(const std::vector<Run>& runs) {
 }
 
 void print_runs(const std::vector<Run>& runs) {
-  const bool cuda = runs.front().point.options.backend == "cuda";
+  const BenchOptions& any = runs.front().point.options;
+  const bool cuda = any.backend == "cuda";
+  const std::string tail = bench::tail_name(any.iterations);
   std::vector<std::string> header{"ranks", "experts", "top",       "hidden", "max tokens", "rows",
-                                  "whole", "p99",     "two calls", "p99",    "bytes"};
+                                  "whole", tail,      "two calls", tail,     "bytes"};
   if (cuda) header.insert(header.end(), {"t", "2(t+12)"});
   header.emplace_back("checked");
-  PointTable table(runs.front().point.options, {"ranks", "topk", "hidden", "tokens"}, header);
+  PointTable table(any, {"ranks", "topk", "hidden", "tokens"}, header);
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const Run& r : runs) {
     const BenchOptions& o = r.point.options;
@@ -200,6 +202,7 @@ void print_runs(const std::vector<Run>& runs) {
       "\n  Microseconds, slowest rank{}. whole: moe_all_to_all; two calls: dispatch, and combine with expert_scale. bytes: "
       "written to other ranks\n  by the rank that writes most, both ways{}.\n",
       cuda ? ", replayed CUDA graphs with a cold L2" : "", cuda ? "; t: their time at 353 GB/s" : "");
+  print_tail(any);
   if (has_mean(runs)) {
     fmt::print(
         "  Geometric mean of the five shapes: {} us.{}\n", bold(us(geometric_mean(runs))),

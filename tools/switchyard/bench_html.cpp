@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "../../bench/measure.hpp"
 #include "cli.hpp"
 #include "report_html.hpp"
 #include "style.hpp"
@@ -243,7 +244,10 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   const bool shares = runs.at(0).contains("share_of_limit"), plan = runs.at(0).contains("plan_us");
   std::string out = "<div class=\"scroll\"><table><tr>";
   for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].title);
-  for (const Line* line : lines) out += fmt::format("<th>{}</th><th>p99</th>{}", line->name, shares ? "<th>of limit</th>" : "");
+  for (const Line* line : lines) {
+    const char* const tail = bench::tail_name(runs.at(0).at(line->path[0]).value("iterations", int64_t{100}));
+    out += fmt::format("<th>{}</th><th>{}</th>{}", line->name, tail, shares ? "<th>of limit</th>" : "");
+  }
   out += fmt::format("{}<th>checked</th></tr>", plan ? "<th>plan</th>" : "");
   for (const json& run : runs) {
     out += "<tr>";

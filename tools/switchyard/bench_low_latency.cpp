@@ -239,8 +239,10 @@ void print_overlap(const std::vector<Run>& runs) {
 }
 
 void print_runs(const std::vector<Run>& runs) {
-  PointTable table(runs.front().point.options, {"ranks", "tokens"},
-                   {"ranks", "tokens", "rows", "dispatch", "p99", "push", "per_route", "p99", "per_rank", "p99", "pull",
+  const BenchOptions& any = runs.front().point.options;
+  const std::string tail = bench::tail_name(any.iterations);
+  PointTable table(any, {"ranks", "tokens"},
+                   {"ranks", "tokens", "rows", "dispatch", tail, "push", "per_route", tail, "per_rank", tail, "pull",
                     "both per_route", "both per_rank", "checked"});
   const auto us = [](double seconds) { return fmt::format("{:.1f}", seconds * 1e6); };
   for (const Run& r : runs) {
@@ -260,6 +262,7 @@ void print_runs(const std::vector<Run>& runs) {
   if (runs.front().has_limits)
     fmt::print(
         "  Replayed CUDA graphs, cold L2. push and pull: the same rows moved by bare kernels, with a barrier at the end.\n");
+  print_tail(any);
   print_overlap(runs);
   for (const Run& r : runs)
     for (const CheckResult& c : r.checks)

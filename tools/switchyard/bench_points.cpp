@@ -197,7 +197,7 @@ std::vector<BenchOptions> bench_points(const BenchOptions& options) {
   std::vector<BenchOptions> points{options};
   if (options.contest && !options.sweep.empty()) throw UsageError("--sweep: given with --contest, which sets the shapes");
   for (BenchOptions& point : points)
-    if (point.iterations == 0) point.iterations = point.backend == "cuda" && point.mode == "normal" ? 200 : 40;
+    if (point.iterations == 0) point.iterations = point.backend == "cuda" ? 200 : 40;
   for (const std::string& sweep : options.sweep) vary(points, sweep);
   refuse_without_effect(options, points.front().swept);
   return options.contest ? contest_points(points.front()) : points;
@@ -317,6 +317,10 @@ std::string common_hidden(const BenchOptions& point) {
 
 std::string common(const BenchOptions& point, const std::string& name) {
   return contains(point.swept, name) ? "(see below)" : value_of(point, name);
+}
+
+void print_tail(const BenchOptions& any) {
+  if (any.iterations < 100) fmt::print("  max: of {} iterations; p99 needs 100 or more.\n", any.iterations);
 }
 
 PointTable::PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header)

@@ -46,6 +46,9 @@ std::string common_hidden(const BenchOptions& point);
 /// The value of an option that can be swept if all points have it, else "(see below)".
 std::string common(const BenchOptions& point, const std::string& name);
 
+/// If a table has `max` where it could have p99: why.
+void print_tail(const BenchOptions& any);
+
 /// A table of results. What is swept and not among `shown`, the quantities that `header` has, gets a column in front.
 class PointTable {
  public:

@@ -188,7 +188,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.automatic("--send-chunk", o.send_chunk, 1, 1 << 20, "Rows appended before the consumer is told");
   add.automatic("--slots", o.slots, 1, 1 << 20, "Rows per ring");
   add.group("How");
-  add.automatic("--iterations", o.iterations, 20, 1 << 20, "Timed iterations; auto: 40, or 200 in normal mode on GPUs");
+  add.automatic("--iterations", o.iterations, 20, 1 << 20, "Timed iterations; auto: 40, or 200 on GPUs");
   add.integer("--warmup", o.warmup, 1, 1 << 20, "Iterations before them");
   add.automatic("--sets", o.sets, 1, 64, "CPU, normal: input sets used in turn; auto: so many that no cache holds them");
   add.choice("--pin", o.pin, {"auto", "cores", "none"},

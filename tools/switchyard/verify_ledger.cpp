@@ -409,8 +409,8 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
     fmt::print("  combine_e2e: avg={:.1f} us max={:.1f} us\n", us("combine_e2e_us", "avg"), us("combine_e2e_us", "max"));
   }
   if (!r.at("kernel_us").is_null())
-    fmt::print("  kernel: median={:.1f} us p99={:.1f} us (replayed graph, cold L2, slowest rank)\n", us("kernel_us", "median"),
-               us("kernel_us", "p99"));
+    fmt::print("  kernel: median={:.1f} us {}={:.1f} us (replayed graph, cold L2, slowest rank)\n", us("kernel_us", "median"),
+               bench::tail_name(o.measured), us("kernel_us", "p99"));
   fmt::print("  compared={} max_diff={:.3g}\n", r.at("compared").get<int64_t>(), r.at("max_diff").get<double>());
   const auto problem = r.at("problem").get<std::string>();
   if (!problem.empty()) fmt::print("  {}\n", problem);
