@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the PTX of every kernel of the library: where tracing is off there is no code of it. Needs nvcc, no GPU.
+"""Reads the PTX of every kernel of the library, and of those that a user's file instantiates through its public header
+(switchyard/cuda/row_function.cuh): where tracing is off there is no code of it. Needs nvcc, no GPU.
 
 A span begins and ends with a read of %clock64, and a record names its %smid. So neither may stand in a kernel, or in a function that one
 calls, that was not compiled for a traced arch; and each that was has both, or the check would see nothing.
@@ -15,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TRACED = "TracedArch"
+# Files of users of the library.
+USERS = ("tests/gpu/flat_function.cu",)
 # Kernels that are no part of a call.
 NEVER_TRACED = ("answer_kernel", "count_kept_kernel")
 
@@ -39,14 +42,15 @@ def problem_of(kind, name, body):
 def ptx_of(nvcc, generated, source):
     return subprocess.run(
         [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-arch=compute_90a", "-ptx", "-o", "-", "-I", ROOT / "src", "-I",
-         ROOT / "include", "-I", generated, source], check=True, capture_output=True, text=True).stdout
+         ROOT / "include", "-I", ROOT / "tests", "-I", generated, source], check=True, capture_output=True, text=True).stdout
 
 
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__.strip().splitlines()[-1])
     _, nvcc, generated = sys.argv
-    sources = sorted((ROOT / "src/exchange/cuda").glob("*.cu"))
+    users = [ROOT / path for path in USERS]
+    sources = sorted((ROOT / "src/exchange/cuda").glob("*.cu")) + users
     passed, failed = 0, 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for source, ptx in zip(sources, pool.map(lambda s: ptx_of(nvcc, generated, s), sources)):
@@ -57,7 +61,7 @@ def main():
                     problems.append(f"{name}: {problem}")
                 if kind == "entry" and not any(word in name for word in NEVER_TRACED):
                     entries[TRACED in name] += 1
-            if entries[True] != entries[False]:
+            if entries[True] != entries[False] or (source in users and not entries[True]):
                 problems.append(f"{entries[True]} traced kernels, {entries[False]} others")
             print(f"{'FAIL' if problems else 'ok':4} {source.name}: {entries[False]} kernels with tracing and without", *problems, sep="\n     ")
             passed, failed = passed + (not problems), failed + bool(problems)
