@@ -220,6 +220,53 @@ class TraceVerb(unittest.TestCase):
             self.assertTrue(all(0 <= c[1] <= carried for c in counts), counts)
             self.assertGreater(max(c[1] for c in counts), 0)
 
+    # What lets a wait end: for each, the kinds of spans of the awaited rank, and whether they raise their signal where they begin.
+    CAUSES = {
+        "wait_entered": {"dispatch": True, "combine": True, "all_to_all": True},
+        "wait_counts": {"exchange_counts": True, "plan": False},
+        "wait_placement": {"dispatch": True, "exchange_counts": True, "combine": True},
+        "wait_rows": {"send_rows": False},
+        "wait_message": {"send_rows": False},
+        "wait_outputs": {"combine": True, "reduce_local": False, "return_rows": False},
+        "wait_pulled": {"pull_reduce": False, "sum_returned": False},
+        "wait_returned": {"return_rows": False},
+        "wait_ledger_rows": {"ledger_combine": True, "return_segments": False},
+        "wait_ring": {"ring_send": False, "ring_receive": False},
+    }
+
+    def test_arrows_lead_from_signals_to_waits(self):
+        """More ranks than this needs cores for: in some call a rank is late, in every mode."""
+        modes = {"normal": {"wait_counts", "wait_placement", "wait_rows", "wait_pulled"}, "low_latency": {"wait_entered"},
+                 "flat": {"wait_entered", "wait_returned"}, "ledger": {"wait_ledger_rows"}, "ring": {"wait_ring"}}
+        for mode, awaited in modes.items():
+            with self.subTest(mode), tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "trace.json"
+                code, _, err = run("trace", "--ranks", "4", "--tokens", "16", "--hidden", "64", "--experts", "8", "--topk", "2", "--calls", "20",
+                                   "--events", "4096", *(("--staging", mode) if mode == "ring" else ("--mode", mode)), "--out", str(path))
+                self.assertEqual(code, 0, err)
+                events = json.loads(path.read_text())["traceEvents"]
+                spans = [e for e in events if e["ph"] == "X"]
+                ends = {e["id"]: e for e in events if e["ph"] == "f"}
+                starts = [e for e in events if e["ph"] == "s"]
+                self.assertEqual({e["id"] for e in starts}, set(ends))
+                waits = {self.check_arrow(start, ends[start["id"]], spans) for start in starts}
+                self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
+
+    def check_arrow(self, start, end, spans):
+        """From another rank's signal to the end of a wait for that rank, not back in time. Returns the wait's name."""
+        self.assertNotEqual(start["pid"], end["pid"])
+        self.assertLessEqual(start["ts"], end["ts"])
+
+        def at(arrow, begin):
+            return {(s["name"], s["args"].get("rank")) for s in spans if (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"]) and
+                    abs((s["ts"] if begin else s["ts"] + s["dur"]) - arrow["ts"]) < 1e-4}
+
+        begun, ended = ({name for name, _ in at(start, begin)} for begin in (True, False))
+        for wait, rank in at(end, False):
+            if rank == start["pid"] and any(cause in (begun if early else ended) for cause, early in self.CAUSES.get(wait, {}).items()):
+                return wait
+        self.fail(f"an arrow from {begun} or the end of {ended} of rank {start['pid']} to the end of {at(end, False)}")
+
     def test_rings_and_what_recording_costs(self):
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "t.json")
