@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large outputs on a GPU.
+// Large outputs, and as many experts as there may be, on GPUs.
 #include <cstring>
 
 #include "gpu/object_rig.hpp"
@@ -47,6 +47,45 @@ TEST(BigOffsets, A09_OffsetsBeyond32Bits) {
       me.f.check(std::memcmp(want, got.data(), row) == 0, "row " + std::to_string(i));
     }
     me.check_combined(data, in);
+  });
+}
+
+constexpr int kMostExperts = 6144;
+
+Scenario with_experts(int world, Layout layout, int experts) {
+  Scenario s = gpu_scenario(std::to_string(experts) + " experts", world, layout, 150);
+  s.problem.experts = experts;
+  s.drop_percent = 5;
+  return s;
+}
+
+TEST(ManyExperts, AsManyAsThereMayBe) {
+  constexpr int kWorld = 2;
+  isolated([] {
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+      for (const Routing routing : {Routing::uniform, Routing::one_expert}) {
+        Scenario s = with_experts(kWorld, layout, kMostExperts);
+        s.routing = routing;
+        const auto c = make_case(s);
+        const NormalConfig config = make_config(*c);
+        on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
+          me.f.set_context(s.name);
+          NormalExchange exchange(me.group, config);
+          for (int i = 0; i < 2; ++i) me.round(exchange, *c, i);
+        });
+      }
+    }
+  });
+}
+
+TEST(ManyExperts, OneMoreIsATypedError) {
+  const auto c = make_case(with_experts(1, Layout::expert_major, kMostExperts + 1));
+  const NormalConfig config = make_config(*c);
+  on_gpus(1, heap_for(config, 1), [&](Station& me) {
+    const Outcome o = outcome_of([&] { NormalExchange exchange(me.group, config); });
+    me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(o.code), "code, " + o.text);
+    me.f.check(o.text.find("num_experts = 6145") != std::string::npos && o.text.find("at most 6144") != std::string::npos,
+               "text: " + o.text);
   });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of a GPU group beyond its calls: buffers of the caller that combine reads in place, sleep and wake. With ranks as
 // processes the acceptance case B10 registers buffers too.
+#include <algorithm>
 #include <optional>
 
 #include "exchange/group_impl.hpp"
@@ -174,6 +175,84 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       me.group.sleep();  // objects and group end like this
     });
   }
+}
+
+/// What lies before and behind an object in the heap, of this rank.
+class Neighbours {
+ public:
+  static constexpr size_t kBytes = size_t{256} << 10;
+
+  explicit Neighbours(Station& me) : me_(me), heap_(*me.group.impl().heap), before_(fill(heap_.allocate(kBytes, 4096))) {}
+  /// When the object has been made, right behind it.
+  void enclose() { behind_ = fill(heap_.allocate(kBytes, switchyard::detail::OffsetAllocator::kGranule)); }
+  size_t between() const { return behind_ - before_ - kBytes; }
+  /// While all ranks are idle.
+  void check() {
+    std::vector<std::byte> got(kBytes);
+    for (const size_t at : {before_, behind_}) {
+      me_.read(got.data(), heap_.view().base[me_.rank()] + at, kBytes);
+      const auto changed = std::find_if(got.begin(), got.end(), [](std::byte b) { return b != kFilled; }) - got.begin();
+      me_.f.equal(kBytes, static_cast<size_t>(changed), "first byte that was changed of what lies beside an object");
+    }
+  }
+  void release() {
+    heap_.release(before_);
+    heap_.release(behind_);
+  }
+
+ private:
+  static constexpr std::byte kFilled{0x5A};
+  size_t fill(size_t offset) {
+    must(cudaMemsetAsync(heap_.view().base[me_.rank()] + offset, 0x5A, kBytes, me_.stream()), "cudaMemset");
+    me_.meet();
+    return offset;
+  }
+
+  Station& me_;
+  switchyard::detail::SymmetricHeap& heap_;
+  size_t before_, behind_ = 0;
+};
+
+/// An object takes of the heap what memory_required says, and no call takes more or writes elsewhere.
+TEST_P(GpuMemory, ObjectsKeepToWhatTheyNeed) {
+  const auto [world, width] = GetParam();
+  isolated([&] {
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+      for (const Staging staging : {Staging::direct, Staging::ring}) {
+        Scenario s = with_width(gpu_scenario("heap use", world, layout, 20), width);
+        s.staging = staging;
+        s.ring = {3, 2, 4};
+        const auto c = make_case(s);
+        if (layout == Layout::expert_major) s.order = CombineOrder::per_route;
+        const auto routes = make_case(s);
+        NormalConfig config = make_config(*c);
+        config.first_epoch = (uint64_t{1} << 40) - 3;
+        const size_t need = NormalExchange::memory_required(config, world, kBackend).total();
+        on_gpus(world, heap_for(config, world) + 2 * Neighbours::kBytes, [&](Station& me) {
+          me.f.set_context(s.name + (staging == Staging::ring ? ", ring" : ""));
+          const size_t unused = me.group.heap_used();
+          Neighbours neighbours(me);
+          {
+            NormalExchange exchange(me.group, config);
+            const size_t used = me.group.heap_used() - unused - Neighbours::kBytes;
+            me.f.equal(need, used, "bytes of the heap");
+            neighbours.enclose();
+            me.f.equal(used, neighbours.between(), "bytes between the neighbours");
+            for (int i = 0; i < 3; ++i) {
+              me.round(exchange, *c, i);
+              me.round(exchange, *routes, i);
+            }
+            me.f.equal(unused + used + 2 * Neighbours::kBytes, me.group.heap_used(), "heap in use after calls");
+          }
+          me.meet();
+          neighbours.check();
+          neighbours.release();
+          me.f.equal(unused, me.group.heap_used(), "heap in use at the end");
+          me.meet();
+        });
+      }
+    }
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuMemory,
