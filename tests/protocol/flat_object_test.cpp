@@ -335,6 +335,27 @@ TEST(FlatFunctions, MayDifferByRank) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+/// The contest's expert, x * (1 + its rank), as a function: the bits of the same factor as expert_scale.
+TEST(FlatFunctions, TheContestsExpert) {
+  const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    for (size_t i = 0; i < rig.rows.size(); ++i) rig.rows[i] = static_cast<uint16_t>(0x3E00 + (i * 37 + 11) % 0x300);
+    const float factor = 1.0f + static_cast<float>(group.rank());
+    std::fill(rig.scale.begin(), rig.scale.end(), factor);
+    rig.round();
+    const std::vector<uint16_t> scaled = rig.out;
+    std::fill(rig.out.begin(), rig.out.end(), uint16_t{0xFFFF});
+    const auto contest =
+        switchyard::RowFunction::on_cpu([factor](float x, const switchyard::RowOrigin&, int64_t) { return x * factor; });
+    FlatRig::Arguments a = rig.arguments();
+    a.options.expert_scale = nullptr;
+    a.options.row_function = &contest;
+    rig.call(a);
+    EXPECT_EQ(rig.out, scaled);
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
 struct ForeignFunction final : switchyard::detail::RowFunctionBase {
   ForeignFunction() noexcept : RowFunctionBase(switchyard::Backend::cuda) {}
 };
