@@ -305,6 +305,56 @@ std::vector<double> GpuRank::seconds() {
 
 void GpuRank::wait() const { check(cudaStreamSynchronize(impl_->stream), "wait for the GPU"); }
 
+namespace {
+
+/// What the stream captured last, being one node.
+cudaGraphNode_t captured_last(cudaStream_t stream) {
+  cudaStreamCaptureStatus status{};
+  const cudaGraphNode_t* last = nullptr;
+  size_t count = 0;
+  check(cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &last, nullptr, &count), "cudaStreamGetCaptureInfo");
+  if (status != cudaStreamCaptureStatusActive || count != 1) throw std::runtime_error("capture: not one node at the end");
+  return last[0];
+}
+
+struct Dependents {
+  std::vector<cudaGraphNode_t> nodes;
+  std::vector<cudaGraphEdgeData> edges;
+};
+Dependents dependents_of(cudaGraphNode_t node) {
+  size_t count = 0;
+  check(cudaGraphNodeGetDependentNodes(node, nullptr, nullptr, &count), "cudaGraphNodeGetDependentNodes");
+  Dependents d{std::vector<cudaGraphNode_t>(count), std::vector<cudaGraphEdgeData>(count)};
+  if (count > 0)
+    check(cudaGraphNodeGetDependentNodes(node, d.nodes.data(), d.edges.data(), &count), "cudaGraphNodeGetDependentNodes");
+  return d;
+}
+
+cudaGraphNode_t kernel_behind(cudaGraphNode_t node) {
+  const Dependents next = dependents_of(node);
+  cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+  if (next.nodes.size() == 1) check(cudaGraphNodeGetType(next.nodes[0], &type), "cudaGraphNodeGetType");
+  if (type != cudaGraphNodeTypeKernel) throw std::runtime_error("capture: the call does not begin with one kernel");
+  return next.nodes[0];
+}
+
+/// Puts a record of `event` between `node` and all that depends on it, which then waits for the end of `node`.
+void record_behind(cudaGraph_t graph, cudaGraphNode_t node, cudaEvent_t event) {
+  const Dependents next = dependents_of(node);
+  const size_t count = next.nodes.size();
+  std::vector<cudaGraphNode_t> from(count, node);
+  if (count > 0)
+    check(cudaGraphRemoveDependencies(graph, from.data(), next.nodes.data(), next.edges.data(), count),
+          "cudaGraphRemoveDependencies");
+  cudaGraphNode_t record = nullptr;
+  check(cudaGraphAddEventRecordNode(&record, graph, &node, 1, event), "cudaGraphAddEventRecordNode");
+  from.assign(count, record);
+  if (count > 0)
+    check(cudaGraphAddDependencies(graph, from.data(), next.nodes.data(), nullptr, count), "cudaGraphAddDependencies");
+}
+
+}  // namespace
+
 void GpuRank::capture(const std::function<void()>& enqueue) {
   Impl& i = *impl_;
   cudaGraph_t graph = nullptr;
@@ -314,8 +364,30 @@ void GpuRank::capture(const std::function<void()>& enqueue) {
   enqueue();
   check(cudaEventRecordWithFlags(i.events.at(1), i.stream, cudaEventRecordExternal), "cudaEventRecord");
   check(cudaStreamEndCapture(i.stream, &graph), "end capture");
-  if (i.graph) check(cudaGraphExecDestroy(i.graph), "cudaGraphExecDestroy");
-  i.graph = nullptr;
+  instantiate(graph);
+}
+
+void GpuRank::capture_first_kernel(const std::function<void()>& enqueue) {
+  Impl& i = *impl_;
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamBeginCapture(i.stream, cudaStreamCaptureModeThreadLocal), "begin capture");
+  align();
+  check(cudaEventRecordWithFlags(i.events.at(0), i.stream, cudaEventRecordExternal), "cudaEventRecord");
+  const cudaGraphNode_t begin = captured_last(i.stream);
+  enqueue();
+  check(cudaStreamEndCapture(i.stream, &graph), "end capture");
+  record_behind(graph, kernel_behind(begin), i.events.at(1));
+  instantiate(graph);
+}
+
+void GpuRank::drop_graph() {
+  if (impl_->graph) check(cudaGraphExecDestroy(impl_->graph), "cudaGraphExecDestroy");
+  impl_->graph = nullptr;
+}
+
+void GpuRank::instantiate(cudaGraph_t graph) {
+  Impl& i = *impl_;
+  drop_graph();
   check(cudaGraphInstantiate(&i.graph, graph, 0), "cudaGraphInstantiate");
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   check(cudaGraphUpload(i.graph, i.stream), "cudaGraphUpload");

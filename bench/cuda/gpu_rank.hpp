@@ -11,6 +11,8 @@
 
 #include "switchyard/group.hpp"
 
+struct CUgraph_st;  // *cudaGraph_t
+
 namespace switchyard::bench {
 
 /// Where the row of each token of one rank goes (dispatch), or which rows it sums (combine): entries [begin[t], begin[t + 1]).
@@ -51,6 +53,11 @@ class GpuRank {
   /// Captures into a graph: the L2 cache is filled with other lines, all ranks' GPUs meet, and, timed inside the graph, what
   /// `enqueue` puts on stream(). Replaces the graph before.
   void capture(const std::function<void()>& enqueue);
+  /// The same, but timed is only the first kernel of what `enqueue` puts there, which must be the first thing: from an event
+  /// before it to one behind it, for which all that follows waits.
+  void capture_first_kernel(const std::function<void()>& enqueue);
+  /// Lets go of the graph and what it holds.
+  void drop_graph();
   /// Replays it `n` times; durations of the timed part in order. Collective in effect: all ranks meet in each replay.
   std::vector<double> replay(int n);
 
@@ -68,6 +75,7 @@ class GpuRank {
 
  private:
   void calibrate();
+  void instantiate(CUgraph_st* graph);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -28,6 +28,8 @@ namespace {
 using bench::GpuRank;
 using nlohmann::json;
 
+constexpr int64_t kLeastPlans = 50;  ///< launches of the plan that are timed, at least
+
 DType type_of(const std::string& name) {
   if (name == "f16") return DType::f16;
   if (name == "f32") return DType::f32;
@@ -98,7 +100,12 @@ Setup make_setup(const BenchOptions& o) {
   n.layout = c.layout;
   n.expert_alignment = c.alignment;
   n.row_type = s.out_type;
-  n.pool_bytes = 2 * NormalExchange::memory_required(n, c.world, Backend::cuda).pool_bytes;  // two dispatches and their outputs
+  n.staging = o.staging == "ring" ? Staging::ring : Staging::direct;
+  if (o.channels > 0) n.ring.num_channels = static_cast<int>(o.channels);
+  if (o.send_chunk > 0) n.ring.send_chunk = static_cast<int>(o.send_chunk);
+  if (o.slots > 0) n.ring.slots = static_cast<int>(o.slots);
+  const MemoryRequirement need = NormalExchange::memory_required(n, c.world, Backend::cuda);
+  n.pool_bytes = 2 * (need.pool_bytes + need.private_bytes);  // two dispatches and their outputs
   return s;
 }
 
@@ -140,6 +147,7 @@ class RankBench {
     (void)dispatch();
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
     out["checks"] = checks;
+    if (s_.options.limits) out["plan_launch"] = plan_launches();
     group_.barrier();
     return out;
   }
@@ -216,6 +224,18 @@ class RankBench {
     return us;
   }
 
+  /// The plan as a launch of its own in a replayed graph of a dispatch, which goes on when the plan has ended.
+  std::vector<double> plan_launches() {
+    group_.barrier();
+    gpu_.capture_first_kernel([&] { (void)dispatch(); });
+    group_.barrier();
+    const std::vector<double> all =
+        gpu_.replay(static_cast<int>(s_.options.warmup + std::max<int64_t>(s_.options.iterations, kLeastPlans)));
+    gpu_.drop_graph();
+    group_.check();
+    return {all.begin() + s_.options.warmup, all.end()};
+  }
+
   void verify(const Dispatched& d, const RowBuffer& y, json& checks) {
     const HostDispatched host =
         copy_to_host(d, weights_ != nullptr, [&](void* to, const void* from, size_t bytes) { gpu_.read(to, from, bytes); });
@@ -248,8 +268,9 @@ struct CudaRun {
   double mean_ranks = 0, remote_bytes = 0;
   bench::ExchangeBytes bytes;
   size_t heap_bytes = 0;
-  bench::Times dispatch, cached, combine, plan, push, pull;
-  bool has_push = false, has_pull = false;
+  RingSettings ring;  ///< ring staging only
+  bench::Times dispatch, cached, combine, plan, plan_launch, push, pull;
+  bool has_plan_launch = false, has_push = false, has_pull = false;
   /// What the plan and the exchange of counts add to a dispatch.
   double over_cached() const { return dispatch.p50 - cached.p50; }
   std::vector<CheckResult> checks;
@@ -298,11 +319,14 @@ CudaRun measure(const BenchOptions& options) {
   run.mean_ranks = setup.planned.mean_ranks;
   run.bytes = setup.bytes();
   run.heap_bytes = job.group.heap_bytes;
+  run.ring = setup.config.ring;
   run.remote_bytes = static_cast<double>(setup.planned.remote_pairs) * static_cast<double>(setup.sent_row_bytes());
   run.dispatch = times_of(ranks, "dispatch");
   run.cached = times_of(ranks, "cached");
   run.combine = times_of(ranks, "combine");
   run.plan = times_of(ranks, "plan_us");
+  run.has_plan_launch = ranks[0].contains("plan_launch");
+  if (run.has_plan_launch) run.plan_launch = times_of(ranks, "plan_launch");
   run.has_push = ranks[0].contains("push");
   if (run.has_push) run.push = limit_of(ranks, "push");
   run.has_pull = ranks[0].contains("pull");
@@ -332,6 +356,7 @@ json describe(const CudaRun& r) {
                 {"topk", o.topk},
                 {"layout", o.layout},
                 {"expert_alignment", o.alignment},
+                {"staging", o.staging},
                 {"dtype", o.dtype},
                 {"quantize", o.quantize},
                 {"order", o.order},
@@ -352,6 +377,11 @@ json describe(const CudaRun& r) {
               {"dispatch_over_cached_us", r.over_cached() * 1e6},
               {"checks", checks},
               {"verified", o.verify ? json(r.passed()) : json(nullptr)}};
+  if (r.has_plan_launch) out["plan_launch_us"] = r.plan_launch.p50 * 1e6;
+  if (r.options.staging == "ring") {
+    const RingSettings& ring = r.ring;
+    out["config"]["ring"] = {{"channels", ring.num_channels}, {"send_chunk", ring.send_chunk}, {"slots", ring.slots}};
+  }
   if (r.has_push) {
     out["push_limit"] = to_json(r.push);
     out["share_of_limit"] = {{"dispatch", r.push.p50 / r.dispatch.p50}, {"cached_dispatch", r.push.p50 / r.cached.p50}};
@@ -374,23 +404,26 @@ void print_runs(const std::vector<CudaRun>& runs) {
     const BenchOptions& o = r.options;
     const std::string sms =
         o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);  // tuned
-    table.row(
-        o, {std::to_string(o.tokens), sms, o.layout, o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
-            fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50), us(r.dispatch.p99),
-            fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50), us(r.over_cached()), us(r.push.p50),
-            us(r.combine.p50), us(r.combine.p99), r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
-            r.has_pull ? us(r.pull.p50) : "-", decimal_size(r.bytes.remote), decimal_size(r.bytes.logical),
-            !o.verify    ? yellow("no")
-            : r.passed() ? green("PASS")
-                         : red("FAIL")});
+    table.row(o, {std::to_string(o.tokens), sms, o.staging == "ring" ? o.layout + ", ring" : o.layout,
+                  o.quantize == "none" ? o.dtype : o.dtype + ">fp8",
+                  r.has_plan_launch ? us(r.plan_launch.p50) : fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50),
+                  us(r.dispatch.p99), fmt::format("{:.0f} %", 100 * r.push.p50 / r.dispatch.p50), us(r.cached.p50),
+                  us(r.over_cached()), us(r.push.p50), us(r.combine.p50), us(r.combine.p99),
+                  r.has_pull ? fmt::format("{:.0f} %", 100 * r.pull.p50 / r.combine.p50) : "-",
+                  r.has_pull ? us(r.pull.p50) : "-", decimal_size(r.bytes.remote), decimal_size(r.bytes.logical),
+                  !o.verify    ? yellow("no")
+                  : r.passed() ? green("PASS")
+                               : red("FAIL")});
   }
   fmt::print("\n{}", table.text());
   fmt::print(
-      "\n  Microseconds, slowest rank, cold L2, plan included in dispatch. push and pull: the same rows moved by a bare kernel "
+      "\n  Microseconds, slowest rank, cold L2, plan included in dispatch. {}. push and pull: the same rows moved by a bare "
+      "kernel "
       "on "
       "as many SMs;\n  limit: their share of the time of the call. over cached: dispatch less cached dispatch, what the plan "
       "adds.\n"
-      "  remote: rows for other ranks, one per (token, rank), of all ranks; logical: one row per route.\n");
+      "  remote: rows for other ranks, one per (token, rank), of all ranks; logical: one row per route.\n",
+      runs.front().has_plan_launch ? "plan: its launch, from event to event" : "plan: its kernel, by the GPU's own clock");
   print_tail(runs.front().options);
   for (const CudaRun& r : runs)
     for (const CheckResult& c : r.checks)
@@ -410,7 +443,6 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
     if (o.ranks == 0) o.ranks = static_cast<int64_t>(gpus.gpus.size());
     const int64_t here = static_cast<int64_t>(gpus.gpus.size());
     choose_sms(o, gpus.gpus.front().name, gpus.gpus.front().multiprocessors / ((o.ranks + here - 1) / here));
-    if (o.staging == "ring") throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
     if (o.order == "per_route" && o.layout == "rank_major")
       throw UsageError("--order: 'per_route' given with --layout rank_major; allowed: per_rank, or --layout expert_major");
     if (o.quantize != "none" && o.dtype == "fp8") throw UsageError("--quantize: fp8 rows are quantised already");

@@ -242,6 +242,7 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   for (const Line& line : kTimes)
     if (!line.dashed && runs.at(0).contains(line.path[0])) lines.push_back(&line);
   const bool shares = runs.at(0).contains("share_of_limit"), plan = runs.at(0).contains("plan_us");
+  const char* const plan_key = runs.at(0).contains("plan_launch_us") ? "plan_launch_us" : "plan_us";
   std::string out = "<div class=\"scroll\"><table><tr>";
   for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].title);
   for (const Line* line : lines) {
@@ -261,7 +262,7 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
       out += share.contains(line->path[0]) ? fmt::format("<td>{:.0f} %</td>", 100 * share.at(line->path[0]).get<double>())
                                            : "<td>-</td>";
     }
-    if (plan) out += fmt::format("<td>{}</td>", duration(run.at("plan_us").get<double>() * 1e-6));
+    if (plan) out += fmt::format("<td>{}</td>", duration(run.at(plan_key).get<double>() * 1e-6));
     const json& verified = run.at("verified");
     out += fmt::format("<td>{}</td></tr>", verified.is_null()     ? "no"
                                            : verified.get<bool>() ? "<b class=\"good\">PASS</b>"
