@@ -2,6 +2,7 @@
 // Release tier: the acceptance cases at the sizes that the systems we follow were tested with. Needs about 16 GB of memory.
 //
 // Executable: full_test. Source: full_test.cpp, with the harness library. Label: full (EXCEPT thread address). Timeout: 1800 s.
+// On GPUs: gpu_full, without the cases that have other programs there (A09: BigOffsets, A12: GpuSoak of gpu_object_test).
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -14,6 +15,8 @@ namespace {
 using switchyard::Dispatched;
 using switchyard::NormalExchange;
 
+constexpr bool kOnGpus = kBackend == switchyard::Backend::cuda;
+
 Scenario base(const std::string& name, int world, int experts, int topk, int64_t tokens, Layout layout = Layout::rank_major) {
   Scenario s;
   s.name = name;
@@ -24,6 +27,7 @@ Scenario base(const std::string& name, int world, int experts, int topk, int64_t
   s.tokens.assign(static_cast<size_t>(world), tokens);
   s.check_views = false;
   s.repeats = 1;
+  s.num_sms = 16;
   return s;
 }
 
@@ -31,7 +35,8 @@ Fleet fleet_of(int world, size_t heap) {
   Fleet fleet;
   fleet.world = world;
   fleet.options.heap_bytes = heap;
-  fleet.options.timeout = std::chrono::minutes(10);  // ranks compare gigabytes between calls
+  fleet.options.backend = kBackend;
+  fleet.options.timeout = std::chrono::minutes(kOnGpus ? 2 : 10);  // ranks compare gigabytes between calls
   return fleet;
 }
 
@@ -50,7 +55,7 @@ TEST(Full, B01_B02_ReferenceShape) {
     int64_t rows = 0;
     for (const auto& view : c->expected.ranks) rows = std::max(rows, view.rows);
     config.pool_bytes = staging == Staging::ring ? 0 : static_cast<size_t>(rows) * (7168 * 2 + 256) * 2 + (size_t{8} << 20);
-    const Fleet fleet = fleet_of(8, NormalExchange::heap_bytes_for(config, 8));
+    const Fleet fleet = fleet_of(8, NormalExchange::heap_bytes_for(config, 8, kBackend));
     EXPECT_EQ(joined(run_threads(fleet,
                                  [&](switchyard::Group& group, Failures& f) {
                                    NormalExchange exchange(group, config);
@@ -84,6 +89,7 @@ TEST(Full, B06_IncastOf4096TokensEach) {
   }
 }
 
+#if !defined(SWITCHYARD_TEST_CUDA)
 /// More than 300 000 received rows of 14 336 bytes on one rank, all of them written, compared and combined.
 TEST(Full, A09_RowsBeyond32Bits) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -163,6 +169,7 @@ INSTANTIATE_TEST_SUITE_P(Full, ManyCalls,
                            return std::string(std::get<0>(p.param) == Ranks::threads ? "threads" : "processes") +
                                   (std::get<1>(p.param) == Staging::ring ? "_ring" : "_direct");
                          });
+#endif
 
 }  // namespace
 }  // namespace harness

@@ -3,14 +3,15 @@
 // compared with the oracle bit by bit.
 //
 // SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: how many dispatch + combine pairs
-// (default 10000, sanitizers 1000). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_EXCHANGES=1, to run
-// that batch alone.
+// (default 10000, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with
+// SWITCHYARD_RANDOM_EXCHANGES=1, to run that batch alone.
 //
 // Executable: random_test. Sources: random_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label:
 // threads; a second entry with SWITCHYARD_SEED=1000000 SWITCHYARD_RANDOM_EXCHANGES=100000 has the label full. Timeout: 180 s
-// (full: 1800 s).
+// (full: 1800 s). On GPUs: gpu_random.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "protocol/draw.hpp"
@@ -19,7 +20,9 @@
 namespace harness {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(SWITCHYARD_TEST_CUDA)
+constexpr uint64_t kDefaultExchanges = 600;
+#elif defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kDefaultExchanges = 1000;
 #else
 constexpr uint64_t kDefaultExchanges = 10000;
@@ -89,6 +92,17 @@ Scenario draw_scenario(Draw& draw, int world) {
   return s;
 }
 
+#if defined(SWITCHYARD_TEST_CUDA)
+/// Numbers of multiprocessors with which kernels divide their work in all ways and all ranks fit on one GPU of 132; now and
+/// then rows that are copied in bulk.
+void draw_for_gpus(Draw draw, Scenario& s) {
+  s.num_sms = draw.one_of({1, 2, 5, 16, s.problem.world <= 2 ? 48 : 16});
+  const int64_t tokens = *std::max_element(s.tokens.begin(), s.tokens.end());
+  const int64_t longer = 8 * s.hidden, rows = s.problem.world * std::max(tokens, s.problem.max_tokens) * s.problem.topk;
+  if (draw.one_in(2) && rows * longer <= int64_t{1} << 21) s.hidden = longer;
+}
+#endif
+
 TEST(Random, Exchanges) {
   const uint64_t first = from_environment("SWITCHYARD_SEED", 1);
   const uint64_t wanted = from_environment("SWITCHYARD_RANDOM_EXCHANGES", kDefaultExchanges);
@@ -100,6 +114,9 @@ TEST(Random, Exchanges) {
     std::vector<std::shared_ptr<const Case>> cases;
     for (int i = 0; i < 6; ++i) {
       Scenario s = draw_scenario(draw, world);
+#if defined(SWITCHYARD_TEST_CUDA)
+      draw_for_gpus(Draw(oracle::mix(s.seed, 0x6B05)), s);
+#endif
       s.name = "seed " + std::to_string(seed) + " scenario " + std::to_string(i);
       done += static_cast<uint64_t>(s.repeats * (s.cached ? 2 : 1));
       cases.push_back(make_case(s));
