@@ -18,11 +18,13 @@ EOF
 }
 die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
 
-# The subset: program and filter. Two ranks, all kinds of calls: both layouts and stagings, cached calls, drops and padding,
-# quantised rows, weights and biases, ordinary, symmetric and registered memory; then the other modes.
+# The subset: program, filter and, if not the tests' own, multiprocessors of a rank. Two ranks, all kinds of calls: both layouts
+# and stagings, cached calls, drops and padding, rows that are copied in bulk, quantised rows, weights and biases, ordinary,
+# symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route; then the other modes.
 readonly subset=(
   'gpu_acceptance_a_processes */W2_*:-*A12*'
   'gpu_acceptance_b_processes *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
+  'gpu_acceptance_b_processes *B07*/W2_*:*B10*/W2_* 48'
   'gpu_low_latency_processes *C01*/W2_*:*C02*/W2_*:*C05*/W2_*:*C10*/W2_*'
   'gpu_flat_processes *E15*/W2_*:*TypesAndOptions*/W2_*'
   'gpu_ledger_processes *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
@@ -61,9 +63,10 @@ export SWITCHYARD_TEST_DEADLINE_S=$deadline
 
 # run TOOL ENTRY LOG: the program's exit status, or 9 if the tool found errors in it.
 run() {
-  local tool=$1 program=${2%% *} filter=${2#* }
-  timeout "$limit" "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 --print-limit 20 \
-    "$bin/$program" --gtest_filter="$filter" >"$3" 2>&1
+  local tool=$1 program filter sms
+  read -r program filter sms <<<"$2"
+  timeout "$limit" env ${sms:+SWITCHYARD_TEST_SMS="$sms"} "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 9 \
+    --print-limit 20 "$bin/$program" --gtest_filter="$filter" >"$3" 2>&1
 }
 # sum PATTERN LOG: the sum of the first group over all matching lines.
 sum() { sed -nE "s/.*$1.*/\1/p" "$2" | awk '{n += $1} END {print n + 0}'; }
@@ -89,7 +92,8 @@ for tool in "${tools[@]}"; do
   fi
   tests=0 programs=0 errors=0 bad=0
   for entry in "${subset[@]}"; do
-    log=$logs/$tool.${entry%% *}.log
+    read -r program _ sms <<<"$entry"
+    log=$logs/$tool.$program${sms:+.${sms}_sms}.log
     run "$tool" "$entry" "$log" || bad=$((bad + 1))
     count=$(passed_in "$log")
     [[ $count -gt 0 ]] || bad=$((bad + 1))
