@@ -7,6 +7,7 @@
 
 #include "gpu/graph_nodes.hpp"
 #include "gpu/ledger_station.hpp"
+#include "gpu/trace_rig.hpp"
 #include "protocol/device_memory.hpp"
 #include "switchyard/trace.hpp"
 
@@ -45,6 +46,42 @@ TEST(GpuLedger, ATraceShowsItsPhases) {
       me.f.check(spans[name] >= kCalls, std::string("no ") + name + " in some call");
     me.gather();
   });
+}
+
+/// Rank 2 is late by 20 ms: the waits for its rows name it, and no long one names another rank. The spans carry every byte.
+TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
+  constexpr int kWorld = 3, kLate = 2, kCalls = 6;
+  constexpr uint64_t kDelay = 20'000'000;
+  for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
+    const auto c = gpu_case(kWorld, 3, DType::bf16, hidden);
+    switchyard::Trace trace(kWorld, roomy());
+    on_gpus(kWorld, heap_of(*c), [&](Station& me) {
+      me.f.set_context("hidden " + std::to_string(hidden));
+      LedgerCombine ledger(me.group, make_config(*c));
+      LedgerStation mine(me, *c);
+      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+      uint64_t told = 0;
+      record(me, trace, [&] {
+        for (int i = 0; i < kCalls; ++i) {
+          if (me.rank() == kLate) launch_busy(1, 32, kDelay, sink, me.stream());
+          mine.combine(ledger, prepared);
+          me.meet();
+          told += ledger.last_call().remote_bytes;
+          me.gather();
+        }
+      });
+      me.f.check(told > 0, "nothing crossed: proves nothing");
+      me.f.equal(told, traced_bytes(me, trace), "bytes of the spans");
+      if (me.rank() != kLate) {
+        auto named = waits_for(me, trace, kLate, kDelay / 2);
+        me.f.check(named["long"] >= kCalls,
+                   std::to_string(named["long"]) + " long waits in " + std::to_string(kCalls) + " calls");
+      }
+      mine.check();
+      me.meet();
+    });
+  }
 }
 
 TEST(GpuLedger, ACallIsOneLaunch) {

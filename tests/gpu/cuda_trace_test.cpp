@@ -1,123 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 // Traces of GPUs: calls that record give the same results, every phase and every call is there for every rank, what workers did
 // lies in a call, times are this host's, and nothing is recorded before and after.
-#include <algorithm>
-#include <map>
-#include <string>
-
 #include "gpu/station_rig.hpp"
-#include "switchyard/trace.hpp"
-#include "trace/tracer.hpp"
+#include "gpu/trace_rig.hpp"
 
 namespace harness {
 namespace {
 
 using switchyard::LowLatencyExchange;
 using switchyard::Trace;
-using switchyard::TraceOptions;
-using switchyard::detail::Event;
-using switchyard::detail::Tracer;
-using switchyard::detail::TraceRecord;
 
 constexpr int kWorld = 3;
 
-/// Room for every warp that a GPU may run, however many ranks share it.
-TraceOptions roomy() {
-  TraceOptions o;
-  o.num_blocks = 160;
-  o.num_warps = 32;
-  o.events_per_track = 256;
-  return o;
-}
-
-/// Host times between which something was recorded.
-struct Interval {
-  uint64_t begin, end;
-};
-
-std::string name_of(const TraceRecord& r) { return switchyard::detail::event_info(static_cast<Event>(r.event)).name; }
-
-/// Spans of the calls, as kernels' begins and ends give them.
-std::vector<TraceRecord> calls_of(const Tracer& tracer) {
-  std::vector<TraceRecord> calls;
-  for (size_t i = 0; i < tracer.size(switchyard::detail::kHostTrack); ++i) {
-    const TraceRecord& r = tracer.record(switchyard::detail::kHostTrack, i);
-    if (r.event != static_cast<uint16_t>(Event::barrier)) calls.push_back(r);
-  }
-  return calls;
-}
-
-/// Spans are in order, within the interval, and wait for ranks that exist; per phase: how many there are.
-std::map<std::string, int> judge_spans(Station& me, const Trace& trace, const Interval& when) {
-  constexpr uint64_t kTolerance = 5'000'000;    // of the clocks' alignment: microseconds in truth
-  constexpr uint64_t kCallTolerance = 100'000;  // of a kernel's clocks against each other
-  const Tracer& tracer = *trace.tracer(me.rank());
-  const std::vector<TraceRecord> calls = calls_of(tracer);
-  std::map<std::string, int> spans;
-  for (int track = 0; track < tracer.workers(); ++track) {
-    for (size_t i = 0; i < tracer.size(track); ++i) {
-      const TraceRecord& r = tracer.record(track, i);
-      const std::string name = name_of(r);
-      ++spans[name];
-      me.f.check(r.begin_ns <= r.end_ns, name + " ends before it begins");
-      me.f.check(r.begin_ns + kTolerance >= when.begin && r.end_ns <= when.end + kTolerance,
-                 name + " lies " + std::to_string(static_cast<int64_t>(r.begin_ns - when.begin)) + " ns behind the begin of " +
-                     std::to_string(when.end - when.begin) + " ns of calls");
-      const bool in_a_call = std::any_of(calls.begin(), calls.end(), [&](const TraceRecord& call) {
-        return r.begin_ns + kCallTolerance >= call.begin_ns && r.end_ns <= call.end_ns + kCallTolerance;
-      });
-      me.f.check(in_a_call, name + " lies in none of " + std::to_string(calls.size()) + " calls");
-      const bool wait = std::string(switchyard::detail::event_info(static_cast<Event>(r.event)).category) == "wait";
-      me.f.check(!wait || (r.arg >= -1 && r.arg < kWorld), name + " awaits rank " + std::to_string(r.arg));
-    }
-  }
-  me.f.equal(uint64_t{0}, trace.lost(), "events that found no room");
-  return spans;
-}
-
-/// `wanted` calls of this kind, each of `arg` tokens or routes.
-void expect_calls(Station& me, const Trace& trace, Event kind, int wanted, int64_t arg) {
-  int found = 0;
-  for (const TraceRecord& call : calls_of(*trace.tracer(me.rank()))) {
-    if (call.event != static_cast<uint16_t>(kind)) continue;
-    ++found;
-    if (arg >= 0) me.f.equal(arg, call.arg, name_of(call) + ": argument");
-    me.f.check(call.begin_ns < call.end_ns, name_of(call) + " takes no time");
-  }
-  me.f.equal(wanted, found, std::string("calls: ") + switchyard::detail::event_info(kind).name);
-}
-
-void expect_phases(Station& me, const std::map<std::string, int>& spans, std::initializer_list<const char*> wanted) {
-  std::string all;
-  for (const auto& [name, count] : spans) all += name + " (" + std::to_string(count) + ") ";
-  for (const char* name : wanted) me.f.check(spans.count(name) > 0, std::string("no ") + name + " among: " + all);
-}
-
-/// Runs `body` while recording; what it enqueued has ended on all ranks afterwards.
-template <class Body>
-Interval record(Station& me, Trace& trace, Body&& body) {
-  me.meet();
-  me.group.set_trace(&trace);
-  me.gather();
-  const uint64_t begin = Tracer::now_ns();
-  body();
-  me.meet();
-  const uint64_t end = Tracer::now_ns();
-  me.group.set_trace(nullptr);
-  me.gather();
-  return {begin, end};
+StreamedCase small_case(ScaleKind scales) {
+  StreamedCase c;
+  c.form.seed = 9;
+  c.form.world = kWorld;
+  c.form.experts = 12;
+  c.form.topk = 4;
+  c.form.max_tokens = 12;
+  c.form.hidden = 1024;
+  c.form.scales = scales;
+  return c;
 }
 
 TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
-    StreamedCase c;
-    c.form.seed = 9;
-    c.form.world = kWorld;
-    c.form.experts = 12;
-    c.form.topk = 4;
-    c.form.max_tokens = 12;
-    c.form.hidden = 1024;
-    c.form.scales = scales;
+    const StreamedCase c = small_case(scales);
     Trace trace(kWorld, roomy());
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange(me.group, c.config());
@@ -139,6 +48,7 @@ TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
         }
       });
       auto spans = judge_spans(me, trace, when);
+      judge_order(me, trace, when);
       expect_phases(me, spans, {"send_rows", "send_counts", "place_rows", "return_rows", "sum_returned"});
       expect_calls(me, trace, Event::dispatch, 4, -1);
       expect_calls(me, trace, Event::combine, scales == ScaleKind::none ? 4 : 8, -1);
@@ -159,15 +69,23 @@ struct NormalForm {
   Staging staging;
 };
 
+constexpr NormalForm kNormalForms[] = {{Layout::rank_major, Staging::direct},
+                                       {Layout::expert_major, Staging::direct},
+                                       {Layout::rank_major, Staging::ring},
+                                       {Layout::expert_major, Staging::ring}};
+
+std::shared_ptr<const Case> normal_case(const NormalForm& form) {
+  Scenario s = gpu_scenario("traced", kWorld, form.layout, 20);
+  if (form.layout == Layout::expert_major) s.order = CombineOrder::per_route;
+  s.staging = form.staging;
+  if (form.staging == Staging::ring) s.ring = {3, 2, 4};
+  return make_case(s);
+}
+
 TEST(TracesOnGpus, NormalMode) {
-  for (const auto& [layout, staging] :
-       {NormalForm{Layout::rank_major, Staging::direct}, NormalForm{Layout::expert_major, Staging::direct},
-        NormalForm{Layout::rank_major, Staging::ring}, NormalForm{Layout::expert_major, Staging::ring}}) {
-    Scenario s = gpu_scenario("traced", kWorld, layout, 20);
-    if (layout == Layout::expert_major) s.order = CombineOrder::per_route;
-    s.staging = staging;
-    if (staging == Staging::ring) s.ring = {3, 2, 4};
-    const auto c = make_case(s);
+  for (const NormalForm& form : kNormalForms) {
+    const auto [layout, staging] = form;
+    const auto c = normal_case(form);
     const NormalConfig config = staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
     Trace trace(kWorld, roomy());
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
@@ -179,6 +97,7 @@ TEST(TracesOnGpus, NormalMode) {
         for (int i = 0; i < 3; ++i) me.round(exchange, mine, i);
       });
       const auto spans = judge_spans(me, trace, when);
+      judge_order(me, trace, when);
       expect_phases(me, spans, {"plan", "wait_counts"});
       expect_calls(me, trace, Event::plan, 3,
                    int64_t{c->scenario.tokens[static_cast<size_t>(me.rank())]} * c->scenario.problem.topk);
@@ -191,6 +110,139 @@ TEST(TracesOnGpus, NormalMode) {
       if (layout == Layout::expert_major) expect_phases(me, spans, {"sum_returned"});
       if (layout == Layout::expert_major && mine.scenario.num_sms >= 40) expect_phases(me, spans, {"return_rows"});
       me.gather();
+    });
+  }
+}
+
+// --- A late rank
+
+/// One rank is late by 20 ms in every call: no long wait names another one, and the waits for its rows and answers name it.
+TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
+  constexpr int kLate = 2, kCalls = 6;
+  constexpr uint64_t kDelay = 20'000'000;
+  for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
+    const StreamedCase c = small_case(scales);
+    Trace trace(kWorld, roomy());
+    on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
+      LowLatencyExchange exchange(me.group, c.config());
+      StationRig rig(me);
+      Calls streamed(rig, exchange, c);
+      auto& lane = streamed.lane(0);
+      const auto late = [&](auto&& call) {
+        me.meet();
+        if (me.rank() == kLate) rig.pause(kDelay, me.stream());
+        call();
+      };
+      record(me, trace, [&] {
+        for (uint64_t n = 100; n < 100 + 3 * kCalls; n += 3) {
+          late([&] { streamed.dispatch({n}, lane, 0, {}); });
+          late([&] { streamed.combine({n + 1}, lane, 0, {}); });
+          if (scales == ScaleKind::none) late([&] { streamed.all_to_all({n + 2}, lane, {}); });
+        }
+      });
+      me.f.equal(uint64_t{0}, trace.lost(), "events that found no room");
+      if (me.rank() != kLate) {
+        auto named = waits_for(me, trace, kLate, kDelay / 2);
+        const int calls = scales == ScaleKind::none ? 3 * kCalls : 2 * kCalls;
+        me.f.check(named["long"] >= calls,
+                   std::to_string(named["long"]) + " long waits in " + std::to_string(calls) + " calls");
+        expect_phases(me, named, {"wait_entered", "wait_message", "wait_returned"});
+      }
+      expect_verdict(me, streamed, streamed.judged(), true);
+    });
+  }
+}
+
+TEST(TracesOnGpus, WaitsOfNormalModeNameTheLateRank) {
+  constexpr int kLate = 2;
+  constexpr uint64_t kDelay = 20'000'000;
+  for (const NormalForm& form : kNormalForms) {
+    const auto c = normal_case(form);
+    const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
+    Trace trace(kWorld, roomy());
+    on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      me.round(exchange, *c);
+      auto* const sink = reinterpret_cast<float*>(me.room(4));
+      RankData data(*c, me.rank(), 1);
+      const Inputs in = me.upload(*c, data);
+      record(me, trace, [&] {
+        if (me.rank() == kLate) launch_busy(1, 32, kDelay, sink, me.stream());
+        const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
+        me.meet();
+        if (me.rank() == kLate) launch_busy(1, 32, kDelay, sink, me.stream());
+        exchange.combine(d.x, d.handle, in.out, me.combine_options(*c, me.stream()));
+        me.meet();
+      });
+      if (me.rank() != kLate) {
+        auto named = waits_for(me, trace, kLate, kDelay / 2, false);
+        me.f.check(named["long"] >= 2, std::to_string(named["long"]) + " long waits in 2 calls");
+      }
+      me.check_combined(data, in);
+      me.meet();
+    });
+  }
+}
+
+// --- Bytes
+
+TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
+  for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
+    const StreamedCase c = small_case(scales);
+    Trace trace(kWorld, roomy());
+    on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
+      LowLatencyExchange exchange(me.group, c.config());
+      StationRig rig(me);
+      Calls streamed(rig, exchange, c);
+      auto& lane = streamed.lane(0);
+      uint64_t told = 0;
+      const auto counted = [&](auto&& call) {
+        call();
+        me.meet();
+        told += exchange.last_call().remote_bytes;
+        me.gather();
+      };
+      record(me, trace, [&] {
+        for (uint64_t n = 100; n < 120; n += 4) {
+          counted([&] { streamed.dispatch({n}, lane, 0, {}); });
+          counted([&] { streamed.combine({n + 1}, lane, 0, {}); });
+          counted([&] { streamed.combine({n + 2}, lane, 0, {false, true, true}); });
+          if (scales == ScaleKind::none) counted([&] { streamed.all_to_all({n + 3}, lane, {}); });
+        }
+      });
+      me.f.check(told > 0, "nothing crossed: proves nothing");
+      me.f.equal(told, traced_bytes(me, trace), "bytes of the spans");
+      me.meet();
+    });
+  }
+}
+
+TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
+  for (const NormalForm& form : kNormalForms) {
+    const auto c = normal_case(form);
+    const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : roomy_config(*c, 2);
+    Trace trace(kWorld, roomy());
+    on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
+      me.f.set_context("layout " + std::to_string(static_cast<int>(form.layout)) + ", staging " +
+                       std::to_string(static_cast<int>(form.staging)));
+      NormalExchange exchange(me.group, config);
+      RankData data(*c, me.rank(), 0);
+      const Inputs in = me.upload(*c, data);
+      uint64_t told = 0;
+      const auto count = [&] {
+        me.meet();
+        told += exchange.last_call().remote_bytes;
+        me.gather();
+      };
+      record(me, trace, [&] {
+        const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
+        count();
+        exchange.combine(d.x, d.handle, in.out, me.combine_options(*c, me.stream()));
+        count();
+      });
+      me.f.check(told > 0, "nothing crossed: proves nothing");
+      me.f.equal(told, traced_bytes(me, trace), "bytes of the spans");
+      me.meet();
     });
   }
 }

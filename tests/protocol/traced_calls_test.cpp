@@ -7,7 +7,9 @@
 
 #include <atomic>
 #include <map>
+#include <thread>
 
+#include "protocol/ledger_rig.hpp"
 #include "protocol/low_latency_rig.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/trace.hpp"
@@ -202,6 +204,90 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
     }
   }));
   EXPECT_TRUE(seen) << "no call of " << kMostCalls << " waited for rows";
+}
+
+/// Waits of the ranks other than `late`, by phase: those that name it. Of the long ones, more than half of kDelay, "long" name
+/// it, and "others" another rank, which must be few: the machine may stop any rank for a while.
+constexpr auto kDelay = 40ms;
+std::map<std::string, int> waits_for(const Trace& trace, int late) {
+  std::map<std::string, int> named;
+  for (const auto& s : trace.slices()) {
+    if (s.rank == late || s.category != "wait" || s.name == "barrier") continue;
+    if (s.duration_us > 500.0 * kDelay.count()) ++named[s.arg == late ? "long" : "others"];
+    if (s.arg == late) ++named[s.name];
+  }
+  return named;
+}
+void expect_late_named(std::map<std::string, int> named, int wanted) {
+  EXPECT_GE(named["long"], wanted);
+  EXPECT_LE(named["others"] * 10, named["long"]) << named["others"] << " long waits name a rank that was not late";
+}
+
+/// One rank is late in every call. Whether others see it enter before its rows are there is up to the machine: calls are made
+/// until they have.
+TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
+  constexpr int kLate = 2, kMostRounds = 50;
+  const auto options = options_with(60s);
+  Trace trace = trace_for(options);
+  std::atomic<bool> enough{false};
+  int rounds = 0;
+  expect_all_ok(outcomes(kWorld, options, [&](Group& group) {
+    LowLatencyRig rig(group);
+    const auto late = [&](auto&& call) {
+      group.barrier();
+      if (group.rank() == kLate) std::this_thread::sleep_for(kDelay);
+      group.set_trace(&trace);
+      call();
+      group.set_trace(nullptr);
+    };
+    for (int round = 1; round <= kMostRounds && !enough; ++round) {
+      late([&] { rig.dispatch(); });
+      late([&] { rig.combine(); });
+      group.barrier();
+      if (group.rank() == 0) {
+        const auto named = waits_for(trace, kLate);
+        enough = named.count("wait_message") > 0 && named.count("wait_returned") > 0;
+        rounds = round;
+      }
+      group.barrier();
+    }
+  }));
+  auto named = waits_for(trace, kLate);
+  EXPECT_TRUE(enough) << "no wait for rows of the late rank in " << rounds << " rounds";
+  EXPECT_GE(named["wait_entered"], 4 * rounds);  // two other ranks, two calls
+  expect_late_named(named, 4 * rounds);
+}
+
+/// Every token has rows of all ranks, and the rows of the late one, the last by number, take a while after it has come: a guess
+/// would be the first.
+TEST(TracedCalls, WaitsOfTheLedgerCombineNameTheLateSender) {
+  constexpr int kLate = 2, kCalls = 10;
+  for (const int64_t hidden : {8192, 8191}) {  // rows that tell by themselves, and others
+    SCOPED_TRACE(hidden);
+    LedgerScenario s;
+    s.problem.world = kWorld;
+    s.problem.experts = kWorld;
+    s.problem.topk = kWorld;
+    s.tokens = {64, 64, 64};
+    s.hidden = hidden;
+    const auto c = make_ledger_case(s);
+    const auto options = options_with(60s, switchyard::LedgerCombine::heap_bytes_for(make_config(*c), kWorld));
+    Trace trace = trace_for(options);
+    expect_all_ok(outcomes(kWorld, options, [&](Group& group) {
+      switchyard::LedgerCombine ledger(group, make_config(*c));
+      LedgerRankData data(*c, group.rank(), 0);
+      const auto prepared = ledger.prepare(data.tables());
+      for (int call = 0; call < kCalls; ++call) {
+        group.barrier();
+        if (group.rank() == kLate) std::this_thread::sleep_for(kDelay);
+        group.set_trace(&trace);
+        ledger.combine(data.y(), data.probs(), prepared, data.out().data());
+        group.set_trace(nullptr);
+      }
+      group.barrier();
+    }));
+    expect_late_named(waits_for(trace, kLate), 2 * kCalls);
+  }
 }
 
 TEST(TracedCalls, WaitsForRingsNameARankAndHoldNoWork) {
