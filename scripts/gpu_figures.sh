@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Takes every GPU figure of docs/benchmarks.md on this host, one rank per GPU, and writes their JSON files, pages and traces into
-# one folder. A few minutes on four GPUs. Fails if a measurement fails or a result differs from the oracle; the others still run.
+# one folder. Some ten minutes on four GPUs. Fails if a measurement fails or a result differs from the oracle; the others still
+# run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -63,18 +64,32 @@ cost() {
   [[ ! -s $out/trace_cost_$name.txt ]] || mv "$out/trace_cost_$name.txt" "$out/trace_cost_$name.json"
 }
 
+# 1,2,4 on four GPUs: figures of ranks that share one say little. Where there are none (--list): as on four.
+ranks_to_sweep() {
+  local gpus=0 ranks=1
+  if [[ -x $tool ]]; then gpus=$("$tool" doctor --json | grep -c '"name": "GPU [0-9]' || true); fi
+  ((gpus > 0)) || gpus=4
+  printf '%s' "$ranks"
+  while ((ranks * 2 <= gpus)); do ranks=$((ranks * 2)) && printf ',%s' "$ranks"; done
+}
+
 readonly aligned=(--layout expert_major --alignment 128)
 readonly tokens=1,8,32,64,128,256,512
 measure normal --tokens 4096 --sweep sms=8,16,24,48,132
 measure normal_fp8 --tokens 4096 --dtype fp8 --sms 24
 measure normal_fp8_online --tokens 4096 --quantize f32 --sweep sms=24,48,132
+measure normal_fp8_ue8m0 --tokens 4096 --quantize ue8m0 --sms 48
 measure expert_major --tokens 4096 "${aligned[@]}" --sweep sms=48,96,132
 measure expert_major_per_route --tokens 4096 "${aligned[@]}" --order per_route --sweep sms=96,132
 measure normal_32768 --tokens 32768 --sms 48
 measure normal_hidden --tokens 4096 --sms 24 --sweep hidden=2048,2880,4096,5120
 measure normal_topk --tokens 4096 --sms 24 --sweep topk=1,2,4,6,10
 measure normal_tokens --sms 24 --sweep tokens=128,512,2048,8192 --html "$out/normal_tokens.html"
-measure normal_skew --tokens 4096 --sms 24 --sweep routing=uniform,zipf:1.2,group_limited,recorded --sweep dtype=bf16,fp8 --html "$out/normal_skew.html"
+measure normal_dtype --tokens 4096 --sms 24 --sweep dtype=bf16,f16,f32,fp8 --html "$out/normal_dtype.html"
+measure normal_ranks --tokens 4096 --sms 24 --sweep "ranks=$(ranks_to_sweep)" --html "$out/normal_ranks.html"
+measure normal_skew --tokens 4096 --sms 24 --sweep routing=uniform,zipf:1.2,group_limited,recorded --sweep dtype=bf16,fp8 \
+  --html "$out/normal_skew.html"
+measure normal_ring --tokens 4096 --staging ring --sweep sms=24,48,132
 # decode NAME low-latency options...: over tokens, with a plot; enough replays for a p99.
 decode() {
   local name=$1
@@ -85,6 +100,12 @@ decode low_latency_fp8 --quantize f32
 decode low_latency_bf16
 decode low_latency_fp8_rows --dtype fp8
 decode low_latency_per_route --quantize f32 --sending per_route
+# Every other kernel of the mode, at the ends of the range.
+readonly orders=(--sweep "scale-order=row_major,column_major") sendings=(--sweep "sending=per_rank,per_route")
+readonly ends=(--sweep "tokens=1,128")
+measure low_latency_scales --mode low_latency --sweep quantize=f32,ue8m0 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
+measure low_latency_fp8_rows_scales --mode low_latency --dtype fp8 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
+measure low_latency_dtype --mode low_latency --sweep dtype=bf16,f16,f32 "${sendings[@]}" "${ends[@]}"
 measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
 measure flat_contest --mode flat --contest
 figure ledger verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 --measured 200 --json
@@ -96,7 +117,10 @@ record flat --mode flat --tokens 128 --warmup 3 --calls 1
 record ledger --mode ledger --tokens 64 --dtype f16 --warmup 3 --calls 1
 record ring --tokens 512 --sms 24 --staging ring --warmup 3 --calls 1
 cost normal --tokens 4096 --sms 24
+cost expert_major --tokens 4096 --sms 48 "${aligned[@]}"
+cost ring --tokens 4096 --sms 24 --staging ring
 cost low_latency --mode low_latency --tokens 128 --quantize f32
+cost low_latency_1 --mode low_latency --tokens 1 --quantize f32
 cost flat --mode flat --tokens 128
 cost ledger --mode ledger --tokens 64 --dtype f16
 exit "$failed"

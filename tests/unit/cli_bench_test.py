@@ -125,6 +125,9 @@ class BenchUsage(unittest.TestCase):
                 (["--pieces", "2"], "--pieces: given with --mode normal; it belongs to --mode low_latency and flat"),
                 (["--sweep", "pieces=1,2"], "--sweep pieces: given with --mode normal"),
                 (["--sending", "per_route"], "--sending: given with --mode normal"),
+                (["--scale-order", "column_major"], "--scale-order: given with --mode normal; it belongs to --mode low_latency"),
+                ([*flat, "--sweep", "scale-order=row_major"], "--sweep scale-order: given with --mode flat"),
+                ([*low_latency, "--scale-order", "column_major"], "--scale-order: 'column_major' given for rows without scales"),
                 (["--channels", "3"], "--channels: given with --staging direct; it belongs to --staging ring"),
                 (["--slots", "8"], "--slots: given with --staging direct"),
                 (["--send-chunk", "8"], "--send-chunk: given with --staging direct"),
@@ -251,6 +254,15 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(self.column(out, "pieces"), ["1", "2", "4"])
         self.assertEqual(self.column(out, "tokens"), ["3", "3", "3"])
         self.assertIn("2 ranks, 3 tokens, pieces 4", err)
+        with tempfile.TemporaryDirectory() as folder:
+            out, _ = self.lines("--mode", "low_latency", "--quantize", "ue8m0", "--sweep", "sending=per_rank,per_route", "--sweep",
+                                "scale-order=row_major,column_major", "--json", f"{folder}/x.json", "--html", f"{folder}/x.html")
+            self.assertIn("quantize ue8m0, scale order (see below), sending (see below)", out)
+            configs = [r["config"] for r in json.loads(Path(folder, "x.json").read_text())["runs"]]
+            self.assertEqual(self.column(out, "scale-order"), [c["scale_order"] for c in configs])
+            self.assertEqual([c["scale_order"] for c in configs], ["row_major", "column_major"] * 2)
+            self.assertEqual(self.column(out, "sending"), [c["sending"] for c in configs])
+            self.assertIn("<th>order of scales</th>", Path(folder, "x.html").read_text())
         out, err = self.lines("--mode", "flat", "--sweep", "pieces=1,2", "--sweep", "topk=2,3")
         self.assertEqual(self.column(out, "pieces"), ["1", "1", "2", "2"])
         self.assertEqual(self.column(out, "top"), ["2", "3", "2", "3"])

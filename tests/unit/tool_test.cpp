@@ -429,16 +429,6 @@ TEST(Measure, PercentilesByNearestRank) {
   EXPECT_EQ(bench::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
 }
 
-TEST(Measure, IterationsOnGpusAreEnoughForAP99) {
-  for (const char* mode : {"normal", "low_latency", "flat"}) {
-    BenchOptions o;
-    o.mode = mode;
-    EXPECT_EQ(bench_points(o).front().iterations, 40) << mode;
-    o.backend = "cuda";
-    EXPECT_EQ(bench_points(o).front().iterations, 200) << mode;
-  }
-}
-
 TEST(Measure, ALimitThatIsHardToBelieveIsNoted) {
   EXPECT_TRUE(limit_notes(30, 30, 1.0).empty());
   EXPECT_TRUE(limit_notes(20, 30, 0.9).empty());

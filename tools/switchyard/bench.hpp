@@ -32,9 +32,10 @@ struct BenchOptions {
   std::string dtype = "bf16";
   std::string quantize = "none";
   std::string order = "per_rank";
-  std::string sending = "per_rank";  ///< low latency
-  int64_t pieces = 0;                ///< low latency; 0: the library's default
-  int64_t compute = 0;               ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
+  std::string sending = "per_rank";       ///< low latency
+  std::string scale_order = "row_major";  ///< low latency
+  int64_t pieces = 0;                     ///< low latency; 0: the library's default
+  int64_t compute = 0;  ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
   std::string routing = "uniform";
   int64_t channels = 0;  ///< ring settings; 0: the library's default
   int64_t send_chunk = 0;

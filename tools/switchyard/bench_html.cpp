@@ -40,6 +40,8 @@ constexpr Axis kAxes[] = {
     {"routing", "routing", "routing", true},
     {"layout", "layout", "layout", true},
     {"order", "order of combine", "order", true},
+    {"sending", "sending", "sending", true},
+    {"scale_order", "order of scales", "scale-order", true},
 };
 
 /// A line of a plot: where its values lie in a run, and how it looks.

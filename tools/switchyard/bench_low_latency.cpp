@@ -60,6 +60,13 @@ Point make_point(const BenchOptions& o) {
                            : o.quantize == "f32" || o.dtype == "fp8" ? ScaleKind::f32
                                                                      : ScaleKind::none;
   p.config = low_latency_config(s, p.type, scales);
+  if (o.scale_order == "column_major") {
+    if (scales == ScaleKind::none)
+      throw UsageError(
+          "--scale-order: 'column_major' given for rows without scales; allowed with --quantize f32 or ue8m0, or "
+          "--dtype fp8");
+    p.config.scale_order = ScaleOrder::column_major;
+  }
   p.config.sending = o.sending == "per_route" ? Sending::per_route : Sending::per_rank;
   p.config.pieces = static_cast<int>(o.pieces);
   const auto hidden = static_cast<size_t>(o.hidden);
@@ -187,6 +194,7 @@ json describe(const Run& r) {
                 {"topk", o.topk},
                 {"dtype", o.dtype},
                 {"quantize", o.quantize},
+                {"scale_order", o.scale_order},
                 {"sending", o.sending},
                 {"pieces", o.pieces},
                 {"compute_us", o.compute},
@@ -282,8 +290,10 @@ int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions>
   const json gpus = fit_points(options, points);
   const bench::Machine machine = bench::this_machine();
   for (const BenchOptions& point : points) check_low_latency(point, machine);
-  fmt::print("{}\n  {} backend{}, commit {}, {}\n\n", bold("switchyard bench --mode low_latency"), options.backend,
-             common_hidden(points.front()), points.front().commit, bench::utc_now());
+  const BenchOptions& any = points.front();
+  fmt::print("{}\n  {} backend{}, dtype {}, quantize {}, scale order {}, sending {}, commit {}, {}\n\n",
+             bold("switchyard bench --mode low_latency"), options.backend, common_hidden(any), common(any, "dtype"),
+             common(any, "quantize"), common(any, "scale-order"), common(any, "sending"), any.commit, bench::utc_now());
   Progress progress;
   std::vector<Run> runs;
   const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {

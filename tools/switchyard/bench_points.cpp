@@ -41,11 +41,11 @@ struct WordAxis {
   std::vector<std::string> allowed;
 };
 const std::vector<WordAxis>& word_axes() {
-  static const std::vector<WordAxis> axes{{"dtype", &BenchOptions::dtype, kRowTypes},
-                                          {"quantize", &BenchOptions::quantize, kQuantize},
-                                          {"layout", &BenchOptions::layout, kLayouts},
-                                          {"order", &BenchOptions::order, kOrders},
-                                          {"routing", &BenchOptions::routing, {}}};
+  static const std::vector<WordAxis> axes{
+      {"dtype", &BenchOptions::dtype, kRowTypes},   {"quantize", &BenchOptions::quantize, kQuantize},
+      {"layout", &BenchOptions::layout, kLayouts},  {"order", &BenchOptions::order, kOrders},
+      {"sending", &BenchOptions::sending, kOrders}, {"scale-order", &BenchOptions::scale_order, kScaleOrders},
+      {"routing", &BenchOptions::routing, {}}};
   return axes;
 }
 
@@ -169,6 +169,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"pieces", o.pieces != usual.pieces, decode},
       {"sending", o.sending != usual.sending, decode},
       {"compute", o.compute != usual.compute, low_latency},
+      {"scale-order", o.scale_order != usual.scale_order, low_latency},
       {"channels", o.channels != usual.channels, ring},
       {"send-chunk", o.send_chunk != usual.send_chunk, ring},
       {"slots", o.slots != usual.slots, ring},

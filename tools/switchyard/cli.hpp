@@ -33,6 +33,7 @@ inline const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
 inline const std::vector<std::string> kRowTypes = {"bf16", "f16", "f32", "fp8"};
 inline const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
 inline const std::vector<std::string> kOrders = {"per_rank", "per_route"};
+inline const std::vector<std::string> kScaleOrders = {"row_major", "column_major"};
 
 /// Integer in [min, max]; accepts 4096, 4k, 4ki (= 4096), 1m. `also` is added to the allowed values in the error. \throws
 /// UsageError

@@ -155,7 +155,7 @@ void add_bench_shape(Options& add, BenchOptions& o) {
   add.toggle("--contest", o.contest, "flat: the five benchmark shapes of the published all-to-all contest, f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
             "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk, pieces, dtype, quantize, "
-            "routing, layout or order; several sweeps are combined");
+            "scale-order, sending, routing, layout or order; several sweeps are combined");
 }
 
 }  // namespace
@@ -175,6 +175,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
   add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
+  add.choice("--scale-order", o.scale_order, kScaleOrders,
+             "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
   add.automatic("--pieces", o.pieces, 1, 16,
                 "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
   add.integer("--compute", o.compute, 0, 1'000'000,
