@@ -175,12 +175,14 @@ struct ScalePlace {
   SWITCHYARD_FN int64_t words() const { return (groups * element_bytes + 3) / 4; }
   /// Bytes of a row, padding included.
   SWITCHYARD_FN int64_t bytes_of_row() const { return column_major ? words() * 4 : row_bytes; }
-  /// Byte `b` of the scales of row `row` (in the whole output).
-  SWITCHYARD_FN int64_t at(int64_t row, int64_t b) const {
-    if (!column_major) return row * row_bytes + b;
-    const int64_t expert = row / rows_per_expert, r = row % rows_per_expert;
-    return expert * bytes_per_expert() + ((b / 4) * column_rows() + r) * 4 + b % 4;
+  /// Where row `row` of the whole output begins.
+  SWITCHYARD_FN int64_t begin_of(int64_t row) const {
+    if (!column_major) return row * row_bytes;
+    const auto r = static_cast<uint32_t>(row), rows = static_cast<uint32_t>(rows_per_expert);  // LowLatencyRoute's
+    return int64_t{r / rows} * bytes_per_expert() + int64_t{r % rows} * 4;
   }
+  /// Byte `b` of a row, from there.
+  SWITCHYARD_FN int64_t offset_of(int64_t b) const { return column_major ? b / 4 * column_rows() * 4 + b % 4 : b; }
 };
 
 }  // namespace switchyard::detail

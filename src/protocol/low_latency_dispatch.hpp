@@ -118,44 +118,59 @@ SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEn
   return true;
 }
 
-/// The same of scales whose columns lie apart, or with padding behind them: up to `end` of a row's bytes.
-template <class A, class P>
-SWITCHYARD_FN SWITCHYARD_OUTLINED void place_spread_scales(typename A::Warp& w, const P& p, const std::byte* scales,
-                                                           int64_t begin, int64_t end, int n, const int64_t* row_of) {
-  const auto step = static_cast<int>(p.scale_element_bytes);
-  const auto count = static_cast<int>((end - begin) / step);
-  A::for_lanes(w, static_cast<int64_t>(n) * count, [&](int i) {
-    const int j = i / count;
-    if (row_of[j] < 0) return;
-    const int64_t b = begin + int64_t{i % count} * step;
-    std::byte* to = p.out_scales + p.scale_place.at(row_of[j], b);
-    if (step == 4)
-      *reinterpret_cast<uint32_t*>(to) = b < p.layout.scale_bytes ? *reinterpret_cast<const uint32_t*>(scales + b) : 0;
-    else
-      *to = b < p.layout.scale_bytes ? scales[b] : std::byte{0};
-  });
+/// True if the scales of a row are words side by side, like the row itself.
+template <class P>
+SWITCHYARD_FN bool scales_in_rows(const P& p) {
+  return !p.scale_place.column_major && p.scale_element_bytes == 4;
+}
+/// Bytes of a row's scales that its last piece ends with, padding included.
+template <class P>
+SWITCHYARD_FN int64_t end_of_scales(const P& p, int piece, const ColumnRange& range) {
+  return piece + 1 == p.layout.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
 }
 
-/// The scales of a piece, at `scales` and `fetched` from there, to the rows row_of[j] that are not negative, j in [0, n). The
-/// last piece also writes the padding.
+/// The scales of a piece, `fetched`, to the rows row_of[j] that are not negative, j in [0, n). The last piece also writes the
+/// padding.
 template <class A, class P, class Fetched>
-SWITCHYARD_FN void place_scales(typename A::Warp& w, const P& p, const std::byte* scales, const Fetched& fetched, int piece,
-                                const ColumnRange& range, int n, const int64_t* row_of) {
+SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetched& fetched, int piece,
+                                    const ColumnRange& range, int n, const int64_t* row_of) {
   const auto& place = p.scale_place;
-  const int64_t end = range.scale_at + range.scale_bytes;
-  const int64_t padded = piece + 1 == p.layout.pieces ? place.bytes_of_row() : end;
-  if (place.column_major || p.scale_element_bytes != 4)
-    return place_spread_scales<A>(w, p, scales, range.scale_at, padded, n, row_of);
   A::multicast_fetched(
       w, n,
       [&](int j) -> void* { return row_of[j] >= 0 ? p.out_scales + row_of[j] * place.row_bytes + range.scale_at : nullptr; },
       fetched);
+  const int64_t end = range.scale_at + range.scale_bytes, padded = end_of_scales(p, piece, range);
   if (padded == end) return;
   A::for_lanes(w, n, [&](int j) {
     SWITCHYARD_ROLLED
     for (int64_t b = end; row_of[j] >= 0 && b < padded; b += 4)
       *reinterpret_cast<uint32_t*>(p.out_scales + row_of[j] * place.row_bytes + b) = 0;
   });
+}
+
+/// The same of scales of single bytes, or whose columns lie apart: a lane has a scale, for one row after another. `row_of`
+/// holds something else afterwards.
+template <class A, class P>
+SWITCHYARD_FN void spread_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
+                                 int n, int64_t* row_of) {
+  const auto& place = p.scale_place;
+  const int step = p.scale_element_bytes, begin = range.scale_at, sent = p.layout.scale_bytes;
+  const int count = (static_cast<int>(end_of_scales(p, piece, range)) - begin) / step;
+  uint64_t rows = A::lanes_where(w, n, [&](int j) { return row_of[j] >= 0; });
+  A::for_lanes(w, n, [&](int j) {
+    if (row_of[j] >= 0) row_of[j] = place.begin_of(row_of[j]);
+  });
+  A::settle(w);
+  for (; rows != 0; rows &= rows - 1) {
+    std::byte* const to = p.out_scales + row_of[nth_bit(rows, 0)];
+    A::for_lanes(w, count, [&](int i) {
+      const int b = begin + i * step;
+      if (step == 4)
+        *reinterpret_cast<uint32_t*>(to + place.offset_of(b)) = b < sent ? *reinterpret_cast<const uint32_t*>(scales + b) : 0;
+      else
+        to[place.offset_of(b)] = b < sent ? scales[b] : std::byte{0};
+    });
+  }
 }
 
 /// One piece of a message that has come: to the row of each of its experts here.
@@ -182,13 +197,14 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int 
       w, l.entries,
       [&](int j) -> void* { return row_of[j] >= 0 ? p.rows + row_of[j] * l.payload_bytes + range.payload_at : nullptr; },
       payload);
-  if (l.scale_bytes > 0) place_scales<A>(w, p, sent + l.scales_at(), scales, piece, range, l.entries, row_of);
-  if (piece != 0) return true;
-  A::for_lanes(w, l.entries, [&](int j) {
-    const int64_t row = row_of[j] < -1 ? -2 - row_of[j] : row_of[j];
-    routes[j] = {static_cast<int32_t>(row), row >= 0 ? entries[j].weight : 0.0f};
-    if (row_of[j] >= 0) p.row_source[row] = pack_source(source, entries[j].k, t);
-  });
+  if (l.scale_bytes > 0 && scales_in_rows(p)) place_scale_rows<A>(w, p, scales, piece, range, l.entries, row_of);
+  if (piece == 0)
+    A::for_lanes(w, l.entries, [&](int j) {
+      const int64_t row = row_of[j] < -1 ? -2 - row_of[j] : row_of[j];
+      routes[j] = {static_cast<int32_t>(row), row >= 0 ? entries[j].weight : 0.0f};
+      if (row_of[j] >= 0) p.row_source[row] = pack_source(source, entries[j].k, t);
+    });
+  if (l.scale_bytes > 0 && !scales_in_rows(p)) spread_scales<A>(w, p, sent + l.scales_at(), piece, range, l.entries, row_of);
   return true;
 }
 

@@ -191,13 +191,14 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
         },
         row + range.payload_at, static_cast<size_t>(range.payload_bytes));
     if (p.scales != nullptr)
-      A::multicast_to(
+      A::multicast_fetched(
           w, p.call.world(),
           [&](int r) -> void* {
             std::byte* at = message(r);
             return at ? at + l.scales_at() + range.scale_at : nullptr;
           },
-          p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
+          A::fetch_words(w, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at,
+                         static_cast<size_t>(range.scale_bytes)));
   }
   const int part_bytes = range.payload_bytes + range.scale_bytes;
   const auto bytes = static_cast<uint64_t>(part_bytes);

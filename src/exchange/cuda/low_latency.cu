@@ -84,11 +84,20 @@ template <class P>
 constexpr auto* combine_kernel(bool traced) {
   return traced ? low_latency_combine_kernel<TracedArch<ArchOf<P>>, P> : low_latency_combine_kernel<ArchOf<P>, P>;
 }
+
+using Fp8Rows = KnownDispatch<ScaleKind::f32>;
+using Fp8Columns = KnownDispatch<ScaleKind::f32, ScaleColumns>;
+using Ue8m0Columns = KnownDispatch<ScaleKind::ue8m0, ScaleColumns>;
+using GivenFp8 = KnownDispatch<ScaleKind::none, ScalePlace, DType::fp8_e4m3>;
+using AsIs = KnownDispatch<ScaleKind::none>;
+
 auto* dispatch_kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool traced) {
-  using Fp8 = KnownDispatch<ScaleKind::f32>;
-  using AsIs = KnownDispatch<ScaleKind::none>;
-  if (ids_staged && Fp8::holds(p)) return dispatch_kernel<Fp8>(traced);
-  if (ids_staged && AsIs::holds(p)) return dispatch_kernel<AsIs>(traced);
+  if (!ids_staged) return dispatch_kernel<LowLatencyDispatchParams>(traced);
+  if (Fp8Rows::holds(p)) return dispatch_kernel<Fp8Rows>(traced);
+  if (Fp8Columns::holds(p)) return dispatch_kernel<Fp8Columns>(traced);
+  if (Ue8m0Columns::holds(p)) return dispatch_kernel<Ue8m0Columns>(traced);
+  if (GivenFp8::holds(p)) return dispatch_kernel<GivenFp8>(traced);
+  if (AsIs::holds(p)) return dispatch_kernel<AsIs>(traced);
   return dispatch_kernel<LowLatencyDispatchParams>(traced);
 }
 auto* combine_kernel_for(const LowLatencyCombineParams& p, bool traced) {
@@ -115,8 +124,11 @@ template <class F>
 void for_each_kind(F&& f) {
   for (const bool traced : {false, true}) {
     f(dispatch_kernel<LowLatencyDispatchParams>(traced));
-    f(dispatch_kernel<KnownDispatch<ScaleKind::f32>>(traced));
-    f(dispatch_kernel<KnownDispatch<ScaleKind::none>>(traced));
+    f(dispatch_kernel<Fp8Rows>(traced));
+    f(dispatch_kernel<Fp8Columns>(traced));
+    f(dispatch_kernel<Ue8m0Columns>(traced));
+    f(dispatch_kernel<GivenFp8>(traced));
+    f(dispatch_kernel<AsIs>(traced));
     f(combine_kernel<LowLatencyCombineParams>(traced));
     f(combine_kernel<KnownCombine<CombineOrder::per_route>>(traced));
     f(combine_kernel<KnownCombine<CombineOrder::per_rank>>(traced));

@@ -19,31 +19,41 @@ struct KnownLayout : LowLatencyLayout {
   }
 };
 
+template <bool kColumns>
 struct KnownScalePlace : ScalePlace {
-  static constexpr bool column_major = false;
+  static constexpr bool column_major = kColumns;
 };
+using ScaleRows = KnownScalePlace<false>;
+using ScaleColumns = KnownScalePlace<true>;
 
 /// True if CudaHot can move rows at p, of so many bytes.
 inline bool whole_rows(const void* p, int64_t bytes) { return (reinterpret_cast<uintptr_t>(p) | bytes) % 16 == 0; }
 
-/// Rows of kType that are sent as fp8 with a float32 per 128 channels, or as they are.
-template <ScaleKind kScales, DType kType = DType::bf16, bool kPlaces = true>
-struct KnownDispatch : LowLatencyDispatchParams {
+/// Rows that bring no scales of the caller's.
+struct WithoutScales : LowLatencyDispatchParams {
+  static constexpr const std::byte* scales = nullptr;
+};
+
+/// Rows of kType that are sent as fp8 with scales of 128 channels, which arrive as Place says, or as they are: fp8 with the
+/// caller's float32 scales, others without.
+template <ScaleKind kScales, class Place = ScaleRows, DType kType = DType::bf16, bool kPlaces = true>
+struct KnownDispatch : std::conditional_t<kType == DType::fp8_e4m3, LowLatencyDispatchParams, WithoutScales> {
   static constexpr DType src_type = kType;
   static constexpr ScaleKind quantize = kScales;
   static constexpr int scale_group = kScaleGroup;
-  static constexpr int scale_element_bytes = 4;
-  static constexpr const std::byte* scales = nullptr;
+  static constexpr int scale_element_bytes = kScales == ScaleKind::ue8m0 ? 1 : 4;
   static constexpr bool with_places = kPlaces;
   KnownLayout layout;
-  KnownScalePlace scale_place;
+  Place scale_place;
   SharedIds ids;
   SharedSets sets;  ///< unless no places are sent
 
   static bool holds(const LowLatencyDispatchParams& p) {
+    if constexpr (!std::is_same_v<Place, ScalePlace>)
+      if (p.scale_place.column_major != Place::column_major) return false;
     return KnownLayout::holds(p.layout) && p.src_type == kType && p.quantize == kScales && p.scale_group == kScaleGroup &&
-           p.scale_element_bytes == 4 && p.scales == nullptr && p.with_places == kPlaces && !p.scale_place.column_major &&
-           whole_rows(p.x, p.src_row_bytes) && whole_rows(p.rows, p.layout.payload_bytes);
+           p.scale_element_bytes == scale_element_bytes && (p.scales != nullptr) == (kType == DType::fp8_e4m3) &&
+           p.with_places == kPlaces && whole_rows(p.x, p.src_row_bytes) && whole_rows(p.rows, p.layout.payload_bytes);
   }
 };
 
@@ -68,7 +78,7 @@ struct KnownCombine : KnownOrder<kOrder> {
 
 template <DType kType>
 struct KnownFlat {
-  KnownDispatch<ScaleKind::none, kType, false> d;
+  KnownDispatch<ScaleKind::none, ScaleRows, kType, false> d;
   KnownOrder<CombineOrder::per_route, kType> c;
 
   static bool holds(const FlatParams& p) { return decltype(d)::holds(p.d) && decltype(c)::holds(p.c); }
