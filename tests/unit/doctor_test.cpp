@@ -120,6 +120,28 @@ TEST(Doctor, LinksAreJudgedPairByPair) {
   EXPECT_EQ(judge_cuda(found, true).value, "ready, with all ranks on one GPU");
 }
 
+TEST(Doctor, NvlinksOfEachGpu) {
+  GpuProbe p = hoppers(3);
+  EXPECT_EQ(named(gpu_findings(p, ""), "active NVLinks").value, "unknown (no NVML)");
+  for (Gpu& gpu : p.gpus) gpu.nvlinks = 18;
+  EXPECT_EQ(named(gpu_findings(p, ""), "active NVLinks").value, "18 on every GPU");
+  EXPECT_EQ(named(gpu_findings(p, ""), "active NVLinks").verdict, Verdict::note);
+  p.gpus[1].nvlinks = 17;
+  const auto found = gpu_findings(p, "");
+  EXPECT_EQ(named(found, "active NVLinks").value, "18 on GPU 0, 17 on GPU 1, 18 on GPU 2");
+  EXPECT_EQ(named(found, "active NVLinks").verdict, Verdict::limited);
+  EXPECT_EQ(judge_cuda(found, true).reason, "see above: active NVLinks");
+}
+
+TEST(Doctor, DescriptorsThatDoNotPassSayWhich) {
+  EXPECT_EQ(descriptor_finding({"", ""}).verdict, Verdict::ok);
+  const Finding f = descriptor_finding({"", "cuMemMap of 2 MiB: CUDA_ERROR_X"});
+  EXPECT_EQ(f.verdict, Verdict::no);
+  EXPECT_EQ(f.value, "GPU 1: cuMemMap of 2 MiB: CUDA_ERROR_X");
+  EXPECT_FALSE(f.action.empty());
+  EXPECT_EQ(judge_cuda({{"GPU", "GPU 0", Verdict::ok, "", "", ""}, f}, true).value, "not usable as it is");
+}
+
 TEST(Doctor, GlobalTimer) {
   EXPECT_EQ(timer_finding({32, 32}).value, "ticks every 32 ns");
   EXPECT_EQ(timer_finding({32, 32}).verdict, Verdict::ok);

@@ -32,6 +32,8 @@ std::vector<Finding> check_gpus();
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
 /// Traces: `ticks` of the GPUs' global timers, in nanoseconds.
 Finding timer_finding(const std::vector<uint64_t>& ticks);
+/// Memory of GPUs passed as file descriptors: `problems` of each, "" if it works.
+Finding descriptor_finding(const std::vector<std::string>& problems);
 /// What one object of normal mode takes of each rank's memory: CPU, or CUDA with `room` bytes on each GPU.
 Finding memory_finding(Backend backend, int world, uint64_t room);
 /// The backend cuda, from the findings above and whether this build has it.

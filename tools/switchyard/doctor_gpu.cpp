@@ -87,6 +87,26 @@ Finding links_of(const GpuProbe& p, size_t gpu) {
   return {"GPU", fmt::format("links of GPU {}", gpu), Verdict::note, text, "", ""};
 }
 
+/// Active NVLinks of each GPU.
+Finding nvlinks_finding(const GpuProbe& p) {
+  Finding f{"GPU", "active NVLinks", Verdict::note, "", "", ""};
+  bool known = true, same = true;
+  for (size_t g = 0; g < p.gpus.size(); ++g) {
+    const int links = p.gpus[g].nvlinks;
+    known = known && links >= 0;
+    same = same && links == p.gpus[0].nvlinks;
+    f.value += fmt::format("{}{} on GPU {}", g == 0 ? "" : ", ", links, g);
+  }
+  if (!known) f.value = "unknown (no NVML)";
+  if (!known) return f;
+  if (same) f.value = fmt::format("{} on {}", p.gpus[0].nvlinks, p.gpus.size() == 1 ? "GPU 0" : "every GPU");
+  if (same) return f;
+  f.verdict = Verdict::limited;
+  f.reason = "exchanges go at the speed of the GPU with the fewest";
+  f.action = "nvidia-smi nvlink --status shows which are down";
+  return f;
+}
+
 Finding atomics_finding(const GpuProbe& p) {
   const size_t n = p.gpus.size();
   const std::string missing =
@@ -169,6 +189,7 @@ std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap
     out.push_back(peer_finding(probe));
     for (size_t g = 0; g < probe.gpus.size(); ++g) out.push_back(links_of(probe, g));
     out.push_back(atomics_finding(probe));
+    out.push_back(nvlinks_finding(probe));
   }
   if (!is_kind_of_heap(heap_choice))
     out.push_back({"GPU", "symmetric heap", Verdict::no, "SWITCHYARD_CUDA_HEAP=" + heap_choice,
@@ -177,6 +198,19 @@ std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap
     out.push_back(heap_finding(probe, heap_choice));
   if (!probe.gpus.empty()) out.push_back(host_memory_finding(probe));
   return out;
+}
+
+Finding descriptor_finding(const std::vector<std::string>& problems) {
+  Finding f{"GPU", "descriptor exchange", Verdict::ok, "memory exported, passed, imported, mapped, written and read", "", ""};
+  std::string wrong;
+  for (size_t g = 0; g < problems.size(); ++g)
+    if (!problems[g].empty()) wrong += fmt::format("{}GPU {}: {}", wrong.empty() ? "" : "; ", g, problems[g]);
+  if (wrong.empty()) return f;
+  f.verdict = Verdict::no;
+  f.value = wrong;
+  f.reason = "the GPU says that it can, but forming a group of processes fails where memory does not pass as file descriptors";
+  f.action = "SWITCHYARD_CUDA_HEAP=ipc works without; containers and sandboxes may forbid it";
+  return f;
 }
 
 Finding timer_finding(const std::vector<uint64_t>& ticks) {
@@ -230,6 +264,18 @@ std::vector<Finding> check_gpus() {
   } catch (const std::exception& e) {
     out.push_back({"GPU", "global timer", Verdict::limited, std::string("not read: ") + e.what(),
                    "a kernel of this build did not run there", ""});
+  }
+  const Finding& heap = *std::find_if(out.begin(), out.end(), [](const Finding& f) { return f.name == "symmetric heap"; });
+  if (heap.verdict == Verdict::ok) {  // of driver allocations
+    std::vector<std::string> problems;
+    try {
+      problems = run_apart([&]() -> nlohmann::json {
+                   return try_descriptor_exchange(gpus, probe.peer_access);
+                 }).get<std::vector<std::string>>();
+    } catch (const std::exception& e) {
+      problems = {e.what()};
+    }
+    if (!problems.empty()) out.push_back(descriptor_finding(problems));
   }
   out.push_back(memory_finding(Backend::cuda, gpus, probe.gpus.front().memory_bytes));
   return out;

@@ -23,9 +23,10 @@ constexpr int kPosixFileDescriptors = 103;
 constexpr int kP2pPerformanceRank = 1;
 constexpr int kP2pNativeAtomics = 3;
 
+/// A library that is there or not.
 class Driver {
  public:
-  Driver() : library_(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {}
+  explicit Driver(const char* library) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {}
   ~Driver() {
     if (library_ != nullptr) dlclose(library_);
   }
@@ -83,11 +84,30 @@ Gpu describe(const Driver& driver, int device) {
   return gpu;
 }
 
+/// How many of the NVLinks of each device are active.
+void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
+  constexpr unsigned kMostLinks = 18;  // NVML_NVLINK_MAX_LINKS
+  const Driver nvml("libnvidia-ml.so.1");
+  if (!nvml || nvml.call("nvmlInit_v2") != 0) return;
+  for (size_t g = 0; g < gpus.size(); ++g) {
+    char bus[32] = {};
+    void* device = nullptr;
+    if (driver.call("cuDeviceGetPCIBusId", bus, static_cast<int>(sizeof bus), static_cast<int>(g)) != 0) continue;
+    if (nvml.call("nvmlDeviceGetHandleByPciBusId_v2", static_cast<const char*>(bus), &device) != 0) continue;
+    gpus[g].nvlinks = 0;
+    for (unsigned link = 0; link < kMostLinks; ++link) {
+      int active = 0;
+      if (nvml.call("nvmlDeviceGetNvLinkState", device, link, &active) == 0 && active == 1) ++gpus[g].nvlinks;
+    }
+  }
+  nvml.call("nvmlShutdown");
+}
+
 /// Initialises the driver, creates no context.
 GpuProbe probe_here() {
   GpuProbe probe;
   probe.driver_version = module_version();
-  const Driver driver;
+  const Driver driver("libcuda.so.1");
   if (!driver) {
     probe.problem = "libcuda.so.1 was not found";
     return probe;
@@ -102,6 +122,7 @@ GpuProbe probe_here() {
   int count = 0;
   driver.call("cuDeviceGetCount", &count);
   for (int device = 0; device < count; ++device) probe.gpus.push_back(describe(driver, device));
+  count_nvlinks(driver, probe.gpus);
   const auto n = static_cast<size_t>(count);
   probe.peer_access.assign(n, std::vector<bool>(n));
   probe.native_atomics.assign(n, std::vector<bool>(n));
@@ -129,7 +150,7 @@ json to_json(const GpuProbe& p) {
   json gpus = json::array();
   for (const Gpu& g : p.gpus)
     gpus.push_back({g.name, g.compute_major, g.compute_minor, g.multiprocessors, g.memory_bytes, g.virtual_memory,
-                    g.file_descriptors, g.host_register, g.pci_bus});
+                    g.file_descriptors, g.host_register, g.pci_bus, g.nvlinks});
   return {{"driver", p.driver}, {"problem", p.problem},   {"cuda", p.cuda_version},      {"version", p.driver_version},
           {"gpus", gpus},       {"peers", p.peer_access}, {"atomics", p.native_atomics}, {"links", p.link_rank}};
 }
@@ -142,7 +163,7 @@ GpuProbe probe_from(const json& j) {
   j.at("version").get_to(p.driver_version);
   for (const json& g : j.at("gpus"))
     p.gpus.push_back({g[0].get<std::string>(), g[1].get<int>(), g[2].get<int>(), g[3].get<int>(), g[4].get<uint64_t>(),
-                      g[5].get<bool>(), g[6].get<bool>(), g[7].get<bool>(), g[8].get<int>()});
+                      g[5].get<bool>(), g[6].get<bool>(), g[7].get<bool>(), g[8].get<int>(), g[9].get<int>()});
   p.peer_access = j.at("peers").get<std::vector<std::vector<bool>>>();
   p.native_atomics = j.at("atomics").get<std::vector<std::vector<bool>>>();
   p.link_rank = j.at("links").get<std::vector<std::vector<int>>>();

@@ -18,6 +18,7 @@ struct Gpu {
   bool file_descriptors = false;  ///< VMM allocations can be exported as POSIX file descriptors
   bool host_register = false;     ///< host memory can be registered (mapped for the GPU)
   int pci_bus = 0;
+  int nvlinks = -1;  ///< active ones; -1: not known, NVML cannot be loaded
 };
 
 struct GpuProbe {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace switchyard::tool {
@@ -52,5 +53,8 @@ double measure_gpu_copy(int gpus);
 /// Nanoseconds by which each GPU's global timer advances at a time; nothing without CUDA code in this build. Likewise.
 /// \throws std::runtime_error naming the failed call.
 std::vector<uint64_t> measure_timer_ticks(int gpus);
+/// Of each GPU: "" if memory of it passed as a file descriptor works on the next one (on itself if there is no other, or if it
+/// has no access to that), else the step that fails and why. Nothing without CUDA code in this build. Likewise.
+std::vector<std::string> try_descriptor_exchange(int gpus, const std::vector<std::vector<bool>>& peer_access);
 
 }  // namespace switchyard::tool

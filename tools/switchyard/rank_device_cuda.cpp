@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../../bench/cuda/descriptor_exchange.hpp"
 #include "../../bench/cuda/timer_tick.hpp"
 #include "rank_device.hpp"
 #include "switchyard/status.hpp"
@@ -125,6 +126,21 @@ std::vector<uint64_t> measure_timer_ticks(int gpus) {
     ticks.push_back(bench::global_timer_tick());
   }
   return ticks;
+}
+
+std::vector<std::string> try_descriptor_exchange(int gpus, const std::vector<std::vector<bool>>& peer_access) {
+  std::vector<std::string> problems;
+  for (int g = 0; g < gpus; ++g) {
+    const int next = (g + 1) % gpus;
+    const bool access = peer_access.at(static_cast<size_t>(next)).at(static_cast<size_t>(g));
+    try {
+      bench::exchange_descriptor(g, access ? next : g);
+      problems.emplace_back();
+    } catch (const std::exception& e) {
+      problems.emplace_back(e.what());
+    }
+  }
+  return problems;
 }
 
 }  // namespace switchyard::tool

@@ -12,5 +12,6 @@ const char* no_cuda_text() {
 int cuda_runtime_version() { return 0; }
 double measure_gpu_copy(int) { throw UsageError(no_cuda_text()); }
 std::vector<uint64_t> measure_timer_ticks(int) { return {}; }
+std::vector<std::string> try_descriptor_exchange(int, const std::vector<std::vector<bool>>&) { return {}; }
 
 }  // namespace switchyard::tool
