@@ -7,6 +7,7 @@ SWITCHYARD_TEST_BACKEND=cpu runs the same on the CPU backend: a check of this fi
 """
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -104,6 +105,32 @@ class Bench(unittest.TestCase):
     def test_processes(self):
         self.measured("--processes")
 
+    def launched(self, mode, folder):
+        """Two calls, each a rank, as a launcher makes them: (stdout, stderr), status of each."""
+        calls = []
+        for rank in range(2):
+            own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": "2", "SWITCHYARD_JOB_TOKEN": "any",
+                   "SWITCHYARD_STORE": f"unix:@switchyard-gpu-test-{os.getpid()}-{mode}"}
+            calls.append(subprocess.Popen([cli_test.TOOL, "bench", *SMALL, "--mode", mode, "--iterations", "20", "--json", "x.json"],
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env={**os.environ, **own}))
+        try:
+            return [(call.communicate(timeout=240), call.returncode) for call in calls]
+        finally:
+            for call in calls:
+                call.kill()
+
+    def test_launched(self):
+        for mode in ("normal", "low_latency", "flat") if BACKEND == "cuda" else ("low_latency", "flat"):
+            with tempfile.TemporaryDirectory() as folder:
+                first, other = self.launched(mode, folder)
+                self.assertEqual(first[1], 0, first)
+                self.assertEqual(other[1], 0, other)
+                self.assertEqual(other[0][0], "", "the first rank speaks for all")
+                (one,) = json.loads(Path(folder, "x.json").read_text())["runs"]
+                self.assertEqual((one["config"]["ranks"], one["config"]["ranks_are"]), (2, "processes"), mode)
+                self.assertTrue(one["checks"], mode)
+                self.assertTrue(all(check["passed"] for check in one["checks"]), one["checks"])
+
 
 class Trace(unittest.TestCase):
     def traced(self, mode, *args):
@@ -114,14 +141,26 @@ class Trace(unittest.TestCase):
             self.assertEqual(code, 0, out + err)
             return json.loads(path.read_text()), json.loads(out)
 
+    def traced_with_arrows(self, mode):
+        """Whether a rank waits for another one in few calls is up to the machine."""
+        for _ in range(20):
+            trace, summary = self.traced(mode)
+            if any(e["ph"] == "s" for e in trace["traceEvents"]):
+                return trace, summary
+        self.fail(f"{mode}: no arrow in 20 traces")
+
     def test_every_mode(self):
         for mode in MODES:
-            trace, summary = self.traced(mode)
+            trace, summary = self.traced_with_arrows(mode)
             spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
             self.assertEqual({e["pid"] for e in spans}, {0, 1}, mode)
             self.assertTrue(all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans), mode)
             arrows = {ph: [e["id"] for e in trace["traceEvents"] if e["ph"] == ph] for ph in "sf"}
             self.assertEqual(arrows["s"], arrows["f"], mode)
+            for rank in (0, 1):
+                in_flight = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C" and e["pid"] == rank]
+                self.assertGreater(max(in_flight, default=0), 0, mode)
+                self.assertEqual(in_flight[-1], 0, mode)
             self.assertEqual(summary["lost_events"], 0, mode)
             calls = [p for p in summary["phases"] if p["category"] == "call"]
             self.assertEqual({p["rank"] for p in calls}, {0, 1}, mode)
@@ -158,6 +197,7 @@ class Doctor(unittest.TestCase):
         if BACKEND == "cuda":
             self.assertRegex(out, r"ok +GPU 0 +NVIDIA")
             self.assertRegex(out, r"ok +cuda +ready on")
+            self.assertRegex(out, r"global timer +ticks every [1-9]\d* ns")
 
 
 class Errors(unittest.TestCase):
