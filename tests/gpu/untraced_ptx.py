@@ -3,7 +3,7 @@
 """Reads the PTX of every kernel of the library, and of those that a user's file instantiates through its public header
 (switchyard/cuda/row_function.cuh): where tracing is off there is no code of it. Needs nvcc, no GPU.
 
-A span begins and ends with a read of %clock64, and a record names its %smid. So neither may stand in a kernel, or in a function that one
+A span begins and ends with a read of %clock or %clock64, and a record names its %smid. So neither may stand in a kernel, or in a function that one
 calls, that was not compiled for a traced arch; and each that was has both, or the check would see nothing.
 
 Usage: untraced_ptx.py NVCC INCLUDE   (the folder of generated headers)
@@ -33,7 +33,7 @@ def functions(ptx):
 
 def problem_of(kind, name, body):
     """What is wrong with one function, or an empty string."""
-    marks = [mark for mark in ("%clock64", "%smid") if mark in body]
+    marks = [mark for mark in ("%clock", "%smid") if mark in body]
     if TRACED not in name:
         return f"{' and '.join(marks)} where tracing is off" if marks else ""
     return "" if kind == "func" or len(marks) == 2 else "a traced kernel records nothing"
