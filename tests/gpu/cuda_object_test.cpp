@@ -52,6 +52,10 @@ class Objects : public testing::TestWithParam<Worlds> {
   }
 };
 
+const void* row_of(const Case& c, const RankData& data, int64_t token) {
+  return static_cast<const std::byte*>(data.x().data) + static_cast<size_t>(token) * row_bytes_of(c);
+}
+
 /// A dispatch whose results are compared when all ranks are idle.
 struct Open {
   Open(Station& me, const std::shared_ptr<const Case>& c, int repetition = 0)
@@ -181,7 +185,7 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
         for (int64_t row = 0; row < view.rows; ++row) {
           const oracle::Origin& origin = view.origin[static_cast<size_t>(row)];
           RankData source(*cases[i], origin.source, 0);
-          const auto* want = static_cast<const std::byte*>(source.x().data) + static_cast<size_t>(origin.token) * bytes;
+          const void* const want = row_of(*cases[i], source, origin.token);
           if (me.f.check(std::memcmp(want, got.data() + static_cast<size_t>(row) * bytes, bytes) == 0,
                          "call " + std::to_string(i) + " row " + std::to_string(row) + " was overwritten"))
             continue;
@@ -416,18 +420,16 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
       me.meet();
       me.f.set_context("handles: cached from bytes");
       const Dispatched d3 = exchange.dispatch(a3.in.x, from_bytes, wanted(a));
-      const size_t row = row_bytes_of(*first);
-      const size_t rows_bytes = static_cast<size_t>(first->expected.ranks[static_cast<size_t>(me.rank())].rows) * row;
+      const auto& view = first->expected.ranks[static_cast<size_t>(me.rank())];
+      const size_t row = row_bytes_of(*first), rows_bytes = static_cast<size_t>(view.rows) * row;
       const std::byte* const rows = me.keep(d3.x.data, rows_bytes, me.stream());
       me.meet();
       std::vector<std::byte> got(rows_bytes + 1), want(rows_bytes + 1);
       me.read(got.data(), rows, rows_bytes);
       if (layout == Layout::rank_major) {
-        const auto& view = first->expected.ranks[static_cast<size_t>(me.rank())];
         for (size_t i = 0; i < view.origin.size(); ++i) {
           RankData source(*first, view.origin[i].source, 8);
-          const auto token = static_cast<size_t>(view.origin[i].token);
-          std::memcpy(want.data() + i * row, static_cast<const std::byte*>(source.x().data) + token * row, row);
+          std::memcpy(want.data() + i * row, row_of(*first, source, view.origin[i].token), row);
         }
         me.f.check(got == want, "rows of a cached dispatch from bytes");
       }
