@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "trace/tracer.hpp"
 
 namespace switchyard::tool {
@@ -100,8 +102,8 @@ TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
   const auto links = [&](const TraceVerbOptions& o) { return summary_json(o, s, trace, {}).at("busiest_link"); };
   constexpr double kRow = 64 * 2;
   json l = links(options_for("normal"));
-  EXPECT_EQ(l["out"], (json{{"from", 0}, {"to", 1}, {"bytes", 2 * kRow}}));
-  EXPECT_EQ(l["back"], (json{{"from", 1}, {"to", 0}, {"bytes", 2 * kRow}}));
+  EXPECT_EQ(l["out"], (json{{"from", 0}, {"to", 1}, {"bytes", 2 * kRow}, {"by", "routing"}}));
+  EXPECT_EQ(l["back"], (json{{"from", 1}, {"to", 0}, {"bytes", 2 * kRow}, {"by", "routing"}}));
   TraceVerbOptions fp8 = options_for("low_latency");
   fp8.run.quantize = "f32";
   l = links(fp8);
@@ -110,6 +112,76 @@ TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
   l = links(options_for("ledger"));
   EXPECT_EQ(l["out"]["bytes"], 0.0);
   EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
+}
+
+/// Two calls of each kind on two ranks whose spans carried bytes that no routing of two_ranks() would.
+Trace with_bytes(size_t events = 64) {
+  Trace trace = two_workers(events);
+  for (int rank = 0; rank < 2; ++rank) {
+    detail::Tracer& r = *trace.tracer(rank);
+    for (const uint64_t at : {1'000u, 41'000u}) {
+      r.span(detail::kHostTrack, Event::dispatch, at, at + 10'000, 3);
+      r.span(detail::kHostTrack, Event::combine, at + 20'000, at + 30'000, 3);
+      r.span(0, Event::send_rows, at, at + 1'000, 1, rank == 0 ? 100 : 10);
+      r.span(1, Event::ring_send, at + 2'000, at + 3'000, 1, 7);         // of the dispatch
+      r.span(0, Event::ring_send, at + 21'000, at + 22'000, 1, 1);       // of the combine
+      r.span(0, Event::pull_reduce, at + 23'000, at + 24'000, 1, 1000);  // from the other rank
+      r.span(1, Event::return_rows, at + 23'000, at + 24'000, 1, rank == 0 ? 0 : 3000);
+    }
+  }
+  return trace;
+}
+
+TEST(TraceSummary, OfTwoRanksTheTraceSaysWhatCrossedTheLink) {
+  const json j = summary_json(options_for("normal"), two_ranks(), with_bytes(), {});
+  EXPECT_EQ(j["busiest_link"]["out"], (json{{"from", 0}, {"to", 1}, {"bytes", 107.0}, {"by", "trace"}}));
+  EXPECT_EQ(j["busiest_link"]["back"], (json{{"from", 1}, {"to", 0}, {"bytes", 4001.0}, {"by", "trace"}}));
+  EXPECT_EQ(j["ranks"][0]["carried_bytes"], 2 * 1108.0);
+  EXPECT_EQ(j["ranks"][1]["carried_bytes"], 2 * 4018.0);
+  const json forgotten = summary_json(options_for("normal"), two_ranks(), with_bytes(4), {});
+  EXPECT_EQ(forgotten["busiest_link"]["out"]["by"], "routing");
+}
+
+TEST(TraceSummary, AWrittenTraceSaysTheSame) {
+  Trace trace = with_bytes();
+  trace.tracer(1)->span(1, Event::wait_rows, 1'000, 1'500, 0);
+  trace.tracer(1)->span(1, Event::exchange_counts, 1'500, 1'750, 64);  // its argument is in bytes, and no row
+  trace.tracer(0)->span(0, static_cast<Event>(trace.event("my \"own\"", "things")), 50'000, 60'000, 5);
+  const json run = summary_json(options_for("normal"), two_ranks(), trace, {});
+  const json read = file_summary_json("x", trace_file_from(json::parse(trace.chrome_json())));
+  EXPECT_EQ(read["busiest_link"], run["busiest_link"]);
+  EXPECT_EQ(read["config"]["ranks"], 2);
+  ASSERT_EQ(read["ranks"].size(), run["ranks"].size());
+  for (size_t r = 0; r < 2; ++r) {
+    for (const char* figure : {"window_us", "idle_share", "awaited_us", "carried_bytes"})
+      EXPECT_NEAR(read["ranks"][r][figure].get<double>(), run["ranks"][r][figure].get<double>(), 1e-6) << figure;
+    for (const char* word : {"worker", "call", "after", "before"})
+      EXPECT_EQ(read["ranks"][r]["longest_gap"][word], run["ranks"][r]["longest_gap"][word]);
+  }
+  ASSERT_EQ(read["phases"].size(), run["phases"].size());
+  for (const json& expected : run["phases"]) {
+    const auto same = [&](const json& p) { return p["rank"] == expected["rank"] && p["phase"] == expected["phase"]; };
+    const auto found = std::find_if(read["phases"].begin(), read["phases"].end(), same);
+    ASSERT_NE(found, read["phases"].end()) << expected;
+    for (const char* figure : {"count", "bytes", "category"}) EXPECT_EQ((*found)[figure], expected[figure]) << expected;
+    for (const char* figure : {"total_us", "longest_us", "slowest_worker_us"})
+      EXPECT_NEAR((*found)[figure].get<double>(), expected[figure].get<double>(), 1e-6) << expected;
+  }
+}
+
+TEST(TraceSummary, DamagedTracesAreRefused) {
+  const json good = json::parse(with_bytes().chrome_json());
+  EXPECT_NO_THROW((void)trace_file_from(good));
+  for (const char* path : {"/otherData/world", "/otherData/lost_events", "/traceEvents", "/traceEvents/0/ph"}) {
+    json bad = good;
+    bad[json::json_pointer(path)] = nullptr;
+    EXPECT_THROW((void)trace_file_from(bad), std::exception) << path;
+  }
+  for (const int world : {-1, 0, 1, 65}) {  // 1: there are spans of rank 1
+    json bad = good;
+    bad["otherData"]["world"] = world;
+    EXPECT_THROW((void)trace_file_from(bad), std::exception) << world;
+  }
 }
 
 TEST(TraceSummary, TheCostIsOfRoundsThatNothingDisturbed) {

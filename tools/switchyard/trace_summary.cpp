@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "../../bench/machine.hpp"
 #include "../../bench/measure.hpp"
@@ -22,8 +24,75 @@ using nlohmann::json;
 
 struct Link {
   int from = 0, to = 0;
-  double bytes = 0;
+  double bytes = 0;            ///< of one call
+  const char* by = "routing";  ///< or "trace": the bytes that its spans carried
 };
+
+/// What summaries are made of.
+struct Seen {
+  int world = 1, num_warps = 1;
+  uint64_t lost = 0, clock_error_ns = 0;
+  std::vector<TraceSlice> slices;
+  std::vector<TracePhase> phases;
+};
+Seen seen_of(const Trace& trace) {
+  return {trace.world(), trace.options().num_warps, trace.lost(), trace.clock_error_ns(), trace.slices(), trace.summary()};
+}
+Seen seen_of(TraceFile file) {
+  std::vector<TracePhase> phases = phases_of(file.slices);
+  return {file.world, file.num_warps, file.lost, file.clock_error_ns, std::move(file.slices), std::move(phases)};
+}
+
+/// Which way the rows of a span go: out to the experts or back, and from its rank or to it.
+struct Way {
+  bool back = false, to_rank = false;
+};
+Way way_of(const TraceSlice& s, const std::vector<const TraceSlice*>& calls_of_rank) {
+  if (s.name == "send_rows") return {};
+  if (s.name == "pull_reduce" || s.name == "sum_returned") return {true, true};
+  if (s.name != "ring_send") return {true, false};
+  for (const TraceSlice* call : calls_of_rank)
+    if (call->begin_us <= s.begin_us && s.begin_us <= call->begin_us + call->duration_us)
+      return {call->name != "dispatch", false};
+  return {};
+}
+
+std::map<int, std::vector<const TraceSlice*>> calls_of(const std::vector<TraceSlice>& slices) {
+  std::map<int, std::vector<const TraceSlice*>> calls;
+  for (const TraceSlice& s : slices)
+    if (s.track < 0 && s.category == "call") calls[s.rank].push_back(&s);
+  return calls;
+}
+
+/// The link that carried most bytes, one way, by what the spans say. Spans name no peer: of two ranks it is the other one, of
+/// more nothing is known; nor if spans were forgotten.
+std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
+  if (seen.world != 2 || seen.lost > 0) return std::nullopt;
+  const auto calls = calls_of(seen.slices);
+  std::map<std::string, size_t> times;  // of rank 0's calls
+  if (const auto mine = calls.find(0); mine != calls.end())
+    for (const TraceSlice* call : mine->second) ++times[call->name];
+  if (times.empty()) return std::nullopt;
+  size_t n = 0;
+  for (const auto& [name, count] : times) n = std::max(n, count);
+  double bytes[2] = {0, 0};  // by sender
+  for (const TraceSlice& s : seen.slices) {
+    if (s.bytes == 0 || s.rank > 1) continue;
+    const auto mine = calls.find(s.rank);
+    const Way way = way_of(s, mine == calls.end() ? std::vector<const TraceSlice*>{} : mine->second);
+    if (way.back == back) bytes[way.to_rank ? 1 - s.rank : s.rank] += s.bytes;
+  }
+  const int from = bytes[1] > bytes[0] ? 1 : 0;
+  return Link{from, 1 - from, bytes[from] / static_cast<double>(n), "trace"};
+}
+
+/// Bytes of rows from or for other ranks that each rank's spans carried.
+std::vector<double> carried_bytes(const Seen& seen) {
+  std::vector<double> bytes(static_cast<size_t>(seen.world));
+  for (const TraceSlice& s : seen.slices)
+    if (s.rank >= 0 && s.rank < seen.world) bytes[static_cast<size_t>(s.rank)] += s.bytes;
+  return bytes;
+}
 
 /// Rows that cross from a token's rank to its experts' ranks: one per rank, or one per route.
 std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_route) {
@@ -65,6 +134,10 @@ Link busiest_back(const BenchOptions& o, const Scenario& s) {
         bytes > most.bytes)
       most = {link.second, link.first, bytes};
   return most;
+}
+
+Link busiest(const Seen& seen, const BenchOptions& o, const Scenario& s, bool back) {
+  return busiest_in_trace(seen, back).value_or(back ? busiest_back(o, s) : busiest_out(o, s));
 }
 
 /// Share of the time between a rank's first and last record in which its workers did not do anything that was recorded.
@@ -132,12 +205,10 @@ void find_gap(const TraceSlice& call, const std::vector<const TraceSlice*>& span
 
 /// By rank, of the calls whose spans are all there.
 std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bool some_forgotten) {
-  std::map<int, std::vector<const TraceSlice*>> calls;
+  const std::map<int, std::vector<const TraceSlice*>> calls = calls_of(slices);
   std::map<int, std::map<int, std::vector<const TraceSlice*>>> workers;  // rank -> track
-  for (const TraceSlice& s : slices) {
-    if (s.track < 0 && s.category == "call") calls[s.rank].push_back(&s);
+  for (const TraceSlice& s : slices)
     if (s.track >= 0) workers[s.rank][s.track].push_back(&s);
-  }
   std::map<int, LongestGap> out;
   for (const auto& [rank, all] : calls)
     for (const TraceSlice* call : all)
@@ -155,21 +226,22 @@ std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world)
   return ms;
 }
 
-std::string worker_name(const TraceOptions& o, int track) {
-  return fmt::format("block {} warp {}", track / o.num_warps, track % o.num_warps);
+std::string worker_name(const Seen& seen, int track) {
+  return fmt::format("block {} warp {}", track / seen.num_warps, track % seen.num_warps);
 }
 
-json ranks_json(const Scenario& s, const Trace& trace, const std::vector<TraceSlice>& slices) {
-  const std::vector<double> awaited = awaited_ms(slices, s.world);
-  const std::map<int, LongestGap> longest = longest_gaps(slices, trace.lost() > 0);
+json ranks_json(const Seen& seen) {
+  const std::vector<double> awaited = awaited_ms(seen.slices, seen.world), carried = carried_bytes(seen);
+  const std::map<int, LongestGap> longest = longest_gaps(seen.slices, seen.lost > 0);
   json ranks = json::array();
-  for (const auto& [rank, g] : gaps_of(slices)) {
+  for (const auto& [rank, g] : gaps_of(seen.slices)) {
     json entry = {{"rank", rank},
                   {"window_us", g.window_us},
                   {"idle_share", g.idle_share},
-                  {"awaited_us", awaited[static_cast<size_t>(rank)] * 1e3}};
+                  {"awaited_us", awaited[static_cast<size_t>(rank)] * 1e3},
+                  {"carried_bytes", carried[static_cast<size_t>(rank)]}};
     if (const auto gap = longest.find(rank); gap != longest.end() && gap->second.us >= 0)
-      entry["longest_gap"] = {{"us", gap->second.us},       {"worker", worker_name(trace.options(), gap->second.track)},
+      entry["longest_gap"] = {{"us", gap->second.us},       {"worker", worker_name(seen, gap->second.track)},
                               {"call", gap->second.call},   {"begins_us", gap->second.begin_us},
                               {"after", gap->second.after}, {"before", gap->second.before}};
     ranks.push_back(std::move(entry));
@@ -177,7 +249,21 @@ json ranks_json(const Scenario& s, const Trace& trace, const std::vector<TraceSl
   return ranks;
 }
 
-json link_json(const Link& link) { return {{"from", link.from}, {"to", link.to}, {"bytes", link.bytes}}; }
+json link_json(const Link& link) { return {{"from", link.from}, {"to", link.to}, {"bytes", link.bytes}, {"by", link.by}}; }
+
+json phases_json(const Seen& seen) {
+  json phases = json::array();
+  for (const TracePhase& p : seen.phases)
+    phases.push_back({{"rank", p.rank},
+                      {"phase", p.name},
+                      {"category", p.category},
+                      {"count", p.count},
+                      {"bytes", p.bytes},
+                      {"total_us", p.total_ms * 1e3},
+                      {"longest_us", p.max_ms * 1e3},
+                      {"slowest_worker_us", p.slowest_ms * 1e3}});
+  return phases;
+}
 
 double lower_quartile(std::vector<double> values) {
   const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 4);
@@ -185,11 +271,10 @@ double lower_quartile(std::vector<double> values) {
   return *at;
 }
 
-void print_phases(const Trace& trace) {
+void print_phases(const Seen& seen) {
   std::map<std::string, std::vector<const TracePhase*>> by_phase;
-  const std::vector<TracePhase> phases = trace.summary();
   std::vector<std::string> order;
-  for (const TracePhase& p : phases) {
+  for (const TracePhase& p : seen.phases) {
     if (by_phase.find(p.name) == by_phase.end()) order.push_back(p.name);
     by_phase[p.name].push_back(&p);
   }
@@ -212,24 +297,36 @@ void print_phases(const Trace& trace) {
   fmt::print("\n{}", table.text());
 }
 
-void print_ranks(const Scenario& s, const Trace& trace) {
-  const std::vector<TraceSlice> slices = trace.slices();
-  const std::vector<double> awaited = awaited_ms(slices, s.world);
-  const std::map<int, LongestGap> longest = longest_gaps(slices, trace.lost() > 0);
-  Table ranks({"rank", "first to last record", "not recorded", "others waited for it", "longest gap", "where"});
-  for (const auto& [rank, g] : gaps_of(slices)) {
+void print_ranks(const Seen& seen) {
+  const std::vector<double> awaited = awaited_ms(seen.slices, seen.world), carried = carried_bytes(seen);
+  const std::map<int, LongestGap> longest = longest_gaps(seen.slices, seen.lost > 0);
+  Table ranks(
+      {"rank", "first to last record", "not recorded", "to or from others", "others waited for it", "longest gap", "where"});
+  for (const auto& [rank, g] : gaps_of(seen.slices)) {
     const auto gap = longest.find(rank);
     const bool any = gap != longest.end() && gap->second.us >= 0;
     ranks.row({std::to_string(rank), duration(g.window_us * 1e-6), fmt::format("{:.0f} %", 100 * g.idle_share),
-               duration(awaited[static_cast<size_t>(rank)] * 1e-3), any ? duration(gap->second.us * 1e-6) : "",
+               decimal_size(carried[static_cast<size_t>(rank)]), duration(awaited[static_cast<size_t>(rank)] * 1e-3),
+               any ? duration(gap->second.us * 1e-6) : "",
                any ? fmt::format("{}: {} to {}, {}", gap->second.call, gap->second.after, gap->second.before,
-                                 worker_name(trace.options(), gap->second.track))
+                                 worker_name(seen, gap->second.track))
                    : ""});
   }
   fmt::print("\n{}", ranks.text());
   const auto slowest = std::max_element(awaited.begin(), awaited.end());
   fmt::print("\n");
-  if (s.world > 1 && *slowest > 0) fmt::print("  Most awaited: rank {}.\n", static_cast<int>(slowest - awaited.begin()));
+  if (seen.world > 1 && *slowest > 0) fmt::print("  Most awaited: rank {}.\n", static_cast<int>(slowest - awaited.begin()));
+}
+
+void print_link(const char* what, const Link& link) {
+  if (link.bytes > 0)
+    fmt::print("  Busiest link {}: rank {} to {}, {} a call, by the {}.\n", what, link.from, link.to, decimal_size(link.bytes),
+               link.by);
+}
+
+void print_clocks(const Seen& seen) {
+  if (seen.clock_error_ns > 0)
+    fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(seen.clock_error_ns) * 1e-9));
 }
 
 /// For --events: what keeps all spans, if workers record equally many; a power of two, at most what the flag takes.
@@ -246,17 +343,7 @@ int64_t enough_events(const Trace& trace, int world, int64_t given) {
 double TraceCost::share() const { return plain_us.empty() ? 0 : lower_quartile(traced_us) / lower_quartile(plain_us) - 1; }
 
 json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost) {
-  const std::vector<TraceSlice> slices = trace.slices();
-  json phases = json::array();
-  for (const TracePhase& p : trace.summary())
-    phases.push_back({{"rank", p.rank},
-                      {"phase", p.name},
-                      {"category", p.category},
-                      {"count", p.count},
-                      {"bytes", p.bytes},
-                      {"total_us", p.total_ms * 1e3},
-                      {"longest_us", p.max_ms * 1e3},
-                      {"slowest_worker_us", p.slowest_ms * 1e3}});
+  const Seen seen = seen_of(trace);
   json out = {
       {"schema", "switchyard.trace/2"},
       {"commit", source_commit()},
@@ -286,9 +373,10 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
         {"sending", options.run.sending}}},
       {"lost_events", trace.lost()},
       {"clock_error_us", static_cast<double>(trace.clock_error_ns()) * 1e-3},
-      {"phases", phases},
-      {"ranks", ranks_json(s, trace, slices)},
-      {"busiest_link", {{"out", link_json(busiest_out(options.run, s))}, {"back", link_json(busiest_back(options.run, s))}}},
+      {"phases", phases_json(seen)},
+      {"ranks", ranks_json(seen)},
+      {"busiest_link",
+       {{"out", link_json(busiest(seen, options.run, s, false))}, {"back", link_json(busiest(seen, options.run, s, true))}}},
       {"written_to", options.out}};
   if (!options.gpus.empty()) out["gpus"] = options.gpus;
   if (!cost.plain_us.empty())
@@ -300,16 +388,12 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
 }
 
 void print_summary(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost) {
-  print_phases(trace);
-  print_ranks(s, trace);
-  const auto say = [](const char* what, const Link& link) {
-    if (link.bytes > 0)
-      fmt::print("  Busiest link {}: rank {} to {}, {} a call.\n", what, link.from, link.to, decimal_size(link.bytes));
-  };
-  say("out", busiest_out(options.run, s));
-  say("back", busiest_back(options.run, s));
-  if (trace.clock_error_ns() > 0)
-    fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(trace.clock_error_ns()) * 1e-9));
+  const Seen seen = seen_of(trace);
+  print_phases(seen);
+  print_ranks(seen);
+  print_link("out", busiest(seen, options.run, s, false));
+  print_link("back", busiest(seen, options.run, s, true));
+  print_clocks(seen);
   if (!cost.plain_us.empty())
     fmt::print("  Recording costs {:+.1f} %: {} against {} a call, lower quartiles of {}.\n", 100 * cost.share(),
                duration(lower_quartile(cost.traced_us) * 1e-6), duration(lower_quartile(cost.plain_us) * 1e-6),
@@ -318,6 +402,34 @@ void print_summary(const TraceVerbOptions& options, const Scenario& s, const Tra
     fmt::print("  {}: the oldest {} spans were forgotten, and are in no figure above; --events {} would keep them\n",
                yellow("note"), grouped(static_cast<int64_t>(trace.lost())), enough_events(trace, s.world, options.events));
   fmt::print("  written to {} (open it at https://ui.perfetto.dev)\n", options.out);
+}
+
+json file_summary_json(const std::string& path, TraceFile file) {
+  const Seen seen = seen_of(std::move(file));
+  json links = json::object();
+  for (const bool back : {false, true})
+    if (const auto link = busiest_in_trace(seen, back)) links[back ? "back" : "out"] = link_json(*link);
+  return {{"schema", "switchyard.trace/2"},
+          {"read_from", path},
+          {"config", {{"ranks", seen.world}}},
+          {"lost_events", seen.lost},
+          {"clock_error_us", static_cast<double>(seen.clock_error_ns) * 1e-3},
+          {"phases", phases_json(seen)},
+          {"ranks", ranks_json(seen)},
+          {"busiest_link", links}};
+}
+
+void print_file_summary(const std::string& path, TraceFile file) {
+  const Seen seen = seen_of(std::move(file));
+  fmt::print("{}\n  {}, {}\n", bold("switchyard trace --in"), path, counted(seen.world, "rank"));
+  print_phases(seen);
+  print_ranks(seen);
+  for (const bool back : {false, true})
+    if (const auto link = busiest_in_trace(seen, back)) print_link(back ? "back" : "out", *link);
+  print_clocks(seen);
+  if (seen.lost > 0)
+    fmt::print("  {}: the oldest {} spans were forgotten, and are in no figure above\n", yellow("note"),
+               grouped(static_cast<int64_t>(seen.lost)));
 }
 
 }  // namespace switchyard::tool

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "exchange_check.hpp"
 #include "switchyard/trace.hpp"
+#include "trace_file.hpp"
 #include "trace_verb.hpp"
 
 namespace switchyard::tool {
@@ -21,5 +23,8 @@ struct TraceCost {
 
 nlohmann::json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost);
 void print_summary(const TraceVerbOptions& options, const Scenario& s, const Trace& trace, const TraceCost& cost);
+/// Of a written trace: the same but what only the run knew (its configuration, links between more than two ranks).
+nlohmann::json file_summary_json(const std::string& path, TraceFile file);
+void print_file_summary(const std::string& path, TraceFile file);
 
 }  // namespace switchyard::tool

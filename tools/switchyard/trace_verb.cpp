@@ -136,7 +136,17 @@ int fit(TraceVerbOptions& options) {
 
 }  // namespace
 
+static int summarise_file(const TraceVerbOptions& options) {
+  TraceFile file = read_trace_file(options.in);
+  if (options.json)
+    fmt::print("{}\n", file_summary_json(options.in, std::move(file)).dump(2));
+  else
+    print_file_summary(options.in, std::move(file));
+  return kExitOk;
+}
+
 int run_trace(const TraceVerbOptions& asked) {
+  if (!asked.in.empty()) return summarise_file(asked);
   TraceVerbOptions options = asked;
   BenchOptions& o = options.run;
   check_outputs({{"--out", options.out}});

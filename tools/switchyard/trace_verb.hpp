@@ -17,6 +17,7 @@ struct TraceVerbOptions {
   int64_t cost_rounds = 0;  ///< of `calls` without recording and with it
   int64_t events = 256;
   std::string out = "switchyard-trace.json";
+  std::string in;  ///< a written trace: nothing is run
   bool json = false;
   std::string gpus;  ///< names and driver, filled in
 };

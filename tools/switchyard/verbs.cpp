@@ -257,11 +257,19 @@ void declare_trace(CLI::App& app, VerbOptions& all) {
   add.group("Output");
   add.file("--out", t.out, "Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
   add.toggle("--json", t.json, "The summary as JSON on stdout");
+  add.group("Instead of recording");
+  add.file("--in", t.in, "Summarise this trace, written earlier, here or elsewhere");
+  app.callback([&app, &t] {
+    for (const CLI::Option* other : app.get_options())
+      if (const std::string name = other->get_name(); !t.in.empty() && other->count() > 0 && name != "--in" && name != "--json")
+        throw UsageError(name + ": given with --in, which runs nothing");
+  });
   app.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"
              "  switchyard trace --tokens 64 --hidden 1024 --ranks 4\n"
              "  switchyard trace --backend cuda --mode low_latency --quantize f32 --tokens 128 --out ll.json\n"
-             "  switchyard trace --mode ledger --tokens 64 --calls 20 --cost 11\n");
+             "  switchyard trace --mode ledger --tokens 64 --calls 20 --cost 11\n"
+             "  switchyard trace --in ll.json\n");
 }
 
 void declare_tune(CLI::App& app, VerbOptions& all) {

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace_file.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include "cli.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::tool {
+
+using nlohmann::json;
+
+namespace {
+
+/// A span's arguments are its own, named by its unit, and, if there are any, the bytes that it carried.
+void take_arguments(const json& args, TraceSlice& slice) {
+  for (const auto& [name, value] : args.items()) {
+    if (name == "bytes" && args.size() > 1)
+      slice.bytes = value.get<uint32_t>();
+    else
+      slice.arg = value.get<int64_t>();
+  }
+}
+
+/// "block 3 warp 1" tells that a block has at least 2.
+int warps_in(const json& metadata) {
+  if (metadata.at("name") != "thread_name") return 1;
+  const auto name = metadata.at("args").at("name").get<std::string>();
+  const size_t at = name.rfind(" warp ");
+  return at == std::string::npos ? 1 : std::stoi(name.substr(at + 6)) + 1;
+}
+
+}  // namespace
+
+TraceFile trace_file_from(const json& document) {
+  TraceFile file;
+  const json& other = document.at("otherData");
+  other.at("world").get_to(file.world);
+  other.at("lost_events").get_to(file.lost);
+  file.clock_error_ns = other.value("clock_error_ns", uint64_t{0});  // early traces have none
+  if (file.world < 1 || file.world > kMaxRanks) throw std::runtime_error("otherData.world");
+  const json& events = document.at("traceEvents");
+  if (!events.is_array()) throw std::runtime_error("traceEvents");
+  for (const json& e : events) {
+    const auto kind = e.at("ph").get<std::string>();
+    if (kind == "M") file.num_warps = std::max(file.num_warps, warps_in(e));
+    if (kind != "X") continue;
+    TraceSlice& s = file.slices.emplace_back();
+    e.at("pid").get_to(s.rank);
+    if (s.rank < 0 || s.rank >= file.world) throw std::runtime_error("pid");
+    s.track = e.at("tid").get<int>() - 1;
+    e.at("name").get_to(s.name);
+    e.at("cat").get_to(s.category);
+    e.at("ts").get_to(s.begin_us);
+    e.at("dur").get_to(s.duration_us);
+    take_arguments(e.at("args"), s);
+  }
+  std::stable_sort(file.slices.begin(), file.slices.end(), [](const TraceSlice& a, const TraceSlice& b) {
+    return std::tuple(a.rank, a.track, a.begin_us, -a.duration_us) < std::tuple(b.rank, b.track, b.begin_us, -b.duration_us);
+  });
+  return file;
+}
+
+TraceFile read_trace_file(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) throw UsageError(fmt::format("--in: '{}' given, which cannot be read", path));
+  try {
+    const json document = json::parse(in);
+    if (document.at("otherData").at("producer") != "switchyard") throw UsageError("");
+    return trace_file_from(document);
+  } catch (const std::exception&) {
+    throw UsageError(
+        fmt::format("--in: '{}' given, which is no trace that `switchyard trace` or Trace::write_chrome_json wrote", path));
+  }
+}
+
+std::vector<TracePhase> phases_of(const std::vector<TraceSlice>& slices) {
+  std::vector<TracePhase> phases;
+  std::map<std::pair<int, std::string>, size_t> known;  // (rank, name)
+  std::vector<std::map<int, double>> by_track;
+  for (const TraceSlice& s : slices) {
+    const auto [at, is_new] = known.try_emplace({s.rank, s.name}, phases.size());
+    if (is_new) {
+      TracePhase& p = phases.emplace_back();
+      p.name = s.name;
+      p.category = s.category;
+      p.rank = s.rank;
+      by_track.emplace_back();
+    }
+    TracePhase& p = phases[at->second];
+    const double ms = s.duration_us * 1e-3;
+    ++p.count;
+    p.total_ms += ms;
+    p.max_ms = std::max(p.max_ms, ms);
+    p.arg_sum += s.arg;
+    p.bytes += s.bytes;
+    p.slowest_ms = std::max(p.slowest_ms, by_track[at->second][s.track] += ms);
+  }
+  return phases;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trace as Trace::write_chrome_json left it in a file.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "switchyard/trace.hpp"
+
+namespace switchyard::tool {
+
+struct TraceFile {
+  int world = 1, num_warps = 1;
+  uint64_t lost = 0, clock_error_ns = 0;
+  std::vector<TraceSlice> slices;  ///< in the order of Trace::slices()
+};
+
+/// \throws UsageError if the file cannot be read or is no trace of this library
+TraceFile read_trace_file(const std::string& path);
+/// Of its document. \throws std::exception where something is missing or no such rank can be
+TraceFile trace_file_from(const nlohmann::json& document);
+/// As Trace::summary(), phases in the order in which they occur.
+std::vector<TracePhase> phases_of(const std::vector<TraceSlice>& slices);
+
+}  // namespace switchyard::tool
