@@ -130,12 +130,13 @@ struct LowLatencyOutput {
   /// [experts here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond
   /// rows_of_expert unspecified, like the rows themselves.
   int64_t* row_source = nullptr;
-  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
+  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory; to be held as long as calls or graphs use it
 };
 
 /// Room for what the experts make of an output's rows, [experts here * R, H]: the result for row i of LowLatencyOutput::x is
 /// row i. Expert kernels write there, combine takes it as it is and reads it where it lies. Made once by make_rows(), private
-/// to the rank, aligned to 256 bytes; copies share it. The last one must not go while a call uses it, nor outlive the group.
+/// to the rank, aligned to 256 bytes; copies share it. The last one must not go while a call or a graph uses it, nor outlive
+/// the group.
 struct LowLatencyRows : Rows {
   std::shared_ptr<void> memory;
 };

@@ -11,9 +11,10 @@
 /// CPU: calls are synchronous on the calling thread. CUDA: pointers are device memory of the rank's GPU, rows are aligned to 16
 /// bytes; calls enqueue on DispatchOptions::stream and return; nothing waits for the GPU except SizePolicy::exact (which needs
 /// the counts), Handle's members, last_call() and destruction. Calls on one object are ordered, also on different streams
-/// (launches of a graph are ordered by their stream only). All but `exact` can be captured in a graph; blocks of a captured
-/// call belong to the graph. Sticky faults that a kernel finds are thrown by the next call, Group::check() or Handle::counts();
-/// the others by the latter two only, so that all ranks go on making the same calls.
+/// (launches of a graph are ordered by their stream only). All but `exact` can be captured in a graph; blocks that a captured
+/// call takes, and those that a captured combine reads, belong to the graph. Sticky faults that a kernel finds are thrown by
+/// the next call, Group::check() or Handle::counts(); the others by the latter two only, so that all ranks go on making the
+/// same calls.
 ///
 /// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
 /// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed

@@ -412,5 +412,55 @@ TEST(GraphCapture, ExactSizesAreRefused) {
   });
 }
 
+/// What a captured combine reads is not given to anybody else while the graph lives, though the caller has let go of it.
+TEST(GraphCapture, RowsThatCombineReadsBelongToTheGraph) {
+  const auto c = make_case(gpu_scenario("rows of a graph", 2, Layout::expert_major, kMostTokens, 77));
+  const NormalConfig config = roomy_config(*c, 4);
+  isolated([&] {
+    on_gpus(2, heap_for(config, 2), [&](Station& me) {
+      NormalExchange exchange(me.group, config);
+      RankData data(*c, me.rank(), 0);
+      const Inputs in = me.upload(*c, data);
+      std::byte* const out = me.room(in.out_bytes);
+      me.meet();
+      Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
+      const Handle handle = d.handle;
+      me.meet();
+      std::vector<std::byte*> read = {static_cast<std::byte*>(d.x.data)};
+      cudaGraph_t graph = nullptr;
+      must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      {
+        const switchyard::RowBuffer buffer = exchange.allocate_rows(handle, DType::bf16);
+        read.push_back(static_cast<std::byte*>(buffer.rows().data));
+        exchange.combine(buffer.rows(), handle, out, me.combine_options(*c, me.stream()));
+        exchange.combine(d.x, handle, out, me.combine_options(*c, me.stream()));
+      }
+      must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+      d = Dispatched();
+      const auto in_use = [&] {
+        std::vector<switchyard::RowBuffer> all;
+        (void)outcome_of([&] {
+          while (all.size() < 10000) all.push_back(exchange.allocate_rows(handle, DType::bf16));
+        });
+        return std::count_if(read.begin(), read.end(), [&](const std::byte* rows) {
+          return std::none_of(all.begin(), all.end(), [&](const switchyard::RowBuffer& other) {
+            const auto* first = static_cast<const std::byte*>(other.rows().data);
+            return rows >= first && rows < first + static_cast<size_t>(other.rows().rows) * row_bytes_of(*c);
+          });
+        });
+      };
+      me.f.equal(2, static_cast<int>(in_use()), "blocks of the graph");
+      must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+      auto left = in_use();
+      for (int i = 0; i < 500 && left != 0; ++i) {  // user objects are released by a thread of the driver
+        std::this_thread::sleep_for(10ms);
+        left = in_use();
+      }
+      me.f.equal(0, static_cast<int>(left), "blocks of a graph that is gone");
+      me.meet();
+    });
+  });
+}
+
 }  // namespace
 }  // namespace harness

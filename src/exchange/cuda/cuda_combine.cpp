@@ -35,6 +35,9 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   const CudaHandle& device = tables_of(h);
   const Tables& t = device.tables;
   const bool expert_major = h.layout == Layout::expert_major;
+  if (call.capturing())
+    if (const std::shared_ptr<CudaBlock> rows = pool_->holder_of(static_cast<const std::byte*>(y.data)))
+      give_to_graph(rows, call.graph);
 
   CudaCombineParams p;
   CombineParams& c = p.c;

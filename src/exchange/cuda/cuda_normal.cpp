@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 
@@ -66,6 +67,24 @@ void CudaPool::take_back_now() {
 void CudaPool::free_later(size_t offset, std::vector<cudaStream_t> users) noexcept {
   const std::lock_guard lock(mutex_);
   freed_.push_back({offset, std::move(users)});
+}
+
+void CudaPool::remember(const std::shared_ptr<CudaBlock>& block) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(remembered_, [](const std::weak_ptr<CudaBlock>& b) { return b.expired(); });
+  remembered_.push_back(block);
+}
+
+std::shared_ptr<CudaBlock> CudaPool::holder_of(const std::byte* p) {
+  const std::less<const std::byte*> below;
+  std::vector<std::shared_ptr<CudaBlock>> others;  // the last user of one may let go meanwhile: not under the lock
+  const std::lock_guard lock(mutex_);
+  for (const std::weak_ptr<CudaBlock>& b : remembered_) {
+    std::shared_ptr<CudaBlock> block = b.lock();
+    if (block && !below(p, block->data) && below(p, block->data + block->bytes)) return block;
+    others.push_back(std::move(block));
+  }
+  return nullptr;
 }
 
 CudaBlock::~CudaBlock() {
@@ -201,6 +220,7 @@ bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const 
   if (!offset) return false;
   block.pool = pool_;
   block.offset = *offset;
+  block.bytes = bytes;
   block.data = pool_base_ + *offset;
   return true;
 }
@@ -214,6 +234,7 @@ std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, const Call* call, 
                     std::to_string(u.used) + " of " + std::to_string(u.capacity) + " are in use, the largest free block has " +
                     std::to_string(u.largest_free) + " (destroy outputs, or raise NormalConfig::pool_bytes)");
   }
+  pool_->remember(block);
   if (call && call->capturing()) give_to_graph(block, call->graph);
   return block;
 }

@@ -18,6 +18,8 @@
 
 namespace switchyard::detail {
 
+struct CudaBlock;
+
 /// An object's part of the heap for outputs, and freed blocks that other streams may still use.
 struct CudaPool {
   CudaPool(size_t begin, size_t end) : memory(begin, end) {}
@@ -29,6 +31,10 @@ struct CudaPool {
   void take_back_now();
   /// Any thread, also in a callback of the driver: calls no CUDA function.
   void free_later(size_t offset, std::vector<cudaStream_t> users) noexcept;
+  /// For holder_of.
+  void remember(const std::shared_ptr<CudaBlock>& block);
+  /// The remembered block that `p` lies in and that somebody holds, or null.
+  std::shared_ptr<CudaBlock> holder_of(const std::byte* p);
 
   OffsetAllocator memory;
 
@@ -39,11 +45,13 @@ struct CudaPool {
   };
   std::mutex mutex_;
   std::vector<Freed> freed_;
+  std::vector<std::weak_ptr<CudaBlock>> remembered_;
   cudaEvent_t event_ = nullptr;
 };
 
 struct CudaBlock final : OutputBlock {
   std::shared_ptr<CudaPool> pool;  ///< null: empty block
+  size_t bytes = 0;
   std::vector<cudaStream_t> users;
   std::vector<std::weak_ptr<CudaBlock>> companions;  ///< what is delivered with these rows, and used with them
   ~CudaBlock() override;
