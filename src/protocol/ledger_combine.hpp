@@ -165,13 +165,12 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
       span.set_arg(clock.awaited());
     }
     if (done) return true;
-    // Who has not entered, or else who was the last to enter, or else one of the others: the ledger says from which ranks a
-    // token's rows come, not which from which.
+    // Who has not entered, or else who was named before, or else one of the others: the ledger says from which ranks a token's
+    // rows come, not which from which.
     const auto entered = [&](int r) { return flag_reached(A::peek(p.call.heap.local(p.layout.flag(r))), p.call.word()); };
     const uint64_t late = A::lanes_where(w, p.call.world(), [&](int r) { return (senders >> r & 1) != 0 && !entered(r); });
     const uint64_t others = senders & ~(uint64_t{1} << p.call.rank());
-    const bool was_late = late == 0 && looks > 0 && (senders >> clock.awaited() & 1) != 0;
-    const int writer = was_late ? clock.awaited() : nth_bit(late != 0 ? late : others != 0 ? others : senders, 0);
+    const int writer = late != 0 ? nth_bit(late, 0) : looks > 0 ? clock.awaited() : nth_bit(others != 0 ? others : senders, 0);
     if (looks == 0)
       clock.begin(writer);
     else if (writer != clock.awaited())

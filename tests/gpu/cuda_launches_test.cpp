@@ -131,8 +131,8 @@ void check_combine_launches(Station& me, LowLatencyExchange& exchange, const Unu
   expect_one_launch(me, "combine with factors", [&] { exchange.combine(y, output, u.out, o); });
 }
 
-void check_all_to_all_launches(Station& me, LowLatencyExchange& exchange, const Unused& u) {
-  const switchyard::RowFunction function = flat_function(1);
+void check_all_to_all_launches(Station& me, LowLatencyExchange& exchange, const Unused& u,
+                               const switchyard::RowFunction& function) {
   switchyard::AllToAllOptions o;
   o.stream = me.stream();
   const auto all_to_all = [&](const std::string& what) {
@@ -162,10 +162,11 @@ TEST(LaunchesOfLowLatency, AreOneForEachCall) {
         switchyard::LowLatencyOutput output = exchange.make_output();
         const switchyard::LowLatencyRows y = exchange.make_rows(c.form.type);
         const Unused unused(me, c.form);
+        const switchyard::RowFunction function = flat_function(1);  // waits for the device: before anything is captured
         me.meet();
         check_dispatch_launches(me, exchange, unused, output);
         check_combine_launches(me, exchange, unused, output, y);
-        if (scales == ScaleKind::none) check_all_to_all_launches(me, exchange, unused);
+        if (scales == ScaleKind::none) check_all_to_all_launches(me, exchange, unused, function);
         me.meet();
       });
     }

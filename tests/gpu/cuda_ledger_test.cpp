@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ledger combine around its calls: by the tables of a dispatch, captured in graphs, on several streams, places for prepared
 // ledgers, misuse, ranks with other ledgers, a silent rank. What it computes: tests/protocol/ledger_test.cpp.
+#include <atomic>
 #include <algorithm>
 #include <map>
 #include <string>
@@ -55,13 +56,13 @@ TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
   for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
     const auto c = gpu_case(kWorld, 3, DType::bf16, hidden);
     switchyard::Trace trace(kWorld, roomy());
+    std::atomic<uint64_t> told{0};  // by all ranks
     on_gpus(kWorld, heap_of(*c), [&](Station& me) {
       me.f.set_context("hidden " + std::to_string(hidden));
       LedgerCombine ledger(me.group, make_config(*c));
       LedgerStation mine(me, *c);
       auto* const sink = reinterpret_cast<float*>(me.room(4));
       const PreparedLedger prepared = ledger.prepare(mine.data.tables());
-      uint64_t told = 0;
       record(me, trace, [&] {
         for (int i = 0; i < kCalls; ++i) {
           if (me.rank() == kLate) launch_busy(1, 32, kDelay, sink, me.stream());
@@ -72,7 +73,7 @@ TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
         }
       });
       me.f.check(told > 0, "nothing crossed: proves nothing");
-      me.f.equal(told, traced_bytes(me, trace), "bytes of the spans");
+      me.f.equal(told.load(), traced_bytes(trace), "bytes of the spans");
       if (me.rank() != kLate) {
         auto named = waits_for(me, trace, kLate, kDelay / 2);
         me.f.check(named["long"] >= kCalls,

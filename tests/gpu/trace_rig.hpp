@@ -158,11 +158,10 @@ inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace
   return named;
 }
 
-/// Bytes that the spans of this rank carried. After recording.
-inline uint64_t traced_bytes(Station& me, const switchyard::Trace& trace) {
+/// Bytes that the spans of all ranks carried. After recording.
+inline uint64_t traced_bytes(const switchyard::Trace& trace) {
   uint64_t bytes = 0;
-  for (const auto& phase : trace.summary())
-    if (phase.rank == me.rank()) bytes += phase.bytes;
+  for (const auto& phase : trace.summary()) bytes += phase.bytes;
   return bytes;
 }
 

@@ -75,8 +75,8 @@ class GpuRowFunction final : public CudaRowFunction {
 /// every element of every (token, expert) that this rank's experts answer. x is the element as float32; the result is rounded
 /// to the row type once. Pointers in `f` must stay valid until the calls that use it have ended.
 /// Makes a function for the current device, which must be the rank's. Not for the hot path: loads the kernels, and waits for
-/// the device; so no rank of it may have a call under way. \throws Error(system), also if the file was not compiled for this
-/// GPU.
+/// the device; so no rank of it may have a call under way, and no stream of it may be captured. \throws Error(system), also if
+/// the file was not compiled for this GPU.
 template <class F>
 RowFunction row_function_on_gpu(const F& f) {
   static_assert(std::is_trivially_copyable_v<F>, "row_function_on_gpu: the function travels as a kernel's argument");

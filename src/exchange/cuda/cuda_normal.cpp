@@ -107,9 +107,9 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
   const DeviceGuard guard(gpu_.device());
   checked([&] {
     check_config(config, world());
-    if (config.num_experts > kMaxCudaExperts)
+    if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
       invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
-              std::to_string(kMaxCudaExperts));
+              std::to_string(most) + " in this layout");
     if (config.max_tokens > kMaxTokensPerPlanBlock * gpu_.max_blocks())
       invalid("NormalConfig::max_tokens = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
               std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");

@@ -13,7 +13,8 @@
 
 namespace switchyard::detail {
 
-inline constexpr int kMaxCudaExperts = 6144;  ///< the plan kernel counts in shared memory
+/// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
+inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 /// Per block of dispatch: as many rows of 14 KiB as shared memory holds.
 inline constexpr int kMoveWarps = kMostDispatchWarps;

@@ -463,12 +463,8 @@ auto kernel_for(const PlanParams& p) {
 }
 
 uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
-  const bool expert_major = p.layout == Layout::expert_major;
-  const int64_t gathered = std::max(p.map.world + p.map.experts, p.map.world * p.map.world);
-  const int64_t ints =
-      int64_t{expert_major ? (kPlanWarps + 1) * p.map.experts : p.map.experts} + kPlanWarps * p.map.world + gathered;
-  const int64_t masks = kPlanWarps * tokens_per_warp(p.tokens, blocks);
-  return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() + static_cast<uint32_t>(masks * 8 + ints * 4);
+  return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() +
+         static_cast<uint32_t>(plan_array_bytes(p.layout, p.map.world, p.map.experts, tokens_per_warp(p.tokens, blocks)));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // What a block of the plan kernel sees: its share of the tokens, its shared memory, the counts that have been gathered.
 #pragma once
 
+#include <algorithm>
+
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/cuda/launch.hpp"
 
@@ -25,6 +27,20 @@ struct PlanBlock {
   int failed;
   int overflow;  ///< first rank without room, or -1
 };
+
+/// Of the arrays in a block's shared memory.
+constexpr int64_t plan_array_bytes(Layout layout, int world, int experts, int64_t tokens_of_warp) {
+  const int64_t gathered = std::max(world + experts, world * world);
+  const int64_t ints =
+      int64_t{layout == Layout::expert_major ? (kPlanWarps + 1) * experts : experts} + kPlanWarps * world + gathered;
+  return kPlanWarps * tokens_of_warp * 8 + ints * 4;
+}
+constexpr int64_t most_array_bytes(Layout layout) {
+  return plan_array_bytes(layout, kMaxRanks, most_cuda_experts(layout), kMaxTokensPerPlanBlock / kPlanWarps);
+}
+inline constexpr int64_t kRoomForArrays = 227 * 1024 - static_cast<int64_t>(sizeof(PlanBlock)) - 2048;  // of sm_90
+static_assert(most_array_bytes(Layout::rank_major) <= kRoomForArrays &&
+              most_array_bytes(Layout::expert_major) <= kRoomForArrays);
 
 struct PlanView {
   const PlanParams& p;
