@@ -2,7 +2,6 @@
 #include "trace/device_trace.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <utility>
 
@@ -39,21 +38,6 @@ void append_calls(Tracer& tracer, Launches launches, int64_t host_minus_timer) {
   for (const TraceRecord& call : calls) tracer.append(kHostTrack, call);
 }
 
-bool waits(const DeviceRecord& span) { return std::strcmp(event_info(static_cast<Event>(span.event)).category, "wait") == 0; }
-
-/// When `span` began, of which 32 bits are known. `before`: what its worker recorded before, on the same multiprocessor, or
-/// null. Nothing takes 2^32 cycles but waiting. A wait began as early as it can have, after `before` and after `launch`, when
-/// its kernel began; any other span that began in the middle of `before` holds all of it.
-uint64_t begin_of(const DeviceRecord& span, const DeviceRecord* before, uint64_t launch) {
-  constexpr uint64_t kTurn = uint64_t{1} << 32;
-  if (waits(span)) {
-    const uint64_t earliest = std::max(launch, before != nullptr ? before->end : 0);
-    return earliest < span.begin ? span.begin - (span.begin - earliest) / kTurn * kTurn : span.begin;
-  }
-  if (before == nullptr || before->begin >= span.begin || before->end <= span.begin) return span.begin;
-  return span.begin - (span.begin - before->begin + kTurn - 1) / kTurn * kTurn;
-}
-
 }  // namespace
 
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
@@ -73,16 +57,11 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
     launches[{r.bytes, launch_call(r.arg)}].add(r);
   });
   for (auto& [multiprocessor, clock] : clocks) clock.sort();
-  std::vector<DeviceRecord> last(sizes.size());  // of each track, with its begin
-  for_each([&](int track, DeviceRecord r) {
+  for_each([&](int track, const DeviceRecord& r) {
     if (r.event == DeviceRecord::kAnchor) return;
     const auto clock = clocks.find(r.multiprocessor);
     if (clock == clocks.end() || !clock->second.usable()) return tracer.add_lost(track, 1);
     const auto host_ns = [&](uint64_t cycles) { return clock->second.ns(cycles) + static_cast<uint64_t>(host_minus_timer); };
-    DeviceRecord& before = last[static_cast<size_t>(track)];
-    const bool same = before.end != 0 && before.multiprocessor == r.multiprocessor;
-    r.begin = begin_of(r, same ? &before : nullptr, clock->second.anchor_before(r.begin));
-    before = r;
     const uint64_t begin = host_ns(r.begin), end = host_ns(r.end);
     tracer.append(track, {begin, std::max(begin, end), r.arg, r.event, RecordKind::span, 0, r.bytes});
   });

@@ -10,9 +10,9 @@
 
 namespace switchyard::detail {
 
-/// A span in clock cycles of its multiprocessor, `begin` up to a multiple of 2^32 too late; or an anchor, which says when a
-/// cycle was: `begin` in cycles, `end` in nanoseconds of the GPU's global timer. A kernel's anchors also say which launch they
-/// belong to: `arg` is pack_launch's, and `bytes` its Event.
+/// A span in clock cycles of its multiprocessor, or an anchor, which says when a cycle was: `begin` in cycles, `end` in
+/// nanoseconds of the GPU's global timer. A kernel's anchors also say which launch they belong to: `arg` is pack_launch's, and
+/// `bytes` its Event.
 struct alignas(16) DeviceRecord {
   uint64_t begin;
   uint64_t end;

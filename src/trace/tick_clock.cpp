@@ -18,17 +18,10 @@ void TickClock::sort() {
   for (size_t i = 1; i < anchors_.size(); ++i) anchors_[i].ns = std::max(anchors_[i].ns, anchors_[i - 1].ns);
 }
 
-std::vector<TickClock::Anchor>::const_iterator TickClock::after(uint64_t ticks) const {
-  return std::upper_bound(anchors_.begin(), anchors_.end(), ticks, [](uint64_t t, const Anchor& a) { return t < a.ticks; });
-}
-
-uint64_t TickClock::anchor_before(uint64_t ticks) const {
-  const auto next = after(ticks);
-  return next == anchors_.begin() ? ticks : (next - 1)->ticks;
-}
-
 uint64_t TickClock::ns(uint64_t ticks) const {
-  const auto after = std::clamp(this->after(ticks), anchors_.begin() + 1, anchors_.end() - 1);
+  auto after =
+      std::upper_bound(anchors_.begin(), anchors_.end(), ticks, [](uint64_t t, const Anchor& a) { return t < a.ticks; });
+  after = std::clamp(after, anchors_.begin() + 1, anchors_.end() - 1);
   const Anchor &a = *(after - 1), &b = *after;
   const double slope = static_cast<double>(b.ns - a.ns) / static_cast<double>(b.ticks - a.ticks);
   const double since = static_cast<double>(static_cast<int64_t>(ticks - a.ticks));

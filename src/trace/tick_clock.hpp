@@ -18,8 +18,6 @@ class TickClock {
   void sort();
   /// After sort(). False: ns() must not be called.
   bool usable() const { return anchors_.size() >= 2; }
-  /// Ticks of the last anchor that is not after `ticks`, or `ticks`. After sort().
-  uint64_t anchor_before(uint64_t ticks) const;
   /// Between two anchors by their slope; outside by that of the nearest two.
   uint64_t ns(uint64_t ticks) const;
 
@@ -27,9 +25,6 @@ class TickClock {
   struct Anchor {
     uint64_t ticks, ns;
   };
-  /// The first anchor after `ticks`.
-  std::vector<Anchor>::const_iterator after(uint64_t ticks) const;
-
   std::vector<Anchor> anchors_;
 };
 

@@ -105,33 +105,6 @@ TEST(DeviceTrace, AFullRingKeepsTheNewestInOrder) {
   EXPECT_EQ(t.lost(0), 1u);
 }
 
-// Kernels know 32 bits of when a span began: the rest follows from what the worker did before.
-TEST(DeviceTrace, WaitsOfSeveralTurnsOfTheCounterKeepTheirLength) {
-  constexpr uint64_t kTurn = uint64_t{1} << 32, kWaited = 3 * kTurn + 1000;
-  Buffers b;
-  b.anchor(0, 0, 1000, 1000);
-  b.span(1, 0, Event::return_segments, 1500, 2000, 0);
-  b.span(1, 0, Event::wait_ledger_rows, 2500 + 3 * kTurn, 2500 + kWaited, 1);  // began at 2500
-  b.span(1, 0, Event::restore_tokens, 2400 + 3 * kTurn, 2600 + kWaited, 0);    // holds the wait: from 2400 on
-  b.span(1, 0, Event::wait_pulled, 2700 + kWaited, 2800 + kWaited, 1);         // short, and what follows one is, too
-  b.span(1, 0, Event::send_rows, 2900 + kWaited, 3000 + kWaited, 1);
-  b.span(2, 0, Event::wait_message, 1200 + kTurn, 1300 + kTurn, 1);  // the first of its worker: from its launch on
-  b.anchor(0, 0, 10'000 + kWaited, 10'000 + kWaited);
-  const Tracer t = b.converted();
-  const auto expect = [&](int track, size_t i, uint64_t begin, uint64_t end) {
-    EXPECT_NEAR(static_cast<double>(t.record(track, i).begin_ns), static_cast<double>(begin + kHostMinusTimer), 2.0) << i;
-    EXPECT_NEAR(static_cast<double>(t.record(track, i).end_ns), static_cast<double>(end + kHostMinusTimer), 2.0) << i;
-  };
-  ASSERT_EQ(t.size(1), 5u);
-  expect(1, 0, 1500, 2000);
-  expect(1, 1, 2500, 2500 + kWaited);
-  expect(1, 2, 2400, 2600 + kWaited);
-  expect(1, 3, 2700 + kWaited, 2800 + kWaited);
-  expect(1, 4, 2900 + kWaited, 3000 + kWaited);
-  ASSERT_EQ(t.size(2), 1u);
-  expect(2, 0, 1200, 1300 + kTurn);
-}
-
 TEST(DeviceTrace, ALaunchIsACallFromItsFirstAnchorToItsLast) {
   char objects[2][512];
   const auto launch = [&](int object, uint64_t epoch, int64_t tokens) { return pack_launch(epoch, objects[object], tokens); };

@@ -29,9 +29,8 @@ struct TracedArch : Base {
   using Warp = CudaWarp;
   static constexpr bool kDeviceTracing = true;
 
-  /// Cycles of this multiprocessor, the lower half of the counter: with both, a span would take two registers more, and reading
-  /// it longer. A record has both.
-  __device__ static uint64_t ticks() { return static_cast<uint32_t>(clock()); }
+  /// Cycles of this multiprocessor.
+  __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
   /// Every warp before it records. The size of its track comes out of device memory, once; nobody waits for it before the first
   /// record.
@@ -45,7 +44,7 @@ struct TracedArch : Base {
         mine.multiprocessor = multiprocessor();
         mine.log2_capacity = static_cast<uint16_t>(31 - __clz(static_cast<int>(trace.capacity)));
         ptx::async_copy(&mine.size, &trace.sizes[index]);
-        if (w.warp() == 0) *block_begin() = {cycles(), ptx::global_timer(), launch};
+        if (w.warp() == 0) *block_begin() = {ticks(), ptx::global_timer(), launch};
       }
     }
     __syncwarp();
@@ -56,33 +55,25 @@ struct TracedArch : Base {
     if (w.warp() == 0) {
       const BlockBegin begin = *block_begin();
       anchor(kernel, begin.cycles, begin.timer_ns, begin.launch);
-      anchor(kernel, cycles(), ptx::global_timer(), begin.launch);
+      anchor(kernel, ticks(), ptx::global_timer(), begin.launch);
     }
     ptx::async_copies_wait();
     trace.sizes[index_of(w, trace)] = tracks()[w.warp()].size;
   }
 
-  /// Costs a call, a look into shared memory and stores, for which nobody waits. `begin` and `end` are ticks(), the latter less
-  /// than half a second old.
+  /// Costs a call, a look into shared memory and stores, for which nobody waits.
   __device__ static void record(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     if (threadIdx.x % kLanes == 0) write(event, begin, end, arg, bytes);
     __syncwarp();
   }
 
  private:
-  __device__ static uint64_t cycles() { return static_cast<uint64_t>(clock64()); }
   /// Of one lane. A function of its own: in line, at the end of each span, it takes registers that rows are summed in.
   __device__ static __noinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     OpenTrack& mine = tracks()[threadIdx.x / kLanes];
     ptx::async_copies_wait();
     const OpenTrack now = mine;
     if (now.records == nullptr) return;
-    if (event != DeviceRecord::kAnchor) {
-      const uint64_t latest = cycles();
-      const auto length = static_cast<uint32_t>(end - begin), ago = static_cast<uint32_t>(latest - end);
-      end = latest - ago;
-      begin = end - length;
-    }
     mine.size = now.size + 1;
     const uint32_t place = now.size & ((1u << now.log2_capacity) - 1);
     now.records[place] = {begin, end, arg, event, now.multiprocessor, bytes};
