@@ -104,7 +104,7 @@ def single_expectations(bulk):
         "construction": ([*init, SYNC], []),
         # Tracing: no code where it is off; where it is on, the clock before and after, and the anchor's timer.
         "span_not_traced": (settled, [r"clock64", r"globaltimer", r"smid"]),
-        "span_traced": ([r"globaltimer", r"clock64", *settled, r"clock64"], []),
+        "span_traced": ([r"clock64", *settled, r"clock64", r"globaltimer"], []),
     }
 
 
