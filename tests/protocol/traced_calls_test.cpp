@@ -268,7 +268,7 @@ TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
       group.barrier();
       if (group.rank() == 0) {
         const auto named = waits_for(trace, kLate, mine);
-        enough = named.count("wait_message") > 0 && named.count("wait_returned") > 0;
+        enough = named.count("wait_message") > 0 || named.count("wait_returned") > 0;
         rounds = round;
       }
       group.barrier();
