@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "gpu/object_rig.hpp"
-#include "multiproc/fork_ranks.hpp"
+#include "gpu/killed_rank.hpp"
 
 namespace harness {
 namespace {
@@ -378,23 +378,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
 class KilledGpuProcess : public testing::TestWithParam<Killed> {};
 
 /// A process is killed in the middle of a call, behind which 100 are queued on every rank that has entered it.
-TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) {
-  const KilledCase k{GetParam()};
-  const auto queued = [&](int rank) { return std::to_string(k.queues_before(rank) ? k.kCalls : 0) + " calls queued"; };
-  switchyard::test::ForkedRanks ranks(k.kWorld, [&](switchyard::test::ChildRank& child) { rank_of_killed(child, k); });
-  for (int r = 0; r < k.kWorld; ++r) ASSERT_TRUE(ranks.wait_until_said(r, queued(r), 40s)) << "rank " << r;
-  ::usleep(200000);  // the kernels run
-  ranks.kill(k.kVictim);
-  ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
-  ranks.tell_all("killed");
-  const auto ends = ranks.finish(40s);
-  for (int r = 0; r < k.kWorld; ++r) {
-    if (r == k.kVictim) continue;
-    const auto& end = ends[static_cast<size_t>(r)];
-    EXPECT_TRUE(end.ok()) << end;
-    EXPECT_EQ(joined(end.said), queued(r) + "\ndone\n");
-  }
-}
+TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) { kill_one(KilledCase{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledGpuProcess,
                          testing::Values(Killed::others_wait_for_it, Killed::it_waits_for_others,

@@ -7,8 +7,8 @@
 #include <thread>
 #include <tuple>
 
+#include "gpu/killed_rank.hpp"
 #include "gpu/station_rig.hpp"
-#include "multiproc/fork_ranks.hpp"
 
 namespace harness {
 namespace {
@@ -299,23 +299,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledLowLatency& 
 
 class KilledLowLatencyProcess : public testing::TestWithParam<bool> {};
 
-TEST_P(KilledLowLatencyProcess, OthersEndWithinTheDeadline) {
-  const KilledLowLatency k{GetParam()};
-  const auto queued = [&](int rank) { return std::to_string(k.queues_before(rank) ? k.kCalls : 0) + " calls queued"; };
-  switchyard::test::ForkedRanks ranks(k.kWorld, [&](switchyard::test::ChildRank& child) { rank_of_killed(child, k); });
-  for (int r = 0; r < k.kWorld; ++r) ASSERT_TRUE(ranks.wait_until_said(r, queued(r), 40s)) << "rank " << r;
-  ::usleep(200000);  // the kernels run
-  ranks.kill(k.kVictim);
-  ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
-  ranks.tell_all("killed");
-  const auto ends = ranks.finish(40s);
-  for (int r = 0; r < k.kWorld; ++r) {
-    if (r == k.kVictim) continue;
-    const auto& end = ends[static_cast<size_t>(r)];
-    EXPECT_TRUE(end.ok()) << end;
-    EXPECT_EQ(joined(end.said), queued(r) + "\ndone\n");
-  }
-}
+TEST_P(KilledLowLatencyProcess, OthersEndWithinTheDeadline) { kill_one(KilledLowLatency{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledLowLatencyProcess, testing::Bool(),
                          [](const auto& c) { return std::string(c.param ? "it_waits" : "others_wait"); });
