@@ -61,15 +61,15 @@ struct TracedArch : Base {
     trace.sizes[index_of(w, trace)] = tracks()[w.warp()].size;
   }
 
-  /// Costs a call, a look into shared memory and stores, for which nobody waits.
+  /// Costs a look into shared memory and stores, for which nobody waits.
   __device__ static void record(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     if (threadIdx.x % kLanes == 0) write(event, begin, end, arg, bytes);
     __syncwarp();
   }
 
  private:
-  /// Of one lane. A function of its own: in line, at the end of each span, it takes registers that rows are summed in.
-  __device__ static __noinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
+  /// Of one lane.
+  __device__ static __forceinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     OpenTrack& mine = tracks()[threadIdx.x / kLanes];
     ptx::async_copies_wait();
     const OpenTrack now = mine;
