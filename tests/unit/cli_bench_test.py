@@ -19,6 +19,11 @@ from cli_test import SMALL, run
 QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
 
 
+def short_limit(args):
+    """What makes a call whose rates do not matter measure the copy limit briefly: a flag of normal mode on the CPU."""
+    return [] if "--mode" in args and "normal" not in args else ["--limit-ms", "1"]
+
+
 def run_with_small_files(*args, cwd):
     """One call in which no file, and so no heap segment of a rank that is a process, may be larger than 16 MiB."""
     limit = 16 << 20
@@ -135,6 +140,8 @@ class BenchUsage(unittest.TestCase):
                 ([*low_latency, "--staging", "ring"], "--staging: given with --mode low_latency"),
                 ([*flat, "--order", "per_route"], "--order: given with --mode flat"),
                 ([*flat, "--sets", "3"], "--sets: given with --mode flat"),
+                ([*flat, "--limit-ms", "3"], "--limit-ms: given with --mode flat; it belongs to --mode normal"),
+                ([*cuda, "--limit-ms", "3"], "--limit-ms: given with --backend cuda; it belongs to --backend cpu"),
                 ([*flat, "--contest", "--tokens", "3"], "--tokens: given with --contest, which sets the shapes"),
                 ([*flat, "--contest", "--sweep", "tokens=3"], "--sweep: given with --contest, which sets the shapes"),
                 (["--contest"], "--contest: given with --mode normal; it belongs to --mode flat"),
@@ -167,7 +174,7 @@ class Sweeps(unittest.TestCase):
     """What was swept stands in the rows, in the progress and once in the notes."""
 
     def lines(self, *args):
-        code, out, err = run("bench", *QUICK, *args)
+        code, out, err = run("bench", *QUICK, *short_limit(args), *args)
         self.assertEqual(code, 0, out + err)
         return out, err
 
@@ -200,8 +207,8 @@ class Sweeps(unittest.TestCase):
     def test_what_was_measured_before_a_failure_is_written(self):
         for mode in ("normal", "low_latency", "flat"):
             with tempfile.TemporaryDirectory() as folder:
-                done = run_with_small_files("bench", *QUICK, "--mode", mode, "--processes", "--hidden", "256", "--sweep",
-                                            "tokens=8,4096,9", "--json", "x.json", "--html", "x.html", cwd=folder)
+                done = run_with_small_files("bench", *QUICK, *short_limit(["--mode", mode]), "--mode", mode, "--processes", "--hidden",
+                                            "256", "--sweep", "tokens=8,4096,9", "--json", "x.json", "--html", "x.html", cwd=folder)
                 self.assertEqual(done.returncode, 3, done.stderr)
                 self.assertIn("the file size limit is", done.stderr.splitlines()[-1])
                 self.assertEqual(self.column(done.stdout, "tokens"), ["8"])
@@ -210,8 +217,8 @@ class Sweeps(unittest.TestCase):
                 self.assertIn("the file size limit is", result["stopped"])
                 self.assertIn("PASS", Path(folder, "x.html").read_text())
                 self.assertEqual(sorted(os.listdir(folder)), ["x.html", "x.json"])
-                done = run_with_small_files("bench", *QUICK, "--mode", mode, "--processes", "--hidden", "256", "--sweep",
-                                            "tokens=4096,8", "--json", "y.json", cwd=folder)
+                done = run_with_small_files("bench", *QUICK, *short_limit(["--mode", mode]), "--mode", mode, "--processes", "--hidden",
+                                            "256", "--sweep", "tokens=4096,8", "--json", "y.json", cwd=folder)
                 self.assertEqual(done.returncode, 3, done.stderr)
                 self.assertEqual(sorted(os.listdir(folder)), ["x.html", "x.json"], "nothing was measured")
 
@@ -311,20 +318,21 @@ class Launched(unittest.TestCase):
     def test_variables_that_a_launcher_has_left(self):
         code, out, err = run("bench", *QUICK, "--mode", "flat", env={"RANK": "0", "WORLD_SIZE": "many"})
         self.assertEqual(code, 0, out + err)
-        code, out, err = run("bench", *QUICK, env={"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
+        code, out, err = run("bench", *QUICK, *short_limit([]), env={"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
         self.assertEqual(code, 0, out + err)
 
 
 class Bench(unittest.TestCase):
-    def measure(self, *args, small=True):
+    def measure(self, *args, small=True, short=True):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "result.json")
-            code, out, err = run("bench", *(SMALL if small else SMALL[:2]), "--iterations", "20", "--json", str(path), *args)
+            code, out, err = run("bench", *(SMALL if small else SMALL[:2]), *(short_limit(args) if short else []), "--iterations", "20",
+                                 "--json", str(path), *args)
             self.assertEqual(code, 0, out + err)
             return json.loads(path.read_text()), out
 
     def test_json(self):
-        result, out = self.measure("--commit", "abc123", "--sets", "2", "--sweep", "tokens=8,16,8", "--sweep", "ranks=1,2")
+        result, out = self.measure("--commit", "abc123", "--sets", "2", "--sweep", "tokens=8,16,8", "--sweep", "ranks=1,2", short=False)
         self.assertEqual(result["schema"], "switchyard.bench/1")
         self.assertEqual(result["commit"], "abc123")
         self.assertGreater(result["machine"]["last_level_cache_bytes"], 0)

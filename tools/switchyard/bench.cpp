@@ -144,7 +144,7 @@ bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, cons
   bench::CopyLimitOptions limit;
   limit.threads = machine.usable_cores();
   limit.row_bytes = static_cast<size_t>(options.hidden) * 2;
-  limit.seconds = options.limit_seconds;
+  limit.seconds = static_cast<double>(options.limit_ms) / 1000;
   progress.stage(title, 100);
   bench::CopyLimit result =
       bench::measure_copy_limit(machine, limit, [&](double done) { progress.update(static_cast<int64_t>(100 * done)); });

@@ -54,8 +54,8 @@ struct BenchOptions {
   std::vector<std::string> swept;  ///< what tells the points of a run apart: "tokens"
   std::string json_path;
   std::string html_path;
-  std::string commit;  ///< overrides the built-in one
-  double limit_seconds = 1.5;
+  std::string commit;       ///< overrides the built-in one
+  int64_t limit_ms = 1500;  ///< CPU, normal: a measurement of the copy limit
 };
 
 /// One measured configuration.

@@ -164,6 +164,8 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are measured
       {"sets", o.sets != usual.sets, normal},
       {"sets", o.sets != usual.sets, cpu},
+      {"limit-ms", o.limit_ms != usual.limit_ms, normal},
+      {"limit-ms", o.limit_ms != usual.limit_ms, cpu},
       {"pin", o.pin != usual.pin, normal},
       {"pin", o.pin != usual.pin, cpu},
       {"pieces", o.pieces != usual.pieces, decode},
