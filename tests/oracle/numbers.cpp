@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "oracle/numbers.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,27 +13,20 @@ using switchyard::DType;
 namespace {
 
 /// 2^e, -1022 <= e <= 1023.
-double power_of_two(int e) {
-  const uint64_t bits = static_cast<uint64_t>(e + 1023) << 52;
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+double power_of_two(int e) { return __builtin_bit_cast(double, static_cast<uint64_t>(e + 1023) << 52); }
 
 /// floor(log2(value)) of a positive double that is not subnormal (no float is, as a double).
-int exponent_of(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<int>(bits >> 52) - 1023;
-}
+int exponent_of(double value) { return static_cast<int>(__builtin_bit_cast(uint64_t, value) >> 52) - 1023; }
+
+constexpr int bias_of(int exponent_bits) { return (1 << (exponent_bits - 1)) - 1; }
 
 /// Nearest integer, ties to even, for 0 <= value < 2^51: the sum has no room for a fraction.
 double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
 
-}  // namespace
-
-uint32_t encode(const Format& format, double value) {
-  const int bias = format.bias();
+/// In line, so that loops over rows have the formats as constants: elements come by the hundred million, and under a sanitizer
+/// every call and every look at a Format costs several times what the arithmetic does.
+[[gnu::always_inline]] inline uint32_t encoded(const Format format, double value) {
+  const int bias = bias_of(format.exponent_bits);
   const uint32_t sign = std::signbit(value) ? 1u << (format.exponent_bits + format.mantissa_bits) : 0u;
   const uint32_t all_ones = (1u << format.exponent_bits) - 1;  // exponent field
   const uint32_t mantissa_mask = (1u << format.mantissa_bits) - 1;
@@ -54,14 +46,14 @@ uint32_t encode(const Format& format, double value) {
   if (magnitude >= 2 * top) return sign | overflow;
 
   // Round to a multiple of the quantum of the value's binade (of the subnormals below the smallest normal one).
-  const int exponent = std::max(exponent_of(magnitude), 1 - bias);
+  const int binade = exponent_of(magnitude), exponent = binade < 1 - bias ? 1 - bias : binade;
   const double steps = nearest(magnitude * power_of_two(format.mantissa_bits - exponent));
   if (steps * power_of_two(exponent - format.mantissa_bits) > top) return sign | overflow;
   // A normal number has its leading one among the steps; it counts one exponent. A carry into the next binade does the same.
   return sign | ((static_cast<uint32_t>(exponent + bias - 1) << format.mantissa_bits) + static_cast<uint32_t>(steps));
 }
 
-double decode(const Format& format, uint32_t code) {
+[[gnu::always_inline]] inline double decoded(const Format format, uint32_t code) {
   const uint32_t all_ones = (1u << format.exponent_bits) - 1;
   const uint32_t mantissa_mask = (1u << format.mantissa_bits) - 1;
   const uint32_t exponent = code >> format.mantissa_bits & all_ones;
@@ -71,24 +63,28 @@ double decode(const Format& format, uint32_t code) {
     if (!format.finite_only && mantissa == 0) return sign * std::numeric_limits<double>::infinity();
     return std::numeric_limits<double>::quiet_NaN();
   }
-  const int shift = 1 - format.bias() - format.mantissa_bits;
+  const int shift = 1 - bias_of(format.exponent_bits) - format.mantissa_bits;
   if (exponent == 0) return sign * static_cast<double>(mantissa) * power_of_two(shift);
   return sign * static_cast<double>(mantissa | (1u << format.mantissa_bits)) *
          power_of_two(shift + static_cast<int>(exponent) - 1);
 }
 
-namespace {
+// Rows are read and written as a whole: it is one access to whoever looks for races.
 
-/// All values of a 16-bit format, by code: decoding a row is a look-up.
-const float* table_of(const Format& format) {
-  auto build = [](const Format& f) {
-    std::vector<float> values(1u << 16);
-    for (uint32_t code = 0; code < values.size(); ++code) values[code] = static_cast<float>(decode(f, code));
-    return values;
-  };
-  static const std::vector<float> bf16 = build(kBf16);
-  static const std::vector<float> f16 = build(kF16);
-  return format.mantissa_bits == kBf16.mantissa_bits ? bf16.data() : f16.data();
+template <class T>
+[[gnu::always_inline]] inline void load_codes(const Format format, const void* row, int64_t elements, float* values) {
+  std::vector<T> codes(static_cast<size_t>(elements));
+  std::memcpy(codes.data(), row, codes.size() * sizeof(T));
+  const T* const code = codes.data();
+  for (int64_t i = 0; i < elements; ++i) values[i] = static_cast<float>(decoded(format, code[i]));
+}
+
+template <class T>
+[[gnu::always_inline]] inline void store_codes(const Format format, const float* values, int64_t elements, void* row) {
+  std::vector<T> codes(static_cast<size_t>(elements));
+  T* const code = codes.data();
+  for (int64_t i = 0; i < elements; ++i) code[i] = static_cast<T>(encoded(format, values[i]));
+  std::memcpy(row, code, codes.size() * sizeof(T));
 }
 
 template <class T>
@@ -105,22 +101,43 @@ void put(void* row, int64_t i, T value) {
 
 }  // namespace
 
+uint32_t encode(const Format& format, double value) { return encoded(format, value); }
+double decode(const Format& format, uint32_t code) { return decoded(format, code); }
+
+void load_row(DType type, const void* row, int64_t elements, float* values) {
+  switch (type) {
+    case DType::bf16: return load_codes<uint16_t>(kBf16, row, elements, values);
+    case DType::f16: return load_codes<uint16_t>(kF16, row, elements, values);
+    case DType::f32: std::memcpy(values, row, static_cast<size_t>(elements) * sizeof(float)); return;
+    case DType::fp8_e4m3: return load_codes<uint8_t>(kE4m3, row, elements, values);
+  }
+}
+
+void store_row(DType type, const float* values, int64_t elements, void* row) {
+  switch (type) {
+    case DType::bf16: return store_codes<uint16_t>(kBf16, values, elements, row);
+    case DType::f16: return store_codes<uint16_t>(kF16, values, elements, row);
+    case DType::f32: std::memcpy(row, values, static_cast<size_t>(elements) * sizeof(float)); return;
+    case DType::fp8_e4m3: return store_codes<uint8_t>(kE4m3, values, elements, row);
+  }
+}
+
 float load(DType type, const void* row, int64_t i) {
   switch (type) {
-    case DType::bf16: return table_of(kBf16)[element<uint16_t>(row, i)];
-    case DType::f16: return table_of(kF16)[element<uint16_t>(row, i)];
+    case DType::bf16: return static_cast<float>(decoded(kBf16, element<uint16_t>(row, i)));
+    case DType::f16: return static_cast<float>(decoded(kF16, element<uint16_t>(row, i)));
     case DType::f32: return element<float>(row, i);
-    case DType::fp8_e4m3: return static_cast<float>(decode(kE4m3, element<uint8_t>(row, i)));
+    case DType::fp8_e4m3: return static_cast<float>(decoded(kE4m3, element<uint8_t>(row, i)));
   }
   return 0;
 }
 
 void store(DType type, void* row, int64_t i, float value) {
   switch (type) {
-    case DType::bf16: return put(row, i, static_cast<uint16_t>(encode(kBf16, value)));
-    case DType::f16: return put(row, i, static_cast<uint16_t>(encode(kF16, value)));
+    case DType::bf16: return put(row, i, static_cast<uint16_t>(encoded(kBf16, value)));
+    case DType::f16: return put(row, i, static_cast<uint16_t>(encoded(kF16, value)));
     case DType::f32: return put(row, i, value);
-    case DType::fp8_e4m3: return put(row, i, static_cast<uint8_t>(encode(kE4m3, value)));
+    case DType::fp8_e4m3: return put(row, i, static_cast<uint8_t>(encoded(kE4m3, value)));
   }
 }
 
@@ -130,6 +147,13 @@ bool same_element(DType type, const void* a, const void* b, int64_t i) {
   const auto* y = static_cast<const std::byte*>(b) + i * width;
   if (std::memcmp(x, y, static_cast<size_t>(width)) == 0) return true;
   return std::isnan(load(type, a, i)) && std::isnan(load(type, b, i));
+}
+
+int64_t first_difference(DType type, const void* a, const void* b, int64_t elements) {
+  if (elements == 0 || std::memcmp(a, b, static_cast<size_t>(elements) * switchyard::dtype_bytes(type)) == 0) return elements;
+  int64_t i = 0;
+  while (i < elements && same_element(type, a, b, i)) ++i;
+  return i;
 }
 
 }  // namespace oracle

@@ -25,21 +25,16 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
 namespace {
 
 /// 2^e, -149 <= e <= 127.
-float power_of_two(int e) {
-  static const auto table = [] {
-    std::vector<float> powers;
-    for (int exponent = -149; exponent <= 127; ++exponent) powers.push_back(std::ldexp(1.0f, exponent));
-    return powers;
-  }();
-  return table.at(static_cast<size_t>(e) + 149);
+[[gnu::always_inline]] inline float power_of_two(int e) {
+  return static_cast<float>(__builtin_bit_cast(double, static_cast<uint64_t>(e + 1023) << 52));
 }
 
 /// Exact unless it underflows.
-float scaled(float value, int exponent) {
+[[gnu::always_inline]] inline float scaled(float value, int exponent) {
   return static_cast<float>(static_cast<double>(value) * static_cast<double>(power_of_two(exponent)));
 }
 
-float random_value(uint64_t bits) {
+[[gnu::always_inline]] inline float random_value(uint64_t bits) {
   const auto mantissa = static_cast<float>(bits & 0xFFFFFF) / 16777216.0f + 1.0f;
   const int exponent = static_cast<int>(bits >> 24 & 0xFF) % 10 - 6;
   return (bits >> 63 ? -mantissa : mantissa) * power_of_two(exponent);
@@ -84,7 +79,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
 }
 
 /// random_value, as a code of `type`, without rounding: any mantissa, exponents -6 to 3.
-uint64_t random_code(uint64_t bits, DType type) {
+[[gnu::always_inline]] inline uint64_t random_code(uint64_t bits, DType type) {
   const uint64_t exponent = (bits >> 32) % 10, sign = bits >> 63;
   switch (type) {
     case DType::bf16: return sign << 15 | (121 + exponent) << 7 | (bits & 0x7F);
@@ -95,32 +90,48 @@ uint64_t random_code(uint64_t bits, DType type) {
   return 0;
 }
 
-void store_bits(DType type, void* out, int64_t i, uint64_t bits) {
-  const size_t width = switchyard::dtype_bytes(type);
-  std::memcpy(static_cast<std::byte*>(out) + static_cast<size_t>(i) * width, &bits, width);  // little endian
+/// A row whose elements are the lower bits of `bits_of(column)`.
+template <class T, class BitsOf>
+void fill_codes(int64_t hidden, void* out, const BitsOf& bits_of) {
+  std::vector<T> codes(static_cast<size_t>(hidden));
+  T* const code = codes.data();
+  for (int64_t c = 0; c < hidden; ++c) code[c] = static_cast<T>(bits_of(c));
+  std::memcpy(out, code, codes.size() * sizeof(T));
+}
+
+/// Column `c` of a row whose pattern is one of values.
+[[gnu::always_inline]] inline float value_of(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t c, uint64_t bits) {
+  switch (pattern) {
+    case Pattern::unit_interval: return static_cast<float>(bits >> 40) * 0x1p-24f;
+    case Pattern::wild_values: return wild_value(bits, type);
+    case Pattern::quantise_cases: return quantise_case(bits, key, c, type);
+    default: break;
+  }
+  const uint64_t n = seed + 131 * key.a + 17 * key.b + 7 * key.c + 3 * static_cast<uint64_t>(c);
+  return static_cast<float>(static_cast<int>(n % 16) - 8);  // small_integers
 }
 
 }  // namespace
 
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out) {
   const uint64_t row = mix(seed, key.a, key.b, key.c);
-  for (int64_t c = 0; c < hidden; ++c) {
+  const auto bits_of = [row](int64_t c) {
     uint64_t bits = (row + static_cast<uint64_t>(c)) * 0x9E3779B97F4A7C15u;
     bits = (bits ^ bits >> 32) * 0xD6E8FEB86659FD93u;
-    bits ^= bits >> 29;
-    switch (pattern) {
-      case Pattern::small_integers: {
-        const uint64_t n = seed + 131 * key.a + 17 * key.b + 7 * key.c + 3 * static_cast<uint64_t>(c);
-        store(type, out, c, static_cast<float>(static_cast<int>(n % 16) - 8));
-        break;
-      }
-      case Pattern::random_values: store_bits(type, out, c, random_code(bits, type)); break;
-      case Pattern::unit_interval: store(type, out, c, static_cast<float>(bits >> 40) * 0x1p-24f); break;
-      case Pattern::wild_values: store(type, out, c, wild_value(bits, type)); break;
-      case Pattern::raw_bits: store_bits(type, out, c, bits); break;
-      case Pattern::quantise_cases: store(type, out, c, quantise_case(bits, key, c, type)); break;
+    return bits ^ bits >> 29;
+  };
+  if (pattern == Pattern::random_values || pattern == Pattern::raw_bits) {
+    const auto code_of = [=](int64_t c) { return pattern == Pattern::raw_bits ? bits_of(c) : random_code(bits_of(c), type); };
+    switch (switchyard::dtype_bytes(type)) {
+      case 1: return fill_codes<uint8_t>(hidden, out, code_of);
+      case 2: return fill_codes<uint16_t>(hidden, out, code_of);
+      default: return fill_codes<uint32_t>(hidden, out, code_of);
     }
   }
+  std::vector<float> values(static_cast<size_t>(hidden));
+  float* const value = values.data();
+  for (int64_t c = 0; c < hidden; ++c) value[c] = value_of(pattern, seed, key, type, c, bits_of(c));
+  store_row(type, value, hidden, out);
 }
 
 void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group) {
@@ -135,11 +146,14 @@ void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void
 
 void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales, int group_size) {
   std::memset(scales, 0, switchyard::scale_row_bytes(hidden, kind, group_size));
+  std::vector<float> values(static_cast<size_t>(hidden));
+  load_row(type, row, hidden, values.data());
+  const float* const value = values.data();
   for (int64_t begin = 0; begin < hidden; begin += group_size) {
     const int64_t end = std::min(hidden, begin + group_size), group = begin / group_size;
     float amax = 0;
     for (int64_t c = begin; c < end; ++c) {
-      const float x = load(type, row, c);
+      const float x = value[c];
       if (std::isfinite(x)) amax = std::max(amax, std::fabs(x));
     }
     float scale = amax / 448.0f;
@@ -153,7 +167,7 @@ void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8
       store(DType::f32, scales, group, scale);
     }
     for (int64_t c = begin; c < end; ++c) {
-      const float x = load(type, row, c);
+      const float x = value[c];
       if (std::isnan(x)) {
         codes[c] = 0x7F;
       } else if (zero_group) {
@@ -171,32 +185,45 @@ float scale_value(ScaleKind kind, const void* scales, int64_t group) {
   return std::ldexp(1.0f, static_cast<const uint8_t*>(scales)[group] - 127);
 }
 
+namespace {
+
+/// Each product is rounded before it is added.
+void add_row(const float* from, float factor, int64_t columns, float* to) {
+  for (int64_t c = 0; c < columns; ++c) {
+    const float product = from[c] * factor;
+    to[c] = to[c] + product;
+  }
+}
+
+}  // namespace
+
 void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out) {
   std::map<int, std::vector<Term>> by_rank;
   for (const auto& term : terms) by_rank[term.rank].push_back(term);
-  for (int64_t c = 0; c < spec.hidden; ++c) {
-    float sum = 0.0f;
-    if (spec.bias[0]) sum = load(spec.type, spec.bias[0], c);
-    if (spec.bias[1]) sum = sum + load(spec.type, spec.bias[1], c);
-    auto value = [&](const Term& term) {
-      const float x = load(spec.type, term.row, c);
-      if (!spec.weighted) return x;
-      const float product = x * term.weight;
-      return product;
-    };
-    if (spec.order == CombineOrder::per_route || spec.pre_reduced) {
-      for (const auto& term : terms) sum = sum + value(term);
-    } else {
-      for (const auto& [rank, inside] : by_rank) {
-        float partial = 0.0f;
-        for (const auto& term : inside) partial = partial + value(term);
-        std::byte rounded[4];
-        store(spec.type, rounded, 0, partial);
-        sum = sum + load(spec.type, rounded, 0);
-      }
+  const auto columns = static_cast<size_t>(spec.hidden);
+  std::vector<float> row(columns), sum(columns), partial(columns);
+  std::vector<std::byte> rounded(columns * sizeof(float));
+  // to = to + factor * from; a factor of 1 changes nothing.
+  const auto add = [&spec, &row](std::vector<float>& to, const void* from, float factor) {
+    load_row(spec.type, from, spec.hidden, row.data());
+    add_row(row.data(), factor, spec.hidden, to.data());
+  };
+  const auto add_term = [&](std::vector<float>& to, const Term& term) {
+    add(to, term.row, spec.weighted ? term.weight : 1.0f);
+  };
+  if (spec.bias[0]) load_row(spec.type, spec.bias[0], spec.hidden, sum.data());
+  if (spec.bias[1]) add(sum, spec.bias[1], 1.0f);
+  if (spec.order == CombineOrder::per_route || spec.pre_reduced) {
+    for (const auto& term : terms) add_term(sum, term);
+  } else {
+    for (const auto& [rank, inside] : by_rank) {
+      std::fill(partial.begin(), partial.end(), 0.0f);
+      for (const auto& term : inside) add_term(partial, term);
+      store_row(spec.type, partial.data(), spec.hidden, rounded.data());
+      add(sum, rounded.data(), 1.0f);
     }
-    store(spec.type, out, c, sum);
   }
+  store_row(spec.type, sum.data(), spec.hidden, out);
 }
 
 }  // namespace oracle

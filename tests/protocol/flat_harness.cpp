@@ -82,13 +82,17 @@ class Expecting {
 
   /// FlatCall::function of one row.
   std::vector<std::byte> made_by_function(const std::byte* x, int64_t expert, int rank, int64_t token, int k) const {
+    const int64_t hidden = c_.script.config.hidden;
     std::vector<std::byte> row(idx(c_.row_bytes()));
-    for (int64_t c = 0; c < c_.script.config.hidden; ++c) {
+    std::vector<float> values(idx(hidden));
+    oracle::load_row(type_, x, hidden, values.data());
+    for (int64_t c = 0; c < hidden; ++c) {
       const double added = static_cast<double>(c_.script.seed % 4) + static_cast<double>(rank * 64 + token % 32 + k) / 8.0 +
                            static_cast<double>(c % 13);
-      const float product = oracle::load(type_, x, c) * static_cast<float>(static_cast<double>(expert % 5 - 2) * 0.75);
-      oracle::store(type_, row.data(), c, product + static_cast<float>(added));
+      const float product = values[idx(c)] * static_cast<float>(static_cast<double>(expert % 5 - 2) * 0.75);
+      values[idx(c)] = product + static_cast<float>(added);
     }
+    oracle::store_row(type_, values.data(), hidden, row.data());
     return row;
   }
   /// Its first choice that is the same expert as choice k of token t.

@@ -218,9 +218,7 @@ class Rank {
     const DType type = c_.script.config.row_type;
     const std::vector<std::byte>& expected = e.out[rank_];
     const auto elements = static_cast<int64_t>(expected.size() / switchyard::dtype_bytes(type));
-    const bool equal = std::equal(expected.begin(), expected.end(), out.begin(), out.end());  // NaNs may differ in their bits
-    for (int64_t n = 0; n < elements; ++n) {
-      if (equal || oracle::same_element(type, expected.data(), out.data(), n)) continue;
+    if (const int64_t n = oracle::first_difference(type, expected.data(), out.data(), elements); n < elements) {
       std::ostringstream text;
       text << "token " << n / hidden << " column " << n % hidden << ": expected " << oracle::load(type, expected.data(), n)
            << ", got " << oracle::load(type, out.data(), n);

@@ -367,11 +367,8 @@ void RankData::check_combined(Failures& f) const {
     for (int b = 0; b < s_.num_bias; ++b) sum.bias[b] = bias_[b].data() + t * bytes;
     oracle::combine_row(sum, terms, expected.data());
     const std::byte* got = out_.data() + t * bytes;
-    for (int64_t c = 0; c < s_.hidden; ++c) {
-      if (oracle::same_element(s_.y_type, expected.data(), got, c)) continue;
-      f.add("combined token " + std::to_string(t) + " " + difference(s_.y_type, expected.data(), got, c));
-      break;
-    }
+    const int64_t c = oracle::first_difference(s_.y_type, expected.data(), got, s_.hidden);
+    if (c < s_.hidden) f.add("combined token " + std::to_string(t) + " " + difference(s_.y_type, expected.data(), got, c));
   }
   if (!out_weights_.empty()) check_out_weights(f);
 }

@@ -150,15 +150,13 @@ void LedgerRankData::check_out(Failures& f) const {
     for (size_t i = 0; i < rows.size(); ++i) terms[i].row = rows[i].data();
     oracle::combine_row(sum, terms, expected.data());
     if (s_.fixture) fill_row(route_of(rank_, t * topk, topk), expected.data());  // identity experts: the input itself
-    for (int64_t column = 0; column < s_.hidden; ++column) {
-      const std::byte* got = out_.data() + t * row_bytes();
-      if (oracle::same_element(s_.type, expected.data(), got, column)) continue;
-      std::ostringstream text;
-      text << "token " << t << " column " << column << ": expected " << oracle::load(s_.type, expected.data(), column)
-           << ", got " << oracle::load(s_.type, got, column);
-      f.add(text.str());
-      break;
-    }
+    const std::byte* got = out_.data() + t * row_bytes();
+    const int64_t column = oracle::first_difference(s_.type, expected.data(), got, s_.hidden);
+    if (column == s_.hidden) continue;
+    std::ostringstream text;
+    text << "token " << t << " column " << column << ": expected " << oracle::load(s_.type, expected.data(), column) << ", got "
+         << oracle::load(s_.type, got, column);
+    f.add(text.str());
   }
 }
 

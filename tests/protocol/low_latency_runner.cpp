@@ -312,13 +312,12 @@ class Rank {
   void check_combined(const LowLatencyStep& step, const std::vector<std::byte>& expected, const std::vector<std::byte>& out) {
     const int64_t hidden = c_.script.config.hidden;
     const auto elements = static_cast<int64_t>(expected.size() / switchyard::dtype_bytes(step.y_type));
-    for (int64_t n = 0; n < elements; ++n) {
-      if (oracle::same_element(step.y_type, expected.data(), out.data(), n)) continue;
-      std::ostringstream text;
-      text << "combined token " << n / hidden << " column " << n % hidden << ": expected "
-           << oracle::load(step.y_type, expected.data(), n) << ", got " << oracle::load(step.y_type, out.data(), n);
-      return f_.add(text.str());
-    }
+    const int64_t n = oracle::first_difference(step.y_type, expected.data(), out.data(), elements);
+    if (n == elements) return;
+    std::ostringstream text;
+    text << "combined token " << n / hidden << " column " << n % hidden << ": expected "
+         << oracle::load(step.y_type, expected.data(), n) << ", got " << oracle::load(step.y_type, out.data(), n);
+    f_.add(text.str());
   }
 
   switchyard::Group& group_;
