@@ -59,11 +59,15 @@ struct MaskedProduct {
     if (r >= rows_of_expert[e]) return;
     const int n = static_cast<int>(i % f.hidden), blocks = Matrices::blocks(f.hidden);
     const uint8_t* const codes = m.codes + (e * f.hidden + n) * f.hidden;
+    const uint8_t* const elements = x + row * f.hidden;
     const float* const factors = m.factors + (e * blocks + n / Matrices::kBlock) * blocks;
     float sum = 0;
-    for (int c = 0; c < f.hidden; ++c) {
-      const float element = from_fp8(x[row * f.hidden + c]) * scale(e, r, c / f.group);
-      sum += from_fp8(codes[c]) * factors[c / Matrices::kBlock] * element;
+    for (int g = 0, c = 0; g < f.groups(); ++g) {
+      const float group_scale = scale(e, r, g);
+      for (const int end = c + f.group < f.hidden ? c + f.group : f.hidden; c < end; ++c) {
+        const float element = from_fp8(elements[c]) * group_scale;
+        sum += from_fp8(codes[c]) * factors[c / Matrices::kBlock] * element;
+      }
     }
     uint32_t bits;
     memcpy(&bits, &sum, 4);
