@@ -11,7 +11,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 cmake --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
 cmake -S "$here/consumer_device" -B "$scratch/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$scratch/prefix" -DCMAKE_CUDA_COMPILER="$nvcc" \
-  -DCMAKE_CUDA_ARCHITECTURES=90a-real -DCMAKE_BUILD_TYPE=Release >"$scratch/configure.log" 2>&1 ||
+  -DCMAKE_CUDA_ARCHITECTURES=90a-real -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_FLAGS=--Ofast-compile=max >"$scratch/configure.log" 2>&1 ||
   { cat "$scratch/configure.log"; exit 1; }
 cmake --build "$scratch/consumer"
 "$scratch/consumer/consumer" | tee "$scratch/output"

@@ -5,6 +5,7 @@
 
 Usage: ptx_expectations.py [NVCC [FOLDER OF GENERATED HEADERS]]
 """
+import concurrent.futures
 import re
 import shutil
 import subprocess
@@ -171,6 +172,12 @@ def ops_left_out(source):
     return [op for op in re.findall(r"A::(\w+)", listed) if op not in WITHOUT_ORDER and not re.search(rf"A::{op}\b", source)]
 
 
+def ptx_of(nvcc, generated, source, target):
+    return subprocess.run(
+        [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-arch=compute_{target}", "-ptx", "-o", "-",
+         "-I", ROOT / "src", "-I", ROOT / "include", "-I", generated, source], check=True, capture_output=True, text=True).stdout
+
+
 def main():
     nvcc = sys.argv[1] if len(sys.argv) > 1 else shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     generated = sys.argv[2] if len(sys.argv) > 2 else ROOT / "build/cuda/include"
@@ -179,10 +186,10 @@ def main():
     for op in ops_left_out(source.read_text()):
         print(f"FAIL {op}: an op without an expectation")
         failed += 1
-    for target in TARGETS:
-        command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-arch=compute_{target}", "-ptx", "-o", "-",
-                   "-I", ROOT / "src", "-I", ROOT / "include", "-I", generated, source]
-        found = kernels(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda target: ptx_of(nvcc, generated, source, target), TARGETS))
+    for target, text in zip(TARGETS, texts):
+        found = kernels(text)
         expected = expected_of(target)
         for name in sorted(found.keys() | expected.keys()):
             if name not in found or name not in expected:
