@@ -2,11 +2,15 @@
 // Options of the verbs: checked values, clear errors, suggestions for what was probably meant.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+namespace CLI {  // <CLI/CLI.hpp> takes seconds to compile: only who calls it includes it
+class App;
+class Option;
+}  // namespace CLI
 
 namespace switchyard::tool {
 

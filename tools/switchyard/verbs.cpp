@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "verbs.hpp"
 
-#include "cli.hpp"
+#include <CLI/CLI.hpp>
 
 namespace switchyard::tool {
 namespace {

@@ -2,9 +2,8 @@
 // The verbs' options on the command line, and their actions.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include "bench.hpp"
+#include "cli.hpp"
 #include "demo.hpp"
 #include "doctor.hpp"
 #include "plot.hpp"
