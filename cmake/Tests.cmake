@@ -18,6 +18,13 @@ find_package(GTest REQUIRED)
 find_program(SWITCHYARD_PYTHON3 python3 REQUIRED)
 add_custom_target(switchyard_tests)
 
+# Headers that most tests include, compiled once for all of them: no source may rely on that (clang-tidy and CUDA files go without).
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
+add_executable(switchyard_test_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/test_headers.cpp)
+target_link_libraries(switchyard_test_headers PRIVATE switchyard_flags GTest::gtest)
+target_precompile_headers(switchyard_test_headers PRIVATE <gtest/gtest.h> <algorithm> <atomic> <chrono> <cmath> <cstring> <functional> <map>
+  <memory> <mutex> <set> <string> <thread> <vector>)
+
 set(switchyard_test_environment
   TSAN_OPTIONS=halt_on_error=1:exitcode=66:suppressions=${PROJECT_SOURCE_DIR}/cmake/tsan.supp
   ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
@@ -71,6 +78,7 @@ function(switchyard_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE ${arg_DEFINES} SWITCHYARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE switchyard_static switchyard_flags switchyard_oracle GTest::gtest ${arg_LINK})
+  target_precompile_headers(${name} REUSE_FROM switchyard_test_headers)
   if(NOT arg_OWN_MAIN)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
   endif()
