@@ -12,9 +12,6 @@ using switchyard::DType;
 
 namespace {
 
-/// 2^e, -1022 <= e <= 1023.
-double power_of_two(int e) { return __builtin_bit_cast(double, static_cast<uint64_t>(e + 1023) << 52); }
-
 /// floor(log2(value)) of a positive double that is not subnormal (no float is, as a double).
 int exponent_of(double value) { return static_cast<int>(__builtin_bit_cast(uint64_t, value) >> 52) - 1023; }
 

@@ -19,6 +19,9 @@ inline constexpr Format kBf16{8, 7, false};
 inline constexpr Format kF16{5, 10, false};
 inline constexpr Format kE4m3{4, 3, true};
 
+/// 2^e, -1022 <= e <= 1023.
+inline double power_of_two(int e) { return __builtin_bit_cast(double, static_cast<uint64_t>(e + 1023) << 52); }
+
 /// Nearest code, ties to even. NaN gives the canonical quiet NaN (0x7F for e4m3).
 uint32_t encode(const Format& format, double value);
 /// Exact.

@@ -25,19 +25,17 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
 namespace {
 
 /// 2^e, -149 <= e <= 127.
-[[gnu::always_inline]] inline float power_of_two(int e) {
-  return static_cast<float>(__builtin_bit_cast(double, static_cast<uint64_t>(e + 1023) << 52));
-}
+[[gnu::always_inline]] inline float power(int e) { return static_cast<float>(power_of_two(e)); }
 
 /// Exact unless it underflows.
 [[gnu::always_inline]] inline float scaled(float value, int exponent) {
-  return static_cast<float>(static_cast<double>(value) * static_cast<double>(power_of_two(exponent)));
+  return static_cast<float>(static_cast<double>(value) * power_of_two(exponent));
 }
 
 [[gnu::always_inline]] inline float random_value(uint64_t bits) {
   const auto mantissa = static_cast<float>(bits & 0xFFFFFF) / 16777216.0f + 1.0f;
   const int exponent = static_cast<int>(bits >> 24 & 0xFF) % 10 - 6;
-  return (bits >> 63 ? -mantissa : mantissa) * power_of_two(exponent);
+  return (bits >> 63 ? -mantissa : mantissa) * power(exponent);
 }
 
 float wild_value(uint64_t bits, DType type) {
@@ -66,7 +64,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
     case 0: return 0.0f;
     case 1: return bits & 1 ? -0.0f : 0.0f;
     case 2: return bits & 1 ? -0.0f : ordinary;
-    case 3: return bits & 1 ? -power_of_two(floor_exponent) : power_of_two(floor_exponent);  // the scale may underflow
+    case 3: return bits & 1 ? -power(floor_exponent) : power(floor_exponent);  // the scale may underflow
     case 4: return scaled(ordinary, floor_exponent + 4);                                     // subnormal mixtures
     case 5: return scaled(ordinary, type == DType::f16 ? -14 : -120);  // scales near or below the smallest normal f32
     case 6: return outlier ? (bits & 1 ? -largest : largest) : ordinary;
@@ -160,9 +158,9 @@ void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8
     const bool zero_group = scale == 0;
     if (kind == ScaleKind::ue8m0) {
       int exponent = -127;
-      while (exponent < 127 && power_of_two(exponent) < scale) ++exponent;  // 2^exponent >= amax / 448
+      while (exponent < 127 && power(exponent) < scale) ++exponent;  // 2^exponent >= amax / 448
       static_cast<uint8_t*>(scales)[group] = static_cast<uint8_t>(exponent + 127);
-      scale = power_of_two(exponent);
+      scale = power(exponent);
     } else {
       store(DType::f32, scales, group, scale);
     }
