@@ -18,7 +18,8 @@ find_package(GTest REQUIRED)
 find_program(SWITCHYARD_PYTHON3 python3 REQUIRED)
 add_custom_target(switchyard_tests)
 
-# Headers that most tests include, compiled once for all of them: no source may rely on that (clang-tidy and CUDA files go without).
+# Headers that most tests include, compiled once for all of them. No source may rely on that: the preset tsan goes without, as CUDA
+# files do.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
 add_executable(switchyard_test_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/test_headers.cpp)
 target_link_libraries(switchyard_test_headers PRIVATE switchyard_flags GTest::gtest)
