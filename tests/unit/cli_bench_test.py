@@ -336,6 +336,8 @@ class Bench(unittest.TestCase):
         self.assertEqual(result["schema"], "switchyard.bench/1")
         self.assertEqual(result["commit"], "abc123")
         self.assertGreater(result["machine"]["last_level_cache_bytes"], 0)
+        self.assertEqual(result["copy_limit_ms"], 1500)
+        self.assertEqual(self.measure()[0]["copy_limit_ms"], 1)
         limit = result["copy_limit"]
         self.assertGreaterEqual(limit["source_bytes"], 4 * result["machine"]["last_level_cache_bytes"])
         self.assertEqual(limit["gb_per_s"], max(r["gb_per_s"] for r in limit["rates"]))

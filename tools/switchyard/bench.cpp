@@ -259,6 +259,7 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
   document["notes"] = notes;
   document["copy_limit"] = to_json(limit);
   document["copy_limit_runs"] = {to_json(before), to_json(after)};
+  document["copy_limit_ms"] = first.limit_ms;
   for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
   write_results(options, document);
   print_runs(runs, limit.best().gbs);
