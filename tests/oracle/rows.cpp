@@ -65,8 +65,8 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
     case 1: return bits & 1 ? -0.0f : 0.0f;
     case 2: return bits & 1 ? -0.0f : ordinary;
     case 3: return bits & 1 ? -power(floor_exponent) : power(floor_exponent);  // the scale may underflow
-    case 4: return scaled(ordinary, floor_exponent + 4);                                     // subnormal mixtures
-    case 5: return scaled(ordinary, type == DType::f16 ? -14 : -120);  // scales near or below the smallest normal f32
+    case 4: return scaled(ordinary, floor_exponent + 4);                       // subnormal mixtures
+    case 5: return scaled(ordinary, type == DType::f16 ? -14 : -120);          // scales near or below the smallest normal f32
     case 6: return outlier ? (bits & 1 ? -largest : largest) : ordinary;
     case 7: return outlier ? largest : largest / 1024 * static_cast<float>(bits % 1024);
     case 8: return outlier ? std::numeric_limits<float>::infinity() : ordinary;
