@@ -132,8 +132,10 @@ class Search {
   }
   static void set(TuningValues& values, const TuneDimension& d, int value) { values.*d.target = value == d.usual ? 0 : value; }
 
+  static std::string problem_of(const json& run) { return run.value("problem", std::string()); }
+
   void note(const TuneDimension& d, int value, const json& run, std::vector<std::pair<int, double>>& times) {
-    TuneTrial trial{d.name, value, 0, false, value == d.usual, run.value("problem", std::string())};
+    TuneTrial trial{d.name, value, 0, false, value == d.usual, problem_of(run)};
     if (trial.problem.empty()) {
       trial.us = tune_metric(d, run);
       times.emplace_back(value, trial.us);
@@ -146,7 +148,7 @@ class Search {
     const json usual = measure_(found.values, "again as usual"), chosen = measure_(better, "again as chosen");
     for (const TuneDimension& d : stage) {
       if (d.fewest || better.*d.target == 0) continue;
-      const bool ok = !usual.contains("problem") && !chosen.contains("problem") &&
+      const bool ok = problem_of(usual).empty() && problem_of(chosen).empty() &&
                       tune_metric(d, chosen) * (1 + slack_) < tune_metric(d, usual);
       if (!ok) better.*d.target = 0;
     }

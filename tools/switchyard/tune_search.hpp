@@ -43,7 +43,8 @@ struct TuneFound {
   TuningValues values;  ///< 0 where the library's own choice is as good
   std::vector<TuneTrial> trials;
 };
-/// \returns what a run with these values took, or an object with "problem".
+/// \returns what a run with these values took, or an object whose "problem" says why they are not possible (there may be an
+/// empty one).
 using TuneMeasure = std::function<nlohmann::json(const TuningValues& values, const std::string& what)>;
 /// Stage after stage, each with what those before have chosen. `slack`: differences up to this share are noise; a value other
 /// than the usual one must be faster by more, twice (unless the fewest are sought).
