@@ -7,13 +7,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "../../bench/measure.hpp"
 #include "bench_low_latency.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
 #include "gpu_probe.hpp"
+#include "ledger_fixture.hpp"
 #include "low_latency_check.hpp"
 #include "numbers.hpp"
 #include "progress.hpp"
@@ -28,119 +28,14 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kSeed = 1234;
 constexpr double kTolerance = 1e-2;  // absolute and relative, of the published check
 
 double us_since(Clock::time_point begin) { return std::chrono::duration<double, std::micro>(Clock::now() - begin).count(); }
 
-/// The published fixture: identity experts on closed-form rows, and the golden ledger of its routing. Shares no code with the
-/// library.
-class Fixture {
- public:
-  explicit Fixture(const LedgerVerifyOptions& o)
-      : world(static_cast<int>(o.pes)),
-        experts(static_cast<int>(o.pes * o.experts_per_pe)),
-        topk(static_cast<int>(o.topk)),
-        tokens(o.tokens),
-        hidden(o.hidden),
-        type(o.dtype == "f32"    ? DType::f32
-             : o.dtype == "bf16" ? DType::bf16
-                                 : DType::f16),
-        drop_percent_(static_cast<uint64_t>(o.drop_percent)) {}
-
-  const int world, experts, topk;
-  const int64_t tokens, hidden;
-  const DType type;
-  int64_t routes() const { return tokens * topk; }
-  size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
-
-  float input(int rank, int64_t t, int64_t c) const {
-    const uint64_t n =
-        kSeed + 131u * static_cast<uint64_t>(rank) + 17u * static_cast<uint64_t>(t) + 3u * static_cast<uint64_t>(c);
-    return static_cast<float>(n % 251) / 32.0f;
-  }
-  /// -1: no expert.
-  int expert(int rank, int64_t f) const {
-    const uint64_t bits = (static_cast<uint64_t>(f) * 977 + static_cast<uint64_t>(rank) * 131 + 7) * 0x9E3779B97F4A7C15u >> 32;
-    return bits % 100 < drop_percent_ ? -1 : static_cast<int>((f + rank) % experts);
-  }
-  std::vector<float> probs(int rank) const {
-    std::vector<float> all(static_cast<size_t>(routes()));
-    for (int64_t t = 0; t < tokens; ++t) {
-      float sum = 0;
-      for (int pass = 0; pass < 2; ++pass) {
-        for (int64_t f = t * topk; f < (t + 1) * topk; ++f) {
-          const auto share = static_cast<float>((kSeed + static_cast<uint64_t>(rank + f)) % 7 + 1);
-          if (pass == 0)
-            sum += share;
-          else
-            all[static_cast<size_t>(f)] = share / sum;
-        }
-      }
-    }
-    return all;
-  }
-  void fill_row(int rank, int64_t t, void* row) const {
-    for (int64_t c = 0; c < hidden; ++c) store_element(row, type, c, input(rank, t, c));
-  }
-
-  LedgerConfig config() const {
-    LedgerConfig c;
-    c.hidden = hidden;
-    c.num_experts = experts;
-    c.topk = topk;
-    c.max_tokens = tokens;
-    c.row_type = type;
-    c.max_rows = world * routes();
-    return c;
-  }
-  LedgerTables tables(int rank) const;
-
- private:
-  uint64_t drop_percent_;
-};
-
-LedgerTables Fixture::tables(int rank) const {
-  LedgerTables t;
-  const int padded = (experts + 15) / 16 * 16, here = experts / world, first = rank * here;
-  t.world = world;
-  t.num_experts = experts;
-  t.num_experts_padded = padded;
-  t.experts_here = here;
-  const auto at = [](int64_t i) { return static_cast<size_t>(i); };
-  t.peer_token_per_expert.assign(at(int64_t{world} * padded), 0);
-  for (int s = 0; s < world; ++s)
-    for (int64_t f = 0; f < routes(); ++f)
-      if (const int e = expert(s, f); e >= 0) ++t.peer_token_per_expert[at(int64_t{s} * padded + e)];
-  t.cumsum_per_expert = t.peer_token_per_expert;
-  for (int s = 0; s < world; ++s) {
-    const auto row = t.cumsum_per_expert.begin() + int64_t{s} * padded;
-    std::partial_sum(row, row + padded, row);
-  }
-  std::vector<int32_t> next(at(experts));
-  for (int e = 1; e < experts; ++e) next[at(e)] = t.cumsum_per_expert[at(int64_t{rank} * padded + e - 1)];
-  for (int64_t f = 0; f < routes(); ++f) {
-    const int e = expert(rank, f);
-    t.expanded_row_idx.push_back(e < 0 ? -1 : next[at(e)]++);
-  }
-  t.prev_sum_before_rank.assign(at(int64_t{world} * here), 0);
-  int32_t offset = 0;
-  for (int el = 0; el < here; ++el) {
-    t.dispatch_offset.push_back(offset);
-    int32_t before = 0;
-    for (int s = 0; s < world; ++s) {
-      t.prev_sum_before_rank[at(int64_t{s} * here + el)] = before;
-      before += t.peer_token_per_expert[at(int64_t{s} * padded + first + el)];
-    }
-    offset += before;
-  }
-  return t;
-}
-
 /// One rank's share of the check.
 class LedgerRank {
  public:
-  LedgerRank(const Fixture& fixture, Group& group, RankDevice& device, int sms)
+  LedgerRank(const LedgerFixture& fixture, Group& group, RankDevice& device, int sms)
       : f_(fixture), rank_(group.rank()), group_(group), device_(device), ledger_(group, fixture.config()) {
     options_.stream = device.stream();
     options_.num_sms = sms;
@@ -187,18 +82,20 @@ class LedgerRank {
   json findings() const { return {{"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}}; }
 
   /// Device memory of one iteration.
-  static size_t device_bytes(const Fixture& f) {
+  static size_t device_bytes(const LedgerFixture& f) {
     const auto rows = static_cast<size_t>(f.world * f.routes() + f.tokens);
     return rows * f.row_bytes() + static_cast<size_t>(f.routes()) * 4 + 4096;
   }
 
  private:
-  /// The ledger, expert outputs and probabilities, where the backend wants them.
+  /// The ledger, expert outputs and probabilities, where the backend wants them. All calls have the same: rows, and what must
+  /// come of them, are made the first time.
   void prepare() {
     const LedgerTables tables = f_.tables(rank_);
     row_of_ = tables.expanded_row_idx;
     host_probs_ = f_.probs(rank_);
-    fill_expert_output(tables);
+    if (host_y_.empty()) fill_expert_output(tables);
+    if (golden_.out.empty()) fill_golden();
     prepared_ = ledger_.prepare(tables);
     rows_ = prepared_.rows();
     y_ = device_.upload(host_y_.data(), host_y_.size());
@@ -211,7 +108,6 @@ class LedgerRank {
 
   /// Rows by (local expert, source, route order), as a dispatch delivers them.
   void fill_expert_output(const LedgerTables& t) {
-    host_y_.clear();
     for (int el = 0; el < t.experts_here; ++el) {
       for (int s = 0; s < f_.world; ++s) {
         for (int64_t f = 0; f < f_.routes(); ++f) {
@@ -223,40 +119,72 @@ class LedgerRank {
     }
   }
 
+  /// The return buffer and the results, and how far these are from their float32 sums.
+  struct Golden {
+    std::vector<std::byte> returned, out;
+    double max_diff = 0;
+  };
+  void fill_golden() {
+    golden_.out.resize(static_cast<size_t>(f_.tokens) * f_.row_bytes());
+    for (int64_t t = 0; t < f_.tokens; ++t) {
+      std::byte* const row = golden_.out.data() + static_cast<size_t>(t) * f_.row_bytes();
+      for (int64_t c = 0; c < f_.hidden; ++c) {
+        const float sum = golden_sum(t, c);
+        store_element(row, f_.type, c, sum);
+        golden_.max_diff = std::max(golden_.max_diff, std::abs(static_cast<double>(element(row, f_.type, c)) - sum));
+      }
+    }
+    const auto valid = std::count_if(row_of_.begin(), row_of_.end(), [](int32_t at) { return at >= 0; });
+    golden_.returned.resize(static_cast<size_t>(valid) * f_.row_bytes());
+    for (int64_t f = 0; f < f_.routes(); ++f)
+      if (const int32_t at = row_of_[static_cast<size_t>(f)]; at >= 0)
+        f_.fill_row(rank_, f / f_.topk, golden_.returned.data() + static_cast<size_t>(at) * f_.row_bytes());
+  }
+  float golden_sum(int64_t t, int64_t c) const {
+    float golden = 0;
+    for (int64_t f = t * f_.topk; f < (t + 1) * f_.topk; ++f) {
+      if (row_of_[static_cast<size_t>(f)] < 0) continue;
+      const float term = host_probs_[static_cast<size_t>(f)] * rounded(f_.input(rank_, t, c), f_.type);
+      golden += term;
+    }
+    return golden;
+  }
+
   void fail(const std::string& what) {
     if (problem_.empty()) problem_ = what;
   }
 
   void check(const std::string& when) {
-    std::vector<std::byte> row(f_.row_bytes()), got;
     const ConstRows returned = ledger_.returned();
-    got.resize(static_cast<size_t>(returned.rows) * f_.row_bytes());
-    device_.read(got.data(), returned.data, got.size());
-    int64_t valid = 0;
-    for (int64_t f = 0; f < f_.routes(); ++f) {
-      const int32_t at = row_of_[static_cast<size_t>(f)];
-      if (at < 0) continue;
-      ++valid;
-      f_.fill_row(rank_, f / f_.topk, row.data());
-      if (std::memcmp(row.data(), got.data() + static_cast<size_t>(at) * row.size(), row.size()) != 0)
-        fail(fmt::format("return buffer: row {} (route {}) differs{}", at, f, when));
+    const auto valid = static_cast<int64_t>(golden_.returned.size() / f_.row_bytes());
+    if (valid != returned.rows) {
+      fail(fmt::format("return buffer: {} rows, expected {}{}", returned.rows, valid, when));
+    } else {
+      got_.resize(golden_.returned.size());
+      device_.read(got_.data(), returned.data, got_.size());
+      if (got_ != golden_.returned) name_returned_row(when);
     }
-    if (valid != returned.rows) fail(fmt::format("return buffer: {} rows, expected {}{}", returned.rows, valid, when));
-    got.resize(static_cast<size_t>(f_.tokens) * f_.row_bytes());
-    device_.read(got.data(), out_, got.size());
-    for (int64_t t = 0; t < f_.tokens; ++t) check_token(t, got.data() + static_cast<size_t>(t) * f_.row_bytes(), when);
+    got_.resize(golden_.out.size());
+    device_.read(got_.data(), out_, got_.size());
+    if (got_ == golden_.out)
+      max_diff_ = std::max(max_diff_, golden_.max_diff);
+    else
+      for (int64_t t = 0; t < f_.tokens; ++t) check_token(t, got_.data() + static_cast<size_t>(t) * f_.row_bytes(), when);
     compared_ += (valid + f_.tokens) * f_.hidden;
+  }
+
+  void name_returned_row(const std::string& when) {
+    for (int64_t f = 0; f < f_.routes(); ++f) {
+      const int32_t row = row_of_[static_cast<size_t>(f)];
+      const size_t at = static_cast<size_t>(std::max(row, 0)) * f_.row_bytes();
+      if (row >= 0 && std::memcmp(got_.data() + at, golden_.returned.data() + at, f_.row_bytes()) != 0)
+        return fail(fmt::format("return buffer: row {} (route {}) differs{}", row, f, when));
+    }
   }
 
   void check_token(int64_t t, const std::byte* got, const std::string& when) {
     for (int64_t c = 0; c < f_.hidden; ++c) {
-      float golden = 0;
-      for (int64_t f = t * f_.topk; f < (t + 1) * f_.topk; ++f) {
-        if (row_of_[static_cast<size_t>(f)] < 0) continue;
-        const float term = host_probs_[static_cast<size_t>(f)] * rounded(f_.input(rank_, t, c), f_.type);
-        golden += term;
-      }
-      const float value = element(got, f_.type, c);
+      const float golden = golden_sum(t, c), value = element(got, f_.type, c);
       const double diff = std::abs(static_cast<double>(value) - golden);
       max_diff_ = std::max(max_diff_, diff);
       if (!(diff <= kTolerance + kTolerance * std::abs(golden)))
@@ -266,7 +194,7 @@ class LedgerRank {
     }
   }
 
-  const Fixture& f_;
+  const LedgerFixture& f_;
   const int rank_;
   Group& group_;
   RankDevice& device_;
@@ -276,6 +204,8 @@ class LedgerRank {
   std::vector<int32_t> row_of_;
   std::vector<float> host_probs_;
   std::vector<std::byte> host_y_;
+  Golden golden_;
+  std::vector<std::byte> got_;
   int64_t rows_ = 0;
   const std::byte* y_ = nullptr;
   const float* probs_ = nullptr;
@@ -301,7 +231,7 @@ Profile profile_of(const std::vector<json>& ranks, const char* name) {
   return p;
 }
 
-std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions& o, int gpus,
+std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyOptions& o, int gpus,
                                const std::function<void(int64_t)>& on_progress) {
   RankJob job;
   job.world = fixture.world;
@@ -332,7 +262,7 @@ std::vector<json> run_on_ranks(const Fixture& fixture, const LedgerVerifyOptions
 }
 
 /// All but what was measured.
-json report_of(const LedgerVerifyOptions& o, const Fixture& fixture) {
+json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
   const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
   return {{"pes", o.pes},
           {"tokens", o.tokens},
@@ -420,7 +350,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
 }  // namespace
 
 double host_bytes(const LedgerVerifyOptions& o, int gpus) {
-  const Fixture f(o);
+  const LedgerFixture f(o);
   const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes_for(f.config(), f.world));
   // What the experts return, as it grows and once more, and its check; results and theirs.
   const double rows = 4 * static_cast<double>(f.routes()) + 2 * static_cast<double>(f.tokens);
@@ -428,7 +358,7 @@ double host_bytes(const LedgerVerifyOptions& o, int gpus) {
 }
 
 json measured_ledger(const LedgerVerifyOptions& o, int gpus, const std::function<void(int64_t)>& on_progress) {
-  const Fixture fixture(o);
+  const LedgerFixture fixture(o);
   json report = report_of(o, fixture);
   try {
     add_results(report, run_on_ranks(fixture, o, gpus, on_progress));
@@ -457,7 +387,7 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
     progress.finish();
   } catch (const Error& e) {
     if (o.json) {
-      report = report_of(o, Fixture(o));
+      report = report_of(o, LedgerFixture(o));
       report["problem"] = e.what();
       print_json(report);
     }
