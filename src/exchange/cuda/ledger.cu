@@ -52,13 +52,13 @@ constexpr auto* kernel_of(bool traced) {
   return traced ? ledger_kernel<TracedArch<A>, P> : ledger_kernel<A, P>;
 }
 
-/// Of few chunks each warp has one part at most: it arrives sooner if it does not go through shared memory.
+/// Telling rows never go through shared memory, so of them many chunks take the kernel of few (docs/design/0011). Other rows do,
+/// unless each warp has one part at most: it arrives sooner without.
 auto* kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
-  if (p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps) return kernel_of<Cuda>(traced);
   if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced);
   if (KnownLedger<DType::f16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::f16>>(traced);
-  return kernel_of<CudaLanes>(traced);
+  return p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps ? kernel_of<Cuda>(traced) : kernel_of<CudaLanes>(traced);
 }
 
 /// Room for a chunk, which is about a row of 16 KiB, in each warp. Longer ones travel in pieces.
