@@ -93,6 +93,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   ptx::bulk_wait();
 }
 
+__global__ void idle_kernel(uint64_t ns) {
+  const uint64_t end = ptx::global_timer() + ns;
+  while (ptx::global_timer() < end) {
+  }
+}
+
 /// `rounds` dependent multiplications and additions in each thread.
 __global__ void compute_kernel(int64_t rounds, float* sink) {
   float a = static_cast<float>(threadIdx.x), b = 1;
@@ -254,6 +260,11 @@ void GpuRank::compute(double microseconds) {
   const auto rounds = static_cast<int64_t>(microseconds * i.rounds_per_us);
   compute_kernel<<<i.multiprocessors, kComputeThreads, 0, i.stream>>>(rounds, reinterpret_cast<float*>(i.flush));
   check(cudaGetLastError(), "arithmetic");
+}
+
+void GpuRank::idle(double microseconds) {
+  idle_kernel<<<1, 1, 0, impl_->stream>>>(static_cast<uint64_t>(microseconds * 1e3));
+  check(cudaGetLastError(), "idle");
 }
 
 void* GpuRank::stream() const { return impl_->stream; }

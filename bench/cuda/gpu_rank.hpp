@@ -63,6 +63,8 @@ class GpuRank {
 
   /// Enqueues arithmetic that takes about so long if nothing disturbs it, on all multiprocessors of this rank.
   void compute(double microseconds);
+  /// Enqueues nothing for so long: a thread that looks at the clock.
+  void idle(double microseconds);
 
   /// Uploads the moves of this rank, whose ranks ascend in each token; at most 32 for a token.
   void set_moves(const RowMoves& moves);

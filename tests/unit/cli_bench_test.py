@@ -384,6 +384,20 @@ class Bench(unittest.TestCase):
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn(f"--compute: given with --mode {mode}; it belongs to --mode low_latency", err)
 
+    def test_late(self):
+        """Negative where nobody was late, more than the lateness where it was not left out."""
+        late = 20000
+        for mode, sections in (("low_latency", ("dispatch", "combine_per_rank", "both_per_route")), ("flat", ("all_to_all", "two_calls"))):
+            result, out = self.measure("--mode", mode, "--sweep", f"late-us=0,{late}")
+            self.assertIn("Rank 0 entered so many microseconds after the others", out)
+            self.assertEqual([one["config"]["late_us"] for one in result["runs"]], [0, late])
+            for section in sections:
+                self.assertGreater(result["runs"][1][section]["min_us"], 0)
+                self.assertLess(result["runs"][1][section]["p50_us"], late)
+        code, out, err = run("bench", *QUICK, "--late-us", "5")
+        self.assertEqual((code, out), (2, ""), err)
+        self.assertIn("--late-us: given with --mode normal; it belongs to --mode low_latency and flat", err)
+
     def test_flat(self):
         result, out = self.measure("--mode", "flat", "--dtype", "f32", "--topk", "3", "--sweep", "tokens=3,16")
         self.assertEqual([r["config"]["tokens_per_rank"] for r in result["runs"]], [3, 16])

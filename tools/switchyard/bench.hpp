@@ -14,6 +14,8 @@
 
 namespace switchyard::tool {
 
+inline constexpr int64_t kMostLateUs = 100'000;
+
 struct BenchOptions {
   std::string backend = "cpu";
   std::string mode = "normal";
@@ -35,6 +37,7 @@ struct BenchOptions {
   std::string sending = "per_rank";       ///< low latency
   std::string scale_order = "row_major";  ///< low latency
   int64_t pieces = 0;                     ///< low latency; 0: the library's default
+  int64_t late_us = 0;                    ///< low latency, flat: rank 0 enters so much later than the others
   int64_t compute = 0;  ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
   std::string routing = "uniform";
   int64_t channels = 0;  ///< ring settings; 0: the library's default

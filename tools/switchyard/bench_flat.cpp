@@ -80,9 +80,11 @@ json run_rank(const Point& p, Group& group) {
   rank.all_to_all();
   out["remote_bytes"] = rank.exchange().last_call().remote_bytes;
   check("moe_all_to_all");
-  out["all_to_all"] = clock->time([&] { rank.all_to_all(); }, o.warmup, o.iterations);
+  out["all_to_all"] = time_entered_late(
+      *clock, group.rank(), o.late_us, [&] { rank.all_to_all(); }, o.warmup, o.iterations);
   check("moe_all_to_all after the timed calls");
-  out["two_calls"] = clock->time(
+  out["two_calls"] = time_entered_late(
+      *clock, group.rank(), o.late_us,
       [&] {
         rank.dispatch();
         rank.combine_scaled();
@@ -136,6 +138,7 @@ json describe(const Run& r) {
             {"dtype", o.dtype},
             {"sending", o.sending},
             {"pieces", o.pieces},
+            {"late_us", o.late_us},
             {"routing", o.routing},
             {"seed", o.seed},
             {"iterations", o.iterations},
@@ -203,6 +206,7 @@ void print_runs(const std::vector<Run>& runs) {
       "written to other ranks\n  by the rank that writes most, both ways{}.\n",
       cuda ? ", replayed CUDA graphs with a cold L2" : "", cuda ? "; t: their time at 353 GB/s" : "");
   print_tail(any);
+  print_late(any);
   if (has_mean(runs)) {
     fmt::print(
         "  Geometric mean of the five shapes: {} us.{}\n", bold(us(geometric_mean(runs))),

@@ -33,6 +33,7 @@ constexpr Axis kAxes[] = {
     {"topk", "experts per token", "topk"},
     {"experts", "experts", "experts"},
     {"pieces", "pieces", "pieces"},
+    {"late_us", "rank 0 enters late, us", "late-us"},
     {"blocks", "blocks", "blocks"},
     {"warps", "warps", "warps"},
     {"dtype", "rows", "dtype", true},

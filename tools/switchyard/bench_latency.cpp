@@ -33,6 +33,11 @@ class HostClock final : public LatencyClock {
     return all;
   }
   json limits(size_t, size_t, int64_t, int64_t) override { return json::object(); }
+  void idle(double microseconds) override {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double, std::micro>(microseconds);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+  }
   void compute(double microseconds) override {
     if (rounds_per_us_ == 0) calibrate();
     work(static_cast<int64_t>(microseconds * rounds_per_us_));
@@ -68,6 +73,27 @@ class HostClock final : public LatencyClock {
 }  // namespace
 
 std::unique_ptr<LatencyClock> make_host_clock(Group& group) { return std::make_unique<HostClock>(group); }
+
+std::vector<double> time_entered_late(ReplayClock& clock, int self, int64_t late_us, const std::function<void()>& call,
+                                      int64_t warmup, int64_t n) {
+  if (late_us == 0) return clock.time(call, warmup, n);
+  const auto late = static_cast<double>(late_us);
+  std::vector<double> seconds = clock.time(
+      [&] {
+        clock.idle(self == 0 ? late : 0);  // on all: as many launches
+        call();
+      },
+      warmup, n);
+  for (double& s : seconds) s -= late * 1e-6;
+  return seconds;
+}
+
+void print_late(const BenchOptions& any) {
+  const bool swept = std::find(any.swept.begin(), any.swept.end(), "late-us") != any.swept.end();
+  if (!swept && any.late_us == 0) return;
+  fmt::print("  Rank 0 entered {} after the others; times count from then, also of ranks that waited.\n",
+             swept ? "so many microseconds" : fmt::format("{} us", any.late_us));
+}
 
 RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const BenchOptions& o, size_t row_bytes) {
   RankJob job;

@@ -111,7 +111,8 @@ json run_rank(const Point& p, Group& group) {
     }
   }
   for (const Section& section : kSections)
-    out[section.key] = clock->time(
+    out[section.key] = time_entered_late(
+        *clock, group.rank(), o.late_us,
         [&] {
           if (section.dispatch) rank.dispatch();
           if (section.combine) rank.combine(section.order);
@@ -197,6 +198,7 @@ json describe(const Run& r) {
                 {"scale_order", o.scale_order},
                 {"sending", o.sending},
                 {"pieces", o.pieces},
+                {"late_us", o.late_us},
                 {"compute_us", o.compute},
                 {"routing", o.routing},
                 {"seed", o.seed},
@@ -271,6 +273,7 @@ void print_runs(const std::vector<Run>& runs) {
     fmt::print(
         "  Replayed CUDA graphs, cold L2. push and pull: the same rows moved by bare kernels, with a barrier at the end.\n");
   print_tail(any);
+  print_late(any);
   print_overlap(runs);
   for (const Run& r : runs)
     for (const CheckResult& c : r.checks)

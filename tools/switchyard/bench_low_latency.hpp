@@ -24,7 +24,13 @@ class ReplayClock {
   /// Collective. Seconds of `call`, `n` times after `warmup` more. Before each all ranks meet; on a GPU the call is a part of a
   /// graph that is replayed, and before it the L2 cache is filled with other lines.
   virtual std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) = 0;
+  /// Nothing for so long: on the rank's own thread, or enqueued.
+  virtual void idle(double microseconds) = 0;
 };
+/// clock.time() of calls that rank 0 enters `late_us` after the others, counted from when it does. `self`: this rank.
+std::vector<double> time_entered_late(ReplayClock& clock, int self, int64_t late_us, const std::function<void()>& call,
+                                      int64_t warmup, int64_t n);
+
 /// One that also knows the limits of a routing.
 class LatencyClock : public ReplayClock {
  public:
@@ -47,6 +53,8 @@ size_t cuda_clock_bytes(const Scenario& s, const BenchOptions& options, size_t r
 
 /// The times at `key` of every rank's results; of each iteration the slowest rank's.
 bench::Times times_of(const std::vector<nlohmann::json>& ranks, const nlohmann::json::json_pointer& key);
+/// Says so below the table, if rank 0 entered late.
+void print_late(const BenchOptions& any);
 /// The group of a point: `row_bytes` of a row that comes back.
 RankJob latency_job(const Scenario& s, const LowLatencyConfig& config, const BenchOptions& options, size_t row_bytes);
 /// Throws UsageError where the ranks of `job` and their inputs and outputs find no room in the machine's memory.

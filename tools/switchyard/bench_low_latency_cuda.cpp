@@ -44,6 +44,7 @@ class PlainClock final : public ReplayClock {
   std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
     return time_on(group_, gpu_, call, warmup, n);
   }
+  void idle(double microseconds) override { gpu_.idle(microseconds); }
 
  private:
   Group& group_;
@@ -72,6 +73,7 @@ class CudaClock final : public LatencyClock {
   std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) override {
     return time_on(group_, gpu_, call, warmup, n);
   }
+  void idle(double microseconds) override { gpu_.idle(microseconds); }
 
   json limits(size_t sent, size_t returned, int64_t warmup, int64_t n) override {
     json out = {{"push", json::array()}, {"pull", json::array()}};

@@ -28,10 +28,15 @@ struct Axis {
   int64_t min, max;
 };
 constexpr Axis kAxes[] = {
-    {"tokens", &BenchOptions::tokens, 0, 1 << 20}, {"ranks", &BenchOptions::ranks, 1, 64},
-    {"warps", &BenchOptions::warps, 1, 256},       {"blocks", &BenchOptions::blocks, 1, 256},
-    {"hidden", &BenchOptions::hidden, 8, 1 << 20}, {"sms", &BenchOptions::sms, 1, 1024},
-    {"topk", &BenchOptions::topk, 1, kMaxTopk},    {"pieces", &BenchOptions::pieces, 1, 16},
+    {"tokens", &BenchOptions::tokens, 0, 1 << 20},
+    {"ranks", &BenchOptions::ranks, 1, 64},
+    {"warps", &BenchOptions::warps, 1, 256},
+    {"blocks", &BenchOptions::blocks, 1, 256},
+    {"hidden", &BenchOptions::hidden, 8, 1 << 20},
+    {"sms", &BenchOptions::sms, 1, 1024},
+    {"topk", &BenchOptions::topk, 1, kMaxTopk},
+    {"pieces", &BenchOptions::pieces, 1, 16},
+    {"late-us", &BenchOptions::late_us, 0, kMostLateUs},
 };
 
 /// And those that are words; `allowed` empty: checked like the flag.
@@ -170,6 +175,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"pin", o.pin != usual.pin, cpu},
       {"pieces", o.pieces != usual.pieces, decode},
       {"sending", o.sending != usual.sending, decode},
+      {"late-us", o.late_us != usual.late_us, decode},
       {"compute", o.compute != usual.compute, low_latency},
       {"scale-order", o.scale_order != usual.scale_order, low_latency},
       {"channels", o.channels != usual.channels, ring},

@@ -73,6 +73,9 @@ static void declare_verify_ledger(CLI::App& app, LedgerVerifyOptions& o) {
   add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors of each call; auto: the library's default");
   add.integer("--warmup", o.warmup, 0, 1 << 20, "Calls before the measured ones");
   add.integer("--measured", o.measured, 1, 1 << 20, "Measured calls");
+  add.integer(
+      "--late-us", o.late_us, 0, kMostLateUs,
+      "CUDA: rank 0 enters every replayed call so many microseconds after the others; the kernel's time counts from then");
   add.integer("--timeout-ms", o.timeout_ms, 1, 3600 * 1000, "Deadline of every wait inside a call");
   add.group("Output");
   add.toggle("--json", o.json, "Everything as JSON on stdout");
@@ -154,7 +157,7 @@ void add_bench_shape(Options& add, BenchOptions& o) {
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.toggle("--contest", o.contest, "flat: the five benchmark shapes of the published all-to-all contest, f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
-            "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk, pieces, dtype, quantize, "
+            "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk, pieces, late-us, dtype, quantize, "
             "scale-order, sending, routing, layout or order; several sweeps are combined");
 }
 
@@ -179,6 +182,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
              "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
   add.automatic("--pieces", o.pieces, 1, 16,
                 "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
+  add.integer("--late-us", o.late_us, 0, kMostLateUs,
+              "low_latency, flat: rank 0 enters every timed call so many microseconds after the others; times count from then");
   add.integer("--compute", o.compute, 0, 1'000'000,
               "low_latency: also time calls in two halves with so many microseconds of arithmetic between them, and say how "
               "much of the exchange that hides; 0: do not");

@@ -19,6 +19,7 @@
 #include "progress.hpp"
 #include "rank_device.hpp"
 #include "ranks.hpp"
+#include "style.hpp"
 #include "switchyard/ledger.hpp"
 #include "verify.hpp"
 
@@ -64,12 +65,13 @@ class LedgerRank {
   }
 
   /// Collective, after run(): seconds of the call alone, replayed. What the last replay wrote is checked.
-  json time_replayed(ReplayClock& clock, int64_t n) {
+  json time_replayed(ReplayClock& clock, int64_t late_us, int64_t n) {
     LedgerCombineOptions options = options_;
     options.stream = clock.device().stream();
     device_.fill(out_, 0xEE, static_cast<size_t>(f_.tokens) * f_.row_bytes());
     device_.wait();
-    json seconds = clock.time(
+    json seconds = time_entered_late(
+        clock, rank_, late_us,
         [&] {
           ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options);
         },
@@ -251,7 +253,7 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
     group.barrier();  // every rank has its stream and its memory before any waits for another
     LedgerRank rank(fixture, group, device, static_cast<int>(o.sms));
     json result = rank.run(o.warmup, o.measured, link);
-    if (timed) result["kernel"] = rank.time_replayed(*make_cuda_replay_clock(group), 100);
+    if (timed) result["kernel"] = rank.time_replayed(*make_cuda_replay_clock(group), o.late_us, 100);
     result.update(rank.findings());
     group.barrier();  // memory is freed only now
     return result;
@@ -271,6 +273,7 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
           {"experts_per_pe", o.experts_per_pe},
           {"dtype", o.dtype},
           {"backend", o.backend},
+          {"late_us", o.late_us},
           {"ranks_are", o.processes ? "processes" : "threads"},
           {"workspace_bytes", bytes.workspace},
           {"route_meta_bytes", bytes.route_meta},
@@ -323,6 +326,8 @@ LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
   }
   if (o.backend == "cpu" && o.sms > 0)
     throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
+  if (o.backend == "cpu" && o.late_us > 0)
+    throw UsageError("--late-us: given with --backend cpu; only replayed kernels are timed so");
   return o;
 }
 
@@ -372,6 +377,9 @@ json measured_ledger(const LedgerVerifyOptions& o, int gpus, const std::function
 int run_verify_ledger(const LedgerVerifyOptions& asked) {
   const LedgerVerifyOptions o = resolved(asked);
   const int gpus = o.backend == "cuda" ? gpus_to_use(o.json) : 0;
+  if (o.late_us > 0 && gpus < o.pes)
+    throw UsageError(
+        fmt::format("--late-us: given with --pes {} and {}; allowed: a GPU for each rank", o.pes, counted(gpus, "GPU")));
   require_memory(fmt::format("-M {} -K {} --topk {} --pes {}", o.tokens, o.hidden, o.topk, o.pes), host_bytes(o, gpus),
                  bench::this_machine().memory_available);
   const std::string gpu_names = gpus > 0 && o.json ? probe_gpus().names() : "";  // while this process has one thread

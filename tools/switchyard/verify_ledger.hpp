@@ -22,6 +22,7 @@ struct LedgerVerifyOptions {
   int64_t warmup = 3, measured = 5;
   int64_t blocks = 1, warps = 1;
   int64_t sms = 0;
+  int64_t late_us = 0;  ///< GPUs: rank 0 enters replayed calls so much later than the others
   int64_t timeout_ms = 30000;
   std::string dtype = "f16";
   std::string backend = "cpu";
