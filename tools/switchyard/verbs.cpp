@@ -161,6 +161,19 @@ void add_bench_shape(Options& add, BenchOptions& o) {
             "scale-order, sending, routing, layout or order; several sweeps are combined");
 }
 
+void add_bench_decode(Options& add, BenchOptions& o) {
+  add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
+  add.choice("--scale-order", o.scale_order, kScaleOrders,
+             "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
+  add.automatic("--pieces", o.pieces, 1, 16,
+                "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
+  add.integer("--late-us", o.late_us, 0, kMostLateUs,
+              "low_latency, flat: rank 0 enters every timed call so many microseconds after the others; times count from then");
+  add.integer("--compute", o.compute, 0, 1'000'000,
+              "low_latency: also time calls in two halves with so many microseconds of arithmetic between them, and say how "
+              "much of the exchange that hides; 0: do not");
+}
+
 }  // namespace
 
 void declare_bench(CLI::App& app, VerbOptions& all) {
@@ -177,16 +190,7 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
-  add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
-  add.choice("--scale-order", o.scale_order, kScaleOrders,
-             "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
-  add.automatic("--pieces", o.pieces, 1, 16,
-                "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
-  add.integer("--late-us", o.late_us, 0, kMostLateUs,
-              "low_latency, flat: rank 0 enters every timed call so many microseconds after the others; times count from then");
-  add.integer("--compute", o.compute, 0, 1'000'000,
-              "low_latency: also time calls in two halves with so many microseconds of arithmetic between them, and say how "
-              "much of the exchange that hides; 0: do not");
+  add_bench_decode(add, o);
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.toggle("--cached", o.cached, "CPU: dispatch by the handle of an earlier one: no counting, no exchange of counts");
   add_bench_shape(add, o);
