@@ -107,9 +107,20 @@ measure low_latency_scales --mode low_latency --sweep quantize=f32,ue8m0 "${orde
 measure low_latency_fp8_rows_scales --mode low_latency --dtype fp8 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
 measure low_latency_dtype --mode low_latency --sweep dtype=bf16,f16,f32 "${sendings[@]}" "${ends[@]}"
 measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
+# What a call costs once all ranks are there, if one is late.
+readonly late=(--sweep "late-us=0,5,20,100")
+measure low_latency_late --mode low_latency --quantize f32 --tokens 128 "${late[@]}"
+measure flat_late --mode flat --tokens 128 "${late[@]}"
 measure flat_contest --mode flat --contest
-figure ledger verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 --measured 200 --json
-[[ ! -s $out/ledger.txt ]] || mv "$out/ledger.txt" "$out/ledger.json"
+# ledger NAME verify-ledger-options...: the published fixture.
+ledger() {
+  local name=$1
+  shift
+  figure "$name" verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 "$@" --json
+  [[ ! -s $out/$name.txt ]] || mv "$out/$name.txt" "$out/$name.json"
+}
+ledger ledger --measured 200
+ledger ledger_late --late-us 20
 record normal --tokens 512 --sms 24 --warmup 3 --calls 1
 record low_latency --mode low_latency --tokens 128 --quantize f32 --warmup 3 --calls 1
 record low_latency_1 --mode low_latency --tokens 1 --quantize f32 --warmup 3 --calls 1
