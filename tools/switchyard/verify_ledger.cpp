@@ -37,9 +37,17 @@ double us_since(Clock::time_point begin) { return std::chrono::duration<double, 
 class LedgerRank {
  public:
   LedgerRank(const LedgerFixture& fixture, Group& group, RankDevice& device, int sms)
-      : f_(fixture), rank_(group.rank()), group_(group), device_(device), ledger_(group, fixture.config()) {
+      : f_(fixture),
+        rank_(group.rank()),
+        group_(group),
+        device_(device),
+        ledger_(group, fixture.config()),
+        tables_(fixture.tables(rank_)),
+        host_probs_(fixture.probs(rank_)) {
     options_.stream = device.stream();
     options_.num_sms = sms;
+    fill_expert_output();
+    fill_golden();
   }
 
   json run(int64_t warmup, int64_t measured, RankLink& link) {
@@ -90,15 +98,9 @@ class LedgerRank {
   }
 
  private:
-  /// The ledger, expert outputs and probabilities, where the backend wants them. All calls have the same: rows, and what must
-  /// come of them, are made the first time.
+  /// The ledger, expert outputs and probabilities, where the backend wants them: anew for every call, with the same content.
   void prepare() {
-    const LedgerTables tables = f_.tables(rank_);
-    row_of_ = tables.expanded_row_idx;
-    host_probs_ = f_.probs(rank_);
-    if (host_y_.empty()) fill_expert_output(tables);
-    if (golden_.out.empty()) fill_golden();
-    prepared_ = ledger_.prepare(tables);
+    prepared_ = ledger_.prepare(tables_);
     rows_ = prepared_.rows();
     y_ = device_.upload(host_y_.data(), host_y_.size());
     probs_ = device_.upload(host_probs_.data(), host_probs_.size() * sizeof(float));
@@ -108,12 +110,15 @@ class LedgerRank {
     device_.wait();
   }
 
+  /// Where route f of this rank comes back to; -1: nowhere.
+  int32_t row_of(int64_t f) const { return tables_.expanded_row_idx[static_cast<size_t>(f)]; }
+
   /// Rows by (local expert, source, route order), as a dispatch delivers them.
-  void fill_expert_output(const LedgerTables& t) {
-    for (int el = 0; el < t.experts_here; ++el) {
+  void fill_expert_output() {
+    for (int el = 0; el < tables_.experts_here; ++el) {
       for (int s = 0; s < f_.world; ++s) {
         for (int64_t f = 0; f < f_.routes(); ++f) {
-          if (f_.expert(s, f) != rank_ * t.experts_here + el) continue;
+          if (f_.expert(s, f) != rank_ * tables_.experts_here + el) continue;
           host_y_.resize(host_y_.size() + f_.row_bytes());
           f_.fill_row(s, f / f_.topk, host_y_.data() + host_y_.size() - f_.row_bytes());
         }
@@ -136,16 +141,17 @@ class LedgerRank {
         golden_.max_diff = std::max(golden_.max_diff, std::abs(static_cast<double>(element(row, f_.type, c)) - sum));
       }
     }
-    const auto valid = std::count_if(row_of_.begin(), row_of_.end(), [](int32_t at) { return at >= 0; });
+    const auto valid =
+        std::count_if(tables_.expanded_row_idx.begin(), tables_.expanded_row_idx.end(), [](int32_t at) { return at >= 0; });
     golden_.returned.resize(static_cast<size_t>(valid) * f_.row_bytes());
     for (int64_t f = 0; f < f_.routes(); ++f)
-      if (const int32_t at = row_of_[static_cast<size_t>(f)]; at >= 0)
+      if (const int32_t at = row_of(f); at >= 0)
         f_.fill_row(rank_, f / f_.topk, golden_.returned.data() + static_cast<size_t>(at) * f_.row_bytes());
   }
   float golden_sum(int64_t t, int64_t c) const {
     float golden = 0;
     for (int64_t f = t * f_.topk; f < (t + 1) * f_.topk; ++f) {
-      if (row_of_[static_cast<size_t>(f)] < 0) continue;
+      if (row_of(f) < 0) continue;
       const float term = host_probs_[static_cast<size_t>(f)] * rounded(f_.input(rank_, t, c), f_.type);
       golden += term;
     }
@@ -177,7 +183,7 @@ class LedgerRank {
 
   void name_returned_row(const std::string& when) {
     for (int64_t f = 0; f < f_.routes(); ++f) {
-      const int32_t row = row_of_[static_cast<size_t>(f)];
+      const int32_t row = row_of(f);
       const size_t at = static_cast<size_t>(std::max(row, 0)) * f_.row_bytes();
       if (row >= 0 && std::memcmp(got_.data() + at, golden_.returned.data() + at, f_.row_bytes()) != 0)
         return fail(fmt::format("return buffer: row {} (route {}) differs{}", row, f, when));
@@ -203,8 +209,8 @@ class LedgerRank {
   LedgerCombine ledger_;
   LedgerCombineOptions options_;
   PreparedLedger prepared_;
-  std::vector<int32_t> row_of_;
-  std::vector<float> host_probs_;
+  const LedgerTables tables_;
+  const std::vector<float> host_probs_;
   std::vector<std::byte> host_y_;
   Golden golden_;
   std::vector<std::byte> got_;
