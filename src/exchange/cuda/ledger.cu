@@ -52,8 +52,8 @@ constexpr auto* kernel_of(bool traced) {
   return traced ? ledger_kernel<TracedArch<A>, P> : ledger_kernel<A, P>;
 }
 
-/// Telling rows never go through shared memory, so of them many chunks take the kernel of few (docs/design/0011). Other rows
-/// do, unless each warp has one part at most: it arrives sooner without.
+/// f16 and bf16 rows that tell have one kernel (docs/design/0011). Of others, few chunks, at most a part for each warp, arrive
+/// sooner if they do not go through shared memory.
 auto* kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
   if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced);
