@@ -105,8 +105,9 @@ TEST(Full, A09_RowsBeyond32Bits) {
     const auto c = make_case(s);
     ASSERT_GT(c->expected.ranks[1].rows, 300000);
     auto config = make_config(*c);
-    config.pool_bytes =
-        staging == Staging::ring ? 0 : static_cast<size_t>(c->expected.ranks[1].rows) * 7168 * 2 + (size_t{256} << 20);
+    // The rows that rank 1 receives, and on either rank those that come back, one for each route.
+    const size_t rows = static_cast<size_t>(c->expected.ranks[1].rows) + size_t{18800} * 8;
+    config.pool_bytes = staging == Staging::ring ? 0 : rows * 7168 * 2 + (size_t{256} << 20);
     const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes_for(config, 2));
     EXPECT_EQ(joined(run_threads(fleet,
                                  [&](switchyard::Group& group, Failures& f) {
