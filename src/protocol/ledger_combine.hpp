@@ -177,7 +177,7 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, 
       clock.charge(w, p.call, writer);
     if (!clock.keep_waiting(w, p.call, late != 0 ? Site::ledger_rows : Site::returned, p.call.heap.local(p.layout.flag(writer)),
                             p.call.word()) ||
-        A::cold(w, EnteredOtherwise<A>{}, &p)) {
+        (clock.looks_around() && A::cold(w, EnteredOtherwise<A>{}, &p))) {
       span.set_arg(clock.awaited());
       return false;
     }

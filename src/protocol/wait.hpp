@@ -185,6 +185,8 @@ class WaitClock {
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
+  /// After keep_waiting(): true when that has looked at more than the poll, once in sixteen.
+  SWITCHYARD_FN bool looks_around() const { return (polls_ & 15) == 0; }
   /// Since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
