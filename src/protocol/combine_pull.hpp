@@ -158,21 +158,21 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
   const int64_t channels = part.bytes == p.row_bytes ? p.hidden : part.bytes * p.hidden / p.row_bytes;
   A::reduce_rows_from(w, ReduceSpec{p.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.type, channels}, rows.places,
                       rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
-  if (!p.out_weights) return;
+  if (!p.out_weights || part.begin != 0) return;
   A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
                       rows.places, false, weights_of, [](int) { return 0.0f; });
 }
 
-/// Owner side: sums token t where its rows lie. Pending.
+/// Owner side: sums a part of token t where its rows lie. Pending.
 template <class A>
-SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, MoveCounter& moved) {
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part, MoveCounter& moved) {
   const HeapView& heap = p.call.heap;
   const TokenRows rows = rows_of(p, t);
   const auto row_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
     const int64_t record = rows.entries[i].record;
-    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + record * p.row_bytes;
+    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + record * p.row_bytes + part.begin;
   };
   const auto weights_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
@@ -180,14 +180,30 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
     const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->weights;
     return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.topk * 4;
   };
-  sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, {0, p.row_bytes});
+  sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
 }
 
 /// Owner side: sums the tokens below `end` that are dealt to this warp. Pending.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, Deal<A>& tokens, int64_t end,
                                    MoveCounter& moved) {
-  for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, moved);
+  for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.row_bytes}, moved);
+}
+
+/// In how many parts the tokens of a rank are summed: in as many as leave no warp without one, as long as none gets two. What a
+/// warp waits for is the way to a peer and back, and a part takes nearly as long as a row.
+SWITCHYARD_FN inline int parts_of_tokens(int64_t tokens, int64_t warps, int64_t row_bytes) {
+  constexpr int kMost = 8, kLeastBytes = 1024;
+  int parts = 1;
+  while (parts < kMost && tokens * (parts + 1) <= warps && row_bytes >= (parts + 1) * kLeastBytes) ++parts;
+  return parts;
+}
+
+/// Owner side: this warp's part, if it has one, of a token of so few that each is summed in `parts` parts. Pending.
+template <class A>
+SWITCHYARD_FN void pull_part(typename A::Warp& w, const CombineParams& p, int parts, MoveCounter& moved) {
+  const int i = static_cast<int>(w.index()), t = i / parts;
+  if (t < p.tokens) reduce_token<A>(w, p, t, part_of_row(p.row_bytes, i - t * parts, parts), moved);
 }
 
 /// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
@@ -254,8 +270,12 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   if (all_agree<A>(w, call, p.control, p.place.signature)) {
     if (!wait_outputs<A>(w, p)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
-    Deal<A> tokens(p.pulls_next, A::kTakenAtOnce);
-    pull_and_reduce<A>(w, p, tokens, p.tokens, moved);
+    if (const int parts = parts_of_tokens(p.tokens, w.total(), p.row_bytes); parts > 1) {
+      pull_part<A>(w, p, parts, moved);
+    } else {
+      Deal<A> tokens(p.pulls_next, A::kTakenAtOnce);
+      pull_and_reduce<A>(w, p, tokens, p.tokens, moved);
+    }
     A::settle(w);
     span.set_arg(static_cast<int64_t>(moved.rows));
     span.set_bytes(moved.remote_bytes);
