@@ -25,7 +25,8 @@ inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
 /// Of a chunk of the ledger combine, in KiB; and without a tuning.
 inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 16;
 
-/// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them.
+/// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them; a call of normal
+/// mode that is given another number of multiprocessors than its entry has takes the entry's warps neither.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< likewise

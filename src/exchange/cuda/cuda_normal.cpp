@@ -195,8 +195,10 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
     : guard(object.gpu_.device()), stream(static_cast<cudaStream_t>(given)) {
   const TuningValues& tuned = object.tuned_;
   const bool sums = operation == Operation::combine;
-  const auto or_usual = [](int value, int usual) { return value > 0 ? value : usual; };
-  launch.blocks = object.gpu_.blocks(num_sms, sums ? tuned.combine_sms : tuned.dispatch_sms, kDefaultSms);
+  const int tuned_sms = sums ? tuned.combine_sms : tuned.dispatch_sms;
+  // Warps were found with the multiprocessors of their entry.
+  const auto or_usual = [&](int value, int usual) { return value > 0 && (num_sms == 0 || num_sms == tuned_sms) ? value : usual; };
+  launch.blocks = object.gpu_.blocks(num_sms, tuned_sms, kDefaultSms);
   launch.warps = object.through_rings() ? kMoveWarps
                  : sums                 ? or_usual(tuned.combine_warps, kSumWarps)
                                         : or_usual(tuned.dispatch_warps, kMoveWarps);
