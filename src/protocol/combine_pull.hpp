@@ -190,20 +190,31 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.row_bytes}, moved);
 }
 
-/// In how many parts the tokens of a rank are summed: in as many as leave no warp without one, as long as none gets two. What a
-/// warp waits for is the way to a peer and back, and a part takes nearly as long as a row.
-SWITCHYARD_FN inline int parts_of_tokens(int64_t tokens, int64_t warps, int64_t row_bytes) {
+/// How the tokens of a rank are dealt to its warps: as many whole ones as give each warp equally many; then the others, which
+/// leave warps idle, in as many parts as there are such warps. One warp's way to a peer and back takes longer than its bytes.
+struct PullDeal {
+  int64_t whole;
+  int parts;  ///< of each of the others
+};
+SWITCHYARD_FN inline PullDeal deal_pulls(int64_t tokens, int64_t warps, int64_t row_bytes) {
   constexpr int kMost = 8, kLeastBytes = 1024;
+  const int64_t whole = tokens > 0 ? (tokens - 1) / warps * warps : 0;
   int parts = 1;
-  while (parts < kMost && tokens * (parts + 1) <= warps && row_bytes >= (parts + 1) * kLeastBytes) ++parts;
-  return parts;
+  while (parts < kMost && (tokens - whole) * (parts + 1) <= warps && row_bytes >= (parts + 1) * kLeastBytes) ++parts;
+  return {parts > 1 ? whole : tokens, parts};
 }
 
-/// Owner side: this warp's part, if it has one, of a token of so few that each is summed in `parts` parts. Pending.
+/// Owner side: sums this warp's share of all tokens. Pending.
 template <class A>
-SWITCHYARD_FN void pull_part(typename A::Warp& w, const CombineParams& p, int parts, MoveCounter& moved) {
-  const int i = static_cast<int>(w.index()), t = i / parts;
-  if (t < p.tokens) reduce_token<A>(w, p, t, part_of_row(p.row_bytes, i - t * parts, parts), moved);
+SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
+  const PullDeal deal = deal_pulls(p.tokens, w.total(), p.row_bytes);
+  Deal<A> items(p.pulls_next, A::kTakenAtOnce);
+  pull_and_reduce<A>(w, p, items, deal.whole, moved);
+  const int64_t end = deal.whole + (p.tokens - deal.whole) * deal.parts;
+  for (int64_t i = 0; (i = items.item(w)) < end; items.done()) {
+    const auto of = static_cast<int>(i - deal.whole), t = of / deal.parts;
+    reduce_token<A>(w, p, deal.whole + t, part_of_row(p.row_bytes, of - t * deal.parts, deal.parts), moved);
+  }
 }
 
 /// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
@@ -270,12 +281,7 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   if (all_agree<A>(w, call, p.control, p.place.signature)) {
     if (!wait_outputs<A>(w, p)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
-    if (const int parts = parts_of_tokens(p.tokens, w.total(), p.row_bytes); parts > 1) {
-      pull_part<A>(w, p, parts, moved);
-    } else {
-      Deal<A> tokens(p.pulls_next, A::kTakenAtOnce);
-      pull_and_reduce<A>(w, p, tokens, p.tokens, moved);
-    }
+    pull_all<A>(w, p, moved);
     A::settle(w);
     span.set_arg(static_cast<int64_t>(moved.rows));
     span.set_bytes(moved.remote_bytes);
