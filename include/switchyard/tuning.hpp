@@ -23,7 +23,7 @@ inline constexpr int kMostDispatchWarps = 14, kMostCombineWarps = 20, kMostDispa
 /// Most warps per block of the kernels of low-latency mode, the flat exchange's among them, and of the ledger combine.
 inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
 /// Of a chunk of the ledger combine, in KiB; and without a tuning.
-inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 16;
+inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 64;
 
 /// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them; a call of normal
 /// mode that is given another number of multiprocessors than its entry has takes the entry's warps neither.

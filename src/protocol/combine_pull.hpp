@@ -209,11 +209,15 @@ template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   const PullDeal deal = deal_pulls(p.tokens, w.total(), p.row_bytes);
   Deal<A> items(p.pulls_next, A::kTakenAtOnce);
-  pull_and_reduce<A>(w, p, items, deal.whole, moved);
+  if (deal.whole > 0) pull_and_reduce<A>(w, p, items, deal.whole, moved);
   const int64_t end = deal.whole + (p.tokens - deal.whole) * deal.parts;
-  for (int64_t i = 0; (i = items.item(w)) < end; items.done()) {
+  const bool dealt = deal.whole > 0;  // else no warp has more than one, which it need not ask for
+  for (int64_t i = dealt ? items.item(w) : w.index(); i < end;) {
     const auto of = static_cast<int>(i - deal.whole), t = of / deal.parts;
     reduce_token<A>(w, p, deal.whole + t, part_of_row(p.row_bytes, of - t * deal.parts, deal.parts), moved);
+    if (!dealt) break;
+    items.done();
+    i = items.item(w);
   }
 }
 

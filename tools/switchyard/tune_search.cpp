@@ -73,7 +73,7 @@ std::vector<TuneStage> ledger_stages(int most) {
   const std::vector<const char*> kernel{"/kernel_us/median"};
   return {{sms("sms", &TuningValues::sms, most, most, kernel)},
           {warps("warps", &TuningValues::warps, kMostLedgerWarps, kernel)},
-          {{"chunk_kib", &TuningValues::chunk_kib, with_usual({4, 8, 32, 64, 128}, kUsualChunkKib, kMostChunkKib),
+          {{"chunk_kib", &TuningValues::chunk_kib, with_usual({4, 8, 16, 32, 128}, kUsualChunkKib, kMostChunkKib),
             kUsualChunkKib, kernel, false}}};
 }
 

@@ -61,9 +61,9 @@ auto* kernel_for(const CudaLedgerParams& p, int blocks) {
   return p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps ? kernel_of<Cuda>(traced) : kernel_of<CudaLanes>(traced);
 }
 
-/// Room for a chunk, which is about a row of 16 KiB, in each warp. Longer ones travel in pieces.
+/// Room for a part of a chunk of the usual size, or a row, in each warp. Longer parts travel in pieces.
 CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits) {
-  constexpr int64_t kUsual = int64_t{kUsualChunkKib} << 10;
+  constexpr int64_t kUsual = (int64_t{kUsualChunkKib} << 10) / kChunkParts;
   const auto room = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;
   return fit_cuda_shape(warps, 1, static_cast<uint64_t>(row_bytes > kUsual ? row_bytes : kUsual), 0, room);
 }
