@@ -36,11 +36,10 @@ namespace switchyard {
 
 /// Settings of Staging::ring, in rows. A ring exists per (channel, source rank).
 struct RingSettings {
-  int num_channels = 10;  ///< token ranges that travel independently, >= 1
-  int send_chunk = 6;     ///< rows appended before the consumer is told, in [1, slots]
-  int slots = 256;        ///< rows per ring, >= K; a full ring holds its producer back
-  size_t max_bytes =
-      0;  ///< not 0: largest ring memory per rank, in bytes; `slots` (and `send_chunk`) are lowered until it fits
+  int num_channels = 0;  ///< token ranges that travel independently, in [1, 256], with all ranks' at most 1024; 0: usual_ring()
+  int send_chunk = 6;    ///< rows appended before the consumer is told, in [1, slots]
+  int slots = 0;         ///< rows per ring, >= K; a full ring holds its producer back; 0: usual_ring()
+  size_t max_bytes = 0;  ///< not 0: largest ring memory per rank, in bytes; what is 0 above fits, `slots` given are lowered
 };
 
 /// Fixed properties of an exchange object; equal on all ranks.
@@ -67,6 +66,14 @@ struct MemoryRequirement {
   /// Of the heap.
   size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
 };
+
+/// What RingSettings are chosen by where they are 0. Channels, each of which one warp sums: so many, a channel for two tokens
+/// if that is fewer, and fewer still if there are many ranks or max_bytes has no room for K slots of each. Slots:
+/// kUsualRingRows for all channels of a source together, no more than can be under way in a call, at least K.
+inline constexpr int kUsualChannels = 128, kUsualRingRows = 2560;
+
+/// `config.ring` with that choice made, in a group of `world` ranks. Throws Error(invalid_argument) if `config` is not allowed.
+RingSettings usual_ring(const NormalConfig& config, int world);
 
 /// Options of one dispatch; equal on all ranks except `capacity`.
 struct DispatchOptions {

@@ -10,6 +10,7 @@
 #include "exchange/normal_impl.hpp"
 #include "layout/control.hpp"
 #include "plan/views.hpp"
+#include "protocol/ring.hpp"
 
 namespace switchyard {
 
@@ -34,20 +35,37 @@ int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int
 
 }  // namespace
 
-RingLayout ring_layout(const NormalConfig& c, int world) {
+namespace {
+
+/// Channels and slots as asked for, or usual; as many slots as fit into max_bytes, which may be fewer than K.
+RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   RingLayout r;
   r.world = world;
-  if (c.staging == Staging::direct) return r;
-  r.num_channels = c.ring.num_channels;
-  r.slots = c.ring.slots;
+  r.num_channels = channels;
   r.max_row_bytes = max_row_bytes(c);
   r.max_scale_bytes = static_cast<int64_t>(scale_row_bytes(c.hidden, ScaleKind::f32));
   r.topk = c.topk;
+  r.slots = c.ring.slots;
+  if (r.slots == 0) {  // no more than a stream has rows; at least two chunks, and the rows of a token
+    const int64_t rows = (c.max_tokens + channels - 1) / channels * (c.layout == Layout::rank_major ? 1 : c.topk);
+    r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kUsualRingRows / channels, 2 * c.ring.send_chunk), rows), c.topk);
+  }
   if (c.ring.max_bytes > 0) {
     const int64_t room = (static_cast<int64_t>(c.ring.max_bytes) - r.flags_bytes()) / (r.num_rings() * r.slot_bytes());
     r.slots = std::min(r.slots, std::max<int64_t>(room, 0));
   }
   return r;
+}
+
+}  // namespace
+
+RingLayout ring_layout(const NormalConfig& c, int world) {
+  if (c.staging == Staging::direct) return {.world = world};
+  int channels = c.ring.num_channels;
+  if (channels > 0) return rings_of(c, world, channels);
+  channels = static_cast<int>(std::clamp<int64_t>(c.max_tokens / 2, 1, std::min(kUsualChannels, kMaxStreams / world)));
+  while (channels > 1 && rings_of(c, world, channels).slots < std::max(c.topk, c.ring.slots)) channels /= 2;
+  return rings_of(c, world, channels);
 }
 
 uint64_t config_hash(const NormalConfig& c) {
@@ -87,7 +105,7 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   if (c.staging == Staging::ring && rings.slots < c.topk) {
     const int64_t least = rings.flags_bytes() + rings.num_rings() * rings.slot_bytes() * c.topk;
     throw Error(ErrorCode::invalid_argument, "RingSettings::max_bytes = " + std::to_string(c.ring.max_bytes) + ": " +
-                                                 std::to_string(c.ring.num_channels) + " channels of " + std::to_string(world) +
+                                                 std::to_string(rings.num_channels) + " channels of " + std::to_string(world) +
                                                  " ranks need at least topk = " + std::to_string(c.topk) + " slots each, " +
                                                  std::to_string(least) + " bytes; use fewer channels or more memory");
   }
@@ -107,6 +125,18 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   const size_t pool = c.pool_bytes ? c.pool_bytes : static_cast<size_t>(computed);
   (ring ? need.private_bytes : need.pool_bytes) = static_cast<size_t>(round_up(static_cast<int64_t>(pool), 4096));
   return need;
+}
+
+RingSettings usual_ring(const NormalConfig& c, int world) {
+  NormalConfig as_ring = c;
+  as_ring.staging = Staging::ring;
+  check_config(as_ring, world);
+  const RingLayout rings = ring_layout(as_ring, world);
+  RingSettings ring = c.ring;
+  ring.num_channels = rings.num_channels;
+  ring.slots = static_cast<int>(rings.slots);
+  ring.send_chunk = static_cast<int>(std::min<int64_t>(ring.send_chunk, rings.slots));
+  return ring;
 }
 
 size_t NormalExchange::heap_bytes_for(const NormalConfig& config, int world, Backend backend) {

@@ -20,10 +20,10 @@ void check_config(const NormalConfig& c, int world) {
   check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0,
               (int64_t{1} << 31) - (int64_t{1} << 28));
   if (c.staging != Staging::ring) return;
-  check_range("RingSettings::num_channels", c.ring.num_channels, 1, 256);
-  check_range("RingSettings::slots", c.ring.slots, c.topk, 1 << 20);
-  check_range("RingSettings::send_chunk", c.ring.send_chunk, 1, c.ring.slots);
-  check_range("RingSettings::num_channels * world", static_cast<int64_t>(c.ring.num_channels) * world, 1, kMaxStreams);
+  check_range("RingSettings::num_channels", c.ring.num_channels, 0, 256);
+  if (c.ring.slots != 0) check_range("RingSettings::slots", c.ring.slots, c.topk, 1 << 20);
+  check_range("RingSettings::send_chunk", c.ring.send_chunk, 1, c.ring.slots != 0 ? c.ring.slots : 1 << 20);
+  check_range("RingSettings::num_channels * world", static_cast<int64_t>(c.ring.num_channels) * world, 0, kMaxStreams);
   check_range("max_tokens * topk (rows of one ring stream)", c.max_tokens * c.topk, 0, static_cast<int64_t>(kRingEnd) - 1);
 }
 

@@ -24,7 +24,7 @@ struct RowFormat {
 void check_config(const NormalConfig& config, int world);
 /// Most rows that a rank can receive, whatever the routing.
 int64_t worst_case_rows(const NormalConfig& config, int world);
-/// Rings of `config`, as many slots as it asks for or as fit into its max_bytes; none for direct staging.
+/// Rings of `config`, as usual_ring() has them; none for direct staging.
 RingLayout ring_layout(const NormalConfig& config, int world);
 /// Of everything in `config` that all ranks must agree on.
 uint64_t config_hash(const NormalConfig& config);

@@ -165,7 +165,8 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
 
 /// Owner side: sums a part of token t where its rows lie. Pending.
 template <class A>
-SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part, MoveCounter& moved) {
+SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part,
+                                MoveCounter& moved) {
   const HeapView& heap = p.call.heap;
   const TokenRows rows = rows_of(p, t);
   const auto row_of = [&](int i) -> const void* {

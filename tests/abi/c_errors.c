@@ -125,7 +125,12 @@ static void memory_of_an_exchange(void) {
   CHECK_FAILS(sy_exchange_heap_bytes_on(&config, 2, -1, &gpu_heap), SWITCHYARD_INVALID_ARGUMENT, "backend = -1");
   sy_normal_config ring = config;
   ring.staging = SWITCHYARD_STAGING_RING;
+  CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));  // as usual
+  ring.ring_num_channels = 10;
+  ring.ring_slots = 256;
+  const size_t usual = need.ring_bytes;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));
+  CHECK(usual > 0 && usual < need.ring_bytes);
   const size_t unbounded = need.ring_bytes;
   ring.ring_max_bytes = unbounded / 2;
   CHECK_OK(sy_exchange_memory_required(&ring, 2, &need));

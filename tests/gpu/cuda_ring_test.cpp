@@ -24,8 +24,8 @@ TEST_P(GpuRings, AnyNumberOfStreamsOnAnyNumberOfWarps) {
   const int world = GetParam();
   isolated([&] {
     for (const Layout layout : kLayouts) {
-      for (const switchyard::RingSettings& ring :
-           {switchyard::RingSettings{1, 1, 3}, switchyard::RingSettings{64, 1, 3}, switchyard::RingSettings{5, 16, 16}}) {
+      for (const switchyard::RingSettings& ring : {switchyard::RingSettings{1, 1, 3}, switchyard::RingSettings{64, 1, 3},
+                                                   switchyard::RingSettings{5, 16, 16}, switchyard::RingSettings{}}) {
         Scenario s = ring_scenario("streams", world, layout, 40);
         s.ring = ring;
         for (const int sms : {1, 2}) {

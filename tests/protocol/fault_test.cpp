@@ -415,7 +415,7 @@ TEST(Construction, NamesTheField) {
                                                    }},
                                                   {"num_channels", [](NormalConfig& c) {
                                                      c.staging = Staging::ring;
-                                                     c.ring.num_channels = 0;
+                                                     c.ring.num_channels = 257;
                                                    }}};
   for (const auto& [field, spoil] : spoils) {
     NormalConfig config = FaultRig::config();

@@ -80,7 +80,7 @@ NormalConfig make_config(const Case& c) {
   config.row_type = switchyard::dtype_bytes(sent_type(s)) > switchyard::dtype_bytes(s.y_type) ? sent_type(s) : s.y_type;
   config.staging = s.staging;
   config.ring = s.ring;
-  config.ring.slots = std::max(config.ring.slots, config.topk);
+  if (config.ring.slots != 0) config.ring.slots = std::max(config.ring.slots, config.topk);
   config.first_epoch = s.first_epoch;
   const auto need = NormalExchange::memory_required(config, c.problem.world, kBackend);
   if (const size_t pool = need.pool_bytes + need.private_bytes; pool > 0) {

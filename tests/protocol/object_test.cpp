@@ -75,6 +75,52 @@ TEST(Ring, StaysWithinTheBytesThatTheCallerNames) {
   }
 }
 
+/// What is left to the library: channels by tokens and ranks, slots by channels, rows and K; all of it fits into max_bytes.
+TEST(Ring, UsualSettings) {
+  struct Row {
+    int world;
+    int64_t tokens;
+    Layout layout;
+    int channels;  ///< expected
+    int slots;
+  };
+  for (const Row& row : {Row{8, 512, Layout::rank_major, 128, 8}, Row{8, 512, Layout::expert_major, 128, 20},
+                         Row{2, 4096, Layout::rank_major, 128, 20}, Row{64, 4096, Layout::rank_major, 16, 160},
+                         Row{64, 4096, Layout::expert_major, 16, 160}, Row{2, 33, Layout::rank_major, 16, 8},
+                         Row{1, 1, Layout::rank_major, 1, 8}, Row{4, 0, Layout::expert_major, 1, 8}}) {
+    NormalConfig config;
+    config.hidden = 7168;
+    config.num_experts = 256;
+    config.topk = 8;
+    config.max_tokens = row.tokens;
+    config.layout = row.layout;
+    const switchyard::RingSettings usual = usual_ring(config, row.world);
+    EXPECT_EQ(usual.num_channels, row.channels) << row.world << " ranks, " << row.tokens << " tokens";
+    EXPECT_EQ(usual.slots, row.slots) << row.world << " ranks, " << row.tokens << " tokens";
+    config.staging = Staging::ring;
+    const size_t all = NormalExchange::memory_required(config, row.world).ring_bytes;
+    config.ring = usual;
+    EXPECT_EQ(NormalExchange::memory_required(config, row.world).ring_bytes, all);
+    config.ring = {};
+    config.ring.max_bytes = size_t{8} * 15000 * static_cast<size_t>(row.world) + 8192;  // K slots of a channel or two
+    EXPECT_LE(usual_ring(config, row.world).num_channels, 2);
+    EXPECT_LE(NormalExchange::memory_required(config, row.world).ring_bytes, config.ring.max_bytes);
+    config.ring.send_chunk = 0;
+    EXPECT_EQ(outcome_of([&] { (void)usual_ring(config, row.world); }).code, ErrorCode::invalid_argument);
+  }
+}
+
+TEST(Ring, UsualSettingsMoveRows) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    Scenario s = base("usual ring", 3, layout);
+    s.staging = Staging::ring;
+    s.ring = {};
+    const auto usual = make_case(s);
+    s.ring.max_bytes = NormalExchange::memory_required(make_config(*usual), 3).ring_bytes / 3;
+    EXPECT_EQ(run_cases(Ranks::threads, {2, 2, false}, {usual, make_case(s)}), "");
+  }
+}
+
 /// On GPUs outputs need memory besides the rings, outside the heap: the output, a row buffer and the tables of handles.
 TEST(Ring, MemoryOnGpusIsNamed) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {

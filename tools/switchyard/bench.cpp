@@ -53,7 +53,7 @@ json describe(const BenchRun& run, double limit_gbs) {
             {"seed", o.seed},
             {"pin", o.pin},
             {"warmup", o.warmup},
-            {"ring", {{"channels", o.channels}, {"send_chunk", o.send_chunk}, {"slots", o.slots}}}}},
+            {"ring", {{"channels", run.ring.num_channels}, {"send_chunk", run.ring.send_chunk}, {"slots", run.ring.slots}}}}},
           {"input_sets", run.sets},
           {"working_set_bytes", run.working_set_bytes},
           {"symmetric_bytes_per_rank", run.heap_bytes},

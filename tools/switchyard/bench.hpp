@@ -67,6 +67,7 @@ struct BenchRun {
   int experts = 0;
   int topk = 0;
   std::string routing;  ///< description
+  RingSettings ring;    ///< ring staging: as measured
   int sets = 0;
   double working_set_bytes = 0;
   bench::Times dispatch, combine, both;

@@ -319,7 +319,7 @@ CudaRun measure(const BenchOptions& options) {
   run.mean_ranks = setup.planned.mean_ranks;
   run.bytes = setup.bytes();
   run.heap_bytes = job.group.heap_bytes;
-  run.ring = setup.config.ring;
+  if (options.staging == "ring") run.ring = usual_ring(setup.config, job.world);
   run.remote_bytes = static_cast<double>(setup.planned.remote_pairs) * static_cast<double>(setup.sent_row_bytes());
   run.dispatch = times_of(ranks, "dispatch");
   run.cached = times_of(ranks, "cached");

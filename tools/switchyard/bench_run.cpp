@@ -309,6 +309,7 @@ BenchRun measure_exchange(const BenchOptions& options, const bench::Machine& mac
   run.experts = source.experts();
   run.topk = source.topk();
   run.routing = source.description();
+  if (options.staging == "ring") run.ring = usual_ring(setup.config, setup.world);
   run.sets = setup.sets;
   run.heap_bytes = job.group.heap_bytes;
   std::vector<std::vector<double>> dispatch, combine, plan;

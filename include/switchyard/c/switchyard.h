@@ -221,18 +221,18 @@ typedef struct sy_normal_config {
   int32_t expert_alignment;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
   sy_dtype row_type;         ///< widest row type that will be dispatched or combined; sizes the memory
   sy_staging staging;
-  int32_t ring_num_channels;  ///< ring staging: token ranges that travel independently, >= 1
+  int32_t ring_num_channels;  ///< ring staging: token ranges that travel independently, in [1, 256]; 0: the usual number
   int32_t ring_send_chunk;    ///< ring staging: rows appended before the consumer is told, in [1, ring_slots]
-  int32_t ring_slots;         ///< ring staging: rows per ring, >= K
+  int32_t ring_slots;         ///< ring staging: rows per ring, >= K; 0: the usual number
   int32_t reserved;           ///< must be 0
   size_t pool_bytes;      ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
-  size_t ring_max_bytes;  ///< ring staging; not 0: largest ring memory per rank; slots (and chunk) are lowered until it fits
+  size_t ring_max_bytes;  ///< ring staging; not 0: largest ring memory per rank; what is 0 above fits, slots given are lowered
   uint64_t first_epoch;   ///< number of the first call, modulo 2^40; for tests of the wrap
 } sy_normal_config;
 #define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
   {                                                                                                                          \
     sizeof(sy_normal_config), 0, 0, 0, 0, SWITCHYARD_LAYOUT_RANK_MAJOR, 1, SWITCHYARD_DTYPE_BF16, SWITCHYARD_STAGING_DIRECT, \
-        10, 6, 256, 0, 0, 0, 1                                                                                               \
+        0, 6, 0, 0, 0, 0, 1                                                                                                  \
   }
 
 /// Symmetric memory of one exchange, in bytes per rank.

@@ -197,7 +197,9 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
   const bool sums = operation == Operation::combine;
   const int tuned_sms = sums ? tuned.combine_sms : tuned.dispatch_sms;
   // Warps were found with the multiprocessors of their entry.
-  const auto or_usual = [&](int value, int usual) { return value > 0 && (num_sms == 0 || num_sms == tuned_sms) ? value : usual; };
+  const auto or_usual = [&](int value, int usual) {
+    return value > 0 && (num_sms == 0 || num_sms == tuned_sms) ? value : usual;
+  };
   launch.blocks = object.gpu_.blocks(num_sms, tuned_sms, kDefaultSms);
   launch.warps = object.through_rings() ? kMoveWarps
                  : sums                 ? or_usual(tuned.combine_warps, kSumWarps)
