@@ -63,7 +63,7 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   if (c.staging == Staging::direct) return {.world = world};
   int channels = c.ring.num_channels;
   if (channels > 0) return rings_of(c, world, channels);
-  channels = static_cast<int>(std::clamp<int64_t>(c.max_tokens / 2, 1, std::min(kUsualChannels, kMaxStreams / world)));
+  channels = static_cast<int>(std::clamp<int64_t>(c.max_tokens / 4, 1, std::min(kUsualChannels, kMaxStreams / world)));
   while (channels > 1 && rings_of(c, world, channels).slots < std::max(c.topk, c.ring.slots)) channels /= 2;
   return rings_of(c, world, channels);
 }

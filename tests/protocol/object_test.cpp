@@ -86,7 +86,7 @@ TEST(Ring, UsualSettings) {
   };
   for (const Row& row : {Row{8, 512, Layout::rank_major, 128, 8}, Row{8, 512, Layout::expert_major, 128, 20},
                          Row{2, 4096, Layout::rank_major, 128, 20}, Row{64, 4096, Layout::rank_major, 16, 160},
-                         Row{64, 4096, Layout::expert_major, 16, 160}, Row{2, 33, Layout::rank_major, 16, 8},
+                         Row{64, 4096, Layout::expert_major, 16, 160}, Row{2, 33, Layout::rank_major, 8, 8},
                          Row{1, 1, Layout::rank_major, 1, 8}, Row{4, 0, Layout::expert_major, 1, 8}}) {
     NormalConfig config;
     config.hidden = 7168;
