@@ -105,8 +105,29 @@ TEST(Ring, UsualSettings) {
     config.ring.max_bytes = size_t{8} * 15000 * static_cast<size_t>(row.world) + 8192;  // K slots of a channel or two
     EXPECT_LE(usual_ring(config, row.world).num_channels, 2);
     EXPECT_LE(NormalExchange::memory_required(config, row.world).ring_bytes, config.ring.max_bytes);
+    config.ring.max_bytes = 0;
+    config.ring.slots = 256;  // together as many rows as usual
+    EXPECT_EQ(usual_ring(config, row.world).num_channels, std::min(row.channels, 10));
+    config.ring.slots = 0;
+    config.ring.send_chunk = 1 << 20;
+    EXPECT_EQ(usual_ring(config, row.world).num_channels, 1);
     config.ring.send_chunk = 0;
     EXPECT_EQ(outcome_of([&] { (void)usual_ring(config, row.world); }).code, ErrorCode::invalid_argument);
+  }
+}
+
+/// Tokens that are fewer than half of the warps, and one or two more than warps, are summed in parts of their rows; with
+/// weights that come back once, biases, and a part shorter than the others.
+TEST(Combine, FewTokensInParts) {
+  for (const DType type : {DType::bf16, DType::f32}) {
+    Scenario s = base("parts", 4);
+    s.hidden = 2056;
+    s.tokens = {3, 9, 1, 10};
+    s.y_type = type;
+    s.num_bias = 2;
+    s.replace_weights = true;
+    const auto c = make_case(s);
+    for (const int warps : {4, 8, 16}) EXPECT_EQ(run_cases(Ranks::threads, {1, warps, false}, {c}), "") << warps;
   }
 }
 
