@@ -67,9 +67,9 @@ struct MemoryRequirement {
   size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
 };
 
-/// What RingSettings are chosen by where they are 0. Channels, each of which one warp sums: so many, a channel for two tokens
-/// if that is fewer, and fewer still if there are many ranks or max_bytes has no room for K slots of each. Slots:
-/// kUsualRingRows for all channels of a source together, no more than can be under way in a call, at least K.
+/// What RingSettings are chosen by where they are 0. Channels, each of which one warp sums: so many; fewer for fewer than four
+/// tokens each, many ranks, or slots (those given; else K, or two chunks) that together exceed kUsualRingRows or max_bytes.
+/// Slots: kUsualRingRows for all channels of a source together, no more than can be under way in a call, at least K.
 inline constexpr int kUsualChannels = 128, kUsualRingRows = 2560;
 
 /// `config.ring` with that choice made, in a group of `world` ranks. Throws Error(invalid_argument) if `config` is not allowed.

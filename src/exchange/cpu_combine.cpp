@@ -124,7 +124,7 @@ void CpuNormal::combine_ring(const CallContext& call, uint64_t sig, CombineParam
   });
   if (!ok) raise("combine");
   check_placements(call, sig, "combine", nullptr);
-  const RingCombineParams ring{p, rings_, ring_streams_.data(), send_chunk()};
+  const RingCombineParams ring{p, rings_, ring_streams_.data(), send_chunk(config, rings_)};
   launch([&]<class A>(CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
   raise("combine");
 }

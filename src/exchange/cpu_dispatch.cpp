@@ -257,8 +257,11 @@ Dispatched CpuNormal::move_rows(const CallContext& call, uint64_t sig, const Con
   if (config.staging == Staging::direct) {
     launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
   } else {
-    const RingDispatchParams ring{
-        p, rings_, {block->data, layout, block->data + layout.bytes(), records}, ring_streams_.data(), send_chunk()};
+    const RingDispatchParams ring{p,
+                                  rings_,
+                                  {block->data, layout, block->data + layout.bytes(), records},
+                                  ring_streams_.data(),
+                                  send_chunk(config, rings_)};
     launch([&]<class A>(CpuWarp& w) { dispatch_ring<A>(w, ring); });
   }
   raise("dispatch");

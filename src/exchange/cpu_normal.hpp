@@ -38,8 +38,6 @@ class CpuNormal final : public NormalImpl {
   CallStatistics last_call() override { return stats_; }
 
  private:
-  int send_chunk() const { return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings_.slots)); }
-
   // cpu_normal.cpp: the frame of every collective call.
   CallContext begin_call();
   uint64_t call_number() const;

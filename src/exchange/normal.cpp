@@ -33,10 +33,6 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
 
 int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type)); }
 
-}  // namespace
-
-namespace {
-
 /// Channels and slots as asked for, or usual; as many slots as fit into max_bytes, which may be fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   RingLayout r;
@@ -63,7 +59,9 @@ RingLayout ring_layout(const NormalConfig& c, int world) {
   if (c.staging == Staging::direct) return {.world = world};
   int channels = c.ring.num_channels;
   if (channels > 0) return rings_of(c, world, channels);
-  channels = static_cast<int>(std::clamp<int64_t>(c.max_tokens / 4, 1, std::min(kUsualChannels, kMaxStreams / world)));
+  const int slots = c.ring.slots > 0 ? c.ring.slots : std::max(c.topk, 2 * c.ring.send_chunk);
+  channels =
+      std::max(1, std::min({kUsualChannels, kMaxStreams / world, kUsualRingRows / slots, static_cast<int>(c.max_tokens / 4)}));
   while (channels > 1 && rings_of(c, world, channels).slots < std::max(c.topk, c.ring.slots)) channels /= 2;
   return rings_of(c, world, channels);
 }
@@ -135,7 +133,7 @@ RingSettings usual_ring(const NormalConfig& c, int world) {
   RingSettings ring = c.ring;
   ring.num_channels = rings.num_channels;
   ring.slots = static_cast<int>(rings.slots);
-  ring.send_chunk = static_cast<int>(std::min<int64_t>(ring.send_chunk, rings.slots));
+  ring.send_chunk = send_chunk(c, rings);
   return ring;
 }
 

@@ -2,6 +2,7 @@
 // What the backends of normal mode share: the virtual interface behind NormalExchange, and every check that the host can make.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <memory>
 
@@ -26,6 +27,10 @@ void check_config(const NormalConfig& config, int world);
 int64_t worst_case_rows(const NormalConfig& config, int world);
 /// Rings of `config`, as usual_ring() has them; none for direct staging.
 RingLayout ring_layout(const NormalConfig& config, int world);
+/// Rows that are appended before the consumer is told: as asked for, or as many as there are slots.
+inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
+  return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
+}
 /// Of everything in `config` that all ranks must agree on.
 uint64_t config_hash(const NormalConfig& config);
 

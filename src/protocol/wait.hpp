@@ -178,7 +178,7 @@ class WaitClock {
   SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
                                   uint64_t expected) {
     A::pause(w, polls_++);
-    if ((polls_ & 15) != 0) return true;
+    if (!looks_around()) return true;
     if (A::cold(w, MayGoOn<A>{}, &call, site, flag, expected, awaited_, start_, polls_)) return true;
     charge(w, call, awaited_);
     return false;

@@ -169,7 +169,7 @@ RingParts CudaNormal::ring_parts() const {
   RingParts ring;
   ring.rings = rings_;
   ring.streams = state_.as<RingStream>(streams_at_);
-  ring.send_chunk = static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings_.slots));
+  ring.send_chunk = send_chunk(config, rings_);
   return ring;
 }
 
