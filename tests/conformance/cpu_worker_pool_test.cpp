@@ -174,6 +174,7 @@ TEST(WorkerPool, ThreadsLeaveSignalsToTheApplication) {
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, nullptr, &mask);
     EXPECT_EQ(sigismember(&mask, SIGTERM), w.index() == 0 ? 0 : 1);
+    EXPECT_EQ(sigismember(&mask, SIGSEGV), 0) << "a crash handler would not see the fault of a pool thread";
   });
 }
 

@@ -18,12 +18,14 @@ constexpr int kMaxWarpsPerBlock = 1024;
 constexpr int kMaxWarps = 4096;
 constexpr int kSpins = 200;  // about 2 us: covers back-to-back calls without holding a core that others need
 
-/// Signals are for the application's threads: pool threads inherit a full mask.
+/// Signals are for the application's threads: pool threads inherit a full mask, but for faults of their own code, which belong
+/// to the thread that has them: blocked, they would end the process past the application's crash handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     sigfillset(&all);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &saved_);
   }
   ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
