@@ -143,8 +143,9 @@ class Group {
   /// Records this rank's calls in `trace` (made for this group's size) from now on; null stops. Local. The trace must outlive
   /// the recording. CPU: the trace must be made for the group's workers. CUDA: kernels record the first num_blocks x num_warps
   /// warps (others record nothing) in device memory, events_per_track each, 32 bytes an event; records come to the host when
-  /// recording stops, which waits for the GPU: all ranks must have enqueued the same calls. Times are within about a
-  /// microsecond of the host's clock. \throws Error(invalid_argument) if the trace was made for another shape.
+  /// recording stops, which waits for the GPU: all ranks must have enqueued the same calls. Times are within
+  /// Trace::clock_error_ns(), some microseconds, of the host's clock. \throws Error(invalid_argument) if the trace was made for
+  /// another shape.
   void set_trace(Trace* trace);
 
   struct Impl;

@@ -21,7 +21,7 @@ class Tracer;
 struct TraceOptions {
   int num_blocks = 1;  ///< workers per rank, as in GroupOptions
   int num_warps = 1;
-  size_t events_per_track = size_t{1} << 14;  ///< 32 bytes each, reserved at construction: the newest are kept
+  size_t events_per_track = size_t{1} << 14;  ///< rounded up to 2^n, 32 bytes each, reserved now: the newest are kept
 };
 
 /// Time spent in one phase by one rank.
@@ -87,15 +87,18 @@ class Trace {
 
   /// Forgets all events, keeps the memory.
   void clear() noexcept;
-  /// Events that were forgotten because their track was full: the oldest go first.
+  /// Records that were forgotten because their track was full: the oldest go first. On GPUs these are spans and the two anchors
+  /// that each block leaves per kernel.
   uint64_t lost() const noexcept;
 
-  /// Most that any rank's times may be off this host's steady clock, in nanoseconds: 0 unless GPUs recorded.
+  /// Most that any rank's times may be off this host's steady clock, in nanoseconds, if the clocks kept their rates while
+  /// recording: 0 unless GPUs recorded.
   uint64_t clock_error_ns() const noexcept;
 
   /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, per rank a
-  /// counter of the bytes for or from other ranks that its workers are moving, and, if `flows`, an arrow from the send that
-  /// ended a wait to that wait. \throws Error(io) naming the path.
+  /// counter of the bytes for or from other ranks that its workers are moving, and, if `flows`, into each wait for a known rank
+  /// an arrow from that rank's last span that can have ended it, with a marker of category "flow" at its head. \throws
+  /// Error(io) naming the path.
   void write_chrome_json(const std::string& path, bool flows = true) const;
   /// The same text in memory.
   std::string chrome_json(bool flows = true) const;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -39,10 +40,13 @@ std::string json_quoted(std::string_view text) {
   return out += '"';
 }
 
-/// Microseconds with nanosecond digits; exact for traces of up to 104 days.
+/// Microseconds with nanosecond digits; exact for traces of up to 104 days. Perfetto multiplies them by 1000 as a double and
+/// cuts off the rest, which may be a nanosecond less, so that a span would begin in the one before it, and be dropped: a tenth
+/// of a nanosecond more prevents that.
 std::string micros(uint64_t ns) {
   char buffer[40];
-  std::snprintf(buffer, sizeof buffer, "%" PRIu64 ".%03" PRIu64, ns / 1000, ns % 1000);
+  const bool falls_short = static_cast<uint64_t>(static_cast<double>(ns) / 1000.0 * 1000.0) < ns;
+  std::snprintf(buffer, sizeof buffer, "%" PRIu64 ".%03" PRIu64 "%s", ns / 1000, ns % 1000, falls_short ? "1" : "");
   return buffer;
 }
 
@@ -120,13 +124,14 @@ uint64_t signal_ns(const PlacedRecord& p) {
 
 using Causes = std::map<std::pair<int, uint16_t>, std::vector<const PlacedRecord*>>;  // (rank, event) -> spans by signal time
 
-/// The last span that can have ended this wait for one rank, or null. O(log n).
-const PlacedRecord* cause_of(const PlacedRecord& wait, const Causes& causes) {
+/// The last span that can have ended a wait of this kind for `rank`, of those that gave their signal until `latest`, or null.
+/// O(log n).
+const PlacedRecord* cause_of(Event wait, int rank, uint64_t latest, const Causes& causes) {
   const PlacedRecord* best = nullptr;
-  for (const Event cause : causes_of(static_cast<Event>(wait.record.event))) {
-    const auto spans = causes.find({static_cast<int>(wait.record.arg), static_cast<uint16_t>(cause)});
+  for (const Event cause : causes_of(wait)) {
+    const auto spans = causes.find({rank, static_cast<uint16_t>(cause)});
     if (spans == causes.end()) continue;
-    const auto later = std::upper_bound(spans->second.begin(), spans->second.end(), wait.record.end_ns,
+    const auto later = std::upper_bound(spans->second.begin(), spans->second.end(), latest,
                                         [](uint64_t ns, const auto* p) { return ns < signal_ns(*p); });
     if (later == spans->second.begin()) continue;
     if (best == nullptr || signal_ns(**(later - 1)) > signal_ns(*best)) best = *(later - 1);
@@ -134,7 +139,46 @@ const PlacedRecord* cause_of(const PlacedRecord& wait, const Causes& causes) {
   return best;
 }
 
-/// An arrow into every wait for one known rank, from the last span of that rank that can have ended it. O(n log n).
+/// An end of an arrow belongs to the innermost slice that is open at its time, and a slice's end is no part of it. An importer
+/// may add up begins and lengths that it has rounded, so an end stays this far from where a slice ends.
+constexpr uint64_t kInsideNs = 3;
+
+/// When `span` is open and none inside of it is: the last such time until `wanted`, otherwise the first one until `latest`.
+/// Spans inside follow it, up to `end`. O(spans inside).
+std::optional<uint64_t> time_inside(const PlacedRecord* span, const PlacedRecord* end, uint64_t wanted, uint64_t latest) {
+  std::optional<uint64_t> best;
+  uint64_t from = span->record.begin_ns;
+  const auto offer = [&](uint64_t until) {
+    if (until < from + kInsideNs) return;
+    if (from <= wanted)
+      best = std::min(wanted, until - kInsideNs);
+    else if (!best && from <= latest)
+      best = from;
+  };
+  for (const PlacedRecord* p = span + 1; p != end && p->rank == span->rank && p->track == span->track; ++p) {
+    if (p->record.begin_ns >= span->record.end_ns) break;
+    if (p->record.kind != RecordKind::span) continue;
+    offer(p->record.begin_ns);
+    from = std::max(from, p->record.end_ns + kInsideNs);
+  }
+  offer(span->record.end_ns);
+  return best;
+}
+
+/// An arrow into a wait ends in a marker, a slice of 1 ns just before the wait's end: of the two slices that an arrow connects
+/// some importers take the one that begins first as its source, and a wait often begins before what ends it.
+void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns, const PlacedRecord& wait,
+                 uint64_t marker_ns) {
+  const std::string common = "\"cat\":\"flow\",\"name\":\"signal\",";
+  const std::string head = place(wait.rank, wait.track) + ",\"ts\":" + micros(marker_ns);
+  const std::string number = ",\"id\":" + std::to_string(id);
+  out.event("\"ph\":\"X\",\"dur\":0.001," + common + head + ",\"args\":{\"rank\":" + std::to_string(from.rank) + "}");
+  out.event("\"ph\":\"s\"," + common + place(from.rank, from.track) + ",\"ts\":" + micros(from_ns) + number);
+  out.event("\"ph\":\"f\",\"bp\":\"e\"," + common + head + number);
+}
+
+/// An arrow into every wait for one known rank, from the last span of that rank that can have ended it. None where either lasts
+/// less than kInsideNs. O(n log n).
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   Causes causes;
   for (const PlacedRecord& p : all) {
@@ -146,13 +190,14 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
   int id = 0;
   for (const PlacedRecord& wait : all) {
     if (wait.record.kind != RecordKind::span || wait.record.arg < 0 || wait.record.arg == wait.rank) continue;
-    if (!is_event_of_the_library(wait)) continue;
-    const PlacedRecord* const best = cause_of(wait, causes);
-    if (best == nullptr) continue;
-    const std::string common = ",\"cat\":\"flow\",\"name\":\"signal\",\"id\":" + std::to_string(++id) + ",";
-    out.event("\"ph\":\"s\"" + common + place(best->rank, best->track) + ",\"ts\":" + micros(signal_ns(*best) - origin));
-    out.event("\"ph\":\"f\",\"bp\":\"e\"" + common + place(wait.rank, wait.track) +
-              ",\"ts\":" + micros(wait.record.end_ns - origin));
+    if (!is_event_of_the_library(wait) || wait.record.end_ns < wait.record.begin_ns + kInsideNs) continue;
+    const uint64_t marker = wait.record.end_ns - kInsideNs;
+    const uint64_t latest = marker > 1 ? marker - 2 : 0;  // begins before the marker, also rounded
+    const PlacedRecord* const cause =
+        cause_of(static_cast<Event>(wait.record.event), static_cast<int>(wait.record.arg), latest, causes);
+    if (cause == nullptr) continue;
+    const std::optional<uint64_t> from = time_inside(cause, all.data() + all.size(), signal_ns(*cause), latest);
+    if (from) write_arrow(out, ++id, *cause, *from - origin, wait, marker - origin);
   }
 }
 

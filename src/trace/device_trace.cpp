@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// From the first to the last anchor of a call's launches of one kind, in nanoseconds of the global timer.
+/// From the first to the last of what a call's launches of one kind left, in nanoseconds of the global timer.
 struct Launch {
   uint64_t begin = ~uint64_t{0}, end = 0;
   int64_t tokens = 0;
@@ -23,7 +23,38 @@ struct Launch {
 };
 using Launches = std::map<std::pair<uint32_t, int64_t>, Launch>;  // (Event, launch_call)
 
-void append_calls(Tracer& tracer, Launches launches, int64_t host_minus_timer) {
+/// Which launch ran as which block of which multiprocessor. Only a block's first warp says so, and it ends when it has no more
+/// work; but a block's next kernel begins after all warps of this one have ended, so the last anchor before a span's end says
+/// whose span that is. The end, because other warps may begin a few cycles before the one that leaves anchors.
+class Blocks {
+ public:
+  void add(int64_t block, const DeviceRecord& anchor, Launch* launch) {
+    seen_[{block, anchor.multiprocessor}].push_back({anchor.begin, launch});
+  }
+  /// After the last add().
+  void sort() {
+    for (auto& [place, all] : seen_)
+      std::sort(all.begin(), all.end(), [](const Seen& a, const Seen& b) { return a.cycles < b.cycles; });
+  }
+  /// Null if its anchors were replaced.
+  Launch* launch_of(int64_t block, const DeviceRecord& span) const {
+    const auto found = seen_.find({block, span.multiprocessor});
+    if (found == seen_.end()) return nullptr;
+    const std::vector<Seen>& all = found->second;
+    const auto later =
+        std::upper_bound(all.begin(), all.end(), span.end, [](uint64_t cycles, const Seen& s) { return cycles < s.cycles; });
+    return later == all.begin() ? nullptr : (later - 1)->launch;
+  }
+
+ private:
+  struct Seen {
+    uint64_t cycles;
+    Launch* launch;
+  };
+  std::map<std::pair<int64_t, uint16_t>, std::vector<Seen>> seen_;  // (block, multiprocessor)
+};
+
+void append_calls(Tracer& tracer, Launches launches, const HostTime& host) {
   for (const auto& [key, plan] : launches) {
     if (key.first != static_cast<uint32_t>(Event::plan)) continue;
     const auto call = launches.find({static_cast<uint32_t>(Event::dispatch), key.second});
@@ -31,19 +62,34 @@ void append_calls(Tracer& tracer, Launches launches, int64_t host_minus_timer) {
   }
   std::vector<TraceRecord> calls;
   for (const auto& [key, launch] : launches)
-    calls.push_back({launch.begin + static_cast<uint64_t>(host_minus_timer),
-                     launch.end + static_cast<uint64_t>(host_minus_timer), launch.tokens, static_cast<uint16_t>(key.first),
-                     RecordKind::span});
+    calls.push_back(
+        {host.ns(launch.begin), host.ns(launch.end), launch.tokens, static_cast<uint16_t>(key.first), RecordKind::span});
   std::sort(calls.begin(), calls.end(), [](const TraceRecord& a, const TraceRecord& b) { return a.end_ns < b.end_ns; });
   for (const TraceRecord& call : calls) tracer.append(kHostTrack, call);
 }
 
 }  // namespace
 
+HostTime::HostTime(const TimerReading& first, const TimerReading& last)
+    : at_(last.way_ns <= first.way_ns ? last : first), error_ns_((std::max(first.way_ns, last.way_ns) + 1) / 2) {
+  const int64_t drift = last.host_minus_timer - first.host_minus_timer;
+  if (last.timer_ns > first.timer_ns && last.timer_ns - first.timer_ns > kReadingsApartNs) {
+    slope_ = static_cast<double>(drift) / static_cast<double>(last.timer_ns - first.timer_ns);
+  } else if (drift != 0) {
+    error_ns_ += static_cast<uint64_t>(drift < 0 ? -drift : drift);
+  }
+}
+
+uint64_t HostTime::ns(uint64_t timer_ns) const {
+  const auto since = static_cast<double>(static_cast<int64_t>(timer_ns - at_.timer_ns));
+  return timer_ns + static_cast<uint64_t>(at_.host_minus_timer + static_cast<int64_t>(since * slope_));
+}
+
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
-                           const std::vector<DeviceRecord>& records, int64_t host_minus_timer) {
+                           const std::vector<DeviceRecord>& records, const HostTime& host) {
   std::map<uint16_t, TickClock> clocks;  // of multiprocessors
   Launches launches;
+  Blocks blocks;
   const auto for_each = [&](auto&& f) {
     for (size_t track = 0; track < sizes.size(); ++track) {
       const uint32_t held = std::min(sizes[track], trace.capacity);
@@ -51,23 +97,26 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
         f(static_cast<int>(track), records[track * trace.capacity + (i & (trace.capacity - 1))]);
     }
   };
-  for_each([&](int, const DeviceRecord& r) {
+  for_each([&](int track, const DeviceRecord& r) {
     if (r.event != DeviceRecord::kAnchor) return;
     clocks[r.multiprocessor].add(r.begin, r.end);
-    launches[{r.bytes, launch_call(r.arg)}].add(r);
+    Launch& launch = launches[{r.bytes, launch_call(r.arg)}];
+    launch.add(r);
+    blocks.add(track / trace.warps, r, &launch);
   });
   for (auto& [multiprocessor, clock] : clocks) clock.sort();
+  blocks.sort();
   for_each([&](int track, const DeviceRecord& r) {
     if (r.event == DeviceRecord::kAnchor) return;
     const auto clock = clocks.find(r.multiprocessor);
     if (clock == clocks.end() || !clock->second.usable()) return tracer.add_lost(track, 1);
-    const auto host_ns = [&](uint64_t cycles) { return clock->second.ns(cycles) + static_cast<uint64_t>(host_minus_timer); };
-    const uint64_t begin = host_ns(r.begin), end = host_ns(r.end);
-    tracer.append(track, {begin, std::max(begin, end), r.arg, r.event, RecordKind::span, 0, r.bytes});
+    const uint64_t begin = clock->second.ns(r.begin), end = std::max(begin, clock->second.ns(r.end));
+    if (Launch* const launch = blocks.launch_of(track / trace.warps, r)) launch->end = std::max(launch->end, end);
+    tracer.append(track, {host.ns(begin), host.ns(end), r.arg, r.event, RecordKind::span, 0, r.bytes});
   });
   for (size_t track = 0; track < sizes.size(); ++track)
     if (sizes[track] > trace.capacity) tracer.add_lost(static_cast<int>(track), sizes[track] - trace.capacity);
-  append_calls(tracer, std::move(launches), host_minus_timer);
+  append_calls(tracer, std::move(launches), host);
 }
 
 }  // namespace switchyard::detail

@@ -45,11 +45,38 @@ struct DeviceTrace {
   SWITCHYARD_FN uint64_t tracks() const { return static_cast<uint64_t>(blocks) * static_cast<uint64_t>(warps); }
 };
 
+/// What a GPU answered when it was asked for its global timer.
+struct TimerReading {
+  uint64_t timer_ns = 0;
+  int64_t host_minus_timer = 0;  ///< this host's steady clock minus that, in the middle of the way there and back
+  uint64_t way_ns = 0;           ///< how long that was: the difference is within half of it
+};
+
+/// Host time out of a GPU's global timer, by a reading before a recording and one after it, because the two clocks drift apart.
+/// Readings that are apart by more than kReadingsApartNs are connected by a line. Of closer ones the line's slope would be what
+/// the readings are wrong by, so one difference holds for all times: that of the shorter way.
+class HostTime {
+ public:
+  static constexpr uint64_t kReadingsApartNs = 100'000'000;
+
+  explicit HostTime(const TimerReading& only) : HostTime(only, only) {}
+  HostTime(const TimerReading& first, const TimerReading& last);
+  /// Ascending in `timer_ns`.
+  uint64_t ns(uint64_t timer_ns) const;
+  /// Most that ns() is wrong by between the readings, if each clock keeps its rate meanwhile.
+  uint64_t error_ns() const { return error_ns_; }
+
+ private:
+  TimerReading at_;
+  double slope_ = 0;
+  uint64_t error_ns_ = 0;
+};
+
 /// Appends what kernels recorded to `tracer`, in nanoseconds of this host's steady clock. `sizes` and `records` are host copies
-/// of `trace`'s buffers; `host_minus_timer` is steady clock minus global timer, in nanoseconds. A record's time is interpolated
-/// between the anchors of its multiprocessor around it; records of a multiprocessor without two anchors are counted as lost.
-/// On the host's track come spans of the calls: from the first anchor of a launch to its last; a dispatch begins with its plan.
+/// of `trace`'s buffers. A record's time is interpolated between the anchors of its multiprocessor around it; records of a
+/// multiprocessor without two anchors are counted as lost. On the host's track come spans of the calls: from the first anchor
+/// of a launch to its last, or to the end of the last span of any of its warps; a dispatch begins with its plan.
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
-                           const std::vector<DeviceRecord>& records, int64_t host_minus_timer);
+                           const std::vector<DeviceRecord>& records, const HostTime& host);
 
 }  // namespace switchyard::detail

@@ -19,13 +19,16 @@ void TickClock::sort() {
 }
 
 uint64_t TickClock::ns(uint64_t ticks) const {
-  auto after =
+  const auto after =
       std::upper_bound(anchors_.begin(), anchors_.end(), ticks, [](uint64_t t, const Anchor& a) { return t < a.ticks; });
-  after = std::clamp(after, anchors_.begin() + 1, anchors_.end() - 1);
-  const Anchor &a = *(after - 1), &b = *after;
+  const bool outside = after == anchors_.begin() || after == anchors_.end();
+  const Anchor& a = outside ? anchors_.front() : *(after - 1);
+  const Anchor& b = outside ? anchors_.back() : *after;
+  const Anchor& from = after == anchors_.begin() ? a : outside ? b : a;
+  if (b.ticks <= a.ticks) return from.ns;
   const double slope = static_cast<double>(b.ns - a.ns) / static_cast<double>(b.ticks - a.ticks);
-  const double since = static_cast<double>(static_cast<int64_t>(ticks - a.ticks));
-  return a.ns + static_cast<uint64_t>(static_cast<int64_t>(since * slope));
+  const double since = static_cast<double>(static_cast<int64_t>(ticks - from.ticks));
+  return from.ns + static_cast<uint64_t>(static_cast<int64_t>(since * slope));
 }
 
 }  // namespace switchyard::detail

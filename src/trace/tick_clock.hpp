@@ -7,7 +7,8 @@
 
 namespace switchyard::detail {
 
-/// A clock that is known at some of its ticks, the anchors, and elsewhere by their slope. Time never goes back.
+/// A clock that is known at some of its ticks, the anchors, and elsewhere by their slope. Time never goes back: anchors of one
+/// time, as a coarse clock leaves them, have slope 0 between them.
 class TickClock {
  public:
   void add(uint64_t ticks, uint64_t ns) { anchors_.push_back({ticks, ns}); }
@@ -18,7 +19,8 @@ class TickClock {
   void sort();
   /// After sort(). False: ns() must not be called.
   bool usable() const { return anchors_.size() >= 2; }
-  /// Between two anchors by their slope; outside by that of the nearest two.
+  /// Between two anchors by their slope; before the first and after the last by the slope from the first to the last: two that
+  /// follow each other may be a few ticks apart, and their slope is anything.
   uint64_t ns(uint64_t ticks) const;
 
  private:

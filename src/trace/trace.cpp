@@ -2,6 +2,7 @@
 #include "switchyard/trace.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -168,7 +169,8 @@ Trace::Trace(int world, const TraceOptions& options) {
   impl_->options = options;
   impl_->tracers.reserve(static_cast<size_t>(world));
   for (int r = 0; r < world; ++r)
-    impl_->tracers.emplace_back(r, options.num_blocks, options.num_warps, options.events_per_track, &impl_->anchors);
+    impl_->tracers.emplace_back(r, options.num_blocks, options.num_warps, std::bit_ceil(options.events_per_track),
+                                &impl_->anchors);
   impl_->anchors.add();
 }
 

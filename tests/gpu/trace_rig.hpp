@@ -43,13 +43,13 @@ inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
   return calls;
 }
 
-/// Of a kernel's clocks against each other.
-inline constexpr uint64_t kCallTolerance = 100'000;
+/// Of a kernel's clocks against each other: its warps do not begin in the same cycle, and a timer may tick every microsecond.
+inline constexpr uint64_t kCallTolerance = 2'000;
 
-/// Of a time in the trace against this host's clock: what the trace says of the clocks, a call's own, and what two clocks may
-/// drift apart in that time.
+/// Of a time in the trace against this host's clock: what the trace says of the clocks, a call's own, and 10 ppm that a clock
+/// may have changed its rate by meanwhile.
 inline uint64_t clock_tolerance(const switchyard::Trace& trace, const Interval& when) {
-  return trace.clock_error_ns() + kCallTolerance + (when.end - when.begin) / 2000;
+  return trace.clock_error_ns() + kCallTolerance + (when.end - when.begin) / 100'000;
 }
 
 /// Spans are in order, within the interval, and wait for ranks that exist; per phase: how many there are.

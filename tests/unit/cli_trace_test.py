@@ -4,6 +4,7 @@
 
 Usage: cli_trace_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
+import gzip
 import json
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import cli_test
 from cli_test import SMALL, run
+
+RECORDED = Path(__file__).resolve().parents[2] / "docs" / "traces"
 
 
 class WrittenTrace(unittest.TestCase):
@@ -39,6 +42,32 @@ class WrittenTrace(unittest.TestCase):
                 code, out, err = run("trace", "--in", *args, cwd=folder)
                 self.assertEqual((code, out), (2, ""), err)
                 self.assertIn(text, err)
+            trace = json.loads(Path(folder, "t.json").read_text())
+            at, event = next((i, e) for i, e in enumerate(trace["traceEvents"]) if e["ph"] == "X")
+            event["dur"] = -1
+            Path(folder, "bad.json").write_text(json.dumps(trace))
+            code, out, err = run("trace", "--in", "bad.json", cwd=folder)
+            self.assertEqual((code, out), (2, ""), err)
+            self.assertIn(f"'bad.json' given, which is no trace: traceEvents[{at}] ('{event['name']}'): dur is -1; allowed: 0 to", err)
+
+    def test_recorded_traces(self):
+        packed = sorted(RECORDED.glob("*.json.gz"))
+        self.assertTrue(packed, RECORDED)
+        with tempfile.TemporaryDirectory() as folder:
+            for path in packed:
+                with self.subTest(path.name):
+                    code, out, err = run("trace", "--in", str(path))
+                    self.assertEqual((code, out), (2, ""), err)
+                    self.assertIn("which is packed by gzip; unpack it first: gzip -dc", err)
+                    plain = Path(folder, "t.json")
+                    plain.write_bytes(gzip.decompress(path.read_bytes()))
+                    code, out, err = run("trace", "--in", str(plain), "--json")
+                    self.assertEqual(code, 0, err)
+                    summary = json.loads(out)
+                    self.assertEqual(len(summary["ranks"]), int(path.name[0]))
+                    self.assertEqual(summary["lost_events"], 0)
+                    waits = sum(p["count"] for p in summary["phases"] if p["category"] == "wait")
+                    self.assertGreater(waits, 0)
 
 
 if __name__ == "__main__":

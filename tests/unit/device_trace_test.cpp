@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels record becomes a timeline of the host's clock: anchors, multiprocessors with clocks of their own, full tracks.
+// What kernels record becomes a timeline of the host's clock: anchors, multiprocessors with clocks of their own, full tracks,
+// calls, and clocks that drift apart.
 //
 // Executable: device_trace_test. Source: device_trace_test.cpp. Label: none.
 #include "trace/device_trace.hpp"
 
 #include <gtest/gtest.h>
+
+#include <cmath>
 
 namespace switchyard::detail {
 namespace {
@@ -28,7 +31,7 @@ struct Buffers {
   }
   Tracer converted() const {
     Tracer tracer(0, 2, 2, 64);
-    append_device_records(tracer, trace, sizes, records, kHostMinusTimer);
+    append_device_records(tracer, trace, sizes, records, HostTime({0, kHostMinusTimer, 0}));
     return tracer;
   }
 };
@@ -131,6 +134,96 @@ TEST(DeviceTrace, ALaunchIsACallFromItsFirstAnchorToItsLast) {
   expect(1, Event::dispatch, 100, 450, 64);  // from the begin of its plan
   expect(2, Event::combine, 500, 600, 64);
   expect(3, Event::dispatch, 550, 700, 7);
+}
+
+/// The first warp of a block leaves its last anchor when it has no more work; others go on.
+TEST(DeviceTrace, ACallEndsWithTheLastSpanOfAnyWarp) {
+  Buffers b;
+  const auto kernel = [&](Event event, int64_t call, uint16_t multiprocessor, uint64_t begin, uint64_t end, int track) {
+    b.anchor(track, multiprocessor, begin, begin, event, pack_launch(static_cast<uint64_t>(call), nullptr, 5));
+    b.anchor(track, multiprocessor, end, end, event, pack_launch(static_cast<uint64_t>(call), nullptr, 5));
+  };
+  kernel(Event::dispatch, 1, 3, 1000, 1100, 0);
+  kernel(Event::dispatch, 1, 4, 1010, 1120, 2);
+  b.span(1, 3, Event::send_rows, 1005, 1170, 0);
+  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last of the first call, just before the second begins
+  kernel(Event::combine, 1, 4, 1320, 1400, 0);       // blocks have changed places
+  kernel(Event::combine, 1, 3, 1330, 1410, 2);
+  b.span(1, 4, Event::return_rows, 1318, 1500, 0);  // begins before the first warp has left its anchor
+  b.span(3, 3, Event::return_rows, 1340, 1405, 0);
+  kernel(Event::combine, 2, 3, 1600, 1700, 0);  // nothing but anchors
+  const Tracer t = b.converted();
+  ASSERT_EQ(t.size(kHostTrack), 3u);
+  const uint64_t wanted[3][2] = {{1000, 1300}, {1320, 1500}, {1600, 1700}};
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(t.record(kHostTrack, i).begin_ns, wanted[i][0] + kHostMinusTimer) << i;
+    EXPECT_EQ(t.record(kHostTrack, i).end_ns, wanted[i][1] + kHostMinusTimer) << i;
+  }
+}
+
+TEST(DeviceTrace, SpansWhoseAnchorsWereReplacedAreOfNoCall) {
+  Buffers b;
+  for (uint64_t call = 0; call < 6; ++call)
+    for (const uint64_t at : {1000 * call, 1000 * call + 500})
+      b.anchor(0, 0, at, at, Event::dispatch, pack_launch(call, nullptr, 5));
+  b.span(1, 0, Event::send_rows, 1100, 1700, 0);  // of call 1, whose anchors went first
+  b.span(1, 0, Event::send_rows, 2100, 2700, 0);
+  const Tracer t = b.converted();
+  ASSERT_EQ(t.size(kHostTrack), 4u);
+  EXPECT_EQ(t.record(kHostTrack, 0).end_ns, 2700u + kHostMinusTimer);
+  EXPECT_EQ(t.record(kHostTrack, 1).end_ns, 3500u + kHostMinusTimer);
+  EXPECT_EQ(t.lost(0), 4u);
+}
+
+/// A GPU's timer that runs `ppm` faster than the host's clock: what it shows at a host's time.
+struct DriftingTimer {
+  double ppm;
+  uint64_t at(uint64_t host_ns) const {
+    return 1'700'000'000'000'000'000 + static_cast<uint64_t>(static_cast<double>(host_ns) * (1 + ppm * 1e-6));
+  }
+  /// Asked at a time, with an error of less than half of the way.
+  TimerReading read(uint64_t host_ns, uint64_t way_ns, int64_t error_ns) const {
+    return {at(host_ns), static_cast<int64_t>(host_ns - at(host_ns)) + error_ns, way_ns};
+  }
+};
+
+TEST(HostTime, FollowsATimerThatDrifts) {
+  for (const double ppm : {-50.0, 0.0, 20.0}) {
+    for (const uint64_t length : {200'000'000ull, 10'000'000'000ull, 3'600'000'000'000ull}) {
+      SCOPED_TRACE(testing::Message() << ppm << " ppm in " << length << " ns");
+      const DriftingTimer timer{ppm};
+      const uint64_t begin = 5'000'000'000;
+      const HostTime host(timer.read(begin, 2000, 900), timer.read(begin + length, 2400, -1100));
+      EXPECT_EQ(host.error_ns(), 1200u);
+      uint64_t before = 0;
+      for (int i = 0; i <= 10; ++i) {
+        const uint64_t now = begin + length / 10 * static_cast<uint64_t>(i), said = host.ns(timer.at(now));
+        EXPECT_LE(std::abs(static_cast<double>(static_cast<int64_t>(said - now))), 1200.0 + 2) << i;
+        EXPECT_GT(said, before);
+        before = said;
+      }
+    }
+  }
+}
+
+TEST(HostTime, ShortRecordingsAreNotStretchedByWhatReadingsAreWrongBy) {
+  const DriftingTimer timer{20};
+  for (const uint64_t length : {0ull, 50'000ull, 90'000'000ull}) {
+    SCOPED_TRACE(length);
+    const HostTime host(timer.read(1'000'000, 2000, 900), timer.read(1'000'000 + length, 1800, -800));
+    const uint64_t from = timer.at(1'000'000);
+    EXPECT_EQ(host.ns(from + 40'000) - host.ns(from), 40'000u);
+    for (const uint64_t now : {uint64_t{1'000'000}, 1'000'000 + length}) {
+      const auto off = static_cast<double>(static_cast<int64_t>(host.ns(timer.at(now)) - now));
+      EXPECT_LE(std::abs(off), static_cast<double>(host.error_ns())) << now;
+    }
+    EXPECT_LE(host.error_ns(), 1000u + 1700u + 1800u);
+  }
+  const TimerReading only{5000, -1000, 301};
+  EXPECT_EQ(HostTime(only).ns(7000), 6000u);
+  EXPECT_EQ(HostTime(only).error_ns(), 151u);
+  const TimerReading earlier{4000, -900, 200};  // a timer that was set back
+  EXPECT_EQ(HostTime(only, earlier).ns(7000), 6100u);
 }
 
 }  // namespace

@@ -73,6 +73,28 @@ TEST(TraceSummary, TheLongestGapLiesInsideACall) {
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - 32.0 / (2 * 58.0), 1e-9);
 }
 
+/// Kernels differ in their number of warps: one that a call does not have is not idle in it.
+TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
+  Trace trace = two_workers();
+  detail::Tracer& r = *trace.tracer(0);
+  r.span(detail::kHostTrack, Event::dispatch, 0, 100'000, 3);
+  r.span(detail::kHostTrack, Event::combine, 110'000, 150'000, 3);
+  r.span(0, Event::send_rows, 0, 97'000, 1);
+  r.span(0, Event::pull_reduce, 111'000, 150'000, 1);
+  r.span(1, Event::pull_reduce, 110'000, 144'000, 1);  // in the second call only
+  const json ranks = summary_json(options_for("normal"), two_ranks(), trace, {}).at("ranks");
+  const json& gap = ranks[0].at("longest_gap");
+  EXPECT_DOUBLE_EQ(gap.at("us"), 6.0);
+  EXPECT_EQ(gap.at("call"), "combine");
+  EXPECT_EQ(gap.at("worker"), "block 0 warp 1");
+  // Of 150 us, and 50 without the first call: 97 and 39, and 34.
+  EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - (97.0 + 39 + 34) / (150 + 50), 1e-9);
+  Trace none = two_workers();
+  none.tracer(0)->span(detail::kHostTrack, Event::dispatch, 0, 100'000, 3);
+  none.tracer(0)->span(0, Event::pull_reduce, 200'000, 201'000, 1);
+  EXPECT_FALSE(summary_json(options_for("normal"), two_ranks(), none, {}).at("ranks")[0].contains("longest_gap"));
+}
+
 TEST(TraceSummary, CallsWhoseSpansWereForgottenHaveNoGap) {
   Trace trace = two_workers(2);
   detail::Tracer& r = *trace.tracer(0);
@@ -146,6 +168,7 @@ TEST(TraceSummary, AWrittenTraceSaysTheSame) {
   Trace trace = with_bytes();
   trace.tracer(1)->span(1, Event::wait_rows, 1'000, 1'500, 0);
   trace.tracer(1)->span(1, Event::exchange_counts, 1'500, 1'750, 64);  // its argument is in bytes, and no row
+  trace.tracer(1)->span(0, Event::wait_rows, 42'500, 43'501, 0);       // with an arrow, whose marker is no span
   trace.tracer(0)->span(0, static_cast<Event>(trace.event("my \"own\"", "things")), 50'000, 60'000, 5);
   const json run = summary_json(options_for("normal"), two_ranks(), trace, {});
   const json read = file_summary_json("x", trace_file_from(json::parse(trace.chrome_json())));
@@ -182,6 +205,34 @@ TEST(TraceSummary, DamagedTracesAreRefused) {
     bad["otherData"]["world"] = world;
     EXPECT_THROW((void)trace_file_from(bad), std::exception) << world;
   }
+}
+
+TEST(TraceSummary, EventsThatCannotBeAreNamed) {
+  const json good = json::parse(with_bytes().chrome_json());
+  size_t at = 0;
+  while (good["traceEvents"][at]["name"] != "send_rows") ++at;
+  const auto refused = [&](const char* what, const json& value) {
+    json bad = good;
+    bad["traceEvents"][at][what] = value;
+    try {
+      (void)trace_file_from(bad);
+    } catch (const BadEvent& e) {
+      return std::string(e.what());
+    }
+    return std::string("not refused");
+  };
+  const std::string event = "traceEvents[" + std::to_string(at) + "] ('send_rows'): ";
+  EXPECT_EQ(refused("dur", -0.001), event + "dur is -0.001; allowed: 0 to 9000000000000");
+  EXPECT_EQ(refused("ts", -1), event + "ts is -1; allowed: 0 to 9000000000000");
+  EXPECT_EQ(refused("ts", "1"), event + "ts is \"1\"; allowed: 0 to 9000000000000");
+  for (const int64_t tid : {int64_t{INT32_MIN}, int64_t{-1}, int64_t{1} << 40})
+    EXPECT_EQ(refused("tid", tid), event + "tid is " + std::to_string(tid) + "; allowed: 0 to 1048576");
+  EXPECT_EQ(refused("pid", 2), event + "pid is 2; allowed: 0 to 1");
+  EXPECT_EQ(refused("pid", 1), "not refused");
+  json bad = good;
+  for (json& e : bad["traceEvents"])
+    if (e["name"] == "thread_name") e["args"]["name"] = "block 0 warp 2147483647";
+  EXPECT_THROW((void)trace_file_from(bad), BadEvent);
 }
 
 TEST(TraceSummary, TheCostIsOfRoundsThatNothingDisturbed) {

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <stdexcept>
@@ -19,6 +20,9 @@ using nlohmann::json;
 
 namespace {
 
+constexpr int kMostWarps = 1024, kMostTracks = 1024 * kMostWarps;  ///< of a block, of a rank: as Trace has them
+constexpr double kMostMicros = 9e12;                               ///< times are exact up to 104 days
+
 /// A span's arguments are its own, named by its unit, and, if there are any, the bytes that it carried.
 void take_arguments(const json& args, TraceSlice& slice) {
   for (const auto& [name, value] : args.items()) {
@@ -29,12 +33,40 @@ void take_arguments(const json& args, TraceSlice& slice) {
   }
 }
 
-/// "block 3 warp 1" tells that a block has at least 2.
-int warps_in(const json& metadata) {
+/// Exact, and the same as of a span of the run: files may have a tenth of a nanosecond more.
+double whole_ns(double us) { return std::round(us * 1e3) / 1e3; }
+
+/// A span of a file. \throws BadEvent
+TraceSlice slice_from(const json& e, size_t index, int world) {
+  TraceSlice s;
+  e.at("name").get_to(s.name);
+  e.at("cat").get_to(s.category);
+  const auto number = [&](const char* what, double least, double most) {
+    const json& value = e.at(what);
+    const auto given = value.is_number() ? value.get<double>() : std::nan("");
+    if (!(given >= least && given <= most))
+      throw BadEvent(fmt::format("traceEvents[{}] ('{}'): {} is {}; allowed: {:.15g} to {:.15g}", index, s.name, what,
+                                 value.dump(), least, most));
+    return given;
+  };
+  s.rank = static_cast<int>(number("pid", 0, world - 1));
+  s.track = static_cast<int>(number("tid", 0, kMostTracks)) - 1;
+  s.begin_us = whole_ns(number("ts", 0, kMostMicros));
+  s.duration_us = whole_ns(number("dur", 0, kMostMicros));
+  take_arguments(e.at("args"), s);
+  return s;
+}
+
+/// "block 3 warp 1" tells that a block has at least 2. \throws BadEvent
+int warps_in(const json& metadata, size_t index) {
   if (metadata.at("name") != "thread_name") return 1;
   const auto name = metadata.at("args").at("name").get<std::string>();
   const size_t at = name.rfind(" warp ");
-  return at == std::string::npos ? 1 : std::stoi(name.substr(at + 6)) + 1;
+  if (at == std::string::npos) return 1;
+  const int warp = std::stoi(name.substr(at + 6));
+  if (warp < 0 || warp >= kMostWarps)
+    throw BadEvent(fmt::format("traceEvents[{}]: '{}' given; allowed: warp 0 to {}", index, name, kMostWarps - 1));
+  return warp + 1;
 }
 
 }  // namespace
@@ -48,19 +80,12 @@ TraceFile trace_file_from(const json& document) {
   if (file.world < 1 || file.world > kMaxRanks) throw std::runtime_error("otherData.world");
   const json& events = document.at("traceEvents");
   if (!events.is_array()) throw std::runtime_error("traceEvents");
-  for (const json& e : events) {
+  for (size_t i = 0; i < events.size(); ++i) {
+    const json& e = events[i];
     const auto kind = e.at("ph").get<std::string>();
-    if (kind == "M") file.num_warps = std::max(file.num_warps, warps_in(e));
+    if (kind == "M") file.num_warps = std::max(file.num_warps, warps_in(e, i));
     if (kind != "X") continue;
-    TraceSlice& s = file.slices.emplace_back();
-    e.at("pid").get_to(s.rank);
-    if (s.rank < 0 || s.rank >= file.world) throw std::runtime_error("pid");
-    s.track = e.at("tid").get<int>() - 1;
-    e.at("name").get_to(s.name);
-    e.at("cat").get_to(s.category);
-    e.at("ts").get_to(s.begin_us);
-    e.at("dur").get_to(s.duration_us);
-    take_arguments(e.at("args"), s);
+    if (e.value("cat", "") != "flow") file.slices.push_back(slice_from(e, i, file.world));
   }
   std::stable_sort(file.slices.begin(), file.slices.end(), [](const TraceSlice& a, const TraceSlice& b) {
     return std::tuple(a.rank, a.track, a.begin_us, -a.duration_us) < std::tuple(b.rank, b.track, b.begin_us, -b.duration_us);
@@ -71,10 +96,15 @@ TraceFile trace_file_from(const json& document) {
 TraceFile read_trace_file(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw UsageError(fmt::format("--in: '{}' given, which cannot be read", path));
+  if (in.peek() == 0x1f)
+    throw UsageError(
+        fmt::format("--in: '{0}' given, which is packed by gzip; unpack it first: gzip -dc '{0}' > trace.json", path));
   try {
     const json document = json::parse(in);
     if (document.at("otherData").at("producer") != "switchyard") throw UsageError("");
     return trace_file_from(document);
+  } catch (const BadEvent& e) {
+    throw UsageError(fmt::format("--in: '{}' given, which is no trace: {}", path, e.what()));
   } catch (const std::exception&) {
     throw UsageError(
         fmt::format("--in: '{}' given, which is no trace that `switchyard trace` or Trace::write_chrome_json wrote", path));

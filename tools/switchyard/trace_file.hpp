@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -11,15 +12,21 @@
 
 namespace switchyard::tool {
 
+/// An event of a trace that no trace can have: which one, what was given, and what is allowed.
+struct BadEvent : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 struct TraceFile {
   int world = 1, num_warps = 1;
   uint64_t lost = 0, clock_error_ns = 0;
   std::vector<TraceSlice> slices;  ///< in the order of Trace::slices()
 };
 
-/// \throws UsageError if the file cannot be read or is no trace of this library
+/// \throws UsageError if the file cannot be read, is packed or is no trace of this library
 TraceFile read_trace_file(const std::string& path);
-/// Of its document. \throws std::exception where something is missing or no such rank can be
+/// Of its document; the markers at the heads of arrows are left out. \throws BadEvent naming the event whose time, process or
+/// track cannot be; std::exception where something else is missing
 TraceFile trace_file_from(const nlohmann::json& document);
 /// As Trace::summary(), phases in the order in which they occur.
 std::vector<TracePhase> phases_of(const std::vector<TraceSlice>& slices);

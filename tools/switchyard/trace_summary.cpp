@@ -140,40 +140,63 @@ Link busiest(const Seen& seen, const BenchOptions& o, const Scenario& s, bool ba
   return busiest_in_trace(seen, back).value_or(back ? busiest_back(o, s) : busiest_out(o, s));
 }
 
-/// Share of the time between a rank's first and last record in which its workers did not do anything that was recorded.
+using Spans = std::vector<const TraceSlice*>;  // of one worker, by begin
+std::map<int, std::map<int, Spans>> workers_of(const std::vector<TraceSlice>& slices) {
+  std::map<int, std::map<int, Spans>> workers;  // rank -> track
+  for (const TraceSlice& s : slices)
+    if (s.track >= 0) workers[s.rank][s.track].push_back(&s);
+  return workers;
+}
+
+/// The first of a worker's spans that may reach into a call.
+Spans::const_iterator first_in(const TraceSlice& call, const Spans& spans) {
+  const auto first = std::lower_bound(spans.begin(), spans.end(), call.begin_us,
+                                      [](const TraceSlice* s, double begin) { return s->begin_us < begin; });
+  return first == spans.begin() ? first : first - 1;
+}
+
+/// False of warps that the call's kernels do not have.
+bool takes_part(const TraceSlice& call, const Spans& spans) {
+  const double call_end = call.begin_us + call.duration_us;
+  for (auto s = first_in(call, spans); s != spans.end() && (*s)->begin_us < call_end; ++s)
+    if ((*s)->begin_us + (*s)->duration_us > call.begin_us) return true;
+  return false;
+}
+
+/// Share of the time between a rank's first and last record in which its workers did not do anything that was recorded. The
+/// time of a call counts for those workers that take part in it.
 struct Gaps {
   double window_us = 0, idle_share = 0;
 };
+Gaps gaps_of_rank(const std::map<int, Spans>& workers, const Spans& calls) {
+  double begin = 1e300, end = 0, busy = 0, away = 0;
+  for (const auto& [track, spans] : workers) {
+    double reached = 0;
+    for (const TraceSlice* s : spans) {
+      const double s_end = s->begin_us + s->duration_us;
+      begin = std::min(begin, s->begin_us);
+      if (s_end <= reached) continue;
+      busy += s_end - std::max(reached, s->begin_us);
+      reached = s_end;
+    }
+    end = std::max(end, reached);
+  }
+  for (const TraceSlice* call : calls) {
+    const double inside = std::min(call->begin_us + call->duration_us, end) - std::max(call->begin_us, begin);
+    for (const auto& [track, spans] : workers)
+      if (inside > 0 && !takes_part(*call, spans)) away += inside;
+  }
+  const double possible = (end - begin) * static_cast<double>(workers.size()) - away;
+  return {end - begin, possible > 0 ? std::max(0.0, 1 - busy / possible) : 0};
+}
 std::map<int, Gaps> gaps_of(const std::vector<TraceSlice>& slices) {
-  struct Cover {
-    double begin = 1e300, end = 0, busy = 0, reached = 0;
-  };
-  std::map<int, std::map<int, Cover>> tracks;  // rank -> track
-  for (const TraceSlice& s : slices) {         // by begin inside a track
-    if (s.track < 0) continue;
-    Cover& c = tracks[s.rank][s.track];
-    const double end = s.begin_us + s.duration_us;
-    c.begin = std::min(c.begin, s.begin_us);
-    c.end = std::max(c.end, end);
-    if (end > c.reached) {
-      c.busy += end - std::max(c.reached, s.begin_us);
-      c.reached = end;
-    }
-  }
+  std::map<int, Spans> calls = calls_of(slices);
   std::map<int, Gaps> out;
-  for (const auto& [rank, all] : tracks) {
-    double begin = 1e300, end = 0, busy = 0;
-    for (const auto& [track, c] : all) {
-      begin = std::min(begin, c.begin);
-      end = std::max(end, c.end);
-      busy += c.busy;
-    }
-    out[rank] = {end - begin, end > begin ? 1 - busy / ((end - begin) * static_cast<double>(all.size())) : 0};
-  }
+  for (const auto& [rank, workers] : workers_of(slices)) out[rank] = gaps_of_rank(workers, calls[rank]);
   return out;
 }
 
-/// The longest time inside a call in which a worker did nothing that was recorded.
+/// The longest time inside a call in which a worker that takes part in it did nothing that was recorded.
 struct LongestGap {
   std::string call, after, before;
   int track = 0;
@@ -181,18 +204,16 @@ struct LongestGap {
 };
 
 /// One worker's spans of one rank, by begin, against one call.
-void find_gap(const TraceSlice& call, const std::vector<const TraceSlice*>& spans, LongestGap& longest) {
+void find_gap(const TraceSlice& call, const Spans& spans, LongestGap& longest) {
+  if (!takes_part(call, spans)) return;
   const double call_end = call.begin_us + call.duration_us;
   double reached = call.begin_us;
   std::string after = "its begin";
   const auto offer = [&](double until, const std::string& before, int track) {
     if (until - reached > longest.us) longest = {call.name, after, before, track, reached - call.begin_us, until - reached};
   };
-  auto first = std::lower_bound(spans.begin(), spans.end(), call.begin_us,
-                                [](const TraceSlice* s, double begin) { return s->begin_us < begin; });
-  if (first != spans.begin()) --first;  // it may reach into the call
-  for (; first != spans.end() && (*first)->begin_us < call_end; ++first) {
-    const TraceSlice* const s = *first;
+  for (auto at = first_in(call, spans); at != spans.end() && (*at)->begin_us < call_end; ++at) {
+    const TraceSlice* const s = *at;
     const double end = s->begin_us + s->duration_us;
     if (end <= call.begin_us) continue;
     if (s->begin_us > reached) offer(s->begin_us, s->name, s->track);
@@ -200,15 +221,13 @@ void find_gap(const TraceSlice& call, const std::vector<const TraceSlice*>& span
     reached = end;
     after = s->name;
   }
-  if (reached < call_end && !spans.empty()) offer(call_end, "its end", spans.front()->track);
+  if (reached < call_end) offer(call_end, "its end", spans.front()->track);
 }
 
 /// By rank, of the calls whose spans are all there.
 std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bool some_forgotten) {
-  const std::map<int, std::vector<const TraceSlice*>> calls = calls_of(slices);
-  std::map<int, std::map<int, std::vector<const TraceSlice*>>> workers;  // rank -> track
-  for (const TraceSlice& s : slices)
-    if (s.track >= 0) workers[s.rank][s.track].push_back(&s);
+  const std::map<int, Spans> calls = calls_of(slices);
+  std::map<int, std::map<int, Spans>> workers = workers_of(slices);
   std::map<int, LongestGap> out;
   for (const auto& [rank, all] : calls)
     for (const TraceSlice* call : all)
@@ -301,7 +320,7 @@ void print_ranks(const Seen& seen) {
   const std::vector<double> awaited = awaited_ms(seen.slices, seen.world), carried = carried_bytes(seen);
   const std::map<int, LongestGap> longest = longest_gaps(seen.slices, seen.lost > 0);
   Table ranks(
-      {"rank", "first to last record", "not recorded", "to or from others", "others waited for it", "longest gap", "where"});
+      {"rank", "first to last record", "not recorded", "to or from others", "others waited for it*", "longest gap", "where"});
   for (const auto& [rank, g] : gaps_of(seen.slices)) {
     const auto gap = longest.find(rank);
     const bool any = gap != longest.end() && gap->second.us >= 0;
@@ -315,7 +334,9 @@ void print_ranks(const Seen& seen) {
   fmt::print("\n{}", ranks.text());
   const auto slowest = std::max_element(awaited.begin(), awaited.end());
   fmt::print("\n");
-  if (seen.world > 1 && *slowest > 0) fmt::print("  Most awaited: rank {}.\n", static_cast<int>(slowest - awaited.begin()));
+  if (seen.world > 1 && *slowest > 0)
+    fmt::print("  Most awaited: rank {}.\n  * the waits of all workers of all other ranks for it, added up\n",
+               static_cast<int>(slowest - awaited.begin()));
 }
 
 void print_link(const char* what, const Link& link) {
@@ -399,7 +420,7 @@ void print_summary(const TraceVerbOptions& options, const Scenario& s, const Tra
                duration(lower_quartile(cost.traced_us) * 1e-6), duration(lower_quartile(cost.plain_us) * 1e-6),
                counted(static_cast<int64_t>(cost.plain_us.size()), "round"));
   if (trace.lost() > 0)
-    fmt::print("  {}: the oldest {} spans were forgotten, and are in no figure above; --events {} would keep them\n",
+    fmt::print("  {}: the oldest {} records were forgotten, and are in no figure above; --events {} would keep them\n",
                yellow("note"), grouped(static_cast<int64_t>(trace.lost())), enough_events(trace, s.world, options.events));
   fmt::print("  written to {} (open it at https://ui.perfetto.dev)\n", options.out);
 }
@@ -428,7 +449,7 @@ void print_file_summary(const std::string& path, TraceFile file) {
     if (const auto link = busiest_in_trace(seen, back)) print_link(back ? "back" : "out", *link);
   print_clocks(seen);
   if (seen.lost > 0)
-    fmt::print("  {}: the oldest {} spans were forgotten, and are in no figure above\n", yellow("note"),
+    fmt::print("  {}: the oldest {} records were forgotten, and are in no figure above\n", yellow("note"),
                grouped(static_cast<int64_t>(seen.lost)));
 }
 

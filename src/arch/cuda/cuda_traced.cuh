@@ -49,7 +49,8 @@ struct TracedArch : Base {
     }
     __syncwarp();
   }
-  /// Every warp when it records no more. One of each block leaves two anchors: when the kernel began, and now.
+  /// Every warp when it records no more; waits for no other. The first of each block leaves two anchors: when the kernel began,
+  /// and now, when other warps may go on. Where the call ended is found on the host: append_device_records.
   __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
     if (threadIdx.x % kLanes != 0 || tracks()[w.warp()].records == nullptr) return;
     if (w.warp() == 0) {

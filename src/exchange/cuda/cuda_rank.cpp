@@ -147,7 +147,7 @@ void CudaRank::raise_soft_fault(const char* context) {
 
 void CudaRank::start_trace(int blocks, int warps, size_t capacity) {
   const DeviceGuard guard(device());
-  tracing_.start(blocks, warps, capacity, copies_);
+  tracing_.start(blocks, warps, capacity, mailbox_, copies_);
 }
 void CudaRank::stop_trace(Tracer& tracer) {
   const DeviceGuard guard(device());

@@ -38,7 +38,7 @@ __global__ void answer_kernel(const uint64_t* asked, Answer* answer) {
 
 }  // namespace
 
-int64_t host_minus_timer(const ClockMailbox& mailbox, cudaStream_t stream, uint64_t* way_ns) {
+std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, cudaStream_t stream) {
   auto& asked = *reinterpret_cast<uint64_t*>(mailbox.host + kAskedAt);
   auto& answer = *reinterpret_cast<Answer*>(mailbox.host + kAnsweredAt);
   std::atomic_ref(asked).store(0);
@@ -46,28 +46,27 @@ int64_t host_minus_timer(const ClockMailbox& mailbox, cudaStream_t stream, uint6
   answer_kernel<<<1, 1, 0, stream>>>(reinterpret_cast<const uint64_t*>(mailbox.device + kAskedAt),
                                      reinterpret_cast<Answer*>(mailbox.device + kAnsweredAt));
   check_cuda(cudaGetLastError(), "clock kernel");
-  uint64_t best_way = ~uint64_t{0};
-  int64_t best = 0;
+  TimerReading best;
+  best.way_ns = ~uint64_t{0};
   for (uint64_t n = 1; n <= kQuestions; ++n) {
     const uint64_t before = Tracer::now_ns();
     std::atomic_ref(asked).store(n, std::memory_order_release);
     while (std::atomic_ref(answer.number).load(std::memory_order_acquire) < n) {
       if (Tracer::now_ns() - before > kDeadlineNs) {
+        std::atomic_ref(asked).store(kQuestions, std::memory_order_release);  // the kernel ends as soon as it begins
         check_cuda(cudaStreamSynchronize(stream), "clock kernel");
-        throw Error(ErrorCode::system, "trace: the GPU did not answer within a second when asked for its time");
+        return std::nullopt;
       }
     }
-    const uint64_t after = Tracer::now_ns();
-    if (after - before >= best_way) continue;
-    best_way = after - before;
-    best = static_cast<int64_t>(before + best_way / 2 - answer.timer_ns);
+    const uint64_t way = Tracer::now_ns() - before;
+    if (way >= best.way_ns) continue;
+    best = {answer.timer_ns, static_cast<int64_t>(before + way / 2 - answer.timer_ns), way};
   }
   check_cuda(cudaStreamSynchronize(stream), "clock kernel");
-  if (way_ns) *way_ns = best_way;
   return best;
 }
 
-void DeviceTracing::start(int blocks, int warps, size_t capacity, cudaStream_t stream) {
+void DeviceTracing::start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, cudaStream_t stream) {
   capacity = std::bit_ceil(capacity);
   const DeviceTrace wanted{nullptr, nullptr, blocks, warps, static_cast<uint32_t>(capacity)};
   const size_t sizes_bytes = (wanted.tracks() * sizeof(uint32_t) + 127) / 128 * 128;
@@ -84,6 +83,7 @@ void DeviceTracing::start(int blocks, int warps, size_t capacity, cudaStream_t s
   }
   check_cuda(cudaMemsetAsync(buffers_.sizes, 0, sizes_bytes, stream), "trace");
   check_cuda(cudaStreamSynchronize(stream), "trace");
+  first_ = read_timer(mailbox, stream);
   active_ = buffers_;
 }
 
@@ -99,9 +99,11 @@ void DeviceTracing::stop(Tracer& tracer, const ClockMailbox& mailbox, cudaStream
       cudaMemcpyAsync(records.data(), buffers_.records, records.size() * sizeof records[0], cudaMemcpyDeviceToHost, stream),
       "trace");
   check_cuda(cudaStreamSynchronize(stream), "trace");
-  uint64_t way_ns = 0;
-  append_device_records(tracer, buffers_, sizes, records, host_minus_timer(mailbox, stream, &way_ns));
-  tracer.set_clock_error_ns(std::max(tracer.clock_error_ns(), way_ns / 2));
+  const std::optional<TimerReading> last = read_timer(mailbox, stream);
+  if (!last) throw Error(ErrorCode::system, "trace: the GPU did not answer within a second when asked for its time");
+  const HostTime host(first_.value_or(*last), *last);
+  append_device_records(tracer, buffers_, sizes, records, host);
+  tracer.set_clock_error_ns(std::max(tracer.clock_error_ns(), host.error_ns()));
 }
 
 }  // namespace switchyard::detail

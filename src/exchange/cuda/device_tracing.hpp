@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "exchange/cuda/device_memory_owner.hpp"
 #include "trace/device_trace.hpp"
@@ -18,10 +19,11 @@ struct ClockMailbox {
 
 class DeviceTracing {
  public:
-  /// Kernels launched from now on record into `trace()`. Waits for `stream`. The buffers are kept until this object goes,
-  /// because captured kernels may still write to them.
-  void start(int blocks, int warps, size_t capacity, cudaStream_t stream);
-  /// Brings what was recorded into `tracer`. Waits for the current device.
+  /// Kernels launched from now on record into `trace()`. Waits for `stream`, and reads the GPU's timer unless the GPU is busy
+  /// with other kernels for more than a second. The buffers are kept until this object goes, because captured kernels may still
+  /// write to them.
+  void start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, cudaStream_t stream);
+  /// Reads the timer again and brings what was recorded into `tracer`. Waits for the current device.
   void stop(Tracer& tracer, const ClockMailbox& mailbox, cudaStream_t stream);
   /// For CallContext; off before start and after stop.
   const DeviceTrace& trace() const { return active_; }
@@ -29,10 +31,11 @@ class DeviceTracing {
  private:
   DeviceMemory memory_;
   DeviceTrace buffers_, active_;
+  std::optional<TimerReading> first_;  ///< of the last start()
 };
 
-/// Steady clock of this host minus global timer of the current device, in nanoseconds, within about a microsecond: the exchange
-/// with the shortest way there and back counts. `way_ns`: that way.
-int64_t host_minus_timer(const ClockMailbox& mailbox, cudaStream_t stream, uint64_t* way_ns = nullptr);
+/// Asks the current device for its global timer a number of times; the exchange with the shortest way there and back counts,
+/// usually about two microseconds. Nothing if a question was not answered within a second. Waits for `stream`.
+std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, cudaStream_t stream);
 
 }  // namespace switchyard::detail
