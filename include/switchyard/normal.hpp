@@ -39,7 +39,9 @@ struct RingSettings {
   int num_channels = 0;  ///< token ranges that travel independently, in [1, 256], with all ranks' at most 1024; 0: usual_ring()
   int send_chunk = 6;    ///< rows appended before the consumer is told, in [1, slots]
   int slots = 0;         ///< rows per ring, >= K; a full ring holds its producer back; 0: usual_ring()
-  size_t max_bytes = 0;  ///< not 0: largest ring memory per rank, in bytes; what is 0 above fits, `slots` given are lowered
+  /// Not 0: largest ring memory per rank, in bytes. What is 0 above fits into it; `slots` given are lowered, down to K, where
+  /// the channels do not make room: one of them if their number is 0, else so many as given.
+  size_t max_bytes = 0;
 };
 
 /// Fixed properties of an exchange object; equal on all ranks.
@@ -72,7 +74,8 @@ struct MemoryRequirement {
 /// Slots: kUsualRingRows for all channels of a source together, no more than can be under way in a call, at least K.
 inline constexpr int kUsualChannels = 128, kUsualRingRows = 2560;
 
-/// `config.ring` with that choice made, in a group of `world` ranks. Throws Error(invalid_argument) if `config` is not allowed.
+/// `config.ring` with that choice made, in a group of `world` ranks: settings that mean the same where they are given. Throws
+/// Error(invalid_argument) if `config` is not allowed, or its max_bytes have no room for K slots of each ring.
 RingSettings usual_ring(const NormalConfig& config, int world);
 
 /// Options of one dispatch; equal on all ranks except `capacity`.

@@ -26,7 +26,8 @@ inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
 inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 64;
 
 /// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them; a call of normal
-/// mode that is given another number of multiprocessors than its entry has does without the entry's warps, too.
+/// mode that is given another number of multiprocessors than it would take by itself does without the entry's warps and stages,
+/// too.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< likewise

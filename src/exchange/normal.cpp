@@ -23,6 +23,9 @@ namespace {
 /// The pool of a CUDA object has room for the tables of so many handles.
 constexpr int kCudaHandles = 4;
 
+/// What check_config allows.
+constexpr int64_t kMostRingSlots = 1 << 20;
+
 /// Tables of one handle, and what a dispatch leaves besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   const bool expert_major = c.layout == Layout::expert_major;
@@ -44,7 +47,8 @@ RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   r.slots = c.ring.slots;
   if (r.slots == 0) {  // no more than a stream has rows; at least two chunks, and the rows of a token
     const int64_t rows = (c.max_tokens + channels - 1) / channels * (c.layout == Layout::rank_major ? 1 : c.topk);
-    r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kUsualRingRows / channels, 2 * c.ring.send_chunk), rows), c.topk);
+    const int64_t chunks = std::min<int64_t>(2 * int64_t{c.ring.send_chunk}, kMostRingSlots);
+    r.slots = std::max<int64_t>(std::min(std::max<int64_t>(kUsualRingRows / channels, chunks), rows), c.topk);
   }
   if (c.ring.max_bytes > 0) {
     const int64_t room = (static_cast<int64_t>(c.ring.max_bytes) - r.flags_bytes()) / (r.num_rings() * r.slot_bytes());
@@ -89,6 +93,19 @@ int64_t worst_case_rows(const NormalConfig& c, int world) {
 
 }  // namespace detail
 
+/// ring_layout(), unless RingSettings::max_bytes leaves a ring of ring staging without room for the rows of a token.
+static RingLayout checked_rings(const NormalConfig& c, int world) {
+  const RingLayout rings = ring_layout(c, world);
+  if (c.staging != Staging::ring || rings.slots >= c.topk) return rings;
+  const int64_t least = rings.flags_bytes() + rings.num_rings() * rings.slot_bytes() * c.topk;
+  const std::string channels = rings.num_channels == 1 ? "one channel" : std::to_string(rings.num_channels) + " channels";
+  throw Error(ErrorCode::invalid_argument, "RingSettings::max_bytes = " + std::to_string(c.ring.max_bytes) +
+                                               ": must be 0 or at least " + std::to_string(least) +
+                                               ", for topk = " + std::to_string(c.topk) + " slots of " + channels +
+                                               " from each of " + std::to_string(world) + " ranks" +
+                                               (rings.num_channels == 1 ? "" : "; fewer channels need less"));
+}
+
 NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
     : impl_(group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config)) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
@@ -99,14 +116,7 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   check_config(c, world);
   MemoryRequirement need;
   need.control_bytes = static_cast<size_t>(round_up(ControlLayout{0, world, c.num_experts}.bytes(), 4096));
-  const RingLayout rings = ring_layout(c, world);
-  if (c.staging == Staging::ring && rings.slots < c.topk) {
-    const int64_t least = rings.flags_bytes() + rings.num_rings() * rings.slot_bytes() * c.topk;
-    throw Error(ErrorCode::invalid_argument, "RingSettings::max_bytes = " + std::to_string(c.ring.max_bytes) + ": " +
-                                                 std::to_string(rings.num_channels) + " channels of " + std::to_string(world) +
-                                                 " ranks need at least topk = " + std::to_string(c.topk) + " slots each, " +
-                                                 std::to_string(least) + " bytes; use fewer channels or more memory");
-  }
+  const RingLayout rings = checked_rings(c, world);
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   const bool ring = c.staging == Staging::ring;
   if (ring && backend == Backend::cpu) return need;
@@ -129,7 +139,7 @@ RingSettings usual_ring(const NormalConfig& c, int world) {
   NormalConfig as_ring = c;
   as_ring.staging = Staging::ring;
   check_config(as_ring, world);
-  const RingLayout rings = ring_layout(as_ring, world);
+  const RingLayout rings = checked_rings(as_ring, world);
   RingSettings ring = c.ring;
   ring.num_channels = rings.num_channels;
   ring.slots = static_cast<int>(rings.slots);

@@ -35,7 +35,7 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
 
 /// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
 /// builds take two of the six kinds of workers per world, so that all six and all worlds still occur. CUDA: 1, 2 or 3
-/// multiprocessors.
+/// multiprocessors, or what SWITCHYARD_TEST_SMS says.
 inline std::vector<Where> everywhere(bool all_workers = kRanks == Ranks::threads && !kSanitizer) {
   std::vector<Where> all;
   if (kBackend == switchyard::Backend::cuda) {

@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "protocol/harness_rows.hpp"
 
@@ -91,17 +93,22 @@ NormalConfig make_config(const Case& c) {
   return config;
 }
 
-/// Multiprocessors of every call: the scenario's, or SWITCHYARD_TEST_SMS, at most what a rank has of its GPU.
+/// Multiprocessors of every call: the scenario's, or SWITCHYARD_TEST_SMS, at most what a rank has of its GPU; 0: no number is
+/// given, so that those of the tuning are taken, likewise at most so many.
 static int sms_of(const Case& c) {
 #if defined(SWITCHYARD_TEST_CUDA)
   const char* const wide = std::getenv("SWITCHYARD_TEST_SMS");
   if (wide == nullptr) return c.scenario.num_sms;
-  if (std::atoi(wide) < 1) throw std::invalid_argument(std::string("SWITCHYARD_TEST_SMS = ") + wide + ": at least 1");
+  int asked = -1;
+  const char* const end = wide + std::strlen(wide);
+  if (const auto read = std::from_chars(wide, end, asked); read.ec != std::errc() || read.ptr != end || asked < 0)
+    throw std::invalid_argument(std::string("SWITCHYARD_TEST_SMS = '") + wide + "': must be an integer, at least 0");
+  if (asked == 0) return 0;
   int devices = 0, all = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
       cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess)
     return c.scenario.num_sms;  // forming the group says why
-  return std::min(std::atoi(wide), all / ((c.problem.world + devices - 1) / devices));
+  return std::min(asked, all / ((c.problem.world + devices - 1) / devices));
 #else
   (void)c;
   return 0;

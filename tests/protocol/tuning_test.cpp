@@ -120,7 +120,7 @@ TEST(Tuned, RanksThatCutRowsOtherwiseEndWithMismatch) {
   for (const Outcome& o : construct(4)) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// 12 rows of 1024 bytes for one expert: untuned 16 of them travel together.
+/// 12 rows of 1024 bytes for one expert: untuned up to 64 of them travel together, in a chunk of 64 KiB.
 TEST(Tuned, ChunksOfALedger) {
   for (const auto& [kib, chunks] : {std::pair(0, 1), {1, 12}, {3, 4}, {5, 3}, {1024, 1}}) {
     const std::string value = kib > 0 ? " chunk_kib=" + std::to_string(kib) : "";

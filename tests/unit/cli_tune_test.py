@@ -106,6 +106,15 @@ class Tune(unittest.TestCase):
             trials = result["chosen"][0]["trials"]
             self.assertEqual([(t["name"], t["value"]) for t in trials], [("pieces", n) for n in (1, 2, 3, 4)])
             self.assertEqual((sum(t["chosen"] for t in trials), sum(t["usual"] for t in trials)), (1, 1))
+            chosen = result["chosen"][0]
+            self.assertEqual([g["of"] for g in chosen["gains"]],
+                             ["dispatch", "combine_per_route", "combine_per_rank", "both_per_route", "both_per_rank"])
+            worth = "pieces=" in chosen["entry"]
+            self.assertEqual(worth, "Nothing that was tried is better here" not in out)
+            if worth:
+                self.assertNotIn("dropped", chosen)
+                self.assertTrue(all(g["tuned_us"] <= 1.03 * g["untuned_us"] for g in chosen["gains"]), chosen)
+                self.assertTrue(any(g["tuned_us"] * 1.03 < g["untuned_us"] for g in chosen["gains"]), chosen)
             page = Path(folder, "tune.html").read_text()
             self.assertEqual(page.count("<rect"), 4)
             self.assertIn("low_latency, 2 ranks, 5 tokens, hidden 512", page)

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -149,6 +150,117 @@ TEST(TuneSearch, WhatThereIsToTune) {
             EXPECT_EQ(file.entries.at(0).values, entry.values) << entry.text();
           }
         }
+}
+
+/// A final comparison whose runs have these figures: without and with the values, round by round. Those of rounds that are not
+/// given are as in the last one.
+struct Compared {
+  TuningMode mode;
+  int most_sms = 132;
+  std::vector<std::string> measured;
+  TuneVerdict operator()(const TuningValues& values, const std::vector<std::pair<json, json>>& rounds, double slack = 0.03) {
+    const auto stages = tune_stages(mode, 7168, 4, most_sms);
+    return tune_compare(mode, stages, values, slack, rounds.front().first, [&](bool with) {
+      const size_t round = std::min(measured.size() / 2, rounds.size() - 1);
+      measured.emplace_back(with ? "with" : "without");
+      return with ? rounds[round].second : rounds[round].first;
+    });
+  }
+};
+json normal_run(double dispatch, double combine) {
+  return {{"dispatch", {{"p50_us", dispatch}}}, {"combine", {{"p50_us", combine}}}};
+}
+json low_latency_run(double dispatch, double combine, double both) {
+  json run = {{"dispatch", {{"p50_us", dispatch}}}};
+  for (const char* order : {"per_route", "per_rank"}) {
+    run[std::string("combine_") + order] = {{"p50_us", combine}};
+    run[std::string("both_") + order] = {{"p50_us", both}};
+  }
+  return run;
+}
+/// Why values of normal mode that change 100 us each way to these are dropped.
+std::string dropped_normal(const TuningValues& values, double dispatch, double combine, double slack = 0.03) {
+  return Compared{TuningMode::normal, 132, {}}(values, {{normal_run(100, 100), normal_run(dispatch, combine)}}, slack).dropped;
+}
+const TuningValues kFewerSms{16, 0, 0, 0, 0, 0, 0}, kMoreSms{16, 48, 0, 0, 0, 0, 0}, kWarpsOnly{0, 0, 0, 8, 0, 0, 0};
+
+TEST(TuneCompare, AnEntryIsWorthItByAGainOrByFewerMultiprocessors) {
+  EXPECT_EQ(dropped_normal(kMoreSms, 100, 96), "");
+  EXPECT_EQ(dropped_normal(kWarpsOnly, 96, 102.9), "") << "a figure may lose the slack if another gains";
+  EXPECT_EQ(dropped_normal(kFewerSms, 102.9, 100), "") << "16 instead of 24";
+  const std::string nothing = "not faster by more than the slack, nor do calls take fewer multiprocessors";
+  EXPECT_EQ(dropped_normal(kWarpsOnly, 100, 100), nothing);
+  EXPECT_EQ(dropped_normal(kWarpsOnly, 97.5, 97.5), nothing) << "within the slack";
+  EXPECT_EQ(dropped_normal(kMoreSms, 100, 98), nothing) << "dispatch takes fewer, combine more";
+  EXPECT_EQ(dropped_normal(kMoreSms, 100, 98, 0.01), "") << "a smaller slack";
+  EXPECT_EQ(dropped_normal(kWarpsOnly, 100, 100, 0), nothing);
+  EXPECT_EQ(dropped_normal(kWarpsOnly, 99.9, 100, 0), "");
+}
+
+TEST(TuneCompare, NoFigureMayBeSlowerByMoreThanTheSlack) {
+  EXPECT_EQ(dropped_normal(kFewerSms, 103.1, 100), "slower by more than the slack: dispatch (+3.1 %)");
+  EXPECT_EQ(dropped_normal(kMoreSms, 50, 104), "slower by more than the slack: combine (+4.0 %)") << "whatever the other gains";
+  EXPECT_EQ(dropped_normal(kWarpsOnly, 105, 106), "slower by more than the slack: dispatch (+5.0 %), combine (+6.0 %)");
+}
+
+/// Whatever a stage looks at is compared in the end.
+TEST(TuneCompare, FiguresOfAMode) {
+  using Figures = std::vector<std::string>;
+  EXPECT_EQ(tune_figures(TuningMode::low_latency),
+            (Figures{"/dispatch/p50_us", "/combine_per_route/p50_us", "/combine_per_rank/p50_us", "/both_per_route/p50_us",
+                     "/both_per_rank/p50_us"}));
+  for (const TuningMode mode :
+       {TuningMode::normal, TuningMode::normal_expert_major, TuningMode::low_latency, TuningMode::flat, TuningMode::ledger}) {
+    const Figures all = tune_figures(mode);
+    for (const int most : {0, 132})
+      for (const TuneStage& stage : tune_stages(mode, 7168, 4, most))
+        for (const TuneDimension& d : stage)
+          for (const char* const metric : d.metrics) EXPECT_EQ(std::count(all.begin(), all.end(), metric), 1) << metric;
+  }
+}
+
+TEST(TuneCompare, BothCallsOfLowLatencyCount) {
+  const TuningValues values{96, 112, 0, 0, 0, 0, 0};
+  const json untuned = low_latency_run(20, 22, 40);
+  Compared compared{TuningMode::low_latency, 132, {}};
+  // Each call alone is as fast as with all multiprocessors, one behind the other they are not.
+  EXPECT_EQ(compared(values, {{untuned, low_latency_run(20, 22, 42)}}).dropped,
+            "slower by more than the slack: both_per_route (+5.0 %), both_per_rank (+5.0 %)");
+  EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, low_latency_run(20, 22, 40)}}).dropped), "");
+  json one = untuned;  // orders do not make up for each other
+  one["combine_per_rank"]["p50_us"] = 23;
+  one["combine_per_route"]["p50_us"] = 15;
+  EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, one}}).dropped),
+            "slower by more than the slack: combine_per_rank (+4.5 %)");
+}
+
+TEST(TuneCompare, OfThreeRoundsInTurnTheBestOfEachFigure) {
+  Compared compared{TuningMode::normal, 132, {}};
+  const TuneVerdict kept =
+      compared(kWarpsOnly, {{normal_run(100, 120), normal_run(120, 100)}, {normal_run(130, 100), normal_run(90, 130)}});
+  EXPECT_EQ(compared.measured, (std::vector<std::string>{"without", "with", "without", "with", "without", "with"}));
+  ASSERT_EQ(kept.gains.size(), 2u);
+  EXPECT_EQ(kept.gains[0].of, "dispatch");
+  EXPECT_EQ(kept.gains[0].before, 100);
+  EXPECT_EQ(kept.gains[0].after, 90);
+  EXPECT_EQ(kept.gains[0].text(), "-10.0 %");
+  EXPECT_EQ(kept.gains[1].of, "combine");
+  EXPECT_EQ(kept.gains[1].before, 100);
+  EXPECT_EQ(kept.gains[1].after, 100);
+  EXPECT_EQ(kept.dropped, "");
+}
+
+TEST(TuneCompare, WithoutValuesOrOnceDroppedNothingIsGained) {
+  Compared compared{TuningMode::normal, 132, {}};
+  const TuneVerdict none = compared({}, {{normal_run(100, 120), normal_run(1, 1)}});
+  EXPECT_TRUE(compared.measured.empty());
+  EXPECT_EQ(none.dropped, "");
+  ASSERT_EQ(none.gains.size(), 2u);
+  EXPECT_EQ(none.gains[1].before, 120);
+  EXPECT_EQ(none.gains[1].after, 120);
+  const TuneVerdict dropped = compared(kWarpsOnly, {{normal_run(100, 120), normal_run(110, 120)}});
+  EXPECT_NE(dropped.dropped, "");
+  EXPECT_EQ(dropped.gains[0].after, 100);
 }
 
 TEST(TuneFile, EntriesOfTheSameKeyAreReplacedOthersStay) {

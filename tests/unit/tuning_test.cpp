@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuning file: what is read, what is refused and how, which entry counts, where files come from.
+// The tuning file: what is read, what is refused and how, which entry counts, where files come from; and when the warps of an
+// entry are in force.
 //
 // Source: tuning_test.cpp.
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <string>
 
+#include "exchange/tuning_launch.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/tuning.hpp"
 
@@ -206,6 +208,74 @@ TEST(TuningLookup, EntriesOfAnyGpuCountWhereAGpuHasNone) {
   const TuningFile next = parse("device=\"NVIDIA H100\" mode=flat ranks=2 hidden=7168 tokens=128 sms=5");
   EXPECT_EQ(Tuning({file, next}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 1);
   EXPECT_EQ(Tuning({next, file}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 5);
+}
+
+/// Blocks, warps and stages of a call of normal mode.
+struct Launch {
+  int blocks, warps, stages;
+  bool operator==(const Launch&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Launch& l) {
+  return out << l.blocks << " blocks, " << l.warps << " warps, " << l.stages << " stages";
+}
+Launch dispatch_of(const TuningValues& tuned, int asked, int most = 132) {
+  const auto launch = switchyard::detail::normal_launch(tuned, false, asked, most);
+  return {launch.blocks, launch.warps, launch.stages};
+}
+Launch combine_of(const TuningValues& tuned, int asked, int most = 132) {
+  const auto launch = switchyard::detail::normal_launch(tuned, true, asked, most);
+  return {launch.blocks, launch.warps, launch.stages};
+}
+TuningValues normal_values(int dispatch_sms, int combine_sms) {
+  TuningValues v;
+  v.dispatch_sms = dispatch_sms;
+  v.combine_sms = combine_sms;
+  v.dispatch_warps = 8;
+  v.dispatch_stages = 1;
+  v.combine_warps = 12;
+  return v;
+}
+
+TEST(TuningLaunch, WarpsAndStagesGoWithTheMultiprocessorsThatAreInForce) {
+  const TuningValues tuned = normal_values(48, 40);
+  for (const int asked : {0, 48}) EXPECT_EQ(dispatch_of(tuned, asked), (Launch{48, 8, 1})) << asked;
+  for (const int asked : {0, 40}) EXPECT_EQ(combine_of(tuned, asked), (Launch{40, 12, 0})) << asked;
+  for (const int asked : {1, 24, 40, 132}) EXPECT_EQ(dispatch_of(tuned, asked), (Launch{asked, 14, 0})) << asked;
+  for (const int asked : {1, 24, 48, 132}) EXPECT_EQ(combine_of(tuned, asked), (Launch{asked, 20, 0})) << asked;
+}
+
+/// What `tune` measures: bench names the number that is in force, also where the entry leaves it to the default.
+TEST(TuningLaunch, AnEntryThatLeavesTheMultiprocessorsToTheDefaultHasItsWarpsThere) {
+  const TuningValues tuned = normal_values(0, 0);
+  for (const int asked : {0, 24}) {
+    EXPECT_EQ(dispatch_of(tuned, asked), (Launch{24, 8, 1})) << asked;
+    EXPECT_EQ(combine_of(tuned, asked), (Launch{24, 12, 0})) << asked;
+  }
+  EXPECT_EQ(dispatch_of(tuned, 23), (Launch{23, 14, 0}));
+  EXPECT_EQ(combine_of(tuned, 25), (Launch{25, 20, 0}));
+}
+
+/// Eight ranks on a GPU of 132 have 16 each, whatever the entry says.
+TEST(TuningLaunch, WhereARankHasFewerAllOfItsOwnAreAsTuned) {
+  for (const TuningValues& tuned : {normal_values(48, 40), normal_values(0, 0)}) {
+    for (const int asked : {0, 16}) {
+      EXPECT_EQ(dispatch_of(tuned, asked, 16), (Launch{16, 8, 1})) << asked;
+      EXPECT_EQ(combine_of(tuned, asked, 16), (Launch{16, 12, 0})) << asked;
+    }
+    EXPECT_EQ(dispatch_of(tuned, 15, 16), (Launch{15, 14, 0}));
+    EXPECT_EQ(combine_of(tuned, 15, 16), (Launch{15, 20, 0}));
+  }
+}
+
+TEST(TuningLaunch, WithoutATuningNothingChanges) {
+  for (const int asked : {0, 24}) {
+    EXPECT_EQ(dispatch_of({}, asked), (Launch{24, 14, 0})) << asked;
+    EXPECT_EQ(combine_of({}, asked), (Launch{24, 20, 0})) << asked;
+  }
+  TuningValues sms;  // an entry of multiprocessors alone
+  sms.dispatch_sms = sms.combine_sms = 64;
+  EXPECT_EQ(dispatch_of(sms, 0), (Launch{64, 14, 0}));
+  EXPECT_EQ(combine_of(sms, 64), (Launch{64, 20, 0}));
 }
 
 /// The layouts of normal mode have entries of their own, with the same keys.

@@ -54,17 +54,10 @@ struct Shape {
   TuningKey key;
   BenchOptions base;
 };
-/// Untuned and tuned microseconds, and of what.
-struct Gain {
-  std::string of;
-  double before, after;
-  std::string text() const { return fmt::format("{:+.1f} %", 100 * (after / before - 1)); }
-};
 struct Tuned {
   TuningEntry entry;
   TuneFound found;
-  bool dropped = false;  ///< what was found did not hold
-  std::vector<Gain> gains;
+  TuneVerdict verdict;
   std::string limits;  ///< CUDA: bare kernels of the first untuned run
 };
 
@@ -196,7 +189,7 @@ class Tuner {
   Tuned tune(const Shape& shape) {
     Tuned t;
     t.entry.key = shape.key;
-    const json first = measured(shape, no_values(shape.key), {}, "untuned", place_.gpus > 0);
+    const json first = measured(shape, in_force(t.entry), {}, "untuned", place_.gpus > 0);
     require(first);
     LowLatencyConfig config;
     config.hidden = shape.key.hidden;
@@ -205,14 +198,21 @@ class Tuner {
     const std::vector<TuneStage> stages =
         tune_stages(shape.key.mode, shape.key.hidden, usual_pieces(config, shape.key.ranks), place_.most_sms);
     t.limits = limits_of(first);
-    t.found = tune_search(stages, static_cast<double>(options_.slack) / 100,
-                          [&](const TuningValues& values, const std::string& what) {
-                            json run = measured(shape, in_force({shape.key, values}), values, what, false);
-                            const bool refused = run.contains("problem") && !run.contains("passed");
-                            if (!refused) require(run);
-                            return run;
-                          });
-    compare(shape, stages, first, t);
+    const double slack = static_cast<double>(options_.slack) / 100;
+    t.found = tune_search(stages, slack, [&](const TuningValues& values, const std::string& what) {
+      json run = measured(shape, in_force({shape.key, values}), values, what, false);
+      const bool refused = run.contains("problem") && !run.contains("passed");
+      if (!refused) require(run);
+      return run;
+    });
+    t.verdict = tune_compare(shape.key.mode, stages, t.found.values, slack, first, [&](bool with) {
+      const TuningValues none{};
+      json run =
+          measured(shape, in_force({shape.key, with ? t.found.values : none}), {}, with ? "with the file" : "without", false);
+      require(run);
+      return run;
+    });
+    if (t.verdict.dropped.empty()) t.entry.values = t.found.values;
     kept_.insert(kept_.begin(), t.entry);
     return t;
   }
@@ -220,54 +220,6 @@ class Tuner {
   json runs = json::array();
 
  private:
-  /// Without and with the entry in turn, as it will be written; the best of three each. Values that make a call slower than
-  /// none by more than twice the slack are dropped: one that has the fewest SMs may lose the slack.
-  void compare(const Shape& shape, const std::vector<TuneStage>& stages, const json& first, Tuned& t) {
-    json without = first, with = first;
-    t.entry.values = t.found.values;
-    for (int round = 0; round < 3 && t.entry.values != TuningValues{}; ++round) {
-      keep_best(stages, round, measured(shape, no_values(shape.key), {}, "without", false), without);
-      keep_best(stages, round, measured(shape, in_force(t.entry), {}, "with the file", false), with);
-    }
-    t.gains = gains_of(stages, without, with);
-    const double most = 1 + 2 * static_cast<double>(options_.slack) / 100;
-    t.dropped = std::any_of(t.gains.begin(), t.gains.end(), [&](const Gain& g) { return g.after > most * g.before; });
-    if (!t.dropped) return;
-    t.entry.values = {};
-    t.gains = gains_of(stages, without, without);
-  }
-  static void keep_best(const std::vector<TuneStage>& stages, int round, json run, json& best) {
-    require(run);
-    const auto sum = [&](const json& of) {
-      double us = 0;
-      for (const TuneStage& stage : stages)
-        for (const TuneDimension& d : stage) us += tune_metric(d, of);
-      return us;
-    };
-    if (round == 0 || sum(run) < sum(best)) best = std::move(run);
-  }
-  static std::vector<Gain> gains_of(const std::vector<TuneStage>& stages, const json& untuned, const json& tuned) {
-    std::vector<Gain> gains;
-    for (const TuneStage& stage : stages) {
-      for (const TuneDimension& d : stage) {
-        std::string of;
-        for (const std::string metric : d.metrics) of += (of.empty() ? "" : " + ") + metric.substr(1, metric.rfind('/') - 1);
-        if (std::any_of(gains.begin(), gains.end(), [&](const Gain& g) { return g.of == of; })) continue;
-        gains.push_back({of, tune_metric(d, untuned), tune_metric(d, tuned)});
-      }
-    }
-    return gains;
-  }
-
-  /// A file that leaves everything to the library.
-  static std::vector<TuningEntry> no_values(const TuningKey& key) {
-    std::vector<TuningEntry> nothing{{key, {}}};
-    if (key.mode == TuningMode::flat) {  // its pieces are those of low_latency
-      nothing.push_back(nothing.front());
-      nothing.back().key.mode = TuningMode::low_latency;
-    }
-    return nothing;
-  }
   /// The file as it will be, if `entry` is in it.
   std::vector<TuningEntry> in_force(const TuningEntry& entry) const {
     std::vector<TuningEntry> all{entry};
@@ -363,8 +315,11 @@ CommentedEntry commented(const TuneOptions& o, const Place& place, const Tuned& 
   for (const std::string& limit : {place.limit_text, t.limits})
     if (!limit.empty()) about += "; " + limit;
   out.comments.push_back(about);
-  if (t.entry.values == TuningValues{}) out.comments.push_back("the library's own values");
-  for (const Gain& g : t.gains)
+  if (t.entry.values == TuningValues{}) {
+    const std::string& dropped = t.verdict.dropped;
+    out.comments.push_back("the library's own values" + (dropped.empty() ? "" : "; others were found and dropped: " + dropped));
+  }
+  for (const TuneGain& g : t.verdict.gains)
     out.comments.push_back(fmt::format("{}: {:.1f} us, untuned {:.1f} us ({})", g.of, g.after, g.before, g.text()));
   return out;
 }
@@ -381,13 +336,13 @@ void print_tables(const std::vector<Tuned>& all) {
                  trial.problem.empty() ? mark : "not possible: " + trial.problem});
     }
     fmt::print("{}", tried.text());
-    if (t.dropped)
-      fmt::print("  {}: with these values calls were slower than without, by more than twice the slack; they are dropped\n",
-                 yellow("note"));
+    if (!t.verdict.dropped.empty())
+      fmt::print("  {}: what was chosen is dropped, for in turn with the library's own values it was {}\n", yellow("note"),
+                 t.verdict.dropped);
   }
   Table found({"mode", "ranks", "tokens", "hidden", "chosen", "of", "untuned", "tuned", ""});
   for (const Tuned& t : all) {
-    for (const Gain& g : t.gains) {
+    for (const TuneGain& g : t.verdict.gains) {
       const TuningKey& key = t.entry.key;
       found.row({to_string(key.mode), std::to_string(key.ranks), std::to_string(key.tokens), std::to_string(key.hidden),
                  values_text(t.entry), g.of, fmt::format("{:.1f} us", g.before), fmt::format("{:.1f} us", g.after), g.text()});
@@ -395,8 +350,9 @@ void print_tables(const std::vector<Tuned>& all) {
   }
   fmt::print("\n{}\n{}", bold("What it gains"), found.text());
   fmt::print(
-      "\n  Medians of the slowest rank. untuned: the library's own values; tuned: with the file, measured in turn, the best of "
-      "three each.\n");
+      "\n  Medians of the slowest rank; of what was tried, sums of the calls that the value is judged by.\n"
+      "  untuned: without the entry, that is with the library's own values (flat: and the pieces found for low_latency);\n"
+      "  tuned: with it. They are measured in turn, three times each, and the best of each figure counts.\n");
 }
 
 json document_of(const TuneOptions& o, const Place& place, const std::vector<Tuned>& all, json runs, const Stopped& stopped) {
@@ -414,13 +370,13 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
   if (!place.limit.is_null()) document["copy_limit"] = place.limit;
   for (const Tuned& t : all) {
     json gains = json::array();
-    for (const Gain& g : t.gains) gains.push_back({{"of", g.of}, {"untuned_us", g.before}, {"tuned_us", g.after}});
+    for (const TuneGain& g : t.verdict.gains) gains.push_back({{"of", g.of}, {"untuned_us", g.before}, {"tuned_us", g.after}});
     json trials = json::array();
     for (const TuneTrial& trial : t.found.trials)
       trials.push_back({{"name", trial.name},
                         {"value", trial.value},
                         {"us", trial.us},
-                        {"chosen", t.dropped ? trial.usual : trial.chosen},  // in force in the end
+                        {"chosen", t.verdict.dropped.empty() ? trial.chosen : trial.usual},  // in force in the end
                         {"usual", trial.usual},
                         {"problem", trial.problem}});
     document["chosen"].push_back({{"entry", t.entry.text()},
@@ -428,6 +384,7 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
                                   {"values", values_text(t.entry)},
                                   {"gains", gains},
                                   {"trials", trials}});
+    if (!t.verdict.dropped.empty()) document["chosen"].back()["dropped"] = t.verdict.dropped;
   }
   return document;
 }
@@ -480,8 +437,10 @@ int run_tune(const TuneOptions& asked) {
   std::string written = o.out;
   for (const std::string& also : {o.json_path, o.html_path})
     if (!also.empty()) written += ", " + also;
-  fmt::print("\n  written to {}\n\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n",
-             written, path);
+  fmt::print("\n  written to {}\n", written);
+  if (!all.empty() && std::all_of(all.begin(), all.end(), [](const Tuned& t) { return t.entry.values == TuningValues{}; }))
+    fmt::print("  Nothing that was tried is better here than the library's own values, which the new entries keep in force.\n");
+  fmt::print("\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n", path);
   return stopped.status(true);
 }
 

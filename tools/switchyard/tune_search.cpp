@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tune_search.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <limits>
 
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
@@ -164,6 +167,30 @@ class Search {
   const TuneMeasure& measure_;
 };
 
+/// Whether some call takes fewer multiprocessors than the library would, and none takes more.
+bool takes_fewer(const std::vector<TuneStage>& stages, const TuningValues& values) {
+  bool fewer = false;
+  for (const TuneStage& stage : stages) {
+    for (const TuneDimension& d : stage) {
+      if (!d.fewest || values.*d.target == 0) continue;
+      if (values.*d.target > d.usual) return false;
+      fewer = fewer || values.*d.target < d.usual;
+    }
+  }
+  return fewer;
+}
+
+std::string why_not(const std::vector<TuneStage>& stages, const TuningValues& values, double slack,
+                    const std::vector<TuneGain>& gains) {
+  std::string slower;
+  for (const TuneGain& g : gains)
+    if (g.after > (1 + slack) * g.before) slower += fmt::format("{}{} ({})", slower.empty() ? "" : ", ", g.of, g.text());
+  if (!slower.empty()) return "slower by more than the slack: " + slower;
+  const auto faster = [&](const TuneGain& g) { return g.after * (1 + slack) < g.before; };
+  if (std::any_of(gains.begin(), gains.end(), faster) || takes_fewer(stages, values)) return "";
+  return "not faster by more than the slack, nor do calls take fewer multiprocessors";
+}
+
 }  // namespace
 
 std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pieces, int most_sms) {
@@ -177,6 +204,8 @@ std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pi
   }
 }
 
+std::string TuneGain::text() const { return fmt::format("{:+.1f} %", 100 * (after / before - 1)); }
+
 double tune_metric(const TuneDimension& dimension, const json& run) {
   double us = 0;
   for (const char* metric : dimension.metrics) us += run.at(json::json_pointer(metric)).get<double>();
@@ -187,6 +216,47 @@ TuneFound tune_search(const std::vector<TuneStage>& stages, double slack, const 
   Search search(slack, measure);
   for (const TuneStage& stage : stages) search.run(stage);
   return std::move(search.found);
+}
+
+std::vector<std::string> tune_figures(TuningMode mode) {
+  switch (mode) {
+    case TuningMode::normal:
+    case TuningMode::normal_expert_major: return {"/dispatch/p50_us", "/combine/p50_us"};
+    case TuningMode::low_latency:
+      return {"/dispatch/p50_us", "/combine_per_route/p50_us", "/combine_per_rank/p50_us", "/both_per_route/p50_us",
+              "/both_per_rank/p50_us"};
+    case TuningMode::flat: return {"/all_to_all/p50_us"};
+    case TuningMode::ledger: break;
+  }
+  return {"/kernel_us/median"};
+}
+
+TuneVerdict tune_compare(TuningMode mode, const std::vector<TuneStage>& stages, const TuningValues& values, double slack,
+                         const json& untuned, const std::function<json(bool)>& measure) {
+  constexpr int kRounds = 3;
+  const std::vector<std::string> figures = tune_figures(mode);
+  const auto figure = [](const json& run, const std::string& at) { return run.at(json::json_pointer(at)).get<double>(); };
+  TuneVerdict verdict;
+  for (const std::string& at : figures) {
+    const double us = figure(untuned, at);
+    verdict.gains.push_back({at.substr(1, at.rfind('/') - 1), us, us});
+  }
+  if (values == TuningValues{}) return verdict;
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  for (TuneGain& g : verdict.gains) g.before = g.after = kNone;
+  for (int round = 0; round < kRounds; ++round) {
+    for (const bool with : {false, true}) {
+      const json run = measure(with);
+      for (size_t i = 0; i < figures.size(); ++i) {
+        double& best = with ? verdict.gains[i].after : verdict.gains[i].before;
+        best = std::min(best, figure(run, figures[i]));
+      }
+    }
+  }
+  verdict.dropped = why_not(stages, values, slack, verdict.gains);
+  if (!verdict.dropped.empty())
+    for (TuneGain& g : verdict.gains) g.after = g.before;
+  return verdict;
 }
 
 }  // namespace switchyard::tool

@@ -50,4 +50,25 @@ using TuneMeasure = std::function<nlohmann::json(const TuningValues& values, con
 /// than the usual one must be faster by more, twice (unless the fewest are sought).
 TuneFound tune_search(const std::vector<TuneStage>& stages, double slack, const TuneMeasure& measure);
 
+/// A figure of a mode: its untuned and tuned microseconds.
+struct TuneGain {
+  std::string of;
+  double before = 0, after = 0;
+  std::string text() const;  ///< "+1.2 %"
+};
+/// Every figure that a user of the mode waits for, as JSON pointers to microseconds of a run: of low_latency also those of both
+/// calls back to back, which no stage but that of the pieces looks at.
+std::vector<std::string> tune_figures(TuningMode mode);
+/// What found values are worth in the end.
+struct TuneVerdict {
+  std::vector<TuneGain> gains;  ///< of each of tune_figures()
+  std::string dropped;          ///< why the values are not worth an entry; empty: they are, or there are none
+};
+/// Measures without and with `values` in turn, three times, and compares the best of each figure. Values are worth an entry if
+/// no figure is slower by more than the slack, and one is faster by more than that, or calls take fewer multiprocessors (none
+/// of them more). Without values nothing is measured: the gains are those of `untuned` over itself. `measure(true)` is with
+/// them.
+TuneVerdict tune_compare(TuningMode mode, const std::vector<TuneStage>& stages, const TuningValues& values, double slack,
+                         const nlohmann::json& untuned, const std::function<nlohmann::json(bool with)>& measure);
+
 }  // namespace switchyard::tool

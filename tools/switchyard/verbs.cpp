@@ -303,8 +303,9 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   add.integer("--warmup", o.warmup, 1, 1 << 20, "Iterations before them");
   add.integer(
       "--slack", o.slack, 0, 50,
-      "Per cent. The fewest SMs are taken that come so near to the fastest; another value must be faster than the default "
-      "by more, twice");
+      "Per cent that count as noise. The fewest SMs are taken that come so near to the fastest; another value must be faster "
+      "than the default by more, twice; and the whole entry must be no slower than none in any figure, and faster in one, or "
+      "take fewer SMs");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
   add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
   add.group("Output");
@@ -313,12 +314,9 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   add.file("--html", o.html_path, "Write a page with a plot for each key that was searched");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
-      "\nOne value after the other is measured: SMs first, then warps, then stages, pieces and chunks, each with what was "
-      "found "
-      "before. "
-      "All\n"
-      "results are checked. SWITCHYARD_TUNING=FILE puts a file in force; `switchyard doctor` says which one is. More in\n"
-      "docs/tuning.md.\n\n" +
+      "\nOne value after the other is measured: SMs first, then warps, then stages, pieces and chunks, each with what was\n"
+      "found before. All results are checked. What SWITCHYARD_TUNING names now is not in force meanwhile.\n"
+      "SWITCHYARD_TUNING=FILE puts the file in force; `switchyard doctor` says which one is. More in docs/tuning.md.\n\n" +
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard tune\n"

@@ -225,9 +225,11 @@ typedef struct sy_normal_config {
   int32_t ring_send_chunk;    ///< ring staging: rows appended before the consumer is told, in [1, ring_slots]
   int32_t ring_slots;         ///< ring staging: rows per ring, >= K; 0: the usual number
   int32_t reserved;           ///< must be 0
-  size_t pool_bytes;      ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
-  size_t ring_max_bytes;  ///< ring staging; not 0: largest ring memory per rank; what is 0 above fits, slots given are lowered
-  uint64_t first_epoch;   ///< number of the first call, modulo 2^40; for tests of the wrap
+  size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
+  /// Ring staging; not 0: largest ring memory per rank. What is 0 above fits into it; slots given are lowered, down to K, where
+  /// the channels do not make room: one of them if their number is 0, else so many as given.
+  size_t ring_max_bytes;
+  uint64_t first_epoch;  ///< number of the first call, modulo 2^40; for tests of the wrap
 } sy_normal_config;
 #define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
   {                                                                                                                          \

@@ -193,18 +193,8 @@ TablesShape CudaNormal::shape_of(int64_t tokens) const {
 
 CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation)
     : guard(object.gpu_.device()), stream(static_cast<cudaStream_t>(given)) {
-  const TuningValues& tuned = object.tuned_;
-  const bool sums = operation == Operation::combine;
-  const int tuned_sms = sums ? tuned.combine_sms : tuned.dispatch_sms;
-  // Warps were found with the multiprocessors of their entry.
-  const auto or_usual = [&](int value, int usual) {
-    return value > 0 && (num_sms == 0 || num_sms == tuned_sms) ? value : usual;
-  };
-  launch.blocks = object.gpu_.blocks(num_sms, tuned_sms, kDefaultSms);
-  launch.warps = object.through_rings() ? kMoveWarps
-                 : sums                 ? or_usual(tuned.combine_warps, kSumWarps)
-                                        : or_usual(tuned.dispatch_warps, kMoveWarps);
-  launch.stages = tuned.dispatch_stages;
+  launch = normal_launch(object.tuned_, operation == Operation::combine, num_sms, object.gpu_.max_blocks());
+  if (object.through_rings()) launch.warps = kMoveWarps;
   context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
   context.registered = object.group_.registered_slots();
   context.moved = object.order_->moved();

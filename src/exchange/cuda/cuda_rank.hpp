@@ -45,9 +45,7 @@ class CudaRank final : public DeviceRank {
   int max_blocks() const { return limits_.multiprocessors / ranks_here_; }
   /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), as far as there are so
   /// many.
-  int blocks(int asked, int tuned, int usual) const {
-    return asked > 0 ? asked : std::min(tuned > 0 ? tuned : usual, max_blocks());
-  }
+  int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
   /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
   /// `num_sms` is 0 or a grid whose blocks can all run at once.
   void check_pointer(const char* name, const void* p, size_t alignment) const;

@@ -6,20 +6,16 @@
 #include <cuda_runtime_api.h>
 
 #include "exchange/cuda/device_tables.hpp"
+#include "exchange/tuning_launch.hpp"
 #include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_direct.hpp"
 #include "protocol/ring.hpp"
-#include "switchyard/tuning.hpp"
 
 namespace switchyard::detail {
 
 /// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
 inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
-/// Per block of dispatch: as many rows of 14 KiB as shared memory holds.
-inline constexpr int kMoveWarps = kMostDispatchWarps;
-/// Per block of combine: as many loads under way as registers allow.
-inline constexpr int kSumWarps = kMostCombineWarps;
 /// Multiprocessors that fill the link with stores: docs/design/0018-dealt-work.md.
 inline constexpr int kLinkSms = 20;
 /// More than so many slow it down.
@@ -107,10 +103,6 @@ void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits
 void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
 
 void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
-/// How a kernel is launched. `stages` 0: two if whole rows fit twice.
-struct LaunchShape {
-  int blocks = 0, warps = 0, stages = 0;
-};
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      cudaStream_t stream);
