@@ -174,7 +174,8 @@ class LowLatencyExchange {
                             const LowLatencyDispatchOptions& options = {});
 
   /// Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
-  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy): make_rows(), or any other memory of the rank. A
+  /// `output.x` in bf16, f16 or f32 and is read where it lies (zero copy): make_rows(), or any other memory of the rank. `out`
+  /// must not overlap it, nor anything in `options`. All ranks combine the rows of the same dispatch, else Error(mismatch). A
   /// token without a route yields +0.
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
@@ -182,9 +183,9 @@ class LowLatencyExchange {
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that turn each element of a row by
   /// itself, as AllToAllOptions says (a factor per expert, or any function): rows go out, each expert's result goes back to its
-  /// token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H] of row_type, `out` likewise,
-  /// elsewhere. Needs LowLatencyConfig::scales = none. A token without a route yields +0. The same bits as dispatch and combine
-  /// with expert_scale. last_call() counts the rows of both ways.
+  /// token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H] of row_type, `out` likewise; it
+  /// must not overlap `x`, the ids or anything in `options`. Needs LowLatencyConfig::scales = none. A token without a route
+  /// yields +0. The same bits as dispatch and combine with expert_scale. last_call() counts the rows of both ways.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const noexcept;

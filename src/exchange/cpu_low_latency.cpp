@@ -69,7 +69,8 @@ class CpuLowLatency final : public LowLatencyImpl {
 
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions&, Halves halves) override {
     begin(p.call, Operation::combine, halves);
-    const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, *p.own_tokens);
+    p.combined = p.own->call;
+    const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, p.own->tokens);
     launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
       if (sends) low_latency_return<A>(w, p);
       if (receives) low_latency_sum<A>(w, p);

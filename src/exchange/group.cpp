@@ -150,7 +150,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
     throw Error(ErrorCode::mismatch,
                 std::string(operation) + " (call " + std::to_string(call) + "): rank " + std::to_string(fault.awaited_rank) +
                     " and rank " + std::to_string(bootstrap->rank()) +
-                    " made different calls: mode, row type, sizes, options, registered memory or ledgers differ; the "
+                    " made different calls: mode, row type, sizes, options, registered memory, outputs or ledgers differ; the "
                     "group cannot be used any more");
   }
   // A GPU may have heard of the failure before this host did.

@@ -22,6 +22,21 @@ DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none 
 
 int64_t element_bytes_of_scale(ScaleKind kind) { return kind == ScaleKind::ue8m0 ? 1 : 4; }
 
+/// `out` of a call, and that nothing else of the call lies there: tokens are summed while the rest is still read. A T or sizes
+/// of 0, and what is not given, overlap nothing.
+struct OutOfCall {
+  const void* out;
+  int64_t bytes;
+
+  void check_apart(const char* name, const void* given, int64_t given_bytes) const {
+    const auto to = reinterpret_cast<uintptr_t>(out), from = reinterpret_cast<uintptr_t>(given);
+    if (given == nullptr || bytes <= 0 || given_bytes <= 0) return;
+    if (from < to + static_cast<uintptr_t>(bytes) && to < from + static_cast<uintptr_t>(given_bytes))
+      invalid(std::string("out overlaps ") + name + ": its " + std::to_string(bytes) +
+              " bytes must lie elsewhere, tokens are summed while others are still sent");
+  }
+};
+
 }  // namespace
 
 void check_config(const LowLatencyConfig& c, int world) {
@@ -99,7 +114,7 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
   t.source_tokens = reinterpret_cast<int64_t*>(take(int64_t{l.world()} * 8));
   t.own_ids = reinterpret_cast<int32_t*>(take(int64_t{l.max_tokens} * l.topk * 4));
   t.own_weights = reinterpret_cast<float*>(take(int64_t{l.max_tokens} * l.topk * 4));
-  t.own_tokens = reinterpret_cast<int64_t*>(take(8));
+  t.own = reinterpret_cast<OwnDispatch*>(take(static_cast<int64_t>(sizeof(OwnDispatch))));
   return t;
 }
 
@@ -262,6 +277,11 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   check_pointer("out", out, row_alignment(y.dtype));
   check_pointer("LowLatencyCombineOptions::weights", o.weights, 4);
   check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4);
+  const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
+  const OutOfCall sums{out, tokens * row};
+  sums.check_apart("y.data", y.data, y.rows * row);
+  sums.check_apart("LowLatencyCombineOptions::weights", o.weights, tokens * config.topk * 4);
+  sums.check_apart("LowLatencyCombineOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
 }
 
 LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertIds& ids, const Senders& s) const {
@@ -292,7 +312,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   p.weights = o.weights;
   p.own_ids = t.own_ids;
   p.own_weights = t.own_weights;
-  p.own_tokens = t.own_tokens;
+  p.own = t.own;
   p.rows = t.rows;
   p.out_scales = t.scales;
   p.scale_place = scales_;
@@ -325,7 +345,7 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   p.row_source = t.row_source;
   p.routes = t.routes;
   p.source_tokens = t.source_tokens;
-  p.own_tokens = t.own_tokens;
+  p.own = t.own;
   p.own_ids = t.own_ids;
   p.weights = o.weights ? o.weights : t.own_weights;
   p.out = static_cast<std::byte*>(out);
@@ -356,9 +376,12 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
       throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
     check_tokens(x, ids);
     if (!out && ids.tokens > 0) invalid("out is null");
-    const auto bytes = static_cast<uintptr_t>(ids.tokens * layout_.return_bytes);
-    const auto from = reinterpret_cast<uintptr_t>(x.data), to = reinterpret_cast<uintptr_t>(out);
-    if (from < to + bytes && to < from + bytes) invalid("out overlaps x.data: tokens are summed while others are still sent");
+    const OutOfCall sums{out, ids.tokens * layout_.return_bytes};
+    sums.check_apart("x.data", x.data, sums.bytes);
+    sums.check_apart("ids.data", ids.data, ids.tokens * ids.topk * (ids.is_int64 ? 8 : 4));
+    sums.check_apart("AllToAllOptions::weights", o.weights, ids.tokens * ids.topk * 4);
+    sums.check_apart("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
+    sums.check_apart("AllToAllOptions::device_tokens", o.device_tokens, 4);
     check_sms("AllToAllOptions", o.num_sms);
     check_pointer("out", out, row_alignment(x.dtype));
     check_pointer("AllToAllOptions::weights", o.weights, 4);

@@ -29,7 +29,7 @@ struct LowLatencyTables {
   int64_t* source_tokens = nullptr;
   int32_t* own_ids = nullptr;
   float* own_weights = nullptr;
-  int64_t* own_tokens = nullptr;
+  OwnDispatch* own = nullptr;
   int64_t bytes = 0;
 };
 /// Carves `base`, or only counts the bytes if it is null.

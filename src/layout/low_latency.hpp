@@ -34,6 +34,12 @@ struct LowLatencyRoute {
   float weight;
 };
 
+/// What a dispatch into an output leaves for its combine, besides ids and weights.
+struct OwnDispatch {
+  int64_t tokens;
+  uint64_t call;  ///< its epoch
+};
+
 /// Byte layout of the symmetric region of one object.
 struct LowLatencyLayout {
   static constexpr int64_t kLine = 64;
@@ -131,7 +137,7 @@ struct LowLatencyLayout {
   }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + staging_bytes(); }
 
-  /// T and kind of the call that rank `writer` has entered.
+  /// Kind of the call that rank `writer` has entered, and its T or which dispatch it combines.
   SWITCHYARD_FN SymPtr<uint64_t> header(uint64_t epoch, int writer) const { return word(epoch, writer * (kLine / 8)); }
   /// Rows that `writer` sends to one of the reader's experts.
   SWITCHYARD_FN SymPtr<uint64_t> expert_count(uint64_t epoch, int local_expert, int writer) const {

@@ -21,9 +21,11 @@ struct FlatParams {
   LowLatencyCombineParams c;   ///< weights, expert_scale, out, type
 };
 
+/// Its header value.
 template <class P>
-SWITCHYARD_FN uint64_t flat_kind(const P& p) {
-  return low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type);
+SWITCHYARD_FN uint64_t flat_header(const P& p) {
+  return header_value(low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type),
+                      static_cast<uint64_t>(p.d.tokens));
 }
 
 /// What experts make of a row unless the caller gives a function: the row itself, or times a number of the expert's.
@@ -113,9 +115,9 @@ template <class A, class P, class Make>
 SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& make) {
   const CallContext& call = p.d.call;
   MoveCounter moved;
-  enter_call<A>(w, call, p.d.layout, p.d.tokens, flat_kind(p));
+  enter_call<A>(w, call, p.d.layout, flat_header(p));
   send_messages<A>(w, p.d, moved);
-  if (!wait_entered<A>(w, call, p.d.layout, flat_kind(p))) return false;
+  if (!wait_entered<A>(w, call, p.d.layout, flat_header(p), kHeaderDetailBits)) return false;
   LastWait<A> last;
   const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int unit, int piece) {
     return answer_piece<A>(w, p, make, source, unit, piece, last, moved);

@@ -34,12 +34,18 @@ SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
   return w.total() - 1 - spread_index(w);
 }
 
-/// Which call a rank has entered, in its header word: 8 bits. Equal on all ranks that make the same call.
+/// Which call a rank has entered, in its header word: 5 bits. Equal on all ranks that make the same call.
 enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 };
 SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder order, DType type) {
-  return static_cast<uint64_t>(kind) + 4 * static_cast<uint64_t>(order) + 16 * static_cast<uint64_t>(type);
+  return static_cast<uint64_t>(kind) + 4 * static_cast<uint64_t>(order) + 8 * static_cast<uint64_t>(type);
 }
-inline constexpr int kHeaderTokenBits = 16;
+/// The value of a header word is the kind above these bits. Below: T, which each rank has its own of, or in a combine as many
+/// bits of the number of the dispatch whose rows it sums, which is the same on all ranks.
+inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
+static_assert(kHeaderDetailBits >= 16, "T has 16 bits");
+SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
+  return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
+}
 
 /// The warp that tells all ranks that this one has entered a call. It will have little to send.
 template <class Warp>
@@ -48,11 +54,10 @@ SWITCHYARD_FN bool is_announcer(const Warp& w) {
 }
 
 /// All warps, first of all; one of them, which will have little to send, tells all ranks that this one has entered the call.
+/// `value`: header_value.
 template <class A, class Layout>
-SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const Layout& layout, int64_t tokens,
-                              uint64_t kind) {
+SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value) {
   if (!is_announcer(w)) return;
-  const uint64_t value = (kind << kHeaderTokenBits) | static_cast<uint64_t>(tokens);
   A::publish_entry(
       w, call.world(),
       [&](int r) {
@@ -69,24 +74,26 @@ struct OtherCall {
   }
 };
 
-/// Every warp: waits until all ranks have entered the same call.
+/// Every warp: waits until all ranks have entered the same call, that is, with this rank's header value but for the lowest
+/// `own_bits` bits.
 template <class A, class Layout>
-SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t kind) {
+SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value,
+                                int own_bits) {
   WarpSpan<A> span(w, call, Event::wait_entered, -1);
   const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
   if (!wait_for<A>(
           w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, &span))
     return false;
   const uint64_t others =
-      A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> kHeaderTokenBits != kind; });
+      A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> own_bits != value >> own_bits; });
   if (others == 0) return true;
   return A::cold(w, OtherCall<A>{}, &call, nth_bit(others, 0));
 }
 
-/// T of rank r in a dispatch, after wait_entered.
+/// T of rank r in a dispatch or whole exchange, after wait_entered.
 SWITCHYARD_FN inline int tokens_of(const CallContext& call, const LowLatencyLayout& layout, int r) {
   const uint64_t word = *call.heap.local(layout.header(call.epoch, r));
-  return static_cast<int>(flag_value(word) & ((uint64_t{1} << kHeaderTokenBits) - 1));
+  return static_cast<int>(flag_value(word) & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
 
 /// The user's ids, of either width; -1 for what is no expert.

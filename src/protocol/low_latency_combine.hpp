@@ -33,13 +33,18 @@ struct LowLatencyCombineParams {
   const float* expert_scale = nullptr;  ///< per_route: [experts here] or null: rows go back as round(y * scale)
 
   // What comes back.
-  const int64_t* own_tokens = nullptr;  ///< [1]
+  const OwnDispatch* own = nullptr;  ///< [1]
+  uint64_t combined = 0;             ///< own->call, read when the call runs: in a graph it differs by replay
   const int32_t* own_ids = nullptr;
   const float* weights = nullptr;  ///< per_route: [T * K] or null: 1
 
   std::byte* out = nullptr;
 
-  SWITCHYARD_FN uint64_t kind() const { return low_latency_kind(LowLatencyKind::combine, order, type); }
+  /// Ranks that combine outputs of different dispatches would wait for other rows than come, or leave rows in slots that later
+  /// calls take for theirs: the number of the dispatch is compared like the kind.
+  SWITCHYARD_FN uint64_t header() const {
+    return header_value(low_latency_kind(LowLatencyKind::combine, order, type), combined);
+  }
 };
 
 /// What of `bytes` for `owner` crosses a link.
@@ -126,7 +131,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
 /// Sending half; waits for nobody.
 template <class A, class P>
 SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
-  enter_call<A>(w, p.call, p.layout, 0, p.kind());
+  enter_call<A>(w, p.call, p.layout, p.header());
   MoveCounter moved;
   if (p.order == CombineOrder::per_route)
     return_rows<A>(w, p, moved);
@@ -227,8 +232,8 @@ SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, i
 /// Receiving half. False: the fault is recorded.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const P& p) {
-  const auto tokens = static_cast<int>(*p.own_tokens);
-  if (!wait_entered<A>(w, p.call, p.layout, p.kind())) return false;
+  const auto tokens = static_cast<int>(p.own->tokens);
+  if (!wait_entered<A>(w, p.call, p.layout, p.header(), 0)) return false;
   return sum_pieces<A>(
       w, p, [&](int f) { return p.own_ids[f]; }, tokens);
 }

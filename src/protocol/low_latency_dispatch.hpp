@@ -22,7 +22,7 @@ SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share)
       p.own_weights[f] = p.weights ? p.weights[f] : 1.0f;
     });
   }
-  if (share.index == 0) A::for_lanes(w, 1, [&](int) { *p.own_tokens = p.tokens; });
+  if (share.index == 0) A::for_lanes(w, 1, [&](int) { *p.own = {p.tokens, p.call.epoch}; });
 }
 
 /// Tells the ranks of a share of the experts how many rows come from here.
@@ -39,9 +39,10 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   }
 }
 
-/// The kind of a dispatch.
-SWITCHYARD_FN inline uint64_t dispatch_kind() {
-  return low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16);
+/// The header value of a dispatch of T tokens.
+SWITCHYARD_FN inline uint64_t dispatch_header(int tokens) {
+  return header_value(low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16),
+                      static_cast<uint64_t>(tokens));
 }
 
 /// Sending half; waits for nobody. Helpers that have no entries to send, or all if every one has, count before they help;
@@ -49,7 +50,7 @@ SWITCHYARD_FN inline uint64_t dispatch_kind() {
 template <class A, class P>
 SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   MoveCounter moved;
-  enter_call<A>(w, p.call, p.layout, p.tokens, dispatch_kind());
+  enter_call<A>(w, p.call, p.layout, dispatch_header(p.tokens));
   const int warps = w.warps_per_block(), helpers = warps - p.teams * p.parts;
   const int counting = helpers == 0 ? warps : helpers > p.teams ? helpers - p.teams : helpers;
   const int counter = w.warp() - (warps - counting);
@@ -235,7 +236,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;
-  if (!wait_entered<A>(w, p.call, l, dispatch_kind())) return false;
+  if (!wait_entered<A>(w, p.call, l, dispatch_header(0), kHeaderDetailBits)) return false;
   LastWait<A> last;
   const bool ok = for_each_message<A>(
       w, p.call, l, [&](int source, int unit, int piece) { return place_piece<A>(w, p, source, unit, piece, last); });

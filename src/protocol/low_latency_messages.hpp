@@ -38,9 +38,9 @@ struct LowLatencyDispatchParams {
   int teams = 1;                   ///< messages that a block sends at a time, see Sender
 
   // What the owner keeps for combine.
-  int32_t* own_ids = nullptr;     ///< [max_tokens * K], -1: no expert
-  float* own_weights = nullptr;   ///< [max_tokens * K]
-  int64_t* own_tokens = nullptr;  ///< [1] T
+  int32_t* own_ids = nullptr;    ///< [max_tokens * K], -1: no expert
+  float* own_weights = nullptr;  ///< [max_tokens * K]
+  OwnDispatch* own = nullptr;    ///< [1]
 
   // What arrives.
   std::byte* rows = nullptr;

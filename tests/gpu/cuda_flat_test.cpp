@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat exchange's split of uneven work (E19) as a GPU's warps make it; on the CPU: flat_object_test. What the exchange
-// computes: tests/protocol/flat_test.cpp.
+// The flat exchange's split of uneven work (E19) as a GPU's warps make it; on the CPU: flat_object_test. Row functions in
+// graphs, and those that are refused. What the exchange computes: tests/protocol/flat_test.cpp.
 #include <algorithm>
+#include <memory>
+#include <optional>
 
+#include "exchange/cuda/low_latency_launch.hpp"
 #include "exchange/low_latency_impl.hpp"
-#include "gpu/object_rig.hpp"
+#include "gpu/captured_calls.hpp"
 #include "gpu/split_kernel.hpp"
+#include "protocol/flat_function.hpp"
 
 namespace harness {
 namespace {
 
 namespace detail = switchyard::detail;
+using switchyard::LowLatencyExchange;
 
 /// One of four ranks holds nine tenths of the tokens.
 struct UnevenCall {
@@ -70,6 +75,150 @@ TEST(GpuFlat, E19_MessagesPerWarpDifferByOne) {
     }
   });
 }
+
+// --- Row functions
+
+using switchyard::RowFunction;
+
+StreamedCase function_case(int world) {
+  StreamedCase c;
+  Form& f = c.form;
+  f.seed = 41;
+  f.world = world;
+  f.experts = 4 * world + 1;
+  f.topk = 6;
+  f.max_tokens = 24;
+  f.hidden = 1024;
+  f.scales = ScaleKind::none;
+  return c;
+}
+
+class RowFunctionsOnGpus : public testing::TestWithParam<int> {};
+
+/// Other T (in device memory), routing and rows in each replay; on as many multiprocessors as the library chooses, and on few.
+/// What holds the function is gone when the graph runs.
+TEST_P(RowFunctionsOnGpus, InGraphs) {
+  constexpr uint64_t kReplays = 300;
+  const int world = GetParam();
+  isolated(
+      [&] {
+        int devices = 0;
+        must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+        for (const int sms : {0, 3}) {
+          StreamedCase c = function_case(world);
+          c.plan = {.lanes = 2, .num_sms = sms};
+          const size_t expected = world <= devices && sms == 0 ? 2 : 0;
+          on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+            me.f.set_context(std::to_string(sms) + " multiprocessors");
+            LowLatencyExchange exchange(me.group, c.config());
+            StationRig rig(me);
+            Calls streamed(rig, exchange, c);
+            std::optional<RowFunction> function = factor_function(streamed.lane(0).a.factors, c.form.first_expert(me.rank()));
+            streamed.function = &*function;
+            const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
+              streamed.all_to_all_of_lanes({1'000'000, replays, 2}, {});
+            });
+            function.reset();
+            streamed.function = nullptr;
+            me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
+            for (uint64_t replay = 0; replay < kReplays; ++replay) {
+              graph.launch();
+              rig.pace(me.stream());
+              if (replay == kReplays / 2) streamed.all_to_all_of_lanes({1}, {});  // without one in between
+            }
+            expect_verdict(me, streamed, 2 * (kReplays + 1), true);
+          });
+        }
+      },
+      120s);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, RowFunctionsOnGpus, testing::Values(1, 2, 4, 8),
+                         [](const auto& w) { return "W" + std::to_string(w.param); });
+
+/// As an application compiled elsewhere would bring it. Never launched.
+struct StrangeFunction final : detail::CudaRowFunction {
+  StrangeFunction(uint64_t other_abi, int on_device) {
+    abi = other_abi;
+    device = on_device;
+  }
+  cudaError_t launch(const detail::CudaFlat&, int, const detail::DeviceLimits&, cudaStream_t) const override {
+    return cudaErrorUnknown;
+  }
+};
+
+struct RefusedFunction {
+  const char* name;
+  const char* in_text;
+  RowFunction (*make)(int device);
+  bool with_scale = false;
+};
+std::ostream& operator<<(std::ostream& out, const RefusedFunction& r) { return out << r.name; }
+
+RowFunction strange_function(uint64_t abi, int device) {
+  return RowFunction(std::make_shared<const StrangeFunction>(abi, device));
+}
+/// Where there is only one GPU, as if there were two.
+RowFunction function_of_another_gpu(int device) {
+  int devices = 0;
+  must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  if (devices < 2) return strange_function(detail::CudaRowFunction::kAbi, device + 1);
+  must(cudaSetDevice((device + 1) % devices), "cudaSetDevice");
+  RowFunction made = flat_function(1);
+  must(cudaSetDevice(device), "cudaSetDevice");
+  return made;
+}
+const RefusedFunction kRefused[] = {
+    {"other_version", "compiled against the headers of another version",
+     [](int device) { return strange_function(detail::CudaRowFunction::kAbi + 1, device); }},
+    {"other_structures", "compiled against the headers of another version",
+     [](int device) { return strange_function(detail::CudaRowFunction::kAbi + (uint64_t{8} << 32), device); }},
+    {"another_gpu", "was made for GPU", function_of_another_gpu},
+    {"on_cpu", "made for the other backend: this group takes row_function_on_gpu",
+     [](int) { return RowFunction::on_cpu([](float x, const switchyard::RowOrigin&, int64_t) { return x; }); }},
+    {"none", "row_function is empty", [](int) { return RowFunction(); }},
+    {"with_scale", "row_function and expert_scale are both given", [](int) { return flat_function(0); }, true},
+};
+
+class RefusedOnGpus : public testing::TestWithParam<RefusedFunction> {};
+
+/// By the rank that is given it; the others, whose kernels wait for it, end.
+TEST_P(RefusedOnGpus, NamesTheReason) {
+  constexpr int kWorld = 2, kBad = 1;
+  const RefusedFunction& refused = GetParam();
+  const StreamedCase c = function_case(kWorld);
+  on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), 20s, [&](Station& me) {
+    LowLatencyExchange exchange(me.group, c.config());
+    StationRig rig(me);
+    Calls streamed(rig, exchange, c);
+    me.gather();
+    const RowFunction function = refused.make(me.device());
+    auto& a = streamed.lane(0).a;
+    rig.enqueue(MakeInputs{c.form, {1}, me.rank(), a}, me.stream());
+    me.meet();
+    switchyard::AllToAllOptions o;
+    o.stream = me.stream();
+    if (me.rank() == kBad) o.row_function = &function;
+    if (me.rank() == kBad && refused.with_scale) o.expert_scale = a.factors;
+    Outcome end = outcome_of([&] {
+      exchange.moe_all_to_all({a.x, 3, c.form.hidden, c.form.type}, {a.ids, 3, c.form.topk, a.int64_ids}, a.out, o);
+    });
+    me.meet();
+    if (me.rank() == kBad) {
+      me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(end.code), "code, " + shown(end));
+      me.f.check(end.text.find(refused.in_text) != std::string::npos, "text: " + end.text);
+    } else {
+      if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
+      me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(end.code), "code at a peer, " + shown(end));
+      me.f.equal(kBad, end.failed_rank, "rank that failed");
+      me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(end.reason), "reason at a peer");
+    }
+    me.gather();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, RefusedOnGpus, testing::ValuesIn(kRefused),
+                         [](const auto& r) { return std::string(r.param.name); });
 
 }  // namespace
 }  // namespace harness

@@ -7,8 +7,8 @@
 #include <thread>
 #include <tuple>
 
+#include "gpu/captured_calls.hpp"
 #include "gpu/killed_rank.hpp"
-#include "gpu/station_rig.hpp"
 
 namespace harness {
 namespace {
@@ -229,6 +229,83 @@ TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
     calls_of_new_group(kWorld);
   });
 }
+
+/// Two outputs are filled; then rank 1 sums the rows of another one than the others do. T is in device memory in the calls
+/// that are made whole.
+struct OtherOutput {
+  const char* name;
+  Calls::Choices dispatches, combine;
+  bool captured;
+};
+std::ostream& operator<<(std::ostream& out, const OtherOutput& o) { return out << o.name; }
+constexpr OtherOutput kOtherOutputs[] = {
+    {"whole", {}, {}, false},
+    {"by_rank", {}, {false, true, true, false}, false},
+    {"in_halves", {true, true, false, false}, {true, true, false, false}, false},
+    {"in_a_graph", {}, {}, true},
+};
+
+/// Dispatches into both outputs, calls 1 and 2 of four.
+void fill_both(Calls& c, const OtherOutput& o, const uint64_t* replays = nullptr) {
+  for (const size_t output : {0, 1}) c.dispatch({1 + output, replays, 4}, c.lane(0), output, o.dispatches);
+}
+
+void other_output_on_rank_1(Station& me, Calls& streamed, StationRig& rig, const OtherOutput& o) {
+  auto& lane = streamed.lane(0);
+  me.meet();
+  fill_both(streamed, o);  // allowed: combined in any order, also twice, by all ranks alike
+  for (const size_t output : {1, 0, 0, 1}) streamed.combine({3}, lane, output, o.combine);
+  expect_verdict(me, streamed, 6, true);
+  const size_t other = me.rank() == 1 ? 1 : 0;
+  const auto start = Clock::now();
+  Outcome end;
+  if (o.captured) {
+    const CapturedCalls alike(me, rig, [&](uint64_t* replays) {
+      fill_both(streamed, o, replays);
+      for (const size_t output : {1, 0}) streamed.combine({4 - output, replays, 4}, lane, output, o.combine);
+    });
+    const CapturedCalls mixed(me, rig, [&](uint64_t* replays) {
+      fill_both(streamed, o, replays);
+      streamed.combine({3, replays, 4}, lane, other, o.combine);
+    });
+    for (int replay = 0; replay < 3; ++replay) alike.launch();
+    expect_verdict(me, streamed, 6 + 3 * 4, true);
+    mixed.launch();
+    me.meet();
+  } else {
+    end = outcome_of([&] {  // the hook may hear of it
+      fill_both(streamed, o);
+      streamed.combine({3}, lane, other, o.combine);
+    });
+    me.meet();
+  }
+  if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
+  const bool told = end.code == ErrorCode::peer_failed && end.reason == ErrorCode::mismatch;
+  me.f.check(end.code == ErrorCode::mismatch || told, shown(end));
+  me.f.check(Clock::now() - start < 15s, "found by a deadline");
+  me.gather();
+}
+
+class OtherOutputOnGpus : public testing::TestWithParam<std::tuple<int, OtherOutput>> {};
+
+TEST_P(OtherOutputOnGpus, IsFoundByAllRanks) {
+  const auto& [world, o] = GetParam();
+  const StreamedCase c = small_case(world);
+  isolated([&, &o = o, &world = world] {
+    on_gpus(world, heap_of(c), 20s, [&](Station& me) {
+      LowLatencyExchange exchange(me.group, c.config());
+      StationRig rig(me);
+      Calls streamed(rig, exchange, c);
+      other_output_on_rank_1(me, streamed, rig, o);
+    });
+    calls_of_new_group(world);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, OtherOutputOnGpus, testing::Combine(testing::Values(2, 3), testing::ValuesIn(kOtherOutputs)),
+                         [](const auto& c) {
+                           return "W" + std::to_string(std::get<0>(c.param)) + "_" + std::get<1>(c.param).name;
+                         });
 
 // --- Killed processes
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "gpu/station_rig.hpp"
+#include "gpu/captured_calls.hpp"
 
 namespace harness {
 namespace {
@@ -167,38 +167,6 @@ void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber 
   if (size > 1) streamed.combine(next(), lane, 0, size == 2 ? second : first);
 }
 
-/// Calls of a rank as a graph that counts its replays.
-class CapturedCalls {
- public:
-  /// `enqueue(replays)`: the calls, on the station's first stream.
-  template <class Enqueue>
-  CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : stream_(me.stream()) {
-    auto* const replays = static_cast<uint64_t*>(rig.room(8));
-    rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, stream_);
-    me.meet();
-    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    enqueue(replays);
-    rig.enqueue(CountReplay{replays}, stream_);
-    must(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
-    must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
-    must(cudaGraphUpload(exec_, stream_), "cudaGraphUpload");
-    me.meet();
-  }
-  CapturedCalls(const CapturedCalls&) = delete;
-  ~CapturedCalls() {
-    cudaGraphExecDestroy(exec_);
-    cudaGraphDestroy(graph_);
-  }
-
-  void launch() const { must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch"); }
-  cudaGraph_t graph() const { return graph_; }
-
- private:
-  cudaStream_t stream_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
-};
-
 /// Graphs of 1, 2 and 3 calls, replayed 1000 times with another T, routing and rows each time; ordinary calls in between.
 TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
   constexpr uint64_t kReplays = 1000;
@@ -241,25 +209,6 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
       240s);
 }
 
-/// Edges of a captured graph over which a kernel begins while the one before ends.
-size_t dependent_launches(cudaGraph_t graph) {
-  size_t count = 0;
-#if CUDART_VERSION >= 13000
-  must(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
-#else
-  must(cudaGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
-#endif
-  std::vector<cudaGraphNode_t> from(count), to(count);
-  std::vector<cudaGraphEdgeData> edges(count);
-#if CUDART_VERSION >= 13000
-  must(cudaGraphGetEdges(graph, from.data(), to.data(), edges.data(), &count), "cudaGraphGetEdges");
-#else
-  must(cudaGraphGetEdges_v2(graph, from.data(), to.data(), edges.data(), &count), "cudaGraphGetEdges");
-#endif
-  return static_cast<size_t>(std::count_if(
-      edges.begin(), edges.end(), [](const cudaGraphEdgeData& e) { return e.type == cudaGraphDependencyTypeProgrammatic; }));
-}
-
 /// A dispatch and a combine right behind it, replayed: as dependent launches where the library may (a rank has its GPU alone
 /// and leaves the multiprocessors to the library, or names all), and as ordinary ones.
 TEST_P(LowLatencyGraphs, OfDependentLaunches) {
@@ -293,6 +242,49 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
         }
       },
       120s);
+}
+
+/// Three whole exchanges with nothing between them, replayed and then enqueued one by one: each begins while the one before it
+/// ends where the library may let it.
+TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
+  constexpr uint64_t kReplays = 500, kRounds = 200;
+  constexpr int kCalls = 3;
+  const int world = GetParam();
+  isolated(
+      [&] {
+        int devices = 0;
+        must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+        for (const bool small : {true, false}) {
+          for (const int sms : {0, half_of_a_rank(world)}) {
+            StreamedCase c = usual_case(world, ScaleKind::none);
+            if (small) c.form.max_tokens = 2, c.form.hidden = 256;
+            c.plan = {.lanes = kCalls, .num_sms = sms};
+            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // behind the inputs, behind each other
+            on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
+              me.f.set_context(std::to_string(sms) + " multiprocessors" + (small ? ", small" : ""));
+              LowLatencyExchange exchange(me.group, c.config());
+              StationRig rig(me);
+              Calls streamed(rig, exchange, c);
+              const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
+                streamed.all_to_all_of_lanes({1'000'000, replays, kCalls}, {});
+              });
+              me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
+              for (uint64_t replay = 0; replay < kReplays; ++replay) {
+                graph.launch();
+                rig.pace(me.stream());
+              }
+              for (uint64_t round = 0; round < kRounds; ++round) {
+                const uint64_t mine = c.form.draw(103, round, me.rank());
+                if (mine % 16 == 0) rig.pause(mine / 16 % 100'000, me.stream());
+                streamed.all_to_all_of_lanes({1 + kCalls * round}, {});
+                rig.pace(me.stream());
+              }
+              expect_verdict(me, streamed, kCalls * (kReplays + kRounds), true);
+            });
+          }
+        }
+      },
+      240s);
 }
 
 /// What one half has sent is there for the other after a nap, and so is everything else.

@@ -6,5 +6,8 @@
 namespace harness {
 
 switchyard::RowFunction flat_function(float offset) { return switchyard::row_function_on_gpu(FlatFunction{offset}); }
+switchyard::RowFunction factor_function(const float* factors, int32_t first) {
+  return switchyard::row_function_on_gpu(FactorFunction{factors, first});
+}
 
 }  // namespace harness

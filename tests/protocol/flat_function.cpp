@@ -4,5 +4,8 @@
 namespace harness {
 
 switchyard::RowFunction flat_function(float offset) { return switchyard::RowFunction::on_cpu(FlatFunction{offset}); }
+switchyard::RowFunction factor_function(const float* factors, int32_t first) {
+  return switchyard::RowFunction::on_cpu(FactorFunction{factors, first});
+}
 
 }  // namespace harness

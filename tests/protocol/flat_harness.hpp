@@ -39,7 +39,7 @@ struct FlatScript {
   std::vector<FlatCall> calls;
   int repeats = 1;       ///< of all calls, on one object
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
-  int num_sms = 2;       ///< CUDA: of every call
+  int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
   /// The contest's data: x normal, weights in [0, 1), experts multiply by 1 + their rank; and also its check: within
   /// 1e-2 |y| + 5e-3 of the closed form y = sum_k w_k round(x (1 + rank of expert k)).
   bool contest = false;

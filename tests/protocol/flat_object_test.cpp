@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <thread>
@@ -12,76 +13,15 @@
 #include "arch/cpu/cpu_arch.hpp"
 #include "exchange/group_impl.hpp"
 #include "exchange/low_latency_impl.hpp"
-#include "protocol/fault_rig.hpp"
+#include "protocol/flat_rig.hpp"
 #include "protocol/harness.hpp"
 
 namespace harness {
 namespace {
 
 using namespace std::chrono_literals;
-using switchyard::AllToAllOptions;
-using switchyard::CombineOrder;
-using switchyard::ConstRows;
-using switchyard::DType;
 using switchyard::ErrorCode;
-using switchyard::ExpertIds;
-using switchyard::Group;
-using switchyard::LowLatencyConfig;
-using switchyard::LowLatencyExchange;
-using switchyard::ScaleKind;
 using switchyard::Sending;
-
-/// An object with valid arguments for every call; a test spoils one of them.
-struct FlatRig {
-  static constexpr int kExperts = 8, kTopk = 2;
-  static constexpr int64_t kHidden = 64, kTokens = 6;
-
-  static LowLatencyConfig config() {
-    LowLatencyConfig c;
-    c.hidden = kHidden;
-    c.num_experts = kExperts;
-    c.topk = kTopk;
-    c.max_tokens = kTokens;
-    c.scales = ScaleKind::none;
-    return c;
-  }
-  /// What a call is given.
-  struct Arguments {
-    ConstRows x;
-    ExpertIds ids;
-    void* out;
-    AllToAllOptions options;
-  };
-
-  explicit FlatRig(Group& group, const LowLatencyConfig& c = config()) : exchange(group, c), output(exchange.make_output()) {
-    for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + group.rank()) % kExperts));
-    scale.assign(kExperts, 2.0f);
-  }
-  Arguments arguments() {
-    Arguments a{{rows.data(), kTokens, kHidden, DType::bf16}, ExpertIds::of(ids.data(), kTokens, kTopk), out.data(), {}};
-    a.options.weights = weights.data();
-    a.options.expert_scale = scale.data();
-    return a;
-  }
-  void call(const Arguments& a) { exchange.moe_all_to_all(a.x, a.ids, a.out, a.options); }
-  void round() { call(arguments()); }
-  void dispatch() {
-    const Arguments a = arguments();
-    exchange.dispatch(a.x, a.ids, output);
-  }
-  void combine(CombineOrder order = CombineOrder::per_route, const float* expert_scale = nullptr) {
-    switchyard::LowLatencyCombineOptions o;
-    o.order = order;
-    o.expert_scale = expert_scale;
-    exchange.combine({output.x.data, output.x.rows, kHidden, DType::bf16}, output, out.data(), o);
-  }
-
-  LowLatencyExchange exchange;
-  switchyard::LowLatencyOutput output;
-  std::vector<int32_t> ids;
-  std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);
-  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5f), scale;
-};
 
 // --- E19: an even split of uneven work
 
@@ -157,8 +97,9 @@ std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
   return rows;
 }
 
-/// Makes the call on 8 ranks of `blocks` blocks of 3 warps. \returns answered rows by warp, ascending; none of ranks that send
-std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int blocks) {
+/// Makes the call on 8 ranks of `blocks` blocks of 3 warps, whole or in its two-call form. \returns by warp, ascending:
+/// answered rows, none of ranks that send; of the two-call form the rows that combine returned
+std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int blocks, bool two_calls = false) {
   LowLatencyConfig config = FlatRig::config();
   config.num_experts = call.experts;
   config.topk = call.topk;
@@ -174,11 +115,18 @@ std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int bloc
     const auto tokens = static_cast<int64_t>(call.ids[rank].size()) / call.topk;
     const std::vector<uint16_t> x(static_cast<size_t>(tokens * FlatRig::kHidden), 0x3F80);
     std::vector<uint16_t> out(x.size());
-    exchange.moe_all_to_all({x.data(), tokens, FlatRig::kHidden, DType::bf16},
-                            ExpertIds::of(call.ids[rank].data(), tokens, call.topk), out.data());
+    const ConstRows given{x.data(), tokens, FlatRig::kHidden, DType::bf16};
+    const ExpertIds ids = ExpertIds::of(call.ids[rank].data(), tokens, call.topk);
+    if (two_calls) {
+      switchyard::LowLatencyOutput output = exchange.make_output();
+      exchange.dispatch(given, ids, output);
+      exchange.combine({output.x.data, output.x.rows, FlatRig::kHidden, DType::bf16}, output, out.data());
+    } else {
+      exchange.moe_all_to_all(given, ids, out.data());
+    }
     const uint16_t sum = switchyard::detail::bf16_from_f32(static_cast<float>(call.topk));
     for (const uint16_t y : out) ASSERT_EQ(y, sum);
-    if (group.rank() < call.senders) return;
+    if (!two_calls && group.rank() < call.senders) return;
     for (const auto& warp : group.impl().moved) rows[rank].push_back(warp.rows);
     std::sort(rows[rank].begin(), rows[rank].end());
   });
@@ -223,33 +171,24 @@ TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   }
 }
 
-// --- Misuse on one rank
-
-struct FlatMisuse {
-  const char* name;
-  const char* in_text;  ///< the error must name the argument
-  std::function<void(FlatRig::Arguments&)> spoil;
-};
-std::ostream& operator<<(std::ostream& out, const FlatMisuse& m) { return out << m.name; }
-
-std::vector<FlatMisuse> misuses() {
-  using A = FlatRig::Arguments;
-  return {
-      {"wrong_hidden", "x.cols = 72", [](A& a) { a.x.cols = 72; }},
-      {"wrong_rows", "x.rows = 5", [](A& a) { a.x.rows = 5; }},
-      {"null_rows", "x.data", [](A& a) { a.x.data = nullptr; }},
-      {"other_type", "x.dtype = f16", [](A& a) { a.x.dtype = DType::f16; }},
-      {"fp8", "x.dtype = fp8_e4m3", [](A& a) { a.x.dtype = DType::fp8_e4m3; }},
-      {"scales", "x.scale_kind", [](A& a) { a.x.scale_kind = ScaleKind::f32; }},
-      {"too_many_tokens", "ids.tokens = 7", [](A& a) { a.ids.tokens = 7; }},
-      {"wrong_topk", "ids.topk = 3", [](A& a) { a.ids.topk = 3; }},
-      {"null_ids", "ids.data", [](A& a) { a.ids.data = nullptr; }},
-      {"null_out", "out is null", [](A& a) { a.out = nullptr; }},
-      {"in_place", "out overlaps x.data", [](A& a) { a.out = const_cast<void*>(a.x.data); }},
-      {"partly_in_place", "out overlaps x.data",
-       [](A& a) { a.out = static_cast<std::byte*>(const_cast<void*>(a.x.data)) - 16; }},
-  };
+/// In the two-call form combine deals out the rows that are there, and the shares differ by one at most, whatever the routing.
+TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
+  for (const Routing routing : {Routing::uniform, Routing::round_robin, Routing::one_rank}) {
+    const SplitCall call = nine_tenths(64, 2, routing);
+    for (const int blocks : {2, 7}) {
+      const auto rows = answered_rows(call, blocks, true);
+      uint64_t all = 0;
+      for (const auto& of_warp : rows) {
+        ASSERT_EQ(of_warp.size(), static_cast<size_t>(3 * blocks));
+        all += std::accumulate(of_warp.begin(), of_warp.end(), uint64_t{0});
+        EXPECT_LE(of_warp.back() - of_warp.front(), 1u) << blocks << " blocks";
+      }
+      EXPECT_EQ(all, 2000u * 2) << blocks << " blocks";
+    }
+  }
 }
+
+// --- Misuse on one rank
 
 /// The bad rank is told what is wrong, the others that it failed, and with what.
 void expect_named(const std::vector<Outcome>& all, size_t bad, ErrorCode code, const char* in_text) {
@@ -275,8 +214,28 @@ TEST_P(FlatMisuseOnOneRank, ThrowsThereAndEndsThePeers) {
   expect_named(all, 1, ErrorCode::invalid_argument, GetParam().in_text);
 }
 
-INSTANTIATE_TEST_SUITE_P(Arguments, FlatMisuseOnOneRank, testing::ValuesIn(misuses()),
+INSTANTIATE_TEST_SUITE_P(Arguments, FlatMisuseOnOneRank, testing::ValuesIn(flat_misuses()),
                          [](const auto& m) { return std::string(m.param.name); });
+
+/// Ids that end where out begins, and weights that begin where it ends, are no overlap.
+TEST(FlatMisuse, NotOfWhatLiesBesideOut) {
+  const auto all = outcomes(2, options_with(60s), [&](Group& group) {
+    FlatRig rig(group);
+    const size_t ids_bytes = rig.ids.size() * 4, out_bytes = rig.out.size() * 2;
+    std::vector<uint32_t> memory((2 * ids_bytes + out_bytes) / 4);
+    auto* const begin = reinterpret_cast<std::byte*>(memory.data());
+    std::memcpy(begin, rig.ids.data(), ids_bytes);
+    std::memcpy(begin + ids_bytes + out_bytes, rig.weights.data(), ids_bytes);
+    FlatRig::Arguments a = rig.arguments();
+    a.ids.data = begin;
+    a.out = begin + ids_bytes;
+    a.options.weights = reinterpret_cast<const float*>(begin + ids_bytes + out_bytes);
+    rig.call(a);
+    rig.round();
+    EXPECT_EQ(std::memcmp(a.out, rig.out.data(), out_bytes), 0);
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
 
 TEST(FlatMisuse, QuantisedRows) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::ue8m0}) {

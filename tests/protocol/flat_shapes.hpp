@@ -54,17 +54,18 @@ inline FlatScript contest_script(const ContestShape& shape, int world, int64_t c
 struct ContestRun {
   ContestShape shape;
   int world;
+  int num_sms;  ///< FlatScript::num_sms
 };
 inline std::ostream& operator<<(std::ostream& out, const ContestRun& r) {
   return out << "W" << r.world << "E" << r.shape.experts << "K" << r.shape.topk << "H" << r.shape.hidden << "max"
              << r.shape.max_tokens;
 }
 /// Every shape on 8 ranks, as in the contest, and on 1, 2 or 4.
-inline std::vector<ContestRun> contest_runs() {
+inline std::vector<ContestRun> contest_runs(int num_sms) {
   std::vector<ContestRun> runs;
   for (const ContestShape& shape : kContestShapes) {
-    runs.push_back({shape, 1 << (runs.size() / 2 % 3)});
-    runs.push_back({shape, 8});
+    runs.push_back({shape, 1 << (runs.size() / 2 % 3), num_sms});
+    runs.push_back({shape, 8, num_sms});
   }
   return runs;
 }

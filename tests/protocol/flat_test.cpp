@@ -12,7 +12,11 @@
 namespace harness {
 namespace {
 
-class Flat : public testing::TestWithParam<Where> {
+struct FlatWhere : Where {
+  int num_sms;  ///< FlatScript::num_sms
+};
+
+class Flat : public testing::TestWithParam<FlatWhere> {
  protected:
   int world() const { return GetParam().world; }
 
@@ -26,7 +30,7 @@ class Flat : public testing::TestWithParam<Where> {
     s.config.max_tokens = max_tokens;
     s.config.row_type = DType::f16;
     s.config.scales = ScaleKind::none;
-    s.num_sms = GetParam().workers.warps;
+    s.num_sms = GetParam().num_sms;
     s.seed = oracle::mix(std::hash<std::string>{}(name), static_cast<uint64_t>(world()));
     s.repeats = kSanitizer ? 1 : 3;
     s.max_delay_us = 100;
@@ -178,7 +182,58 @@ TEST_P(Flat, InterleavedOverTheWrap) {
   expect_exact({s});
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(everywhere(false)), where_name);
+std::string flat_where_name(const testing::TestParamInfo<FlatWhere>& info) {
+  return where_name({Where(info.param), info.index});
+}
+/// CUDA: as many multiprocessors as a worker's warps.
+std::vector<FlatWhere> on_few_multiprocessors() {
+  std::vector<FlatWhere> all;
+  for (const Where& where : everywhere(false)) all.push_back({where, where.workers.warps});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(on_few_multiprocessors()), flat_where_name);
+
+#if defined(SWITCHYARD_TEST_CUDA)
+/// As users call it: on as many multiprocessors as the library chooses, which are all that a rank has. Of processes few,
+/// because those that share a GPU take turns on it.
+std::vector<FlatWhere> on_all_multiprocessors() {
+  std::vector<FlatWhere> all;
+  for (const Where& where : everywhere(false))
+    if (kRanks == Ranks::threads || where.world <= 2) all.push_back({where, 0});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(AllMultiprocessors, Flat, testing::ValuesIn(on_all_multiprocessors()), flat_where_name);
+
+/// No room for ids in shared memory: kernels read them, and count places through them, where the caller or dispatch keeps them.
+TEST(FlatLarge, MoreIdsThanSharedMemoryHolds) {
+  std::vector<FlatScript> scripts;
+  for (const DType type : {DType::bf16, DType::f16}) {
+    for (const Sending sending : {Sending::per_rank, Sending::per_route}) {
+      FlatScript s;
+      s.name = std::string("8192 tokens of ") + (type == DType::bf16 ? "bf16" : "f16") +
+               (sending == Sending::per_rank ? " (per rank)" : " (per route)");
+      s.world = 2;
+      s.config.hidden = 16;
+      s.config.num_experts = 256;
+      s.config.topk = 8;
+      s.config.max_tokens = 8192;
+      s.config.row_type = type;
+      s.config.scales = ScaleKind::none;
+      s.config.sending = sending;
+      s.num_sms = 0;
+      s.call({8192, 8001}).scaled = false;
+      s.call({8190, 8192}, Routing::duplicates).drop_percent = 10;
+      s.calls.back().int64_ids = false;
+      s.call({7999, 8192}).function = true;
+      s.call({8192, 8192}).two_calls = true;
+      s.call({8192, 7003}, Routing::duplicates).two_calls = true;
+      s.calls.back().scaled = false;
+      scripts.push_back(s);
+    }
+  }
+  EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, scripts), "");
+}
+#endif
 
 TEST(FlatRanks, Many) {
   const int world = many_ranks();
@@ -211,15 +266,19 @@ class Contest : public testing::TestWithParam<ContestRun> {};
 
 /// E1 to E14; long rows are cut, so that a shape takes a second at most.
 TEST_P(Contest, IsExact) {
-  const auto& [shape, world] = GetParam();
+  const auto& [shape, world, num_sms] = GetParam();
   const int64_t elements = shape.max_tokens * shape.topk * shape.hidden;
   const int64_t cut = kSanitizer ? elements >> 16 : elements >> 20;
   const int64_t columns = shape.hidden / std::max<int64_t>(1, cut);
-  const auto script = contest_script(shape, world, columns);
+  auto script = contest_script(shape, world, columns);
+  script.num_sms = num_sms;
   EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, {script}), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs()), contest_run_name);
+INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs(2)), contest_run_name);
+#if defined(SWITCHYARD_TEST_CUDA)
+INSTANTIATE_TEST_SUITE_P(E01toE14_AllMultiprocessors, Contest, testing::ValuesIn(contest_runs(0)), contest_run_name);
+#endif
 
 /// The contest's leaderboard runs again and again with another seed.
 TEST(ContestSeeds, E20_EveryThirteenth) {

@@ -3,9 +3,11 @@
 // must be told at once and short where time must run out (case C12).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <thread>
 
+#include "protocol/low_latency_call.hpp"
 #include "protocol/low_latency_misuses.hpp"
 
 namespace harness {
@@ -139,6 +141,102 @@ TEST(LowLatencyMismatch, OfCallsOrdersAndTypes) {
       rig.dispatch();
       group.rank() == 2 ? spoil(rig) : rig.combine();
     }));
+  }
+}
+
+/// A rig with a second output: the rig's is filled by call 1, b by call 2.
+struct TwoOutputs {
+  explicit TwoOutputs(Group& group, uint64_t first_epoch = 1) : rig(group, config(first_epoch)), b(rig.exchange.make_output()) {
+    rig.dispatch();
+    fill_b();
+  }
+  static LowLatencyConfig config(uint64_t first_epoch) {
+    LowLatencyConfig c = LowLatencyRig::config();
+    c.first_epoch = first_epoch;
+    return c;
+  }
+  /// With half the weights, so that its sums differ.
+  void fill_b() {
+    const std::vector<float> quarters(rig.weights.size(), 0.25f);
+    const int32_t tokens = LowLatencyRig::kTokens;
+    switchyard::LowLatencyDispatchOptions o;
+    o.weights = quarters.data();
+    o.device_tokens = &tokens;
+    rig.exchange.dispatch(rig.x(), rig.expert_ids(), b, o);
+  }
+  /// Ones from all experts. \returns true if every sum is `weight` for each of a token's two choices
+  bool combine(const switchyard::LowLatencyOutput& from, float weight, CombineOrder order, bool split = false) {
+    std::fill(rig.out.begin(), rig.out.end(), uint16_t{0xFFFF});
+    if (split)
+      rig.exchange.combine_send(rig.y(), from, rig.out.data(), {order})();
+    else
+      rig.exchange.combine(rig.y(), from, rig.out.data(), {order});
+    const uint16_t sum = weight == 0.5f ? 0x3F80 : 0x3F00;
+    return std::all_of(rig.out.begin(), rig.out.end(), [sum](uint16_t y) { return y == sum; });
+  }
+  void combine_own(CombineOrder order, bool split = false) { (void)combine(rig.output, 0.5f, order, split); }
+  void combine_b(CombineOrder order, bool split = false) { (void)combine(b, 0.25f, order, split); }
+
+  LowLatencyRig rig;
+  switchyard::LowLatencyOutput b;
+};
+
+constexpr uint64_t kEpochsOfDetail = uint64_t{1} << switchyard::detail::kHeaderDetailBits;
+
+/// One rank sums the rows of another dispatch than the others do.
+TEST(LowLatencyMismatch, OfOutputsOfOtherDispatches) {
+  using Use = std::function<void(TwoOutputs&)>;
+  struct Case {
+    Use others, one;
+  };
+  const Case cases[] = {
+      {[](TwoOutputs& t) { t.combine_own(CombineOrder::per_route); },
+       [](TwoOutputs& t) { t.combine_b(CombineOrder::per_route); }},
+      {[](TwoOutputs& t) { t.combine_b(CombineOrder::per_rank); },
+       [](TwoOutputs& t) { t.combine_own(CombineOrder::per_rank); }},
+      {[](TwoOutputs& t) { t.combine_b(CombineOrder::per_route, true); },
+       [](TwoOutputs& t) { t.combine_own(CombineOrder::per_route); }},
+      {[](TwoOutputs& t) { t.combine_own(CombineOrder::per_route); },
+       [](TwoOutputs& t) { t.combine_b(CombineOrder::per_route, true); }},
+      {[](TwoOutputs& t) {
+         t.rig.dispatch();
+         t.combine_own(CombineOrder::per_route);
+       },
+       [](TwoOutputs& t) {  // the same output, which the last dispatch did not fill here
+         t.fill_b();
+         t.combine_own(CombineOrder::per_route);
+       }},
+  };
+  for (const int world : {2, 3, 5}) {
+    for (const uint64_t first_epoch : {uint64_t{1}, kEpochsOfDetail - 1, (uint64_t{1} << 40) - 2}) {
+      for (const Case& c : cases) {
+        expect_mismatch(outcomes(world, options_with(60s), [&](Group& group) {
+          TwoOutputs outputs(group, first_epoch);
+          group.rank() == world / 2 ? c.one(outputs) : c.others(outputs);
+        }));
+      }
+    }
+  }
+}
+
+/// Outputs that are alive at the same time are combined in any order, also more than once. What counts is the dispatch: which
+/// output it fills is each rank's own affair.
+TEST(LowLatencyMismatch, NotOfOutputsInAnyOrder) {
+  for (const uint64_t first_epoch : {uint64_t{1}, kEpochsOfDetail - 4, (uint64_t{1} << 40) - 4}) {
+    const auto all = outcomes(3, options_with(60s), [&](Group& group) {
+      TwoOutputs t(group, first_epoch);
+      const auto& own = t.rig.output;
+      for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
+        EXPECT_TRUE(t.combine(t.b, 0.25f, order));
+        EXPECT_TRUE(t.combine(own, 0.5f, order, true));
+        EXPECT_TRUE(t.combine(own, 0.5f, order));
+        EXPECT_TRUE(t.combine(t.b, 0.25f, order, group.rank() == 1));
+      }
+      if (group.rank() == 1) t.rig.exchange.dispatch(t.rig.x(), t.rig.expert_ids(), t.b, t.rig.options());
+      if (group.rank() != 1) t.rig.dispatch();
+      EXPECT_TRUE(t.combine(group.rank() == 1 ? t.b : own, 0.5f, CombineOrder::per_route));
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
   }
 }
 

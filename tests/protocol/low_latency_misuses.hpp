@@ -88,7 +88,15 @@ inline std::vector<LowLatencyMisuse> combine_misuses() {
   using switchyard::DType;
   using switchyard::ErrorCode;
   static const float weights[64] = {};
+  constexpr int64_t kOutWords = LowLatencyRig::kTokens * LowLatencyRig::kHidden / 2;
   return {
+      spoil_combine("out_over_y", "out overlaps y.data", [](A& a) { a.y.data = a.out; }),
+      spoil_combine("out_ends_in_y", "out overlaps y.data",
+                    [](A& a) { a.y.data = static_cast<const float*>(a.out) + kOutWords - 1; }),
+      spoil_combine("out_over_weights", "out overlaps LowLatencyCombineOptions::weights",
+                    [](A& a) { a.options.weights = static_cast<const float*>(a.out) + kOutWords - 1; }),
+      spoil_combine("out_over_expert_scale", "out overlaps LowLatencyCombineOptions::expert_scale",
+                    [](A& a) { a.options.expert_scale = static_cast<const float*>(a.out) + 1; }),
       spoil_combine("no_output_to_combine", "make_output", [](A& a) { a.output = {}; }),
       spoil_combine(
           "fp8_y", "fp8", [](A& a) { a.y.dtype = DType::fp8_e4m3; }, ErrorCode::unsupported),

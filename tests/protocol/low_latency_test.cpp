@@ -297,11 +297,17 @@ TEST_P(Large, ManyTokensAndPieces) {
 /// GPUs keep ids in shared memory and sets of tokens behind them; here there is no room, and places are counted through ids.
 TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
   if (world() > 2) GTEST_SKIP() << "takes long on few multiprocessors";
-  auto s = script("7000 tokens", 16, 8, 7000, 32);
-  s.num_sms = 16;
-  s.dispatch({7000, 6500}, Routing::duplicates).x_pattern = Pattern::random_values;
+  auto s = script("8192 tokens", 256, 8, 8192, 16);  // more than 56 000 ids: combine has no room for them either
+  s.num_sms = 0;
+  s.dispatch({8192, 7003}, Routing::duplicates).x_pattern = Pattern::random_values;
   s.combine(kPerRank);
-  expect_exact({s});
+  s.combine(kPerRoute);
+  auto as_is = script("8000 tokens of bf16", 16, 8, 8000, 32);
+  as_is.num_sms = 16;
+  as_is.config.scales = ScaleKind::none;
+  as_is.dispatch({7999, 8000}).x_pattern = Pattern::random_values;
+  as_is.combine(kPerRoute);
+  expect_exact({s, as_is});
 }
 #endif
 

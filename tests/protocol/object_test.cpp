@@ -2,7 +2,8 @@
 // Exchange objects beside one scenario: bounded rings, several objects on one group, moves, handles across objects, static
 // shapes, many ranks, rows at any address, and the local queries.
 //
-// Executable: object_test. Source: object_test.cpp, with the harness library. Label: none. Timeout: 120 s.
+// Executable: object_test. Sources: object_test.cpp and ring_settings_test.cpp, with the harness library. Label: none. Timeout:
+// 120 s.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -160,6 +160,8 @@ class StreamedCalls {
     Filled filled[kOutputs];
   };
   Lane& lane(size_t i) { return lanes_[i]; }
+  /// Of whole exchanges, instead of the factors: must multiply by the same ones. Null: none.
+  const switchyard::RowFunction* function = nullptr;
   /// Outputs that only a graph fills are not combined by run().
   void forget() {
     for (Lane& lane : lanes_) {
@@ -249,19 +251,36 @@ class StreamedCalls {
 
   void all_to_all(const CallNumber& number, Lane& lane, const Choices& choices) {
     rig_.enqueue(MakeInputs{f_, number, rig_.rank(), lane.a}, lane.stream);
-    switchyard::AllToAllOptions o;
-    o.stream = lane.stream;
-    o.num_sms = plan_.num_sms;
-    o.weights = choices.weighted ? lane.a.weights : nullptr;
-    o.expert_scale = choices.the_rows ? nullptr : lane.a.factors;
-    const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
-    exchange_.moe_all_to_all(rows(lane.a.x, tokens), ids(lane, tokens), lane.a.out, o);
-    judge(JudgeSums{f_, number, number, rig_.rank(), choices.the_rows ? Answers::the_rows : Answers::the_rows_times_factors,
-                    choices.weighted ? Weights::of_dispatch : Weights::none, lane.a.out, verdict_},
-          lane.stream);
+    exchange_whole(number, lane, choices, lane.stream);
+    judge_whole(number, lane, choices, lane.stream);
+  }
+
+  /// A whole exchange with the arrays of each lane, calls number, number + 1, ..., one right behind the other on the first
+  /// lane's stream.
+  void all_to_all_of_lanes(const CallNumber& number, const Choices& choices) {
+    const auto of_lane = [&](size_t i) { return CallNumber{number.first + i, number.replays, number.per_replay}; };
+    void* const stream = lanes_[0].stream;
+    for (size_t i = 0; i < lanes_.size(); ++i) rig_.enqueue(MakeInputs{f_, of_lane(i), rig_.rank(), lanes_[i].a}, stream);
+    for (size_t i = 0; i < lanes_.size(); ++i) exchange_whole(of_lane(i), lanes_[i], choices, stream);
+    for (size_t i = 0; i < lanes_.size(); ++i) judge_whole(of_lane(i), lanes_[i], choices, stream);
   }
 
  private:
+  void exchange_whole(const CallNumber& number, const Lane& lane, const Choices& choices, void* stream) {
+    switchyard::AllToAllOptions o;
+    o.stream = stream;
+    o.num_sms = plan_.num_sms;
+    o.weights = choices.weighted ? lane.a.weights : nullptr;
+    o.expert_scale = choices.the_rows || function != nullptr ? nullptr : lane.a.factors;
+    if (!choices.the_rows) o.row_function = function;
+    const int64_t tokens = given_tokens(number, lane, choices, &o.device_tokens);
+    exchange_.moe_all_to_all(rows(lane.a.x, tokens), ids(lane, tokens), lane.a.out, o);
+  }
+  void judge_whole(const CallNumber& number, const Lane& lane, const Choices& choices, void* stream) {
+    judge(JudgeSums{f_, number, number, rig_.rank(), choices.the_rows ? Answers::the_rows : Answers::the_rows_times_factors,
+                    choices.weighted ? Weights::of_dispatch : Weights::none, lane.a.out, verdict_},
+          stream);
+  }
   void make_lane(Lane& lane, int i) {
     lane.stream = rig_.stream(plan_.first_stream + i);
     lane.a.int64_ids = i % 2 == 1;

@@ -150,8 +150,8 @@ typedef struct sy_low_latency_combine_options {
   { sizeof(sy_low_latency_combine_options), SWITCHYARD_ORDER_PER_ROUTE, 0, NULL, NULL, NULL }
 
 /// Collective. Sums what the experts made of the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
-/// f32). `y` has the shape of the output's `x` and is read where it lies. A token without a route yields +0. `options` NULL:
-/// defaults.
+/// f32). `y` has the shape of the output's `x` and is read where it lies; `out` must not overlap it, nor anything in `options`.
+/// All ranks combine the rows of the same dispatch. A token without a route yields +0. `options` NULL: defaults.
 switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y,
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options);
@@ -197,8 +197,8 @@ typedef struct sy_all_to_all_options {
   { sizeof(sy_all_to_all_options), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
 
 /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that turn each element of a row by itself.
-/// `x` is [T, H] of row_type, `out` likewise, elsewhere. Needs sy_low_latency_config::scales = SWITCHYARD_SCALE_NONE. A token
-/// without a route yields +0. `options` NULL: defaults.
+/// `x` is [T, H] of row_type, `out` likewise; it must not overlap `x`, the ids or anything in `options`. Needs
+/// sy_low_latency_config::scales = SWITCHYARD_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
 switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                             void* out, const sy_all_to_all_options* options);
 

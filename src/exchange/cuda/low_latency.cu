@@ -51,6 +51,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   share_params(given.c, p);  // while the kernel before ends
   wait_for_previous();
   const CallWords words = load_call_words(given.c.call, given.state);
+  const uint64_t combined = load_combined(given.c);
   const IdReader own{given.c.own_ids, false, given.c.layout.map.experts};
   const int most = given.c.layout.max_tokens;
   EarlyIds ids{};
@@ -64,9 +65,10 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     stage_ids(own, ids, most * given.c.layout.topk, copy, [](int32_t, int) {});
     if (threadIdx.x == 0) p.own_ids = copy;
   }
+  if (threadIdx.x == 0) p.combined = combined;
   if (!begin_block(given.c.call, words, given.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace, Event::combine,
-                             pack_launch(p.call.epoch, given.state, *given.c.own_tokens));
+                             pack_launch(p.call.epoch, given.state, given.c.own->tokens));
   if (halves.send) low_latency_return<A>(w, p);
   if (halves.receive) (void)low_latency_sum<A>(w, p);
   A::settle(w);

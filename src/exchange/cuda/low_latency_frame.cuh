@@ -151,12 +151,18 @@ __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatency
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   if (w.warp() == 0 && lane == 0) {
     ptx::prefetch(c.source_tokens);
-    ptx::prefetch(c.own_tokens);
+    ptx::prefetch(c.own);
     ptx::prefetch(c.rows_of_expert);
   }
   if (c.order != CombineOrder::per_rank || lane != 0) return;
   const ItemPiece at = split_index(spread_index(w), c.layout);
   if (at.item < c.layout.rows_per_expert()) ptx::prefetch(c.routes + at.item * c.layout.topk);
+}
+
+/// Which dispatch filled what a combine sums, in one thread of each block, which asks for it early, with load_call_words.
+__device__ inline uint64_t load_combined(const LowLatencyCombineParams& given) {
+  const bool known = threadIdx.x == 0 && given.own != nullptr;  // warm_up_low_latency_kernels gives none
+  return known ? ptx::load_relaxed<Scope::device>(&given.own->call) : 0;
 }
 
 inline constexpr int64_t kStaticShared = 3072;  ///< parameters
