@@ -142,7 +142,9 @@ class LedgerCombine {
   ConstRows returned() const;
 
   const LedgerConfig& config() const noexcept;
-  CallStatistics last_call() const;  ///< local; CUDA: waits for the call
+  /// Local. CUDA: waits for the call; of replayed graphs only if their calls had as many multiprocessors as the last one
+  /// enqueued.
+  CallStatistics last_call() const;
 
  private:
   friend void combine_by_ledger(const ConstRows&, const float*, std::span<const std::byte>, LedgerCombine&, int64_t, void*,

@@ -57,7 +57,7 @@ class CpuLedger final : public LedgerImpl {
     p.filled = filled_;
     p.row_of = data.row_of.data();
     p.senders_of = data.work.senders_of.data();
-    returned_ = data.returned;
+    p.sender_of = data.work.sender_of.data();
     group_.pool.run(
         [&](CpuWarp& w) { group_.options.deferred_copies ? ledger_combine<CpuDeferred>(w, p) : ledger_combine<Cpu>(w, p); });
     group_.raise_fault("ledger combine", (epoch_ - config.first_epoch + 1) & kEpochMask);
@@ -67,15 +67,14 @@ class CpuLedger final : public LedgerImpl {
 
   ConstRows returned() override {
     group_.check_usable("LedgerCombine::returned");
-    return {group_.heap->view().local(layout_.buffer(epoch_)), returned_, config.hidden, config.row_type};
+    return {group_.heap->view().local(layout_.buffer(epoch_)), filled_[epoch_ & 1], config.hidden, config.row_type};
   }
   CallStatistics last_call() override { return stats_; }
 
  private:
   uint64_t epoch_ = 0;  // of the last call
-  int64_t returned_ = 0;
   std::vector<uint64_t> sends_done_;
-  int64_t filled_[2] = {};
+  int64_t filled_[2] = {};  // rows of the calls of each parity
   CallStatistics stats_;
 };
 

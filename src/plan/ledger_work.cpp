@@ -13,15 +13,15 @@ size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) { return std::max<int64_t>(1, chunk_bytes / row_bytes); }
 
-/// Which ranks return rows of each token.
-void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int rank, std::vector<uint64_t>& senders_of) {
-  const int32_t* cumsum = t.cumsum_per_expert.data() + int64_t{rank} * t.num_experts_padded;
-  senders_of.assign(t.expanded_row_idx.size() / idx(topk), 0);
+/// Which rank returns each row, and which ranks return rows of each token.
+void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int rank, LedgerWork& work) {
+  const int64_t first = int64_t{rank} * t.num_experts_padded;
+  for (int expert = 0; expert < t.num_experts; ++expert)
+    work.sender_of.resize(idx(t.cumsum_per_expert[idx(first + expert)]), static_cast<uint8_t>(map.owner(expert)));
+  work.senders_of.assign(t.expanded_row_idx.size() / idx(topk), 0);
   for (size_t f = 0; f < t.expanded_row_idx.size(); ++f) {
     const int32_t row = t.expanded_row_idx[f];
-    if (row < 0) continue;
-    const auto expert = static_cast<int>(std::upper_bound(cumsum, cumsum + t.num_experts, row) - cumsum);
-    senders_of[f / idx(topk)] |= uint64_t{1} << map.owner(expert);
+    if (row >= 0) work.senders_of[f / idx(topk)] |= uint64_t{1} << work.sender_of[idx(row)];
   }
 }
 
@@ -49,7 +49,7 @@ LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, 
     }
   }
   work.returned = t.cumsum_per_expert[idx(int64_t{rank} * t.num_experts_padded + t.num_experts_padded - 1)];
-  find_senders(t, map, topk, rank, work.senders_of);
+  find_senders(t, map, topk, rank, work);
   return work;
 }
 

@@ -25,12 +25,13 @@ struct LedgerWork {
   std::vector<LedgerChunk> chunks;   ///< by owner, beginning with the next rank; then local expert, row
   std::vector<int32_t> chunks_of;    ///< [W] by owner
   std::vector<uint64_t> senders_of;  ///< [T] bit r: a row of the token comes from rank r
+  std::vector<uint8_t> sender_of;    ///< [returned] the rank that each row of the return buffer comes from
   int64_t rows = 0;                  ///< least number of rows of the expert output
   int64_t returned = 0;              ///< rows that come back to this rank
 };
 
 /// `tables` have been checked. Longer segments are cut into chunks of about `chunk_bytes`, at least a row: small enough to
-/// spread over all warps. O(T * K * log E + W * E + chunks).
+/// spread over all warps. O(T * K + returned rows + W * E + chunks).
 LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes);
 
 /// Most chunks that a rank can have, if all ranks together hold `routes` routes.

@@ -23,7 +23,8 @@
 // Expert outputs are the rank's own memory and are read before it announces them: they may change when the call returns.
 //
 // Ranks whose ledgers differ write inside the return buffers all the same (tables are checked); what is summed then is
-// unspecified, and the signatures beside the flags make every rank of such a pair end the call with a mismatch.
+// unspecified, and the signatures beside the flags make every rank of such a pair end the call: with a mismatch, or told by the
+// other one's abort that it has found one.
 //
 // Progress: returning rows waits for nothing; a warp waits only after it has returned its share. All warps of a rank must run.
 #pragma once
@@ -59,6 +60,7 @@ struct LedgerParams {
   bool some_unnamed = false;             ///< some of them are in no sum
   const int32_t* row_of = nullptr;       ///< [T * K] row of the return buffer, -1 none
   const uint64_t* senders_of = nullptr;  ///< [T] bit r: a row of the token comes from rank r
+  const uint8_t* sender_of = nullptr;    ///< [returned] the rank that each row comes from
   const float* probs = nullptr;          ///< [T * K] or null
   std::byte* out = nullptr;
 };
@@ -151,32 +153,29 @@ struct EnteredOtherwise {
   }
 };
 
-/// Waits until ready(looks) says so, for rows of the ranks in `senders`. False: the fault is recorded.
-template <class A, class P, class Ready>
-SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, uint64_t senders, Ready&& ready) {
+/// Waits until missing(looks) finds no more row that has not come: it returns the row's number in the return buffer, or -1. The
+/// time is charged to the rank that the row comes from. False: the fault is recorded.
+template <class A, class P, class Missing>
+SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
   WarpSpan<A> span(w, p.call);
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
-    const bool done = ready(looks);
-    if (!done && looks == 0) span.begin(Event::wait_ledger_rows, -1);
-    if (done && looks > 0) {
+    const int32_t row = missing(looks);
+    if (row < 0 && looks > 0) {
       clock.charge(w, p.call, clock.awaited());
       span.set_arg(clock.awaited());
     }
-    if (done) return true;
-    // Who has not entered, or else who was named before, or else one of the others: the ledger says from which ranks a token's
-    // rows come, not which from which.
-    const auto entered = [&](int r) { return flag_reached(A::peek(p.call.heap.local(p.layout.flag(r))), p.call.word()); };
-    const uint64_t late = A::lanes_where(w, p.call.world(), [&](int r) { return (senders >> r & 1) != 0 && !entered(r); });
-    const uint64_t others = senders & ~(uint64_t{1} << p.call.rank());
-    const int writer = late != 0 ? nth_bit(late, 0) : looks > 0 ? clock.awaited() : nth_bit(others != 0 ? others : senders, 0);
+    if (row < 0) return true;
+    if (looks == 0) span.begin(Event::wait_ledger_rows, -1);
+    const int writer = p.sender_of[row];
     if (looks == 0)
       clock.begin(writer);
     else if (writer != clock.awaited())
       clock.charge(w, p.call, writer);
-    if (!clock.keep_waiting(w, p.call, late != 0 ? Site::ledger_rows : Site::returned, p.call.heap.local(p.layout.flag(writer)),
-                            p.call.word()) ||
+    const uint64_t* const flag = p.call.heap.local(p.layout.flag(writer));
+    const Site site = flag_reached(A::peek(flag), p.call.word()) ? Site::returned : Site::ledger_rows;
+    if (!clock.keep_waiting(w, p.call, site, flag, p.call.word()) ||
         (clock.looks_around() && A::cold(w, EnteredOtherwise<A>{}, &p))) {
       span.set_arg(clock.awaited());
       return false;
@@ -189,11 +188,12 @@ template <class A, class P>
 SWITCHYARD_FN bool sum_told(typename A::Warp& w, const P& p, const ReduceSpec& sum, int64_t t, int64_t at) {
   const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   const int32_t* const row_of = p.row_of + t * p.topk;
-  return wait_told<A>(w, p, p.senders_of[t], [&](int looks) {
-    return A::reduce_told(
-               w, sum, p.topk, p.probs != nullptr,
-               [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
-               [&](int k) { return p.probs[t * p.topk + k]; }, looks, telling_copies()) < 0;
+  return wait_told<A>(w, p, [&](int looks) -> int32_t {
+    const int missing = A::reduce_told(
+        w, sum, p.topk, p.probs != nullptr,
+        [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
+        [&](int k) { return p.probs[t * p.topk + k]; }, looks, telling_copies());
+    return missing < 0 ? -1 : row_of[missing];
   });
 }
 
@@ -205,7 +205,6 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   const int64_t bytes = p.filled[(p.call.epoch - 1) & 1] * p.row_bytes, width = 2048;
   for (int64_t at = spread_index(w) * width; at < bytes; at += w.total() * width)
     A::blank_row(w, rows + at, static_cast<size_t>(at + width < bytes ? width : bytes - at), telling_copies());
-  if (w.index() == 0) A::for_lanes(w, 1, [&](int) { p.filled[p.call.epoch & 1] = p.returned; });
   A::settle(w);
 }
 
@@ -213,11 +212,12 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
 template <class A, class P>
 SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   if (!p.some_unnamed) return true;
-  const uint64_t all = ~uint64_t{0} >> (64 - p.call.world());
   const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   for (int64_t row = spread_index(w); row < p.returned; row += w.total()) {
     const std::byte* const at = buffer + row * p.row_bytes;
-    if (!wait_told<A>(w, p, all, [&](int) { return A::has_come(w, at, static_cast<size_t>(p.row_bytes), telling_copies()); }))
+    if (!wait_told<A>(w, p, [&](int) {
+          return A::has_come(w, at, static_cast<size_t>(p.row_bytes), telling_copies()) ? -1 : static_cast<int32_t>(row);
+        }))
       return false;
   }
   return true;
@@ -271,8 +271,10 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
   const uint64_t all = ~uint64_t{0} >> (64 - call.world());
   const bool tells = p.layout.tells();
-  if (w.index() == 0)
+  if (w.index() == 0) {
     announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return tells || p.chunks_of[r] == 0; }));
+    A::for_lanes(w, 1, [&](int) { p.filled[call.epoch & 1] = p.returned; });
+  }
   {
     MoveCounter moved;
     WarpSpan<A> span(w, call, Event::return_segments);

@@ -215,6 +215,94 @@ TEST(GpuLedger, GraphsAreReplayed) {
   });
 }
 
+/// returned() is of the call that the GPU ran last, whatever was captured or enqueued after it was recorded.
+TEST(GpuLedger, ReturnedRowsAreOfTheCallThatRan) {
+  for (const int64_t hidden : {96, 97}) {  // rows that tell by themselves, and others
+    const auto few = gpu_case(2, 5, DType::bf16, hidden), many = gpu_case(2, 6, DType::bf16, hidden, 40);
+    on_gpus(2, heap_of(*many), [&](Station& me) {
+      me.f.set_context("hidden " + std::to_string(hidden));
+      LedgerCombine ledger(me.group, make_config(*many));
+      LedgerStation one(me, *few), two(me, *many);
+      const PreparedLedger first = ledger.prepare(one.data.tables()), second = ledger.prepare(two.data.tables());
+      me.f.check(first.returned_rows() != second.returned_rows(), "as many rows: proves nothing");
+      const auto expect_rows_of = [&](LedgerStation& s, const PreparedLedger& of, const std::string& what) {
+        me.meet();
+        const switchyard::ConstRows rows = ledger.returned();
+        me.f.equal(of.returned_rows(), rows.rows, what + ": rows");
+        std::vector<std::byte> host(static_cast<size_t>(rows.rows * rows.cols) * 2);
+        me.read(host.data(), rows.data, host.size());
+        s.data.check_returned(host.data(), rows.rows, me.f);
+        me.meet();
+      };
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      me.meet();
+      one.combine(ledger, first);
+      me.meet();
+      must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      two.combine(ledger, second);
+      must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+      must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+      expect_rows_of(one, first, "captured, not launched");
+      one.combine(ledger, first);
+      must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+      expect_rows_of(two, second, "launched after a call");
+      must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+      must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+      me.meet();
+    });
+  }
+}
+
+/// Rows that tell survive a nap bit by bit: a word of them that became zero would pass for one that has come.
+TEST(GpuLedger, NapsBetweenCalls) {
+  const auto c = gpu_case(2);
+  on_gpus(2, heap_of(*c), [&](Station& me) {
+    LedgerCombine ledger(me.group, make_config(*c));
+    std::vector<std::unique_ptr<LedgerStation>> calls;
+    for (int i = 0; i < 5; ++i) calls.push_back(std::make_unique<LedgerStation>(me, *c, i));
+    const PreparedLedger prepared = ledger.prepare(calls[0]->data.tables());
+    for (auto& call : calls) {
+      me.meet();
+      call->combine(ledger, prepared);
+      me.meet();
+      me.group.sleep();
+      me.gather();
+      me.group.wake();
+      me.meet();
+      call->check();
+    }
+    me.meet();
+  });
+}
+
+/// Rows of whole 16 bytes that begin anywhere: they tell, but go by another kernel.
+TEST(GpuLedger, RowsThatBeginAnywhere) {
+  for (const DType type : {DType::f16, DType::bf16}) {
+    const auto c = gpu_case(2, 9, type);
+    for (const size_t at : {2, 4, 8, 14}) {
+      on_gpus(2, heap_of(*c), [&](Station& me) {
+        me.f.set_context("rows begin at byte " + std::to_string(at));
+        LedgerCombine ledger(me.group, make_config(*c));
+        LedgerStation mine(me, *c);
+        std::byte* const y = me.room(static_cast<size_t>(mine.y.rows * mine.y.cols) * 2 + 16) + at;
+        std::byte* const out = me.room(mine.bytes + 16) + (16 - at);
+        must(cudaMemcpyAsync(y, mine.y.data, static_cast<size_t>(mine.y.rows * mine.y.cols) * 2, cudaMemcpyDeviceToDevice,
+                             me.stream()),
+             "cudaMemcpyAsync");
+        mine.y.data = y;
+        mine.out = out;
+        const PreparedLedger prepared = ledger.prepare(mine.data.tables());
+        me.meet();
+        for (int i = 0; i < 3; ++i) mine.combine(ledger, prepared);
+        me.meet();
+        mine.check();
+        me.meet();
+      });
+    }
+  }
+}
+
 /// The stream changes from call to call, with the rows of the next call written behind the one before.
 TEST(GpuLedger, StreamsInTurn) {
   const auto c = gpu_case(2);
@@ -310,6 +398,41 @@ TEST(GpuLedger, HostMemoryIsRefused) {
       me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), o.text);
     }
   });
+}
+
+/// Tables and packed tables that are wrong on one rank: it says what, and the others' calls end.
+TEST(GpuLedger, TablesThatAreRefusedEndThePeers) {
+  const auto c = gpu_case(2);
+  for (const bool packed : {false, true}) {
+    on_gpus(2, heap_of(*c), 60s, [&](Station& me) {
+      LedgerCombine ledger(me.group, make_config(*c));
+      LedgerStation mine(me, *c);
+      LedgerTables tables = mine.data.tables();
+      auto bytes = switchyard::pack_route_meta(tables, ledger.config(), 2, me.rank());
+      const PreparedLedger prepared = ledger.prepare(tables);
+      me.meet();
+      if (me.rank() == 1) {
+        tables.dispatch_offset.back() += 1 << 20;  // rows behind the end of the expert output
+        tables.prev_sum_before_rank[0] = 7;
+        bytes.pop_back();
+      }
+      const Outcome o = outcome_of([&] {
+        if (me.rank() == 0) return mine.combine(ledger, prepared);
+        packed
+            ? switchyard::combine_by_ledger(mine.y, mine.probs, bytes, ledger, c->problem.tokens(1), mine.out, mine.options())
+            : ledger.combine(mine.y, mine.probs, tables, mine.out, mine.options());
+      });
+      me.synchronize();
+      if (me.rank() == 1) {
+        me.f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(o.code), o.text);
+        me.f.check(o.text.find(packed ? "route_meta" : "LedgerTables::") != std::string::npos, o.text);
+      } else {
+        const Outcome later = o.code == ErrorCode::ok ? outcome_of([&] { me.group.check(); }) : o;
+        me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(later.code), later.text);
+      }
+      me.gather();
+    });
+  }
 }
 
 TEST(GpuLedger, RanksWithOtherLedgersFindOut) {

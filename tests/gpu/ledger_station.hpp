@@ -9,14 +9,15 @@
 
 namespace harness {
 
-inline std::shared_ptr<const LedgerCase> gpu_case(int world, uint64_t seed = 3, DType type = DType::bf16, int64_t hidden = 96) {
+inline std::shared_ptr<const LedgerCase> gpu_case(int world, uint64_t seed = 3, DType type = DType::bf16, int64_t hidden = 96,
+                                                  int64_t tokens = 12) {
   LedgerScenario s;
   s.name = "on GPUs";
   s.problem.world = world;
   s.problem.experts = 2 * world + 1;
   s.problem.topk = 3;
   s.problem.alignment = 4;
-  for (int r = 0; r < world; ++r) s.tokens.push_back(r % 3 == 1 ? 5 : 12);
+  for (int r = 0; r < world; ++r) s.tokens.push_back(r % 3 == 1 ? 5 : tokens);
   s.hidden = hidden;
   s.type = type;
   s.seed = seed;

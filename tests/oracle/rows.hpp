@@ -22,6 +22,7 @@ enum class Pattern {
   unit_interval,   ///< [0, 1)
   wild_values,     ///< all magnitudes, subnormals, -0, infinities, NaN
   raw_bits,        ///< any bit pattern at all: for transport only
+  blank_words,     ///< random_values, among them runs of 4, 8 and 12 bytes of ones: NaNs, of 16 and 32 bits
   quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, NaN, ordinary
 };
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "protocol/flat_function.hpp"
 #include "protocol/fleet.hpp"
 #include "protocol/masked_layer.hpp"
 
@@ -95,6 +96,29 @@ TEST(ClosedForm, SomeRowsComeQuantised) {
   int given = 0;
   EXPECT_EQ(run(c, 60, &given), "");
   EXPECT_TRUE(given > 0 && given < 60) << given;
+}
+
+/// What gpu/cuda_low_latency_test.cpp queues, with factors and with a function of the caller.
+TEST(ClosedForm, WholeExchangesInARow) {
+  for (const bool with_function : {false, true}) {
+    StreamedCase c = draw_case(8, 3);
+    ASSERT_EQ(c.form.scales, ScaleKind::none);
+    c.plan = {.lanes = 3};
+    Fleet fleet;
+    fleet.world = c.form.world;
+    fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), c.form.world);
+    const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
+      LowLatencyExchange exchange(group, c.config());
+      HostRig rig(group.rank());
+      StreamedCalls<HostRig> streamed(rig, exchange, c);
+      const auto function = factor_function(streamed.lane(0).a.factors, c.form.first_expert(group.rank()));
+      if (with_function) streamed.function = &function;
+      for (uint64_t n = 1; n < 30; n += 3) streamed.all_to_all_of_lanes({n}, {});
+      f.equal(uint64_t{30}, streamed.judged(), "judged calls");
+      f.equal(std::string(), describe(*streamed.verdict(), streamed.judged()), "verdict");
+    });
+    EXPECT_EQ(joined(failures), "");
+  }
 }
 
 TEST(ClosedForm, OneRankIsLate) {

@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <cstring>
 
 #include "protocol/fault_rig.hpp"
 #include "protocol/ledger_rig.hpp"
+#include "protocol/stalled_page.hpp"
 
 namespace harness {
 namespace {
@@ -335,7 +337,43 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Flags survive, rows do not have to.
+/// Two rows for the token of rank 0, from the ranks 1 and 2. Rank 2 has entered and stops before its row, which is the one that
+/// is named; that of rank 1 has come.
+TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
+  for (const int64_t hidden : {64, 65}) {  // rows that tell by themselves, and others
+    SCOPED_TRACE(hidden);
+    LedgerScenario s;
+    s.problem.world = 3;
+    s.problem.experts = 3;
+    s.problem.topk = 3;
+    s.tokens = {1, 0, 0};
+    s.hidden = hidden;
+    const auto c = make_ledger_case(s);
+    StalledPage page;
+    const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
+      Rig rig(group, *c);
+      rig.combine();  // and the next one meets ranks that have been there
+      const PreparedLedger ledger = rig.ledger.prepare(rig.tables);
+      if (group.rank() == 2) {
+        ASSERT_EQ(rig.y.rows, 1);
+        std::memcpy(page.data(), rig.y.data, static_cast<size_t>(hidden) * 2);
+        rig.y.data = page.data();
+        page.stall();
+      }
+      group.barrier();
+      const Outcome o = outcome_of([&] { rig.ledger.combine(rig.y, rig.data.probs(), ledger, rig.out); });
+      if (group.rank() != 0) return;  // rank 1 waits for nobody's row
+      EXPECT_TRUE(page.was_held());
+      EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
+      EXPECT_EQ(o.report.awaited_rank, 2);
+      EXPECT_STREQ(o.report.site, hidden == 64 ? "returned" : "ledger_rows");
+      page.release();
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  }
+}
+
+/// Flags survive, and rows that tell by themselves: a word of them that became zero would pass for one that has come.
 TEST(Ledger, SleepBetweenCalls) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s, size_t{8} << 20), [&](Group& group) {

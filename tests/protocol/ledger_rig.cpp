@@ -95,6 +95,13 @@ LedgerRankData::LedgerRankData(const LedgerCase& c, int rank, int repetition)
     if (oracle::mix(seed_, 77, f, static_cast<uint64_t>(rank)) % 100 < static_cast<uint64_t>(s_.mask_percent))
       tables_.expanded_row_idx[f] = -1;
   }
+  if (s_.shuffled) {
+    std::vector<int32_t*> routes;
+    for (int32_t& row : tables_.expanded_row_idx)
+      if (row >= 0) routes.push_back(&row);
+    for (size_t i = routes.size(); i > 1; --i)
+      std::swap(*routes[i - 1], *routes[oracle::mix(seed_, 78, i, static_cast<uint64_t>(rank)) % i]);
+  }
   out_.assign(idx(tokens * row_bytes()), std::byte{0xEE});
 }
 
@@ -123,7 +130,9 @@ void LedgerRankData::check_returned(const void* rows, int64_t num_rows, Failures
   std::vector<std::byte> row(idx(row_bytes()));
   for (size_t i = 0; i < routes.size(); ++i) {
     fill_row(route_of(rank_, routes[i], c_.problem.topk), row.data());
-    if (std::memcmp(row.data(), static_cast<const std::byte*>(rows) + i * row.size(), row.size()) != 0)
+    const std::byte* const got = static_cast<const std::byte*>(rows) + i * row.size();
+    if (s_.pattern == Pattern::blank_words ? oracle::first_difference(s_.type, row.data(), got, s_.hidden) != s_.hidden
+                                           : std::memcmp(row.data(), got, row.size()) != 0)
       f.add("row " + std::to_string(i) + " of the return buffer (route " + std::to_string(routes[i]) + ") differs");
   }
 }
@@ -135,6 +144,7 @@ void LedgerRankData::check_out(Failures& f) const {
   sum.order = CombineOrder::per_route;
   sum.weighted = s_.probs;
   const int topk = c_.problem.topk;
+  const std::vector<int64_t> route_in = oracle::returned_routes(c_.problem, rank_);  // by row of the return buffer
   const std::vector<float> probs =
       s_.fixture ? c_.fixture.probs(rank_) : make_weights(seed_, rank_, c_.problem.tokens(rank_), topk);
   std::vector<std::byte> expected(idx(row_bytes()));
@@ -142,9 +152,10 @@ void LedgerRankData::check_out(Failures& f) const {
     std::vector<std::vector<std::byte>> rows;
     std::vector<oracle::Term> terms;
     for (int64_t at = t * topk; at < (t + 1) * topk; ++at) {
-      if (tables_.expanded_row_idx[idx(at)] < 0) continue;
+      const int32_t row = tables_.expanded_row_idx[idx(at)];
+      if (row < 0) continue;
       rows.emplace_back(idx(row_bytes()));
-      fill_row(route_of(rank_, at, topk), rows.back().data());
+      fill_row(route_of(rank_, route_in[idx(row)], topk), rows.back().data());
       terms.push_back({nullptr, probs[idx(at)], 0});
     }
     for (size_t i = 0; i < rows.size(); ++i) terms[i].row = rows[i].data();

@@ -22,6 +22,7 @@ struct LedgerScenario {
   std::vector<int64_t> tokens;  ///< per rank
   int drop_percent = 0;         ///< ids outside [0, E): in no count
   int mask_percent = 0;         ///< further routes that the ledger calls -1 although their rows come back
+  bool shuffled = false;        ///< routes have rows in any order, not that of a stable sort
   bool fixture = false;         ///< rows, probabilities and ids of the published fixture
 
   int64_t hidden = 64;
@@ -59,7 +60,7 @@ class LedgerRankData {
   std::vector<std::byte>& out() { return out_; }
   /// Overwrites all inputs of a call that has returned.
   void scribble();
-  /// `rows`: the return buffer in host memory.
+  /// `rows`: the return buffer in host memory. Bit by bit, but for a pattern with words that may arrive as other NaNs.
   void check_returned(const void* rows, int64_t num_rows, Failures& failures) const;
   void check_out(Failures& failures) const;
   void check_statistics(const switchyard::CallStatistics& stats, Failures& failures) const;

@@ -39,8 +39,13 @@ LedgerScenario published(int64_t tokens, int64_t hidden, int topk, int experts_p
 
 TEST(Ledger, D01_D02_PublishedShapes) {
   for (const Workers& workers : {Workers{1, 1, false}, Workers{2, 3, true}}) {
-    EXPECT_EQ(run_ledger_cases(kRanks, workers, {make_ledger_case(published(64, kSanitizer ? 1024 : 7168, 8, 2))}), "");
-    EXPECT_EQ(run_ledger_cases(kRanks, workers, {make_ledger_case(published(8, 64, 2, 1))}), "");
+    for (const int sms : {2, 0}) {  // CUDA: 0 is all that the rank may have; elsewhere workers count
+      if (sms == 0 && kBackend != switchyard::Backend::cuda) continue;
+      LedgerScenario large = published(64, kSanitizer ? 1024 : 7168, 8, 2), quick = published(8, 64, 2, 1);
+      large.num_sms = quick.num_sms = sms;
+      EXPECT_EQ(run_ledger_cases(kRanks, workers, {make_ledger_case(large)}), "");
+      EXPECT_EQ(run_ledger_cases(kRanks, workers, {make_ledger_case(quick)}), "");
+    }
   }
 }
 
@@ -193,6 +198,26 @@ TEST_P(LedgerAcceptance, D10_RowTypes) {
       s.probs = hidden != 1;
       all.push_back(s);
     }
+    LedgerScenario ones = base("words of ones", 3, 6, 512);  // what a row that has not come consists of
+    ones.type = type;
+    ones.pattern = Pattern::blank_words;
+    all.push_back(ones);
+  }
+  expect_exact(all);
+}
+
+/// Any assignment of the rows that come back, not only that of a stable sort; ranks without experts.
+TEST_P(LedgerAcceptance, LedgersOfOtherMakers) {
+  std::vector<LedgerScenario> all;
+  for (const int64_t hidden : {64, 37}) {
+    LedgerScenario s = base("rows in any order", 3, 9, hidden);
+    s.shuffled = true;
+    s.mask_percent = 20;
+    s.problem.alignment = 8;
+    all.push_back(s);
+    s = base("fewer experts than ranks", 2, 7, hidden);
+    s.problem.experts = world() > 1 ? world() - 1 : 1;
+    all.push_back(s);
   }
   expect_exact(all);
 }

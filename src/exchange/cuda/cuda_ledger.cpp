@@ -19,6 +19,7 @@ struct LedgerTablesOnDevice {
   int32_t* chunks_of = nullptr;
   int32_t* row_of = nullptr;
   uint64_t* senders_of = nullptr;
+  uint8_t* sender_of = nullptr;
   int64_t bytes = 0;
 };
 
@@ -35,6 +36,7 @@ LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const 
   take(t.chunks_of, layout.world);
   take(t.row_of, layout.rows);
   take(t.senders_of, c.max_tokens);
+  take(t.sender_of, layout.rows);
   return t;
 }
 
@@ -138,8 +140,8 @@ class CudaLedger final : public LedgerImpl {
 
   ConstRows returned() override {
     group_.check_usable("LedgerCombine::returned");
-    const uint64_t epoch = last_epoch();
-    return {group_.heap->view().local(layout_.buffer(epoch)), returned_, config.hidden, config.row_type};
+    const auto [epoch, rows] = last_call_that_ran();
+    return {group_.heap->view().local(layout_.buffer(epoch)), rows, config.hidden, config.row_type};
   }
 
   CallStatistics last_call() override {
@@ -187,6 +189,7 @@ class CudaLedger final : public LedgerImpl {
     copy(data.tables.chunks_of, data.work.chunks_of);
     copy(data.tables.row_of, data.row_of);
     copy(data.tables.senders_of, data.work.senders_of);
+    copy(data.tables.sender_of, data.work.sender_of);
     check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "copy of a ledger");
   }
 
@@ -206,6 +209,7 @@ class CudaLedger final : public LedgerImpl {
     p.l.filled = state_.as<int64_t>(kFilledAt);
     p.l.row_of = data.tables.row_of;
     p.l.senders_of = data.tables.senders_of;
+    p.l.sender_of = data.tables.sender_of;
     p.state = state_.as<EpochState>();
     if (tuned_.warps > 0) p.warps = tuned_.warps;
     cudaGraph_t const graph = order_->begin(stream);
@@ -214,17 +218,26 @@ class CudaLedger final : public LedgerImpl {
       retain_in_graph(graph, new Share(ledger.share()), [](void* share) { delete static_cast<Share*>(share); });
     }
     launch_ledger(p, blocks, gpu_.limits(), stream);
-    returned_ = data.returned;
     order_->end(stream, graph != nullptr, blocks * p.warps);
   }
 
-  uint64_t last_epoch() {
+  struct LastCall {
+    uint64_t epoch;
+    int64_t rows;  // that came back
+  };
+  /// Of the calls that the GPU has run, replays included, whatever was enqueued or captured last.
+  LastCall last_call_that_ran() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
     EpochState state{};
-    check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()), "epoch");
-    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "epoch");
-    return state.epoch;
+    int64_t filled[2] = {};
+    const auto read = [&](void* to, size_t at, size_t bytes) {
+      check_cuda(cudaMemcpyAsync(to, state_.as<std::byte>(at), bytes, cudaMemcpyDeviceToHost, gpu_.copy_stream()), "last call");
+    };
+    read(&state, 0, sizeof state);
+    read(filled, kFilledAt, sizeof filled);
+    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "last call");
+    return {state.epoch, filled[state.epoch & 1]};
   }
 
   CudaRank& gpu_;
@@ -232,7 +245,6 @@ class CudaLedger final : public LedgerImpl {
   DeviceMemory ledgers_;  // max_ledgers places
   std::shared_ptr<LedgerPlaces> places_;
   std::optional<CallOrder> order_;
-  int64_t returned_ = 0;
 };
 
 }  // namespace
