@@ -65,6 +65,7 @@ if(SWITCHYARD_INSTALL)
               FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*.def")
     endforeach()
     install(FILES src/arch/ops.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard/internal/arch)
+    install(FILES src/exchange/tuning_launch.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard/internal/exchange)
   endif()
   install(EXPORT switchyard NAMESPACE switchyard:: FILE switchyardTargets.cmake DESTINATION ${package_dir})
   configure_package_config_file(cmake/switchyardConfig.cmake.in ${PROJECT_BINARY_DIR}/switchyardConfig.cmake
