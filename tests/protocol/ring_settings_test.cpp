@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What usual_ring() chooses where memory is bounded, and what it refuses.
-//
-// Source: ring_settings_test.cpp, with the harness library.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,14 +15,20 @@ using switchyard::NormalConfig;
 using switchyard::NormalExchange;
 using switchyard::Staging;
 
-/// Settings that are not allowed are not returned: what usual_ring() says means the same if it is given, or it throws what is
-/// needed.
-TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
+/// A slot: a row of 14336 bytes, 256 for scales, 128 for its record.
+NormalConfig usual_config() {
   NormalConfig config;
   config.hidden = 7168;
   config.num_experts = 256;
   config.topk = 8;
   config.max_tokens = 512;
+  return config;
+}
+
+/// Settings that are not allowed are not returned: what usual_ring() says means the same if it is given, or it throws what is
+/// needed.
+TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
+  NormalConfig config = usual_config();
   constexpr int kWorld = 8;
   const size_t slot = 14336 + 256 + 128, flags = 2 * 64 * kWorld;  // of one channel
   for (const size_t room : {size_t{1}, flags, flags + 5 * kWorld * slot, flags + 8 * kWorld * slot - 1}) {
@@ -64,11 +68,7 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
 
 /// Slots that are named are kept while channels that are not make room; then they are lowered.
 TEST(Ring, NamedSlotsAreLoweredLast) {
-  NormalConfig config;
-  config.hidden = 7168;
-  config.num_experts = 256;
-  config.topk = 8;
-  config.max_tokens = 512;
+  NormalConfig config = usual_config();
   config.ring.slots = 64;
   constexpr int kWorld = 8;
   const auto bytes = [](int channels, int slots) {  // of a rank
