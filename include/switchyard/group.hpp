@@ -52,6 +52,10 @@ struct GroupOptions {
   std::chrono::milliseconds rendezvous_timeout{60000};  ///< how long to wait for all ranks to come
   int num_blocks = 1;                                   ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
   int num_warps = 1;
+  /// CUDA: most multiprocessors of any call, whatever its mode; 0: the environment's SWITCHYARD_NUM_SMS, or those of the GPU /
+  /// ranks on it. The blocks of a call wait for peers and must all run at the same time: where other kernels that wait run
+  /// beside them (NCCL, another group's), leave those theirs. May differ by rank.
+  int num_sms = 0;
   bool deferred_copies = false;  ///< testing: perform a copy only when it is settled (backend cpu_deferred)
 };
 

@@ -11,14 +11,17 @@
 /// CPU: calls are synchronous on the calling thread. CUDA: pointers are device memory of the rank's GPU, rows are aligned to 16
 /// bytes; calls enqueue on DispatchOptions::stream and return; nothing waits for the GPU except SizePolicy::exact (which needs
 /// the counts), Handle's members, last_call() and destruction. Calls on one object are ordered, also on different streams
-/// (launches of a graph are ordered by their stream only). All but `exact` can be captured in a graph; blocks that a captured
-/// call takes, and those that a captured combine reads, belong to the graph. Sticky faults that a kernel finds are thrown by
-/// the next call, Group::check() or Handle::counts(); the others by the latter two only, so that all ranks go on making the
-/// same calls.
+/// (launches of a graph are ordered by their stream only). All but `exact` can be captured; memory that a captured call takes
+/// or uses belongs to the graph; what is let go before the capture ends serves its later calls. Sticky faults that a kernel
+/// finds are thrown by the next call, Group::check() or Handle::counts(); the others by the latter two only, so that all ranks
+/// go on making the same calls.
 ///
 /// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
 /// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed
-/// and mismatch are sticky: the group must be formed again.
+/// and mismatch are sticky: the group must be formed again. CUDA: pool_exhausted is thrown at once by the rank without room,
+/// which takes part in that call but moves nothing. Until the other ranks have heard of it (Group::check(), Handle::counts()),
+/// what they enqueue on this object does nothing and is not counted; then all ranks go on with the same next call. What is
+/// enqueued by the handle of a dispatch that moved nothing does nothing either.
 #pragma once
 
 #include <cstddef>
@@ -220,9 +223,27 @@ struct Dispatched {
   std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here; empty if none was
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
-  /// CUDA: `stream` (cudaStream_t), other than the one of the calls, uses the rows: they are not reused before its work so far
-  /// at the time of the destruction is done. Local.
+  /// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed
+  /// out again, to calls or to allocate_rows, before its work so far at the time of the destruction is done. The stream
+  /// outlives the rows. If it is captured now, the rows belong to its graph as well. cudaStreamPerThread is the stream of the
+  /// thread that says so; what it does after that counts only if the same thread destroys the rows. Local.
   void used_by(void* stream);
+};
+
+/// Memory that the captured calls of several graphs share (CUDA); see NormalExchange::use_graph_memory. Cheap to copy. Freed
+/// with the last copy, graph and row that is of it.
+class GraphMemory {
+ public:
+  GraphMemory() = default;
+  explicit operator bool() const noexcept { return maker_ != nullptr; }
+
+  GraphMemory(const detail::NormalImpl* maker, std::shared_ptr<void> memory) : maker_(maker), memory_(std::move(memory)) {}
+  const detail::NormalImpl* maker() const noexcept { return maker_; }      ///< library internal
+  const std::shared_ptr<void>& share() const noexcept { return memory_; }  ///< library internal
+
+ private:
+  const detail::NormalImpl* maker_ = nullptr;
+  std::shared_ptr<void> memory_;
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
@@ -258,7 +279,12 @@ class NormalExchange {
   /// `handle`; of the options only `quantize` and `padding` are used.
   Dispatched dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options = {});
 
-  /// Rows for expert outputs, [rows of `handle`, H]. Local. \throws Error(pool_exhausted).
+  /// Rows for expert outputs, [rows of `handle`, H]. Local. CUDA: `stream` (cudaStream_t) is the one whose work touches them
+  /// first; it waits for whatever used that memory before, unless that ran on `stream` too. While it is captured the rows
+  /// belong to its graph. \throws Error(pool_exhausted).
+  RowBuffer allocate_rows(const Handle& handle, DType type, void* stream);
+  /// The same for work on any stream: CUDA takes memory that nothing uses any more, and only if there is none the calling
+  /// thread waits until some is idle.
   RowBuffer allocate_rows(const Handle& handle, DType type);
 
   /// Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the
@@ -267,6 +293,13 @@ class NormalExchange {
   /// yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.weights) or null.
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
                float* out_weights = nullptr);
+
+  /// CUDA. Memory of captured calls belongs to their graph; within one capture, memory of rows and handles that were let go
+  /// serves later calls. Graphs that are captured while `memory` is set take theirs from it together, as much as the largest of
+  /// them needs: they must not be in flight at the same time, and what one of them leaves must not be read after another was
+  /// launched. Rows and handles that are held keep theirs. `{}`: each graph has its own again. Local; the CPU ignores it.
+  GraphMemory make_graph_memory();
+  void use_graph_memory(const GraphMemory& memory);
 
   const NormalConfig& config() const noexcept;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call

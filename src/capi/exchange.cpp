@@ -151,6 +151,43 @@ switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_hand
   });
 }
 
+switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
+                                               sy_rows** rows) {
+  if (rows) *rows = nullptr;
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(rows, "rows");
+    auto made = std::make_unique<sy_rows>();
+    made->state = exchange->state;
+    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_dtype("type", type), stream);
+    *rows = made.release();
+  });
+}
+
+switchyard_code_t sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory) {
+  if (memory) *memory = nullptr;
+  return guarded([&] {
+    require(exchange, "exchange");
+    require(memory, "memory");
+    auto made = std::make_unique<sy_graph_memory>();
+    made->state = exchange->state;
+    made->memory = exchange->state->object.make_graph_memory();
+    *memory = made.release();
+  });
+}
+
+switchyard_code_t sy_exchange_use_graph_memory(sy_exchange* exchange, const sy_graph_memory* memory) {
+  return guarded([&] {
+    require(exchange, "exchange");
+    exchange->state->object.use_graph_memory(memory ? memory->memory : GraphMemory());
+  });
+}
+
+switchyard_code_t sy_graph_memory_destroy(sy_graph_memory* memory) {
+  delete memory;
+  return SWITCHYARD_OK;
+}
+
 switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view) {
   return guarded([&] {
     require(rows, "rows");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "capi/errors.hpp"
+#include "switchyard/c/graph_memory.h"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::detail {
@@ -56,6 +57,11 @@ struct sy_dispatched {
 struct sy_rows {
   std::shared_ptr<switchyard::detail::ExchangeState> state;
   switchyard::RowBuffer rows;
+};
+
+struct sy_graph_memory {
+  std::shared_ptr<switchyard::detail::ExchangeState> state;
+  switchyard::GraphMemory memory;
 };
 
 struct sy_registered {

@@ -20,6 +20,7 @@ static_assert(kGroupOptions.heap_bytes == GroupOptions{}.heap_bytes && kGroupOpt
               kGroupOptions.timeout_ms == GroupOptions{}.timeout.count() &&
               kGroupOptions.rendezvous_timeout_ms == GroupOptions{}.rendezvous_timeout.count() &&
               (kGroupOptions.deferred_copies != 0) == GroupOptions{}.deferred_copies &&
+              kGroupOptions.num_sms == GroupOptions{}.num_sms &&
               kGroupOptions.backend == static_cast<int>(GroupOptions{}.backend) &&
               kGroupOptions.device == GroupOptions{}.device);
 static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment &&
@@ -43,7 +44,7 @@ static_assert(kCombineOptions.order == static_cast<int>(CombineOptions{}.order) 
 
 // Members keep their places for ever: new ones are appended.
 static_assert(offsetof(sy_group_options, heap_bytes) == 8 && offsetof(sy_group_options, num_blocks) == 32 &&
-              offsetof(sy_group_options, reserved) == 44 && offsetof(sy_group_options, backend) == 48);
+              offsetof(sy_group_options, num_sms) == 44 && offsetof(sy_group_options, backend) == 48);
 static_assert(offsetof(sy_dispatch_options, capacity) == 24 && offsetof(sy_dispatch_options, stream) == 32);
 static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_options, stream) == 40);
 
@@ -139,8 +140,9 @@ void write_rows(sy_row_view* to, const Rows& from) {
 GroupOptions to_options(const sy_group_options* options) {
   if (!options) return {};
   const sy_group_options o = read_struct(options, kGroupOptions, "options");
-  require_range("options->reserved", o.reserved, 0, 0);
+  require_range("options->num_sms", o.num_sms, 0, INT32_MAX);
   GroupOptions result;
+  result.num_sms = o.num_sms;
   result.heap_bytes = o.heap_bytes;
   result.timeout = to_ms("options->timeout_ms", o.timeout_ms);
   result.rendezvous_timeout = to_ms("options->rendezvous_timeout_ms", o.rendezvous_timeout_ms);

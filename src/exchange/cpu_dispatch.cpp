@@ -121,7 +121,6 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
                                       static_cast<int64_t>(format.scales), static_cast<int64_t>(options.size),
                                       static_cast<int64_t>(options.overflow), static_cast<int64_t>(options.padding)});
   const std::shared_ptr<HandleData> h = handles_->take();
-  const uint64_t identity = next_identity();
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
     local_.build(ids, config.num_experts, world());
@@ -132,7 +131,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
   h->layout = config.layout;
   h->alignment = config.expert_alignment;
   h->rank = rank();
-  h->identity = identity;
+  h->identity = mix_hash(object(), call.epoch);
   h->max_tokens = config.max_tokens;
   h->hidden = config.hidden;
   {

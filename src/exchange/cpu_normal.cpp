@@ -107,7 +107,7 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
   return block;
 }
 
-RowBuffer CpuNormal::allocate_rows(const Handle& handle, DType type) {
+RowBuffer CpuNormal::allocate_rows(const Handle& handle, DType type, const RowStream&) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)

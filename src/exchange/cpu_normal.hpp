@@ -33,7 +33,7 @@ class CpuNormal final : public NormalImpl {
 
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) override;
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) override;
-  RowBuffer allocate_rows(const Handle& handle, DType type) override;
+  RowBuffer allocate_rows(const Handle& handle, DType type, const RowStream& stream) override;
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights) override;
   CallStatistics last_call() override { return stats_; }
 

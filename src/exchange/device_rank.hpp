@@ -33,9 +33,10 @@ class DeviceRank {
   /// Copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
   virtual std::vector<WaitCounter> wait_counters() const = 0;
   /// Collective. Address of every rank's buffer for this rank's GPU; valid while `mapping` lives.
-  virtual std::vector<std::byte*> reach(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds deadline,
+  virtual std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                         std::shared_ptr<void>& mapping) = 0;
-  /// A copy for kernels, until the slot gets another. `distances` has an entry per rank.
+  /// A copy for kernels, until the slot gets another; they reach the slot from now on, until its mapping ends. `distances` has
+  /// an entry per rank.
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
   /// Kernels launched from now on record, up to `capacity` spans for each of blocks * warps tracks.
   virtual void start_trace(int blocks, int warps, size_t capacity) = 0;

@@ -32,11 +32,6 @@ int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   return bytes;
 }
 
-uint64_t mix_hash(uint64_t hash, uint64_t value) {
-  hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
-  return hash * 0xff51afd7ed558ccdu;
-}
-
 void ExchangeBase::agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config) {
   const uint64_t claim[2] = {heap_offset, config_hash};
   std::vector<uint64_t> all(2 * static_cast<size_t>(world()));

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "base/mix_hash.hpp"
 #include "exchange/group_impl.hpp"
 
 namespace switchyard::detail {
@@ -19,8 +20,6 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 /// Bytes of a row; they must be a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 const char* name_of(DType type);
-
-uint64_t mix_hash(uint64_t hash, uint64_t value);
 
 class ExchangeBase {
  protected:

@@ -2,6 +2,7 @@
 #include "switchyard/group.hpp"
 
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
 #include <random>
 #include <string>
@@ -15,9 +16,7 @@ namespace switchyard {
 
 using namespace detail;
 
-namespace {
-
-const char* operation_name(Operation operation) {
+const char* detail::operation_name(Operation operation) {
   switch (operation) {
     case Operation::dispatch: return "dispatch";
     case Operation::cached_dispatch: return "cached dispatch";
@@ -29,12 +28,27 @@ const char* operation_name(Operation operation) {
   return "call";
 }
 
+namespace {
+
+/// What the caller left open.
+GroupOptions completed(GroupOptions options) {
+  const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
+  if (options.num_sms != 0 || text == nullptr || *text == '\0') return options;
+  const char* const end = text + std::char_traits<char>::length(text);
+  const auto [stop, error] = std::from_chars(text, end, options.num_sms);
+  if (error != std::errc{} || stop != end || options.num_sms < 1)
+    throw Error(ErrorCode::invalid_argument,
+                std::string("SWITCHYARD_NUM_SMS = \"") + text + "\": must be a number of multiprocessors, at least 1");
+  return options;
+}
+
 void check_options(const GroupOptions& o) {
   auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
   if (o.num_blocks < 1 || o.num_blocks > 1024)
     fail("GroupOptions::num_blocks = " + std::to_string(o.num_blocks) + ": must be in [1, 1024]");
   if (o.num_warps < 1 || o.num_warps > 1024)
     fail("GroupOptions::num_warps = " + std::to_string(o.num_warps) + ": must be in [1, 1024]");
+  if (o.num_sms < 0) fail("GroupOptions::num_sms = " + std::to_string(o.num_sms) + ": must be at least 0");
   if (o.timeout.count() < 1)
     fail("GroupOptions::timeout = " + std::to_string(o.timeout.count()) + " ms: must be at least 1 ms");
   if (o.rendezvous_timeout.count() < 1)
@@ -190,7 +204,8 @@ void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_
   raise_fault(operation, 0);
 }
 
-std::vector<Group> Group::in_process(int world, const GroupOptions& options) {
+std::vector<Group> Group::in_process(int world, const GroupOptions& given) {
+  const GroupOptions options = completed(given);
   if (world < 1 || world > kMaxRanks)
     throw Error(ErrorCode::invalid_argument,
                 "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
@@ -217,7 +232,8 @@ JoinSpec spec_of_environment() {
   return join_spec_from_environment([](const char* name) -> const char* { return std::getenv(name); });
 }
 
-Group join(const JoinSpec& spec, const GroupOptions& options) {
+Group join(const JoinSpec& spec, const GroupOptions& given) {
+  const GroupOptions options = completed(given);
   check_options(options);
   const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
   auto link = connect_processes(spec, options.rendezvous_timeout);

@@ -79,8 +79,9 @@ RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   r->bytes = bytes;
   r->slot = free_slot(g);
   g.collectively("register_memory", [&] {
-    const std::vector<std::byte*> at = g.device ? g.device->reach(*g.bootstrap, memory, bytes, g.options.timeout, r->mapping)
-                                                : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
+    const std::vector<std::byte*> at =
+        g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, g.options.timeout, r->mapping)
+                 : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
     std::vector<uint64_t> mine(world), all(world * world);
     for (size_t s = 0; s < world; ++s)
       mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);

@@ -324,7 +324,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   output.block->tokens = ids.tokens;
   run(p, o, split ? Halves::send : Halves::both);
   if (!split) return;
-  keep_pending(Pending::dispatch, output);
+  keep_pending(Pending::dispatch, output, o.stream);
   pending_dispatch_ = p;
   dispatch_options_ = o;
 }
@@ -351,7 +351,7 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   p.out = static_cast<std::byte*>(out);
   run(p, o, split ? Halves::send : Halves::both);
   if (!split) return;
-  keep_pending(Pending::combine, output);
+  keep_pending(Pending::combine, output, o.stream);
   pending_combine_ = p;
   combine_options_ = o;
 }
@@ -401,8 +401,9 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
   run(p, o);
 }
 
-void LowLatencyImpl::keep_pending(Pending what, const LowLatencyOutput& output) {
+void LowLatencyImpl::keep_pending(Pending what, const LowLatencyOutput& output, void* stream) {
   pending_ = what;
+  pending_capture_ = capture_id(stream);
   pending_block_ = output.block;
   pending_block_->pending = true;
 }
@@ -415,6 +416,13 @@ void LowLatencyImpl::receive(uint64_t call) {
   group_.check_usable("receive");
   checked([&] {
     if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
+    void* const stream = pending_ == Pending::dispatch ? dispatch_options_.stream : combine_options_.stream;
+    if (capture_id(stream) != pending_capture_)
+      invalid(pending_capture_ != 0
+                  ? "receive hook: its call was sent while the stream was captured, and must be received in the "
+                    "same capture: replays would send and never receive"
+                  : "receive hook: its call was sent outside of the capture of its stream: replays would "
+                    "receive what was sent once");
   });
   const Pending what = std::exchange(pending_, Pending::none);
   const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued

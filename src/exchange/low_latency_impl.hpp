@@ -84,6 +84,8 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Backends that know about memory check addresses here. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t) const {}
   virtual void check_sms(const char*, int) const {}
+  /// Of the capture of `stream` (CUDA), or 0.
+  virtual unsigned long long capture_id(void*) const { return 0; }
   /// One for this backend.
   virtual void check_row_function(const RowFunctionBase&) const {}
   /// Bytes of scratch that a warp needs on the CPU: for a row of a part or a piece, or for places.
@@ -128,8 +130,9 @@ class LowLatencyImpl : protected ExchangeBase {
 
   // A split call that has not been received.
   enum class Pending { none, dispatch, combine };
-  void keep_pending(Pending what, const LowLatencyOutput& output);
+  void keep_pending(Pending what, const LowLatencyOutput& output, void* stream);
   Pending pending_ = Pending::none;
+  unsigned long long pending_capture_ = 0;
   std::shared_ptr<LowLatencyBlock> pending_block_;  ///< its output's memory
   uint64_t split_calls_ = 0;
   LowLatencyDispatchParams pending_dispatch_;

@@ -158,7 +158,16 @@ Dispatched NormalExchange::dispatch(const ConstRows& x, const ExpertIds& ids, co
 Dispatched NormalExchange::dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   return impl_->redispatch(x, handle, options);
 }
-RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) { return impl_->allocate_rows(handle, type); }
+RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) { return impl_->allocate_rows(handle, type, {}); }
+RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type, void* stream) {
+  return impl_->allocate_rows(handle, type, {true, stream});
+}
+GraphMemory NormalExchange::make_graph_memory() { return GraphMemory(impl_.get(), impl_->make_graph_memory()); }
+void NormalExchange::use_graph_memory(const GraphMemory& memory) {
+  if (memory && memory.maker() != impl_.get())
+    throw Error(ErrorCode::invalid_argument, "use_graph_memory: memory was made by another exchange");
+  impl_->use_graph_memory(memory.share());
+}
 void NormalExchange::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
                              float* out_weights) {
   impl_->combine(y, handle, out, options, out_weights);

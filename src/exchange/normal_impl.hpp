@@ -56,7 +56,15 @@ class NormalImpl : protected ExchangeBase {
   virtual Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
                               const DispatchOptions& options) = 0;
   virtual Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) = 0;
-  virtual RowBuffer allocate_rows(const Handle& handle, DType type) = 0;
+  /// CUDA: the stream whose work will touch rows first; not named: any.
+  struct RowStream {
+    bool named = false;
+    void* stream = nullptr;
+  };
+  virtual RowBuffer allocate_rows(const Handle& handle, DType type, const RowStream& stream) = 0;
+  /// CPU: nothing is captured.
+  virtual std::shared_ptr<void> make_graph_memory() { return nullptr; }
+  virtual void use_graph_memory(std::shared_ptr<void>) {}
   virtual void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
                        float* out_weights) = 0;
   virtual CallStatistics last_call() = 0;
@@ -75,8 +83,8 @@ class NormalImpl : protected ExchangeBase {
                      const float* out_weights) const;
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
-  /// Once in each dispatch that makes a handle: its identity, equal on all ranks, which make the same calls.
-  uint64_t next_identity() { return mix_hash(mix_hash(group_.nonce, number_), ++handles_made_); }
+  /// Equal on all ranks, of this object only. With the epoch of a dispatch: the identity of the handle that it makes.
+  uint64_t object() const { return mix_hash(group_.nonce, number_); }
 
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_move(struct DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const;
@@ -91,7 +99,6 @@ class NormalImpl : protected ExchangeBase {
 
  private:
   const uint64_t number_;  ///< of the group's objects
-  uint64_t handles_made_ = 0;
 };
 
 /// On the CPU; a GPU's rank makes its own (device_rank.hpp).

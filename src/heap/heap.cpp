@@ -221,7 +221,7 @@ void SymmetricHeap::check_keep(std::span<const Range> keep) const {
   }
 }
 
-void SymmetricHeap::add_pool(size_t offset, std::weak_ptr<const OffsetAllocator> pool) {
+void SymmetricHeap::add_pool(size_t offset, std::weak_ptr<const KeepsRanges> pool) {
   const std::lock_guard lock(mutex_);
   pools_.emplace_back(offset, std::move(pool));
 }

@@ -44,7 +44,7 @@ class SymmetricHeap {
   size_t allocate(size_t bytes, size_t alignment, size_t kept = std::numeric_limits<size_t>::max());
   /// The block at `offset` is divided by `pool`, whose offsets are offsets of the heap: what the pool keeps survives too. Any
   /// thread.
-  void add_pool(size_t offset, std::weak_ptr<const OffsetAllocator> pool);
+  void add_pool(size_t offset, std::weak_ptr<const KeepsRanges> pool);
   /// Gives back a block that allocate returned. Local, any thread.
   void release(size_t offset) noexcept;
 
@@ -73,7 +73,7 @@ class SymmetricHeap {
   size_t size_;
   OffsetAllocator allocator_;
   mutable std::mutex mutex_;
-  std::vector<std::pair<size_t, std::weak_ptr<const OffsetAllocator>>> pools_;  // by offset of their block
+  std::vector<std::pair<size_t, std::weak_ptr<const KeepsRanges>>> pools_;  // by offset of their block
 };
 
 }  // namespace switchyard::detail

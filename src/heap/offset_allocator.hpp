@@ -14,7 +14,15 @@ namespace switchyard::detail {
 /// Offset and bytes.
 using HeapRange = std::pair<size_t, size_t>;
 
-class OffsetAllocator {
+/// Of memory that a sleeping heap gives back: what of it survives.
+class KeepsRanges {
+ public:
+  virtual ~KeepsRanges() = default;
+  /// Any thread.
+  virtual std::vector<HeapRange> kept() const = 0;
+};
+
+class OffsetAllocator final : public KeepsRanges {
  public:
   /// Sizes and offsets are multiples of `granule`, so that two blocks never share a cache line.
   static constexpr size_t kGranule = 64;
@@ -33,8 +41,8 @@ class OffsetAllocator {
     size_t used = 0, free = 0, largest_free = 0, capacity = 0;
   };
   Usage usage() const;
-  /// Of all blocks that were allocated with `kept` bytes and not released, these. Any thread.
-  std::vector<HeapRange> kept() const;
+  /// Of all blocks that were allocated with `kept` bytes and not released, these.
+  std::vector<HeapRange> kept() const override;
 
  private:
   size_t capacity_;

@@ -232,8 +232,8 @@ static void wrong_members(void) {
   options.deferred_copies = 2;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "deferred_copies = 2");
   options = small(1000);
-  options.reserved = 7;
-  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "reserved = 7");
+  options.num_sms = -7;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "num_sms = -7");
 
   const size_t members[] = {offsetof(sy_normal_config, layout), offsetof(sy_normal_config, staging),
                             offsetof(sy_normal_config, row_type), offsetof(sy_normal_config, reserved)};

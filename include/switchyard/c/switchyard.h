@@ -2,7 +2,7 @@
 /// \file
 /// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The same vocabulary as
 /// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is the short introduction. Low latency and the flat
-/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h.
+/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h, memory that CUDA graphs share in c/graph_memory.h.
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts, the
 /// first `E mod W` ranks one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same calls
@@ -101,7 +101,8 @@ typedef struct sy_group_options {
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
   int32_t deferred_copies;  ///< 0 or 1; testing: perform a copy only when it is settled
-  int32_t reserved;         ///< must be 0
+  int32_t num_sms;  ///< CUDA: most multiprocessors of any call; 0: the environment's SWITCHYARD_NUM_SMS, or those of the GPU /
+                    ///< ranks on it
   sy_backend backend;
   int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
 } sy_group_options;
@@ -336,14 +337,20 @@ typedef struct sy_dispatched_view {
         NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL                                                                  \
   }
 switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
-/// CUDA: `stream` (cudaStream_t), other than the one of the calls, uses the rows: they are not reused before its work so far at
-/// the time of the destruction is done. CPU: no effect.
+/// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed out
+/// again, to calls or as row buffers, before its work so far at the time of the destruction is done. The stream outlives the
+/// rows. If it is captured now, the rows belong to its graph as well. CPU: no effect.
 switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
 
 /// Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie.
-/// Errors: pool_exhausted.
+/// CUDA: for work on any stream: memory that nothing uses any more, and only if there is none the calling thread waits until
+/// some is idle. Errors: pool_exhausted.
 switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
+/// The same for work on `stream` (CUDA: cudaStream_t), which waits for whatever used that memory before, unless that ran on it
+/// too. While it is captured the rows belong to its graph.
+switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
+                                               sy_rows** rows);
 switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view);
 switchyard_code_t sy_rows_used_by(sy_rows* rows, void* stream);  ///< as sy_dispatched_used_by
 switchyard_code_t sy_rows_destroy(sy_rows* rows);

@@ -9,39 +9,32 @@
 namespace switchyard::detail {
 
 CallOrder::CallOrder(CudaRank& gpu)
-    : gpu_(gpu), moved_(static_cast<size_t>(gpu.max_warps()) * sizeof(MoveCounter), gpu.copy_stream()) {
-  check_cuda(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming), "cudaEventCreate");
-}
+    : gpu_(gpu), moved_(static_cast<size_t>(gpu.max_warps()) * sizeof(MoveCounter), gpu.copy_stream()) {}
 
 CallOrder::~CallOrder() {
-  if (called_) cudaEventSynchronize(done_);
-  cudaEventDestroy(done_);
+  if (last_) cudaEventSynchronize(last_->event);
 }
 
-cudaGraph_t CallOrder::begin(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cudaGraph_t graph = nullptr;
-  if (stream) check_cuda(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
-  if (status == cudaStreamCaptureStatusActive) {
+CallStream CallOrder::begin(cudaStream_t stream) {
+  CallStream call{stream, capture_of(stream), 0};
+  if (call.capture.active) {
     gpu_.note_capture();
-    return graph;
+    return call;
   }
-  unsigned long long id = 0;  // of the stream, not of its handle: each thread's cudaStreamPerThread is another one
-  check_cuda(cudaStreamGetId(stream, &id), "cudaStreamGetId");
-  if (called_ && last_stream_ != id) check_cuda(cudaStreamWaitEvent(stream, done_, 0), "cudaStreamWaitEvent");
-  last_stream_ = id;
-  return nullptr;
+  gpu_.check_stream(stream);
+  call.id = stream_id(stream);
+  if (last_) StreamPoints::order(stream, call.id, *last_);
+  return call;
 }
 
-void CallOrder::end(cudaStream_t stream, bool captured, int warps) {
+void CallOrder::end(const CallStream& call, int warps) {
   last_warps_ = warps;
-  if (captured) return;
-  check_cuda(cudaEventRecord(done_, stream), "cudaEventRecord");
-  called_ = true;
+  if (!call.capture.active) last_ = gpu_.points().mark(call.stream, call.id);
 }
 
 void CallOrder::wait() const {
-  if (called_) check_cuda(cudaEventSynchronize(done_), "wait for the last call");
+  const RelaxedCapture relaxed;  // another stream of this thread may be captured
+  if (last_) check_cuda(cudaEventSynchronize(last_->event), "wait for the last call");
 }
 
 CallStatistics CallOrder::statistics() const {

@@ -5,9 +5,17 @@
 #include <cuda_runtime_api.h>
 
 #include "exchange/cuda/cuda_rank.hpp"
+#include "exchange/cuda/stream_point.hpp"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::detail {
+
+/// The stream of a call.
+struct CallStream {
+  cudaStream_t stream = nullptr;
+  CaptureState capture;       ///< of the stream when the call began
+  unsigned long long id = 0;  ///< of a stream that is not captured
+};
 
 /// All members: with the rank's GPU current.
 class CallOrder {
@@ -20,13 +28,14 @@ class CallOrder {
   ~CallOrder();
 
   /// Before a call's first launch: orders `stream` after the last call. A captured call is ordered by the user of its graph.
-  /// \returns the graph, or null if the stream is not captured.
-  cudaGraph_t begin(cudaStream_t stream);
+  CallStream begin(cudaStream_t stream);
   /// After its last launch, of so many warps.
-  void end(cudaStream_t stream, bool captured, int warps);
+  void end(const CallStream& call, int warps);
 
   /// Waits for the last call that was not captured.
   void wait() const;
+  /// The end of the last call that was not captured, or null.
+  const Point& last() const { return last_; }
   /// For CallContext.
   MoveCounter* moved() const { return moved_.as<MoveCounter>(); }
   /// What the last call moved. Waits for it, if it was not captured.
@@ -35,9 +44,7 @@ class CallOrder {
  private:
   CudaRank& gpu_;
   DeviceMemory moved_;
-  cudaEvent_t done_ = nullptr;  // after the last call that was not captured
-  unsigned long long last_stream_ = 0;
-  bool called_ = false;
+  Point last_;
   int last_warps_ = 0;
 };
 

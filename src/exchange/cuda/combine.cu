@@ -6,6 +6,7 @@
 // for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
 // time: the launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
 #include "arch/cuda/cuda_traced.cuh"
+#include "base/mix_hash.hpp"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 #include "protocol/combine_ring.hpp"
@@ -22,8 +23,18 @@ __device__ void complete(CombineParams& c, const TablesHeader& header, const flo
   c.num_records = header.num_records;
   c.record_begin = header.record_begin;
   c.tokens_of = header.tokens_of;
+  c.place.signature = mix_hash(c.place.signature, header.identity);
   if (!header.any_weights) c.record_weight = nullptr;
   if (!header.any_weights && c.weights == handle_weights) c.weights = nullptr;
+}
+
+/// One warp, last thing.
+__device__ void end_combine(const CudaCombineParams& given, const CallContext& call, bool moved) {
+  int failed_rank = -1;
+  if (moved)
+    end_call(given.state, call.epoch);
+  else
+    (void)end_unmoved(call, given.c.control, given.state, given.soft, failed_rank);
 }
 
 /// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
@@ -41,13 +52,14 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
+  if (does_nothing(p.c.call, header, true, given.state, given.soft)) return;
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
   if (!(kPushes ? combine_routes<A>(w, p.c) : combine_in_place<A>(w, p.c))) return Cuda::settle(w);
-  (void)placements_agree(w, p.c.call, p.c.control, p.c.place.signature, p.soft);
+  const bool moved = placements_agree(w, p.c.call, p.c.control, p.c.place.signature);
   Cuda::settle(w);
-  if (w.index() == 0) end_call(given.state, p.c.call.epoch);
+  if (w.index() == 0) end_combine(given, p.c.call, moved);
 }
 
 template <class A>
@@ -61,6 +73,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (!begin_block(given.c.call, given.state, p.c.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
+  if (does_nothing(p.c.call, header, true, given.state, given.soft)) return;
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     complete(p.c, header, given.handle_weights);
@@ -72,21 +85,10 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   const CallContext& call = p.c.call;
   if (w.index() == 0) publish_placement<A>(w, call, p.c.control, p.c.place);
   if (!wait_placements<A>(w, call, p.c.control, Site::placement)) return Cuda::settle(w);
-  // A dispatch that moved nothing, on all ranks alike, has left no records to go by.
-  const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature, given.soft) && header.moved != 0;
+  const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature);
   const bool ok = !moves || combine_ring_kernel<A>(w, p);
   Cuda::settle(w);
-  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_call(given.state, call.epoch);
-}
-
-// The kernels that record, if the call is traced.
-auto kernel_for(const CudaCombineParams& p) {
-  const bool traced = p.c.call.device_trace.records != nullptr;
-  if (pushes_rows(p.c)) return traced ? combine_kernel<CudaTraced, true> : combine_kernel<Cuda, true>;
-  return traced ? combine_kernel<CudaTraced, false> : combine_kernel<Cuda, false>;
-}
-auto ring_kernel_for(const CudaCombineParams& p) {
-  return p.c.call.device_trace.records != nullptr ? ring_combine_kernel<CudaTraced> : ring_combine_kernel<Cuda>;
+  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_combine(given, call, moves);
 }
 
 // Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for chunks of sums.
@@ -94,42 +96,39 @@ constexpr CudaShape shape_of(int warps, int world) {
   return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
 }
 
+template <class A, bool kPushes>
+const Kernel<const CudaCombineParams, const CudaShape> direct("combine kernel", combine_kernel<A, kPushes>, kSumWarps* kLanes,
+                                                              [](const DeviceLimits&) {
+                                                                return static_cast<int>(
+                                                                    shape_of(kSumWarps, kMaxRanks).shared_bytes());
+                                                              });
+template <class A>
+const Kernel<const CudaCombineParams, const RingParts, const CudaShape> through_rings(
+    "combine kernel", ring_combine_kernel<A>, kMoveWarps* kLanes, [](const DeviceLimits& limits) {
+      return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
+    });
+
+// The kernels that record, if the call is traced.
+const auto& kernel_for(const CudaCombineParams& p) {
+  const bool traced = p.c.call.device_trace.records != nullptr;
+  if (pushes_rows(p.c)) return traced ? direct<CudaTraced, true> : direct<Cuda, true>;
+  return traced ? direct<CudaTraced, false> : direct<Cuda, false>;
+}
+const auto& ring_kernel_for(const CudaCombineParams& p) {
+  return p.c.call.device_trace.records != nullptr ? through_rings<CudaTraced> : through_rings<Cuda>;
+}
+
 }  // namespace
-
-void prepare_combine_kernel(const DeviceLimits& limits) {
-  const int ring = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
-  const int direct = static_cast<int>(shape_of(kSumWarps, kMaxRanks).shared_bytes());
-  allow_shared(combine_kernel<Cuda, false>, direct);
-  allow_shared(combine_kernel<CudaTraced, false>, direct);
-  allow_shared(combine_kernel<Cuda, true>, direct);
-  allow_shared(combine_kernel<CudaTraced, true>, direct);
-  allow_shared(ring_combine_kernel<Cuda>, ring);
-  allow_shared(ring_combine_kernel<CudaTraced>, ring);
-}
-
-void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
-  CudaCombineParams p;
-  p.c.call = call;
-  p.state = state;
-  const CudaShape shape = shape_of(kSumWarps, call.world()), ring_shape{kMoveWarps, 0, 0, 0};
-  launch_kernel(kernel_for(p), limits.multiprocessors, shape, false, stream, "combine kernel", p, shape);
-  CudaCombineParams pushing = p;
-  pushing.c.layout = Layout::expert_major;
-  pushing.c.order = CombineOrder::per_route;
-  launch_kernel(kernel_for(pushing), limits.multiprocessors, shape, false, stream, "combine kernel", pushing, shape);
-  launch_kernel(ring_kernel_for(p), limits.multiprocessors, ring_shape, false, stream, "combine kernel", p, RingParts{},
-                ring_shape);
-}
 
 void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, cudaStream_t stream) {
   const CudaShape shape = shape_of(launch.warps, p.c.call.world());
-  launch_kernel(kernel_for(p), launch.blocks, shape, false, stream, "combine kernel", p, shape);
+  kernel_for(p).launch(grid_of(launch.blocks, shape), stream, p, shape);
 }
 
 void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          cudaStream_t stream) {
   const CudaShape shape = move_shape(kMoveWarps, p.c.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
-  launch_kernel(ring_kernel_for(p), blocks, shape, false, stream, "combine kernel", p, ring, shape);
+  ring_kernel_for(p).launch(grid_of(blocks, shape), stream, p, ring, shape);
 }
 
 }  // namespace switchyard::detail

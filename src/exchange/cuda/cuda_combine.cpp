@@ -10,7 +10,9 @@ namespace switchyard::detail {
 
 void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
   group_.check_usable("combine");
+  std::exception_ptr error;
   checked([&] {
+    const DeviceGuard guard(gpu_.device());
     check_handle(handle);
     const HandleData& h = handle.data();
     check_combine(y, handle, h.rows >= 0 ? h.rows : h.rows_allocated, out, o, out_weights);
@@ -21,10 +23,9 @@ void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, co
     gpu_.check_pointer("CombineOptions::bias[0]", o.bias[0], 16);
     gpu_.check_pointer("CombineOptions::bias[1]", o.bias[1], 16);
     gpu_.check_pointer("out_weights", out_weights, 4);
+    Call call(*this, o.stream, o.num_sms, Operation::combine);
+    enqueue_combine(call, y, handle, out, o, out_weights, error);
   });
-  Call call(*this, o.stream, o.num_sms, Operation::combine);
-  std::exception_ptr error;
-  checked([&] { enqueue_combine(call, y, handle, out, o, out_weights, error); });
   if (error) std::rethrow_exception(error);
 }
 
@@ -35,9 +36,7 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   const CudaHandle& device = tables_of(h);
   const Tables& t = device.tables;
   const bool expert_major = h.layout == Layout::expert_major;
-  if (call.capturing())
-    if (const std::shared_ptr<CudaBlock> rows = pool_->holder_of(static_cast<const std::byte*>(y.data)))
-      give_to_graph(rows, call.graph);
+  use({y.data, out, o.weights, o.bias[0], o.bias[1], out_weights}, call);
 
   CudaCombineParams p;
   CombineParams& c = p.c;
@@ -60,15 +59,14 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   c.pulls_done = &state()->pulls_done;
   c.sums_next = &state()->sums_next;
   c.pulls_next = &state()->pulls_next;
-  c.place.signature =
-      signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights},
-                                     int64_t{o.weights != nullptr}, static_cast<int64_t>(h.identity)});
+  c.place.signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
+                                                     int64_t{o.apply_weights}, int64_t{o.weights != nullptr}});
   p.state = state();
   p.header = t.header;
   p.soft = gpu_.device_soft_fault();
 
   if (through_rings()) {
-    launch_ring_combine(p, ring_parts(), call.launch.blocks, gpu_.limits(), call.stream);
+    launch_ring_combine(p, ring_parts(), call.launch.blocks, gpu_.limits(), call.stream());
     return end(call);
   }
   const std::vector<std::shared_ptr<CudaBlock>> staging = stage_outputs(call, h, o.order, p, error);
@@ -76,7 +74,7 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   const int blocks = call.launch.blocks;
   const int push = kPushSms * (world() - 1) / world();
   if (blocks >= kApartFrom) c.sum_blocks = per_route ? std::min(blocks * 2 / 5, std::max(push, 1)) : blocks * 3 / 5;
-  launch_combine(p, call.launch, call.stream);
+  launch_combine(p, call.launch, call.stream());
   end(call);
 }
 
@@ -94,7 +92,7 @@ std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& ca
   std::shared_ptr<CudaBlock> rows, weights, inbox;
   try {
     if (staged_rows > 0) {
-      rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), &call, Content::rows);
+      rows = allocate(static_cast<size_t>(staged_rows * c.row_bytes), Content::staging, call.at);
       c.staged = rows->data;
       c.place.rows = rows->offset;
     } else if (registered) {
@@ -105,16 +103,17 @@ std::vector<std::shared_ptr<CudaBlock>> CudaNormal::stage_outputs(const Call& ca
       c.place.rows = static_cast<uint64_t>(c.y - call.context.heap.base[rank()]);
     }
     if (inbox_rows > 0) {
-      inbox = allocate(static_cast<size_t>(inbox_rows * c.row_bytes), &call, Content::rows);
+      inbox = allocate(static_cast<size_t>(inbox_rows * c.row_bytes), Content::staging, call.at);
       c.inbox = inbox->data;
       c.place.weights = inbox->offset;
     }
     if (c.weights_in && h.records_allocated > 0) {
-      weights = allocate(static_cast<size_t>(h.records_allocated * c.topk * 4), &call, Content::rows);
+      weights = allocate(static_cast<size_t>(h.records_allocated * c.topk * 4), Content::staging, call.at);
       c.weights_staged = reinterpret_cast<float*>(weights->data);
       c.place.weights = weights->offset;
     }
   } catch (const Error& e) {
+    if (e.code() != ErrorCode::pool_exhausted) throw;
     error = std::current_exception();
     c.place.status = static_cast<uint64_t>(e.code());
     c.staged = nullptr;

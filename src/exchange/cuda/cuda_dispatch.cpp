@@ -29,7 +29,6 @@ std::shared_ptr<HandleData> CudaNormal::new_handle(int64_t tokens, const Call& c
   h->layout = config.layout;
   h->alignment = config.expert_alignment;
   h->rank = rank();
-  h->identity = next_identity();
   h->topk = config.topk;
   h->tokens = tokens;
   h->max_tokens = config.max_tokens;
@@ -41,16 +40,16 @@ std::shared_ptr<HandleData> CudaNormal::new_handle(int64_t tokens, const Call& c
   auto device = std::make_shared<CudaHandle>();
   const TablesShape shape = shape_of(tokens);
   try {
-    device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call, Content::handle);
-  } catch (const Error&) {
+    device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), Content::handle, call.at);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::pool_exhausted) throw;
     error = std::current_exception();
     device->tables_block = spare_tables_;
   }
   device->tables = carve_tables(device->tables_block->data, shape);
   device->gpu = gpu_.token();
   device->group = &group_;
-  device->stream = call.stream;
-  device->captured = call.capturing();
+  device->made = call.at;
   h->device = device;
   return h;
 }
@@ -77,13 +76,14 @@ PlanParams CudaNormal::plan_params(const Call& call, const CudaHandle& handle, c
   p.fail_on_overflow = bounded && o.overflow == Overflow::fail;
   p.static_drops = config.layout == Layout::rank_major && !(bounded && o.overflow == Overflow::drop_and_report);
   p.signature = sig;
+  p.object = object();
   p.tables = handle.tables;
   p.soft = gpu_.device_soft_fault();
   return p;
 }
 
-void CudaNormal::read_counts(const Call& call, HandleData& h) {
-  check_cuda(cudaStreamSynchronize(call.stream), "wait for the counts");
+bool CudaNormal::read_counts(const Call& call, HandleData& h, std::exception_ptr& error) {
+  check_cuda(cudaStreamSynchronize(call.stream()), "wait for the counts");
   group_.check_alive("dispatch");
   TablesHeader header{};
   check_cuda(cudaMemcpyAsync(&header, tables_of(h).tables.header, sizeof header, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
@@ -92,6 +92,14 @@ void CudaNormal::read_counts(const Call& call, HandleData& h) {
   h.rows = header.rows;
   h.tokens = header.tokens;
   h.num_records = header.num_records;
+  if (header.left_out == 0) return true;
+  try {
+    gpu_.raise_soft_fault("dispatch");
+    throw Error(static_cast<ErrorCode>(header.status), "dispatch: left out, because a call before it moved nothing");
+  } catch (const Error&) {
+    error = std::current_exception();
+  }
+  return false;
 }
 
 void CudaNormal::choose_sizes(HandleData& h, const DispatchOptions& o) const {
@@ -114,15 +122,16 @@ CudaNormal::Outputs CudaNormal::offer_blocks(const Call& call, const RowFormat& 
   out.place.records_allocated = records.records;
   out.place.signature = sig;
   try {
-    out.rows = allocate(static_cast<size_t>(layout.bytes()), &call, Content::rows);
+    out.rows = allocate(static_cast<size_t>(layout.bytes()), Content::rows, call.at);
     out.place.rows = out.rows->offset;
     if (fresh) {
       out.received = allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes),
-                              &call, Content::handle);
+                              Content::handle, call.at);
       out.carved = carve_received(out.received->data, records, h.rows_allocated, expert_major);
       out.place.records = out.received->offset;
     }
   } catch (const Error& e) {
+    if (e.code() != ErrorCode::pool_exhausted) throw;
     out.place.status = static_cast<uint64_t>(e.code());
     out.error = std::current_exception();
   }
@@ -173,11 +182,15 @@ CudaDispatchParams CudaNormal::move_params(const Call& call, const HandleData& h
   return p;
 }
 
+// A call is one checked step from the arguments to its last launch: whatever is wrong, the peers hear of it.
 Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
   group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
   RowFormat format{};
+  std::shared_ptr<HandleData> h;
+  Outputs outputs;
   checked([&] {
+    const DeviceGuard guard(gpu_.device());
     check_ids(ids);
     format = check_rows(x, o, ids.tokens);
     gpu_.check_sms("DispatchOptions", o.num_sms);
@@ -186,21 +199,18 @@ Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const 
     gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
     gpu_.check_pointer("weights", weights, 4);
     gpu_.check_pointer("DispatchOptions::device_tokens", o.device_tokens, 4);
-  });
-  Call call(*this, o.stream, o.num_sms, Operation::dispatch);
-  spare_sms(call, format.quantize);
-  const bool exact = o.size == SizePolicy::exact;
-  checked([&] {
-    if (exact && call.capturing())
+    Call call(*this, o.stream, o.num_sms, Operation::dispatch);
+    spare_sms(call, format.quantize);
+    if (o.size == SizePolicy::exact && call.capturing())
       throw Error(ErrorCode::unsupported,
                   "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
+    const uint64_t sig =
+        signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                        static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
+                                        static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+    use({x.data, x.scales, ids.data, weights, o.device_tokens}, call);
+    enqueue_dispatch(call, x, ids, weights, o, format, sig, h, outputs);
   });
-  const uint64_t sig = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                                       static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
-                                                       static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
-  std::shared_ptr<HandleData> h;
-  Outputs outputs;
-  checked([&] { enqueue_dispatch(call, x, ids, weights, o, format, sig, h, outputs); });
   if (outputs.error) std::rethrow_exception(outputs.error);
   auto& device = static_cast<CudaHandle&>(*h->device);
   device.with_weights = weights != nullptr || ids.tokens == 0;
@@ -232,9 +242,9 @@ void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertId
   }
   const auto blocks_for = [&](int64_t tokens) { return static_cast<int>((ids.tokens + tokens - 1) / tokens); };
   const int wanted = std::max(std::min(blocks_for(kTokensPerPlanBlock), kMaxPlanBlocks), blocks_for(kMaxTokensPerPlanBlock));
-  launch_plan(plan, std::clamp(wanted, 1, gpu_.max_blocks()), call.stream);
+  launch_plan(plan, std::clamp(wanted, 1, gpu_.max_blocks()), call.stream());
   if (exact) {
-    read_counts(call, *h);
+    if (!read_counts(call, *h, outputs.error)) return end(call);
     offer();
   }
   device.received_block = outputs.received;
@@ -244,30 +254,30 @@ void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertId
   p.offers_place = exact;
   launch_move(call, p, outputs, !exact);
   if (!plan.static_drops && config.layout == Layout::rank_major && !outputs.error)
-    launch_count_kept(plan, outputs.carved, call.stream);
+    launch_count_kept(plan, outputs.carved, call.stream());
   end(call);
+  if (!call.capturing()) device.until = order_->last();
 }
 
 Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
   group_.check_usable("cached dispatch");
   const DispatchOptions o = resolved(given);
   RowFormat format{};
+  std::shared_ptr<const HandleData> h;
+  Outputs outputs;
   checked([&] {
+    const DeviceGuard guard(gpu_.device());
     check_handle(handle);
     format = check_rows(x, o, handle.data().tokens);
     gpu_.check_sms("DispatchOptions", o.num_sms);
     gpu_.check_pointer("x.data", x.data, 16);
     gpu_.check_pointer("x.scales", x.scales, 16);
-  });
-  Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
-  spare_sms(call, format.quantize);
-  const uint64_t sig =
-      signature(Operation::cached_dispatch,
-                {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type), static_cast<int64_t>(format.scales),
-                 static_cast<int64_t>(o.padding), static_cast<int64_t>(handle.data().identity)});
-  std::shared_ptr<const HandleData> h;
-  Outputs outputs;
-  checked([&] {
+    Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
+    spare_sms(call, format.quantize);
+    const uint64_t sig =
+        signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                               static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)});
+    use({x.data, x.scales}, call);
     h = device_data(handle, call);
     outputs = offer_blocks(call, format, *h, false, sig);
     CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
@@ -287,13 +297,13 @@ void CudaNormal::spare_sms(Call& call, bool quantize) const {
 }
 
 void CudaNormal::launch_move(const Call& call, const CudaDispatchParams& p, const Outputs& outputs, bool after_plan) const {
-  if (!through_rings()) return launch_dispatch(p, after_plan, call.launch, gpu_.limits(), call.stream);
+  if (!through_rings()) return launch_dispatch(p, after_plan, call.launch, gpu_.limits(), call.stream());
   RingParts ring = ring_parts();
   ring.mine = {outputs.rows ? outputs.rows->data : nullptr,
                {p.rows_allocated, p.d.row_bytes, p.d.scale_bytes},
                outputs.carved.records,
                outputs.carved.layout};
-  launch_ring_dispatch(p, ring, after_plan, call.launch.blocks, gpu_.limits(), call.stream);
+  launch_ring_dispatch(p, ring, after_plan, call.launch.blocks, gpu_.limits(), call.stream());
 }
 
 Dispatched CudaNormal::deliver(const std::shared_ptr<const HandleData>& h, const Outputs& outputs,

@@ -90,6 +90,7 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
   header.rows = h.rows;
   header.num_records = h.num_records;
   header.moved = 1;
+  header.identity = h.identity;
   header.any_weights = !h.record_weight.empty() || !h.weights.empty();
   for (int s = 0; s < h.counts.world; ++s) {
     header.record_begin[s + 1] = std::min(header.record_begin[s] + h.counts.d(s, h.rank), h.num_records);
@@ -117,12 +118,13 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
   check_cuda(cudaStreamSynchronize(stream), "copy of a handle");
 }
 
-std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, const Call& call) {
+std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, Call& call) {
   const HandleData& given = handle.data();
   if (given.device) {
     const std::shared_ptr<CudaRank*> maker = tables_of(given).gpu.lock();
     if (maker && *maker == &gpu_) {
-      if (call.capturing()) give_to_graph(handle, call.graph);  // replays read its tables
+      use(tables_of(given).tables_block, call);
+      use(tables_of(given).received_block, call);
       return {std::shared_ptr<void>(), &given};
     }
   }
@@ -134,36 +136,36 @@ std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, 
   const TablesShape shape = shape_of(h.tokens);
   const RecordLayout records{h.records_allocated, h.topk};
   const bool expert_major = h.layout == Layout::expert_major;
-  device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), &call, Content::handle);
+  device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), Content::handle, call.at);
   device->tables = carve_tables(device->tables_block->data, shape);
   device->received_block = allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes),
-                                    &call, Content::handle);
+                                    Content::handle, call.at);
   device->received = carve_received(device->received_block->data, records, h.rows_allocated, expert_major);
   device->gpu = gpu_.token();
   device->group = &group_;
-  device->stream = call.stream;
+  device->made = call.at;
   device->with_weights = !h.record_weight.empty();
   device->shape = h;
-  upload_handle(h, device->tables, device->received, call.stream);
+  upload_handle(h, device->tables, device->received, call.stream());
+  device->until = gpu_.points().mark(call.stream(), call.at.id);
   copy->device = std::move(device);
   return copy;
 }
 
 const HandleData& CudaHandle::host() const {
   const std::lock_guard lock(mutex_);
-  if (host_ && !captured) return *host_;
+  if (host_ && until) return *host_;
   const std::shared_ptr<CudaRank*> alive = gpu.lock();
   if (!alive) throw Error(ErrorCode::invalid_argument, "handle: the group that made it is gone, and its tables with it");
   CudaRank& rank = **alive;
   const DeviceGuard guard(rank.device());
-  if (stream) {
-    cudaStreamCaptureStatus status{};
-    check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    if (status == cudaStreamCaptureStatusActive)
-      throw Error(ErrorCode::unsupported,
-                  "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
+  if (capture_of(made.stream).active)
+    throw Error(ErrorCode::unsupported,
+                "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
+  {
+    const RelaxedCapture relaxed;  // another stream of this thread may be captured
+    check_cuda(until ? cudaEventSynchronize(until->event) : cudaDeviceSynchronize(), "wait for a dispatch");
   }
-  check_cuda(captured ? cudaDeviceSynchronize() : cudaStreamSynchronize(stream), "wait for a dispatch");
   group->check_usable("dispatch");
 
   const cudaStream_t copies = rank.copy_stream();
@@ -176,6 +178,7 @@ const HandleData& CudaHandle::host() const {
         "be used");
   }
   auto h = std::make_unique<HandleData>(shape);
+  h->identity = header.identity;
   const int64_t row_bytes = ControlLayout{0, h->counts.world, h->counts.experts}.counts_row_bytes();
   read_counts_rows(download(tables.counts, row_bytes * h->counts.world, copies), row_bytes, h->counts);
   std::vector<int32_t> ids = download(tables.ids, header.tokens * h->topk, copies);

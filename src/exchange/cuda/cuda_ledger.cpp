@@ -128,14 +128,14 @@ class CudaLedger final : public LedgerImpl {
                const LedgerCombineOptions& o) override {
     group_.check_usable("ledger combine");
     checked([&] {
+      const DeviceGuard guard(gpu_.device());
       check_call(y, ledger, out);
       gpu_.check_sms("LedgerCombineOptions", o.num_sms);
       gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.row_type));
       gpu_.check_pointer("probs", probs, sizeof(float));
       gpu_.check_pointer("out", out, dtype_bytes(config.row_type));
+      enqueue(y, probs, ledger, out, o);
     });
-    const DeviceGuard guard(gpu_.device());
-    checked([&] { enqueue(y, probs, ledger, out, o); });
   }
 
   ConstRows returned() override {
@@ -180,6 +180,7 @@ class CudaLedger final : public LedgerImpl {
   void upload(const CudaLedgerData& data) {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
+    const RelaxedCapture relaxed;  // some stream of this thread may be captured
     const auto copy = [&](auto* to, const auto& from) {
       if (from.empty()) return;
       check_cuda(cudaMemcpyAsync(to, from.data(), from.size() * sizeof from[0], cudaMemcpyHostToDevice, gpu_.copy_stream()),
@@ -212,13 +213,10 @@ class CudaLedger final : public LedgerImpl {
     p.l.sender_of = data.tables.sender_of;
     p.state = state_.as<EpochState>();
     if (tuned_.warps > 0) p.warps = tuned_.warps;
-    cudaGraph_t const graph = order_->begin(stream);
-    if (graph) {
-      using Share = std::shared_ptr<const LedgerData>;
-      retain_in_graph(graph, new Share(ledger.share()), [](void* share) { delete static_cast<Share*>(share); });
-    }
+    const CallStream at = order_->begin(stream);
+    if (at.capture.active) keep_in_graph(ledger.share(), at.capture.graph);
     launch_ledger(p, blocks, gpu_.limits(), stream);
-    order_->end(stream, graph != nullptr, blocks * p.warps);
+    order_->end(at, blocks * p.warps);
   }
 
   struct LastCall {

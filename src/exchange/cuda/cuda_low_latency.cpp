@@ -14,13 +14,19 @@ namespace switchyard::detail {
 namespace {
 
 /// Memory on `device`, which is current when it is made.
-struct MemoryOnDevice {
+struct MemoryOnDevice final : MemoryHolder {
   int device;
   DeviceMemory memory;
-  MemoryOnDevice(int on, size_t bytes, cudaStream_t stream) : device(on), memory(bytes, stream) {}
+  std::shared_ptr<DeviceGraves> graves;
+  MemoryOnDevice(int on, size_t bytes, cudaStream_t stream, std::shared_ptr<DeviceGraves> later)
+      : device(on), memory(bytes, stream), graves(std::move(later)) {}
   MemoryOnDevice(const MemoryOnDevice&) = delete;
   MemoryOnDevice& operator=(const MemoryOnDevice&) = delete;
-  ~MemoryOnDevice() {
+  ~MemoryOnDevice() override {
+    if (in_driver_callback()) {  // the last of its graphs is gone
+      graves->bury(std::move(memory));
+      return;
+    }
     const DeviceGuard guard(device);
     memory = DeviceMemory();
   }
@@ -102,7 +108,9 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   std::shared_ptr<void> allocate(size_t bytes) override {
     const DeviceGuard guard(gpu_.device());
-    auto owner = std::make_shared<MemoryOnDevice>(gpu_.device(), bytes, gpu_.copy_stream());
+    gpu_.graves().clear();
+    auto owner = std::make_shared<MemoryOnDevice>(gpu_.device(), bytes, gpu_.copy_stream(), gpu_.shared_graves());
+    gpu_.holders().remember(owner->memory.as<void>(), bytes, owner);
     return {owner, owner->memory.as<void>()};
   }
 
@@ -115,28 +123,28 @@ class CudaLowLatency final : public LowLatencyImpl {
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
-            [&](int blocks, cudaStream_t stream) {
+            {p.own}, [&](int blocks, cudaStream_t stream) {
               launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
-                                 blocks, launch_limits(o.num_sms), stream);
+                                 blocks, gpu_.limits_of_call(o.num_sms), stream);
             });
   }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
     const int warps = warps_or(tuned_.combine_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
-            [&](int blocks, cudaStream_t stream) {
+            {p.own, p.y}, [&](int blocks, cudaStream_t stream) {
               launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>(), warps}, launched(halves), blocks,
-                                 launch_limits(o.num_sms), stream);
+                                 gpu_.limits_of_call(o.num_sms), stream);
             });
   }
   void run(FlatParams& p, const AllToAllOptions& o) override {
     const int warps = warps_or(tuned_.warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
-            [&](int blocks, cudaStream_t stream) {
+            {p.d.x, p.c.out}, [&](int blocks, cudaStream_t stream) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
-              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, launch_limits(o.num_sms), stream);
+              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
-              check_cuda(f.launch(flat, blocks, launch_limits(o.num_sms), stream), "all-to-all kernel of a row function");
+              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), stream), "all-to-all kernel of a row function");
             });
   }
   void check_row_function(const RowFunctionBase& given) const override {
@@ -149,24 +157,27 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
   static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
 
-  /// A dependent launch takes its place on the GPU while the kernel before still waits for peers: two calls take twice their
-  /// multiprocessors. A caller who names a number wants the rest for something else, perhaps for a call that peers wait for.
-  DeviceLimits launch_limits(int given_sms) const {
-    DeviceLimits limits = gpu_.limits();
-    if (given_sms > 0 && given_sms < limits.multiprocessors) limits.dependent_launches = false;
-    return limits;
+  unsigned long long capture_id(void* stream) const override {
+    const DeviceGuard guard(gpu_.device());
+    const CaptureState capture = capture_of(static_cast<cudaStream_t>(stream));
+    return capture.active ? capture.id : 0;
   }
 
+  /// `used`: addresses in memory that this library may have made, which then belongs to the graph of a captured call.
   template <class Launch>
-  void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context, Launch&& launch) {
-    const DeviceGuard guard(gpu_.device());
-    auto* stream = static_cast<cudaStream_t>(given);
-    context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
-    context.moved = order_->moved();
+  void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
+               std::initializer_list<const void*> used, Launch&& launch) {
     checked([&] {
-      const bool captured = order_->begin(stream) != nullptr;
+      const DeviceGuard guard(gpu_.device());
+      auto* stream = static_cast<cudaStream_t>(given);
+      context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
+      context.moved = order_->moved();
+      const CallStream at = order_->begin(stream);
+      if (at.capture.active)
+        for (const void* p : used)
+          if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
       launch(blocks, stream);
-      order_->end(stream, captured, blocks * warps);
+      order_->end(at, blocks * warps);
     });
   }
 

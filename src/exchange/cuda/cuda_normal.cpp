@@ -23,85 +23,6 @@ void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, cudaStream
 
 }  // namespace
 
-CudaPool::~CudaPool() {
-  if (event_) cudaEventDestroy(event_);
-}
-
-void CudaPool::take_back(cudaStream_t stream) {
-  const std::lock_guard lock(mutex_);
-  const auto captured = [](cudaStream_t user) {  // an event would make this call part of the capture
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(user, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone;
-  };
-  const auto later = std::partition(freed_.begin(), freed_.end(), [&](const Freed& block) {
-    return std::none_of(block.users.begin(), block.users.end(), captured);
-  });
-  for (auto it = freed_.begin(); it != later; ++it) {
-    const Freed& block = *it;
-    for (cudaStream_t user : block.users) {
-      if (!event_) check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
-      check_cuda(cudaEventRecord(event_, user), "cudaEventRecord");
-      check_cuda(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
-    }
-    memory.release(block.offset);
-  }
-  freed_.erase(freed_.begin(), later);
-}
-
-void CudaPool::take_back_now() {
-  const std::lock_guard lock(mutex_);
-  if (freed_.empty()) return;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another stream of this thread may be captured
-  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");
-  cudaError_t status = cudaSuccess;
-  for (const Freed& block : freed_) {
-    for (cudaStream_t user : block.users)
-      if (status == cudaSuccess) status = cudaStreamSynchronize(user);
-    memory.release(block.offset);
-  }
-  freed_.clear();
-  check_cuda(cudaThreadExchangeStreamCaptureMode(&mode), "capture mode");
-  check_cuda(status, "wait for the users of a freed block");
-}
-
-void CudaPool::free_later(size_t offset, std::vector<cudaStream_t> users) noexcept {
-  const std::lock_guard lock(mutex_);
-  freed_.push_back({offset, std::move(users)});
-}
-
-void CudaPool::remember(const std::shared_ptr<CudaBlock>& block) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(remembered_, [](const std::weak_ptr<CudaBlock>& b) { return b.expired(); });
-  remembered_.push_back(block);
-}
-
-std::shared_ptr<CudaBlock> CudaPool::holder_of(const std::byte* p) {
-  const std::less<const std::byte*> below;
-  std::vector<std::shared_ptr<CudaBlock>> others;  // the last user of one may let go meanwhile: not under the lock
-  const std::lock_guard lock(mutex_);
-  for (const std::weak_ptr<CudaBlock>& b : remembered_) {
-    std::shared_ptr<CudaBlock> block = b.lock();
-    if (block && !below(p, block->data) && below(p, block->data + block->bytes)) return block;
-    others.push_back(std::move(block));
-  }
-  return nullptr;
-}
-
-CudaBlock::~CudaBlock() {
-  if (!pool) return;
-  if (users.empty())
-    pool->memory.release(offset);
-  else
-    pool->free_later(offset, std::move(users));
-}
-
-void CudaBlock::used_by(void* stream) {
-  auto* s = static_cast<cudaStream_t>(stream);
-  if (std::find(users.begin(), users.end(), s) == users.end()) users.push_back(s);
-  for (const std::weak_ptr<CudaBlock>& companion : companions)
-    if (const auto block = companion.lock()) block->used_by(stream);
-}
-
 CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c), gpu_(gpu) {
   group_.check_usable("NormalExchange");
   const DeviceGuard guard(gpu_.device());
@@ -139,8 +60,8 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
         set_device_flags(segment + rings_.base, rings_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
       order_.emplace(gpu_);
       const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
-      spare_tables_ = std::make_shared<CudaBlock>();
-      if (!reserve(*spare_tables_, tables, Content::rows))
+      spare_tables_ = pool_->take(tables, Content::staging, Taker{Taker::Kind::nobody});
+      if (!spare_tables_)
         invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
                 std::to_string(tables));
     });
@@ -156,13 +77,13 @@ void CudaNormal::make_pool() {
   if (through_rings()) {
     private_pool_ = DeviceMemory(need.private_bytes, gpu_.copy_stream());
     pool_base_ = private_pool_.as<std::byte>();
-    pool_ = std::make_shared<CudaPool>(0, need.private_bytes);
+    pool_ = std::make_shared<CudaPool>(gpu_.device(), pool_base_, 0, need.private_bytes, gpu_.shared_points());
     return;
   }
   const size_t begin = heap_offset_ + need.control_bytes;
   pool_base_ = group_.heap->view().base[rank()];
-  pool_ = std::make_shared<CudaPool>(begin, begin + need.pool_bytes);
-  group_.heap->add_pool(heap_offset_, std::shared_ptr<const OffsetAllocator>(pool_, &pool_->memory));
+  pool_ = std::make_shared<CudaPool>(gpu_.device(), pool_base_, begin, begin + need.pool_bytes, gpu_.shared_points());
+  group_.heap->add_pool(heap_offset_, pool_);
 }
 
 RingParts CudaNormal::ring_parts() const {
@@ -191,66 +112,89 @@ TablesShape CudaNormal::shape_of(int64_t tokens) const {
   return {world(), config.num_experts, map.count(rank()), config.topk, tokens, config.layout == Layout::expert_major};
 }
 
-CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation)
-    : guard(object.gpu_.device()), stream(static_cast<cudaStream_t>(given)) {
+CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation) {
   launch = normal_launch(object.tuned_, operation == Operation::combine, num_sms, object.gpu_.max_blocks());
   if (object.through_rings()) launch.warps = kMoveWarps;
   context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
-  context.registered = object.group_.registered_slots();
   context.moved = object.order_->moved();
-  graph = object.order_->begin(stream);
-  if (capturing()) {  // what came before is ordered before the launch of the graph by its user
-    object.pool_->take_back_now();
-    return;
-  }
-  object.pool_->take_back(stream);
+  at = object.order_->begin(static_cast<cudaStream_t>(given));
+  if (capturing()) object.gpu_.use_heard_now(context);
 }
 
-void CudaNormal::end(const Call& call) { order_->end(call.stream, call.capturing(), call.launch.blocks * call.launch.warps); }
-
-bool CudaNormal::reserve(CudaBlock& block, size_t bytes, Content content) const {
-  if (bytes == 0) return true;
-  const auto offset = pool_->memory.allocate(bytes, 128, content == Content::handle ? bytes : 0);
-  if (!offset) return false;
-  block.pool = pool_;
-  block.offset = *offset;
-  block.bytes = bytes;
-  block.data = pool_base_ + *offset;
-  return true;
+void CudaNormal::end(const Call& call) {
+  order_->end(call.at, call.launch.blocks * call.launch.warps);
+  if (call.capturing()) return;
+  pool_->set_last_call(order_->last());
+  for (const std::shared_ptr<CudaBlock>& block : call.foreign) block->used_until(order_->last());
 }
 
-std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, const Call* call, Content content) {
-  auto block = std::make_shared<CudaBlock>();
-  if (!reserve(*block, bytes, content)) {
-    const OffsetAllocator::Usage u = pool_->memory.usage();
-    throw Error(ErrorCode::pool_exhausted,
-                "rank " + std::to_string(rank()) + ": the output pool has no room for " + std::to_string(bytes) + " bytes: " +
-                    std::to_string(u.used) + " of " + std::to_string(u.capacity) + " are in use, the largest free block has " +
-                    std::to_string(u.largest_free) + " (destroy outputs, or raise NormalConfig::pool_bytes)");
+void CudaNormal::use(const std::shared_ptr<CudaBlock>& block, Call& call) const {
+  if (!block || !block->pool) return;
+  if (call.capturing())
+    block->used_in(call.at.capture, call.stream());
+  else if (block->pool != pool_)
+    call.foreign.push_back(block);
+}
+
+void CudaNormal::use(std::initializer_list<const void*> addresses, Call& call) const {
+  for (const void* p : addresses) {
+    const std::shared_ptr<MemoryHolder> holder = p ? gpu_.holders().find(p) : nullptr;
+    if (const auto block = std::dynamic_pointer_cast<CudaBlock>(holder))
+      use(block, call);
+    else if (holder && call.capturing())
+      keep_in_graph(holder, call.at.capture.graph);
   }
-  pool_->remember(block);
-  if (call && call->capturing()) give_to_graph(block, call->graph);
+}
+
+GraphArena& CudaNormal::arena_of(const CaptureState& capture) {
+  std::shared_ptr<GraphArena> arena = shared_arena_ ? shared_arena_ : arena_.lock();
+  if (!arena || (!shared_arena_ && !arena->captures(capture.id))) arena = std::make_shared<GraphArena>(pool_);
+  arena->join(capture);  // the graph holds it
+  if (!shared_arena_) arena_ = arena;
+  return *arena;
+}
+
+std::shared_ptr<CudaBlock> CudaNormal::checked_block(std::shared_ptr<CudaBlock> block, size_t bytes) {
+  if (!block)
+    throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": the output pool has no room for " +
+                                               std::to_string(bytes) + " bytes: " + pool_->describe() +
+                                               " (destroy outputs, or raise NormalConfig::pool_bytes)");
+  if (block->data) gpu_.holders().remember(block->data, block->bytes, block);
   return block;
 }
 
-void retain_in_graph(cudaGraph_t graph, void* object, void (*release)(void*)) {
-  cudaUserObject_t held = nullptr;
-  const cudaError_t status = cudaUserObjectCreate(&held, object, release, 1, cudaUserObjectNoDestructorSync);
-  if (status != cudaSuccess) release(object);
-  check_cuda(status, "cudaUserObjectCreate");
-  check_cuda(cudaGraphRetainUserObject(graph, held, 1, cudaGraphUserObjectMove), "cudaGraphRetainUserObject");
+std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, Content content, const CallStream& at) {
+  if (!at.capture.active) return allocate(bytes, content, Taker{Taker::Kind::call, at.stream, at.id});
+  return checked_block(pool_->take(bytes, content, at.stream, arena_of(at.capture)), bytes);
 }
 
-RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type) {
+std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, Content content, const Taker& taker) {
+  return checked_block(pool_->take(bytes, content, taker), bytes);
+}
+
+std::shared_ptr<void> CudaNormal::make_graph_memory() { return std::make_shared<GraphArena>(pool_); }
+
+void CudaNormal::use_graph_memory(std::shared_ptr<void> memory) {
+  shared_arena_ = std::static_pointer_cast<GraphArena>(std::move(memory));
+}
+
+RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type, const RowStream& on) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
   if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
     invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
   const int64_t rows = handle.data().rows_allocated;
+  const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type);
   const DeviceGuard guard(gpu_.device());
-  pool_->take_back_now();
-  auto block =
-      allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type), nullptr, Content::rows);
+  std::shared_ptr<CudaBlock> block;
+  if (!on.named) {
+    block = allocate(bytes, Content::rows, Taker{Taker::Kind::nobody});
+  } else {
+    auto* const stream = static_cast<cudaStream_t>(on.stream);
+    const CaptureState capture = capture_of(stream);
+    block = capture.active ? allocate(bytes, Content::rows, CallStream{stream, capture})
+                           : allocate(bytes, Content::rows, Taker{Taker::Kind::stream, stream, stream_id(stream)});
+  }
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
   return RowBuffer(std::move(block), view);
 }

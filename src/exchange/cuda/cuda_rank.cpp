@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kControlBytes = size_t{64} << 10;
 constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024;
-constexpr size_t kClaimsAt = 0, kFailedAt = 128, kDistancesAt = 256;
+constexpr size_t kClaimsAt = 0, kFailedAt = 128, kRegisteredAt = 192, kHeardAt = 200, kNumbersAt = 208, kDistancesAt = 256;
 
 }  // namespace
 
@@ -41,13 +41,18 @@ DeviceMemory::~DeviceMemory() {
   if (data_) cudaFree(data_);
 }
 
-CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads)
+CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms)
     : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here), threads_(threads) {
   const DeviceGuard guard(device());
   int shared = 0;
   check_cuda(cudaDeviceGetAttribute(&limits_.multiprocessors, cudaDevAttrMultiProcessorCount, device()), "device attribute");
   check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device()), "device attribute");
   limits_.shared_bytes = static_cast<uint32_t>(shared);
+  max_blocks_ = limits_.multiprocessors / ranks_here_;
+  if (num_sms > max_blocks_)
+    invalid("GroupOptions::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
+            "] (multiprocessors of the GPU / ranks on it)");
+  if (num_sms > 0) max_blocks_ = num_sms;
   int major = 0;
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()), "device attribute");
   limits_.dependent_launches = major >= 9 && ranks_here == 1;  // ranks would take multiprocessors from each other's plans
@@ -70,25 +75,15 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool 
   waits_ = counters_.as<WaitCounter>(waits_at);
   check_cuda(cudaMemsetAsync(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
 
-  prepare_plan_kernel(limits_);
-  prepare_dispatch_kernel(limits_);
-  prepare_combine_kernel(limits_);
-  prepare_low_latency_kernels(limits_);
-  prepare_ledger_kernel(limits_);
-  CallContext ended = context(1, Operation::none);
-  ended.abort_word = counters_.as<uint64_t>(kFailedAt);
-  DeviceMemory state(sizeof(ObjectState), copies_);
-  warm_up_plan_kernel(ended, limits_, state.as<ObjectState>(), copies_);
-  warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
-  warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
-  warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
-  warm_up_ledger_kernel(ended, limits_, state.as<EpochState>(), copies_);
-  ended.device_trace.records = counters_.as<DeviceRecord>();  // the kernels that record; they end before they do
-  warm_up_plan_kernel(ended, limits_, state.as<ObjectState>(), copies_);
-  warm_up_dispatch_kernel(ended, limits_, state.as<ObjectState>(), copies_);
-  warm_up_combine_kernel(ended, limits_, state.as<ObjectState>(), copies_);
-  warm_up_low_latency_kernels(ended, limits_, state.as<LowLatencyState>(), copies_);
-  warm_up_ledger_kernel(ended, limits_, state.as<EpochState>(), copies_);
+  IdleCall idle;
+  idle.call = context(1, Operation::none);
+  idle.call.abort_word = counters_.as<uint64_t>(kFailedAt);
+  constexpr size_t kHeaderAt = (std::max({sizeof(ObjectState), sizeof(EpochState)}) + 127) / 128 * 128;
+  const DeviceMemory zeros(kHeaderAt + sizeof(TablesHeader), copies_);
+  idle.state = zeros.as<void>();
+  idle.header = zeros.as<TablesHeader>(kHeaderAt);
+  for (const KernelBase* kernel : KernelBase::all()) kernel->prepare(limits_);
+  for (const KernelBase* kernel : KernelBase::all()) kernel->warm_up(idle, limits_, copies_);
   check_cuda(cudaStreamSynchronize(copies_), "first launch of the kernels");
 }
 
@@ -100,6 +95,8 @@ CudaRank::~CudaRank() {
     if (captured_) cudaDeviceSynchronize();  // replays use what is freed now; their waits have deadlines
     cudaHostUnregister(control_);
     counters_ = DeviceMemory();
+    points_->close();
+    graves_->clear();
   } catch (const Error&) {
     // The context is gone, and everything in it.
   }
@@ -115,9 +112,14 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.fault = fault_device_;
   call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
   call.waits = waits_;
+  call.registered_now = counters_.as<uint64_t>(kRegisteredAt);
+  call.heard = heard_;
+  call.fault_numbers = counters_.as<uint64_t>(kNumbersAt);
   call.device_trace = tracing_.trace();
   return call;
 }
+
+void CudaRank::use_heard_now(CallContext& call) const { call.heard_now = counters_.as<uint64_t>(kHeardAt); }
 
 const char* CudaRank::advice() const noexcept {
   if (!threads_ || ranks_here_ == 1) return "";
@@ -136,13 +138,22 @@ void CudaRank::raise_soft_fault(const char* context) {
   if (std::atomic_ref(record->ready).load(std::memory_order_acquire) == 0) return;
   const SoftFault fault = *record;
   std::atomic_ref(record->ready).store(0, std::memory_order_release);
+  if (fault.number > heard_) {
+    heard_ = fault.number;
+    if (captured_) write_word(kHeardAt, fault.number);
+  }
   const auto code = static_cast<ErrorCode>(fault.code);
   std::string text = std::string(context) + ": in call " + std::to_string(fault.epoch) + " rank " + std::to_string(fault.rank);
-  if (code == ErrorCode::capacity_exceeded)
+  if (code == ErrorCode::capacity_exceeded && fault.needed > 0)
     text += " would have received " + std::to_string(fault.needed) + " rows, its capacity is " + std::to_string(fault.capacity);
-  else
+  else if (code != ErrorCode::capacity_exceeded)
     text += std::string(" had no room for its rows (") + to_string(code) + ")";
-  throw Error(code, text + "; nothing was moved and the group can be used");
+  else
+    text += " would have received more rows than its capacity";
+  text += "; nothing was moved and the group can be used";
+  if (fault.left_out != 0)
+    text += std::string("; a ") + operation_name(static_cast<Operation>(fault.left_out)) + " by its handle was left out";
+  throw Error(code, text);
 }
 
 void CudaRank::start_trace(int blocks, int warps, size_t capacity) {
@@ -171,28 +182,29 @@ namespace {
 
 /// The other ranks' buffers, which kernels of this rank may still read when the registration ends.
 struct Reach {
-  explicit Reach(int gpu) : device(gpu) {}
+  Reach(int gpu, std::weak_ptr<CudaRank*> rank, int registration) : device(gpu), owner(std::move(rank)), slot(registration) {}
   Reach(const Reach&) = delete;
   ~Reach() {
     try {
       const DeviceGuard guard(device);
-      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // another stream of this thread may be captured
-      cudaThreadExchangeStreamCaptureMode(&mode);
+      const RelaxedCapture relaxed;  // another stream of this thread may be captured
+      if (const auto rank = owner.lock()) (*rank)->set_registered(slot, false);
       cudaDeviceSynchronize();
-      cudaThreadExchangeStreamCaptureMode(&mode);
     } catch (const Error&) {
       // Without a context nothing runs.
     }
   }
   int device;
+  std::weak_ptr<CudaRank*> owner;
+  int slot;
   std::shared_ptr<PeerRange> range;
 };
 
 }  // namespace
 
-std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds deadline,
+std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                         std::shared_ptr<void>& mapping) {
-  auto reach = std::make_shared<Reach>(device());
+  auto reach = std::make_shared<Reach>(device(), self_, slot);
   reach->range = heap_.register_range(bootstrap, memory, bytes, deadline);
   std::vector<std::byte*> at;
   for (int r = 0; r < bootstrap.world(); ++r) at.push_back(reach->range->at(r));
@@ -206,7 +218,30 @@ const uint64_t* CudaRank::upload_distances(int slot, const std::vector<uint64_t>
   check_cuda(cudaMemcpyAsync(to, distances.data(), distances.size() * sizeof(uint64_t), cudaMemcpyHostToDevice, copies_),
              "copy of distances");
   check_cuda(cudaStreamSynchronize(copies_), "copy of distances");
+  set_registered(slot, true);
   return to;
+}
+
+void CudaRank::set_registered(int slot, bool registered) {
+  const std::lock_guard lock(registering_);
+  const uint64_t bit = uint64_t{1} << slot;
+  registered_ = registered ? registered_ | bit : registered_ & ~bit;
+  write_word(kRegisteredAt, registered_);
+}
+
+void CudaRank::write_word(size_t at, uint64_t value) const {
+  const DeviceGuard guard(device());
+  const RelaxedCapture relaxed;  // some stream of this thread may be captured
+  check_cuda(cudaMemcpyAsync(counters_.as<uint64_t>(at), &value, sizeof value, cudaMemcpyHostToDevice, copies_),
+             "copy of a word");
+  check_cuda(cudaStreamSynchronize(copies_), "copy of a word");
+}
+
+DeviceLimits CudaRank::limits_of_call(int num_sms) const {
+  DeviceLimits limits = limits_;
+  const int most = num_sms > 0 ? num_sms : max_blocks_;
+  if (most < limits.multiprocessors) limits.dependent_launches = false;
+  return limits;
 }
 
 std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConfig& config) {
@@ -216,7 +251,19 @@ std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConf
 void CudaRank::check_sms(const char* name, int num_sms) const {
   if (num_sms < 0 || num_sms > max_blocks())
     invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks()) +
-            "] (multiprocessors of the GPU / ranks on it)");
+            "] (multiprocessors of the GPU / ranks on it, or GroupOptions::num_sms)");
+}
+
+void CudaRank::check_stream(cudaStream_t stream) const {
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return;
+  int on = -1;
+  const cudaError_t status = cudaStreamGetDevice(stream, &on);
+  if (status != cudaSuccess) {
+    (void)cudaGetLastError();
+    invalid(std::string("stream: not a stream of GPU ") + std::to_string(device()) + " (" + cudaGetErrorString(status) + ")");
+  }
+  if (on != device())
+    invalid("stream is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
 }
 
 void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) const {
@@ -267,8 +314,8 @@ DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   bootstrap.all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
   parts.control = SymmetricHeap::create(bootstrap, kControlBytes, options.rendezvous_timeout);
   auto heap = CudaHeap::create(bootstrap, options.heap_bytes, device, options.rendezvous_timeout);
-  parts.rank =
-      std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)), false);
+  parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)),
+                                          false, options.num_sms);
   parts.heap = std::move(heap);
   bootstrap.barrier(options.rendezvous_timeout);  // no kernel waits for a peer that still allocates
   return parts;
@@ -283,7 +330,8 @@ std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& optio
   for (size_t r = 0; r < parts.size(); ++r) {
     parts[r].control = std::move(controls[r]);
     parts[r].rank = std::make_unique<CudaRank>(*heaps[r], *parts[r].control,
-                                               static_cast<int>(std::count(devices.begin(), devices.end(), devices[r])), true);
+                                               static_cast<int>(std::count(devices.begin(), devices.end(), devices[r])), true,
+                                               options.num_sms);
     parts[r].heap = std::move(heaps[r]);
   }
   return parts;

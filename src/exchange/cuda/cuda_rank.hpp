@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "exchange/cuda/device_tracing.hpp"
 #include "exchange/cuda/launch.hpp"
+#include "exchange/cuda/memory_holders.hpp"
+#include "exchange/cuda/stream_point.hpp"
 #include "exchange/device_rank.hpp"
 #include "heap/cuda/cuda_heap.hpp"
 
@@ -20,29 +23,38 @@ namespace switchyard::detail {
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process.
-  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads);
+  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: most multiprocessors
+  /// of a call, or 0.
+  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
   void raise_soft_fault(const char* context) override;
+  /// Number of the last fault that raise_soft_fault threw, for CallContext::heard.
+  uint64_t heard() const { return heard_; }
   std::vector<WaitCounter> wait_counters() const override;
-  std::vector<std::byte*> reach(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds deadline,
+  std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                 std::shared_ptr<void>& mapping) override;
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
+  /// Kernels that run from now on, replays too, reach what is registered in `slot`, or do not. Waits for the copy stream.
+  void set_registered(int slot, bool registered);
   std::unique_ptr<NormalImpl> make_normal(Group& group, const NormalConfig& config) override;
   std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) override;
   std::unique_ptr<LedgerImpl> make_ledger(Group& group, const LedgerConfig& config) override;
 
-  /// Everything but the epoch of a call and where it counts what it moves.
+  /// Everything but the epoch of a call, where it counts what it moves and, if it is captured, use_heard_now().
   CallContext context(uint64_t timeout_ns, Operation operation) const;
+  void use_heard_now(CallContext& call) const;
   int device() const { return heap_.device(); }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
-  /// Most blocks of a kernel whose blocks wait for each other.
-  int max_blocks() const { return limits_.multiprocessors / ranks_here_; }
+  /// Most blocks of a kernel whose blocks wait for each other: the group's budget.
+  int max_blocks() const { return max_blocks_; }
+  /// Of a launch that may begin while the one before it on the stream still waits, if its call was given `num_sms`, or none:
+  /// only one that may have the whole GPU, because two calls take twice their multiprocessors.
+  DeviceLimits limits_of_call(int num_sms) const;
   /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), as far as there are so
   /// many.
   int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
@@ -50,6 +62,8 @@ class CudaRank final : public DeviceRank {
   /// `num_sms` is 0 or a grid whose blocks can all run at once.
   void check_pointer(const char* name, const void* p, size_t alignment) const;
   void check_sms(const char* name, int num_sms) const;
+  /// Throws invalid_argument unless `stream`, which is not captured, is one of this GPU's.
+  void check_stream(cudaStream_t stream) const;
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
@@ -61,8 +75,15 @@ class CudaRank final : public DeviceRank {
   void note_capture() { captured_ = true; }
   /// copy_stream() of its device.
   cudaStream_t copy_stream() const { return copies_; }
+  StreamPoints& points() const { return *points_; }
+  std::shared_ptr<StreamPoints> shared_points() const { return points_; }
+  MemoryHolders& holders() { return holders_; }
+  DeviceGraves& graves() { return *graves_; }
+  std::shared_ptr<DeviceGraves> shared_graves() const { return graves_; }
 
  private:
+  /// In `counters_`. Waits for the copy stream.
+  void write_word(size_t at, uint64_t value) const;
   template <class T>
   std::vector<T> download(const T* from, size_t count) const;
 
@@ -71,11 +92,11 @@ class CudaRank final : public DeviceRank {
   uint64_t* host_abort_device_ = nullptr;  ///< its parts as the GPU sees them
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;
-  int ranks_here_;
+  int ranks_here_, max_blocks_;
   bool threads_;
   std::string name_;
   DeviceLimits limits_;
-  DeviceMemory counters_;          ///< fault claims, a word that is never 0, distances, wait counters
+  DeviceMemory counters_;          ///< fault claims, a word that is never 0, registrations, distances, wait counters
   uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]
   WaitCounter* waits_ = nullptr;
   cudaStream_t copies_ = nullptr;
@@ -83,6 +104,12 @@ class CudaRank final : public DeviceRank {
   ClockMailbox mailbox_;
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
   std::atomic<bool> captured_ = false;
+  std::atomic<uint64_t> heard_ = 0;
+  const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
+  MemoryHolders holders_;
+  const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
+  std::mutex registering_;
+  uint64_t registered_ = 0;  ///< as in CallContext
 };
 
 }  // namespace switchyard::detail

@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 namespace switchyard::detail {
 
@@ -27,6 +29,25 @@ class DeviceMemory {
 
  private:
   std::byte* data_ = nullptr;
+};
+
+/// Memory whose last user let go of it where no CUDA function may be called. Any thread.
+class DeviceGraves {
+ public:
+  void bury(DeviceMemory memory) {
+    const std::lock_guard lock(mutex_);
+    buried_.push_back(std::move(memory));
+  }
+  /// Frees it, with the device current.
+  void clear() {
+    std::vector<DeviceMemory> buried;
+    const std::lock_guard lock(mutex_);
+    buried.swap(buried_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<DeviceMemory> buried_;
 };
 
 }  // namespace switchyard::detail

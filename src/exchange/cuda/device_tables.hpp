@@ -20,7 +20,15 @@ struct ObjectState {
   uint64_t sends_done[kRowChunks], sums_done[kSumChunks], outputs_done, pulls_done, exits;
   uint64_t sends_next, places_next, sums_next, pulls_next;  ///< work dealt, see protocol/deal.hpp
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
+  // Another rank had no room in a call, which its host heard of at once. Until this rank's host has, calls do nothing here:
+  // that rank may make none of them.
+  uint64_t halted_by;  ///< number of that fault on this rank, from 1; 0: none
+  uint64_t halted_epoch;
+  int32_t halted_code, halted_rank;
+  uint64_t verdict, leavers;  ///< of the call under way, while halted: whether it goes on; blocks that have left
 };
+enum class Verdict : uint64_t { none, goes_on, does_nothing };
+
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
 static_assert(sizeof(ObjectState) <= kObjectStateBytes);
 
@@ -36,7 +44,9 @@ struct SoftFault {
   int32_t code;  ///< ErrorCode
   int32_t rank;
   uint64_t epoch;
-  int64_t needed, capacity;  ///< rows, of capacity_exceeded
+  int64_t needed, capacity;  ///< rows, of capacity_exceeded; both 0 if they are not known
+  uint64_t left_out;         ///< Operation of the call that did nothing because `epoch` had moved nothing, or none
+  uint64_t number;           ///< ObjectState::halted_by, or 0
 };
 
 struct TablesHeader {
@@ -44,9 +54,12 @@ struct TablesHeader {
   int64_t rows;         ///< delivered here, padding included
   int64_t num_records;  ///< received here
   uint64_t epoch;       ///< of the dispatch that made the tables
-  int32_t status;       ///< ErrorCode that ended the call on all ranks alike, or ok
+  uint64_t identity;    ///< of that dispatch, equal on all ranks: calls by handles compare it
+  int32_t status;       ///< ErrorCode that ended it on all ranks alike, or ok
+  int32_t failed_rank;  ///< the first rank that could not take part, if it is not ok
+  int32_t moved;        ///< 1 once its rows and records have come
+  int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by
   int32_t any_weights;  ///< records carry weights
-  int32_t moved;        ///< 1 once the rows and records of the dispatch that made the tables have come
   int32_t unused;
   int64_t record_begin[kMaxRanks + 1];
   int64_t tokens_of[kMaxRanks];                   ///< T of every rank

@@ -9,6 +9,7 @@
 // uses. Every warp polls all its streams in turn, and stops at the deadline. Other kernels may delay a block, as long as they
 // end.
 #include "arch/cuda/cuda_traced.cuh"
+#include "base/mix_hash.hpp"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/launch.hpp"
 #include "protocol/dispatch_ring.hpp"
@@ -42,6 +43,27 @@ __device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows
     for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
 }
 
+/// What ranks compare: a cached dispatch is of the dispatch that made its tables, which the host does not know.
+__device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
+  return p.d.with_records ? p.signature : mix_hash(p.signature, header.identity);
+}
+
+/// One warp, last thing, after all warps have read the header.
+__device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, bool moved) {
+  TablesHeader& header = *given.header;
+  const bool fresh = given.d.with_records;
+  if (!moved && header.status == 0) {
+    int failed_rank = -1;
+    const Placement* failed = end_unmoved(call, given.d.control, given.state, given.soft, failed_rank);
+    if (!fresh || failed == nullptr || threadIdx.x % kLanes != 0) return;
+    header.status = static_cast<int32_t>(failed->status);
+    header.failed_rank = failed_rank;
+    return;
+  }
+  if (moved && fresh && threadIdx.x % kLanes == 0) header.moved = 1;
+  end_call(given.state, call.epoch);
+}
+
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
@@ -53,27 +75,29 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
-  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, given.header->tokens));
-  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
   const TablesHeader& header = *given.header;
-  if (threadIdx.x == 0) p.d.tokens = header.tokens;
+  if (does_nothing(call, header, !p.d.with_records, given.state, p.soft)) return;
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
+  if (threadIdx.x == 0) {
+    p.d.tokens = header.tokens;
+    p.signature = p.place.signature = signature_of(given, header);
+  }
   __syncthreads();
+  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
   bool moves = header.status == 0;
   if (moves) {
     if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
-    moves = placements_agree(w, call, p.d.control, p.signature, p.soft);
+    moves = placements_agree(w, call, p.d.control, p.signature);
   }
   if (moves) {
     fill_rest(w, p, header.rows, header.num_records);
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     // The call is over when all warps have begun: see dispatch_direct.
-    if (ok && (p.d.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0)) {
-      if (p.d.with_records && threadIdx.x % kLanes == 0) given.header->moved = 1;
-      end_call(given.state, call.epoch);
-    }
+    if (ok && (p.d.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0))
+      end_dispatch(given, call, true);
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
-    end_call(given.state, call.epoch);
+    end_dispatch(given, call, false);
   }
 }
 
@@ -83,6 +107,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
                          const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingDispatchParams)];
+  __shared__ Placement place;
   auto& p = *reinterpret_cast<RingDispatchParams*>(params);
   copy_to_shared(given.d, p.d);
   if (threadIdx.x == 0) {
@@ -95,15 +120,21 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (!begin_block(given.d.call, given.state, p.d.call)) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
-  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, given.header->tokens));
-  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, given.place);
   const TablesHeader& header = *given.header;
-  if (threadIdx.x == 0) p.d.tokens = header.tokens;
+  if (does_nothing(call, header, !p.d.with_records, given.state, given.soft)) return;
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
+  const uint64_t signature = signature_of(given, header);
+  if (threadIdx.x == 0) {
+    p.d.tokens = header.tokens;
+    place = given.place;
+    place.signature = signature;
+  }
   __syncthreads();
+  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, place);
   bool moves = header.status == 0;
   if (moves) {
     if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
-    moves = placements_agree(w, call, p.d.control, given.signature, given.soft);
+    moves = placements_agree(w, call, p.d.control, signature);
   }
   if (moves) {
     fill_rest(w, given, header.rows, header.num_records);
@@ -111,17 +142,28 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     Cuda::settle(w);
     if (!ok) return;
   }
-  if (!arrive_is_last<Cuda>(w, &given.state->exits)) return;
-  if (moves && p.d.with_records && threadIdx.x % kLanes == 0) given.header->moved = 1;
-  end_call(given.state, call.epoch);
+  if (arrive_is_last<Cuda>(w, &given.state->exits)) end_dispatch(given, call, moves);
 }
 
-// The kernels that record, if the call is traced.
-auto kernel_for(const CudaDispatchParams& p) {
-  return p.d.call.device_trace.records != nullptr ? dispatch_kernel<CudaTraced> : dispatch_kernel<Cuda>;
+template <class P>
+int most_shared(const DeviceLimits& limits) {
+  return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(P)) - 1024;
 }
-auto ring_kernel_for(const CudaDispatchParams& p) {
-  return p.d.call.device_trace.records != nullptr ? ring_dispatch_kernel<CudaTraced> : ring_dispatch_kernel<Cuda>;
+template <class A>
+const Kernel<const CudaDispatchParams, const CudaShape> direct("dispatch kernel", dispatch_kernel<A>, kMoveWarps* kLanes,
+                                                               most_shared<CudaDispatchParams>);
+template <class A>
+const Kernel<const CudaDispatchParams, const RingParts, const CudaShape> through_rings("dispatch kernel",
+                                                                                       ring_dispatch_kernel<A>,
+                                                                                       kMoveWarps* kLanes,
+                                                                                       most_shared<RingDispatchParams>);
+
+// The kernels that record, if the call is traced.
+const auto& kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? direct<CudaTraced> : direct<Cuda>;
+}
+const auto& ring_kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? through_rings<CudaTraced> : through_rings<Cuda>;
 }
 
 uint32_t scratch_bytes(const DispatchParams& d) {
@@ -131,38 +173,18 @@ uint32_t scratch_bytes(const DispatchParams& d) {
 
 }  // namespace
 
-void prepare_dispatch_kernel(const DeviceLimits& limits) {
-  const int direct = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(CudaDispatchParams)) - 1024;
-  const int ring = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingDispatchParams)) - 1024;
-  allow_shared(dispatch_kernel<Cuda>, direct);
-  allow_shared(dispatch_kernel<CudaTraced>, direct);
-  allow_shared(ring_dispatch_kernel<Cuda>, ring);
-  allow_shared(ring_dispatch_kernel<CudaTraced>, ring);
-}
-
-void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
-  CudaDispatchParams p;
-  p.d.call = call;
-  p.state = state;
-  const CudaShape shape{kMoveWarps, 0, 0, 0};
-  launch_kernel(kernel_for(p), limits.multiprocessors, shape, false, stream, "dispatch kernel", p, shape);
-  launch_kernel(ring_kernel_for(p), limits.multiprocessors, shape, false, stream, "dispatch kernel", p, RingParts{}, shape);
-}
-
 void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      cudaStream_t stream) {
   const CudaShape shape =
       move_shape(launch.warps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes, launch.stages);
-  launch_kernel(kernel_for(p), launch.blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p,
-                shape);
+  kernel_for(p).launch(grid_of(launch.blocks, shape, after_plan && limits.dependent_launches), stream, p, shape);
 }
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, cudaStream_t stream) {
   // Rows are quantised into the ring: no scratch.
   const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
-  launch_kernel(ring_kernel_for(p), blocks, shape, after_plan && limits.dependent_launches, stream, "dispatch kernel", p, ring,
-                shape);
+  ring_kernel_for(p).launch(grid_of(blocks, shape, after_plan && limits.dependent_launches), stream, p, ring, shape);
 }
 
 }  // namespace switchyard::detail

@@ -50,7 +50,7 @@ cudaError_t launch_flat(const CudaFlat& p, const Make& make, int blocks, const D
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const bool traced = p.f.d.call.device_trace.records != nullptr;
   return launch_status(traced ? flat_kernel<CudaLanesTraced, FlatParams, Make> : flat_kernel<CudaLanes, FlatParams, Make>,
-                       blocks, shape, limits.dependent_launches, stream, p, shape, make);
+                       grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, make);
 }
 
 }  // namespace switchyard::detail

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
-#include "exchange/cuda/device_tables.hpp"
+#include "exchange/cuda/kernel.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -43,16 +43,31 @@ __device__ __noinline__ inline void report_abort(const CallContext& given, uint6
   ptx::store_release<Scope::system>(&given.fault->ready, 1);
 }
 
+/// One thread of each block of a halted object: what the first block finds holds for all blocks and kernels of the call.
+/// Replays may begin while their host takes notice.
+__device__ __noinline__ inline Verdict judge_halted(const CallContext& given, ObjectState* state, uint64_t halted) {
+  const uint64_t heard = given.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(given.heard_now) : given.heard;
+  const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::goes_on : Verdict::does_nothing);
+  const auto before = atomicCAS(reinterpret_cast<unsigned long long*>(&state->verdict), 0ull, found);
+  return static_cast<Verdict>(before != 0 ? before : found);
+}
+
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
 /// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
-__device__ inline bool begin_block(const CallContext& given, const ObjectState* state, CallContext& call) {
-  uint64_t abort = 0, epoch = 0;
+__device__ inline bool begin_block(const CallContext& given, ObjectState* state, CallContext& call) {
+  uint64_t abort = 0, epoch = 0, registered = given.registered, halted = 0;
   if (threadIdx.x == 0) {
     abort = ptx::load_relaxed<Scope::system>(given.abort_word);
     epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
+    halted = state->halted_by;
+    if (given.registered_now != nullptr) registered = ptx::load_relaxed<Scope::device>(given.registered_now);
   }
   const bool failed = __syncthreads_or(abort != 0);
-  if (threadIdx.x == 0) call.epoch = epoch;
+  if (threadIdx.x == 0) {
+    call.epoch = epoch;
+    call.registered = registered;
+    if (halted != 0) call.left_out = judge_halted(given, state, halted) == Verdict::does_nothing;
+  }
   if (abort != 0) report_abort(given, abort, epoch);
   __syncthreads();
   return !failed;
@@ -88,7 +103,11 @@ __device__ inline bool begin_block(const CallContext& given, const CallWords& wo
 
 /// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch.
 __device__ inline void end_call(ObjectState* state, uint64_t epoch) {
-  if (threadIdx.x % kLanes == 0) state->epoch = epoch;
+  if (threadIdx.x % kLanes != 0) return;
+  state->epoch = epoch;
+  if (state->halted_by == 0) return;  // else the host has heard of it
+  state->halted_by = 0;
+  state->verdict = 0;
 }
 
 /// One thread: tells the host of a fault that ends this call only, unless it has not yet taken an earlier one.
@@ -99,23 +118,72 @@ __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) 
   to->epoch = fault.epoch;
   to->needed = fault.needed;
   to->capacity = fault.capacity;
+  to->left_out = fault.left_out;
+  to->number = fault.number;
   ptx::store_release<Scope::system>(&to->ready, 1);
 }
 
-/// After all placements have come: true if all ranks can take part and made the same call. Otherwise one block's first thread
-/// reports why: a mismatch is sticky, a rank without room is not. One warp or more, same answer everywhere.
-__device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control, uint64_t signature,
-                                        SoftFault* soft) {
+/// After all placements have come: true if all ranks can take part and made the same call. A mismatch is recorded, and sticky;
+/// a rank without room is not, see end_unmoved. One warp or more, same answer everywhere.
+__device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control,
+                                        uint64_t signature) {
   if (all_agree<Cuda>(w, call, control, signature)) return true;
   if (w.index() != 0) return false;
   for (int r = 0; r < call.world(); ++r) {
     const Placement& place = *call.heap.local(control.placement(call.epoch, r));
     if (place.signature != signature || !reachable(call, place)) return record_mismatch<Cuda>(w, call, Site::placement, r);
-    if (place.status == 0) continue;
-    if (threadIdx.x == 0) report_soft_fault(soft, SoftFault{0, static_cast<int32_t>(place.status), r, call.epoch, 0, 0});
-    return false;
   }
   return false;
+}
+
+/// One warp, last thing in a call by whose placements some rank had no room, instead of end_call: the host is told. If it is
+/// this rank's own (`soft` null) the host knows; else the object is halted. \returns what the rank without room says, or null
+__device__ inline const Placement* end_unmoved(const CallContext& call, const ControlLayout& control, ObjectState* state,
+                                               SoftFault* soft, int& failed_rank) {
+  const Placement* failed = nullptr;
+  for (int r = 0; r < call.world() && failed == nullptr; ++r) {
+    const Placement* place = call.heap.local(control.placement(call.epoch, r));
+    if (place->status == 0) continue;
+    failed = place;
+    failed_rank = r;
+  }
+  end_call(state, call.epoch);
+  if (threadIdx.x % kLanes != 0 || failed == nullptr || soft == nullptr) return failed;
+  const auto code = static_cast<int32_t>(failed->status);
+  const uint64_t number = ptx::add_acq_rel<Scope::device>(call.fault_numbers, 1) + 1;
+  state->halted_by = number;
+  state->halted_epoch = call.epoch;
+  state->halted_code = code;
+  state->halted_rank = failed_rank;
+  report_soft_fault(soft, SoftFault{0, code, failed_rank, call.epoch, 0, 0, 0, number});
+  return failed;
+}
+
+/// One thread of the call: it does nothing, because this object is halted.
+__device__ inline void report_left_out(const CallContext& call, const ObjectState& state, SoftFault* soft) {
+  report_soft_fault(soft, SoftFault{0, state.halted_code, state.halted_rank, state.halted_epoch, 0, 0,
+                                    static_cast<uint64_t>(call.operation), state.halted_by});
+}
+
+/// All threads of all blocks of a call's last kernel: whether the call does nothing, because the object is halted or, if
+/// `by_handle`, because the dispatch that made its handle moved nothing, on all ranks alike. Then it is not counted either.
+__device__ inline bool does_nothing(const CallContext& call, const TablesHeader& header, bool by_handle, ObjectState* state,
+                                    SoftFault* soft) {
+  const bool unmoved = by_handle && header.moved == 0;
+  if (!call.left_out && !unmoved) return false;
+  if (threadIdx.x % kLanes == 0) call.moved[blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes] = MoveCounter{};
+  if (threadIdx.x != 0) return true;
+  if (call.left_out) {
+    if (blockIdx.x == 0) report_left_out(call, *state, soft);
+    if (ptx::add_acq_rel<Scope::device>(&state->leavers, 1) + 1 == gridDim.x) {
+      state->leavers = 0;
+      state->verdict = 0;
+    }
+  } else if (blockIdx.x == 0) {
+    report_soft_fault(
+        soft, SoftFault{0, header.status, header.failed_rank, header.epoch, 0, 0, static_cast<uint64_t>(call.operation), 0});
+  }
+  return true;
 }
 
 /// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own. `stages` per warp, one
@@ -129,39 +197,10 @@ inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes
   return shape.stage_bytes > 0 ? shape : fitted(1);
 }
 
-void check_cuda(cudaError_t status, const char* what);
-
-/// Launches `kernel` on `blocks` blocks; `overlapped`: as the dependent of the kernel before on the stream.
-template <class... Given>
-cudaError_t launch_status(void (*kernel)(Given...), int blocks, const CudaShape& shape, bool overlapped, cudaStream_t stream,
-                          const std::type_identity_t<Given>&... given) {
-  cudaLaunchAttribute dependent{};
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.warps * kLanes));
-  config.dynamicSmemBytes = shape.shared_bytes();
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = overlapped ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, given...);
+/// Of a launch of `shape`.
+inline Grid grid_of(int blocks, const CudaShape& shape, bool dependent = false) {
+  return {blocks, shape.warps * kLanes, shape.shared_bytes(), dependent};
 }
-/// The same; a failure is Error(system) naming the kernel.
-template <class... Given>
-void launch_kernel(void (*kernel)(Given...), int blocks, const CudaShape& shape, bool overlapped, cudaStream_t stream,
-                   const char* name, const std::type_identity_t<Given>&... given) {
-  check_cuda(launch_status(kernel, blocks, shape, overlapped, stream, given...), name);
-}
-
-/// Lets `kernel` have `bytes` of dynamic shared memory, and loads it.
-template <class Kernel>
-cudaError_t allow_shared_status(Kernel kernel, int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-template <class Kernel>
-void allow_shared(Kernel kernel, int bytes) {
-  check_cuda(allow_shared_status(kernel, bytes), "cudaFuncSetAttribute");
-}
+inline void set_idle(CudaShape& shape, const IdleCall&) { shape = CudaShape{shape.warps, 0, 0, 0}; }
 
 }  // namespace switchyard::detail

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "exchange/cuda/device_tables.hpp"
+#include "exchange/cuda/kernel.hpp"
 #include "exchange/tuning_launch.hpp"
 #include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_direct.hpp"
@@ -48,6 +48,7 @@ struct PlanParams {
   bool fail_on_overflow = false;
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
+  uint64_t object = 0;        ///< equal on all ranks, of this object only
   bool offers_place = false;  ///< `place` is known already and goes out with the counts
   Placement place{};
   Tables tables;
@@ -60,7 +61,7 @@ struct CudaDispatchParams {
   TablesHeader* header = nullptr;
   bool offers_place = false;  ///< this kernel publishes `place`
   Placement place{};
-  uint64_t signature = 0;
+  uint64_t signature = 0;  ///< cached dispatch: without the identity of the dispatch that made the tables
   SoftFault* soft = nullptr;
   // Filled beyond what arrives.
   Received received;  ///< records null: cached dispatch, or nothing to receive
@@ -70,7 +71,7 @@ struct CudaDispatchParams {
 };
 
 struct CudaCombineParams {
-  CombineParams c;                        ///< all but the epoch and what the tables' header holds
+  CombineParams c;  ///< all but the epoch and what the tables' header holds, which also completes place.signature
   const float* handle_weights = nullptr;  ///< c.weights, if they are the handle's: unused if dispatch got none
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
@@ -85,22 +86,19 @@ struct RingParts {
   int send_chunk = 1;
 };
 
-/// Shared memory that a block may have, and multiprocessors, of the current device.
-struct DeviceLimits {
-  int multiprocessors = 0;
-  uint32_t shared_bytes = 0;
-  bool dependent_launches = false;  ///< from sm_90 on, where a rank has its GPU to itself
-};
-
-/// Once per device and process, before any rank waits for another: loads the kernels and lets them have all shared memory.
-void prepare_plan_kernel(const DeviceLimits& limits);
-void prepare_dispatch_kernel(const DeviceLimits& limits);
-void prepare_combine_kernel(const DeviceLimits& limits);
-/// Once per stream, likewise: a first launch may allocate local memory, which waits for all kernels of the GPU. The kernels end
-/// at once, because call.abort_word is not 0.
-void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
-void warm_up_dispatch_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
-void warm_up_combine_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream);
+inline void set_idle(PlanParams& p, const IdleCall& idle) {
+  p.call = idle.call;
+  p.state = static_cast<ObjectState*>(idle.state);
+  p.tables.header = idle.header;
+}
+inline void set_idle(CudaDispatchParams& p, const IdleCall& idle) {
+  p.d.call = idle.call;
+  p.state = static_cast<ObjectState*>(idle.state);
+}
+inline void set_idle(CudaCombineParams& p, const IdleCall& idle) {
+  p.c.call = idle.call;
+  p.state = static_cast<ObjectState*>(idle.state);
+}
 
 void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
@@ -115,8 +113,5 @@ void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring,
                          cudaStream_t stream);
 /// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
 void launch_count_kept(const PlanParams& params, const Received& received, cudaStream_t stream);
-
-/// Throws Error(system) naming the call.
-void check_cuda(cudaError_t status, const char* what);
 
 }  // namespace switchyard::detail

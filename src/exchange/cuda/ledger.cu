@@ -47,14 +47,21 @@ __global__ void __launch_bounds__(kLedgerWarps* kLanes, 1)
   A::settle(w);
 }
 
+template <class A, class P>
+const Kernel<const CudaLedgerParams, const CudaShape> ledger("ledger kernel", ledger_kernel<A, P>, kLedgerWarps* kLanes,
+                                                             [](const DeviceLimits& limits) {
+                                                               return static_cast<int>(limits.shared_bytes) -
+                                                                      static_cast<int>(sizeof(LedgerParams)) - 1024;
+                                                             });
+
 template <class A, class P = LedgerParams>
-constexpr auto* kernel_of(bool traced) {
-  return traced ? ledger_kernel<TracedArch<A>, P> : ledger_kernel<A, P>;
+const auto& kernel_of(bool traced) {
+  return traced ? ledger<TracedArch<A>, P> : ledger<A, P>;
 }
 
 /// f16 and bf16 rows that tell have one kernel (docs/design/0011). Of others, few chunks, at most a part for each warp, arrive
 /// sooner if they do not go through shared memory.
-auto* kernel_for(const CudaLedgerParams& p, int blocks) {
+const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
   if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced);
   if (KnownLedger<DType::f16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::f16>>(traced);
@@ -70,31 +77,9 @@ CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits)
 
 }  // namespace
 
-void prepare_ledger_kernel(const DeviceLimits& limits) {
-  const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(LedgerParams)) - 1024;
-  for (const bool traced : {false, true}) {
-    allow_shared(kernel_of<Cuda>(traced), most);
-    allow_shared(kernel_of<CudaLanes>(traced), most);
-    allow_shared(kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced), most);
-    allow_shared(kernel_of<CudaHot, KnownLedger<DType::f16>>(traced), most);
-  }
-}
-
-void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream) {
-  CudaLedgerParams p;
-  p.l.call = call;
-  p.state = state;
-  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-    p.l.type = type;
-    launch_ledger(p, limits.multiprocessors, limits, stream);
-  }
-  p.l.num_chunks = int64_t{limits.multiprocessors} * kLedgerWarps;  // the kernel for many
-  launch_ledger(p, limits.multiprocessors, limits, stream);
-}
-
 void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
   const CudaShape shape = ledger_shape(p.warps, p.l.row_bytes, limits);
-  launch_kernel(kernel_for(p, blocks), blocks, shape, false, stream, "ledger kernel", p, shape);
+  kernel_for(p, blocks).launch(grid_of(blocks, shape), stream, p, shape);
 }
 
 }  // namespace switchyard::detail

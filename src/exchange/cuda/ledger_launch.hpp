@@ -16,9 +16,10 @@ struct CudaLedgerParams {
   int warps = kLedgerWarps;  ///< of this launch
 };
 
-void prepare_ledger_kernel(const DeviceLimits& limits);
-/// As warm_up_plan_kernel.
-void warm_up_ledger_kernel(const CallContext& call, const DeviceLimits& limits, EpochState* state, cudaStream_t stream);
+inline void set_idle(CudaLedgerParams& p, const IdleCall& idle) {
+  p.l.call = idle.call;
+  p.state = static_cast<EpochState*>(idle.state);
+}
 void launch_ledger(const CudaLedgerParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
 
 }  // namespace switchyard::detail

@@ -78,13 +78,29 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 template <class P>
 using ArchOf = std::conditional_t<std::is_same_v<P, LowLatencyDispatchParams> || std::is_same_v<P, LowLatencyCombineParams>,
                                   CudaLanes, CudaHot>;
+int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes - kStaticShared); }
+
+template <class A, class P>
+const Kernel<const CudaLowLatencyDispatch, const CudaShape, const LaunchedHalves> dispatches("low-latency dispatch kernel",
+                                                                                             low_latency_dispatch_kernel<A, P>,
+                                                                                             kLowLatencyWarps* kLanes,
+                                                                                             most_shared);
+template <class A, class P>
+const Kernel<const CudaLowLatencyCombine, const CudaShape, const LaunchedHalves> combines("low-latency combine kernel",
+                                                                                          low_latency_combine_kernel<A, P>,
+                                                                                          kLowLatencyWarps* kLanes,
+                                                                                          most_shared);
+template <class A, class P>
+const Kernel<const CudaFlat, const CudaShape, const ScaledRows> flats("all-to-all kernel", flat_kernel<A, P, ScaledRows>,
+                                                                      kLowLatencyWarps* kLanes, most_shared);
+
 template <class P>
-constexpr auto* dispatch_kernel(bool traced) {
-  return traced ? low_latency_dispatch_kernel<TracedArch<ArchOf<P>>, P> : low_latency_dispatch_kernel<ArchOf<P>, P>;
+const auto& dispatch_kernel(bool traced) {
+  return traced ? dispatches<TracedArch<ArchOf<P>>, P> : dispatches<ArchOf<P>, P>;
 }
 template <class P>
-constexpr auto* combine_kernel(bool traced) {
-  return traced ? low_latency_combine_kernel<TracedArch<ArchOf<P>>, P> : low_latency_combine_kernel<ArchOf<P>, P>;
+const auto& combine_kernel(bool traced) {
+  return traced ? combines<TracedArch<ArchOf<P>>, P> : combines<ArchOf<P>, P>;
 }
 
 using Fp8Rows = KnownDispatch<ScaleKind::f32>;
@@ -93,7 +109,7 @@ using Ue8m0Columns = KnownDispatch<ScaleKind::ue8m0, ScaleColumns>;
 using GivenFp8 = KnownDispatch<ScaleKind::none, ScalePlace, DType::fp8_e4m3>;
 using AsIs = KnownDispatch<ScaleKind::none>;
 
-auto* dispatch_kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool traced) {
+const auto& dispatch_kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool traced) {
   if (!ids_staged) return dispatch_kernel<LowLatencyDispatchParams>(traced);
   if (Fp8Rows::holds(p)) return dispatch_kernel<Fp8Rows>(traced);
   if (Fp8Columns::holds(p)) return dispatch_kernel<Fp8Columns>(traced);
@@ -102,7 +118,7 @@ auto* dispatch_kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bo
   if (AsIs::holds(p)) return dispatch_kernel<AsIs>(traced);
   return dispatch_kernel<LowLatencyDispatchParams>(traced);
 }
-auto* combine_kernel_for(const LowLatencyCombineParams& p, bool traced) {
+const auto& combine_kernel_for(const LowLatencyCombineParams& p, bool traced) {
   using PerRoute = KnownCombine<CombineOrder::per_route>;
   using PerRank = KnownCombine<CombineOrder::per_rank>;
   if (PerRoute::holds(p)) return combine_kernel<PerRoute>(traced);
@@ -111,90 +127,35 @@ auto* combine_kernel_for(const LowLatencyCombineParams& p, bool traced) {
 }
 
 template <class P>
-constexpr auto* scaled_kernel(bool traced) {
+const auto& scaled_kernel(bool traced) {
   using A = std::conditional_t<std::is_same_v<P, FlatParams>, CudaLanes, CudaHot>;
-  return traced ? flat_kernel<TracedArch<A>, P, ScaledRows> : flat_kernel<A, P, ScaledRows>;
+  return traced ? flats<TracedArch<A>, P> : flats<A, P>;
 }
-auto* scaled_kernel_for(const FlatParams& p, bool ids_staged, bool traced) {
+const auto& scaled_kernel_for(const FlatParams& p, bool ids_staged, bool traced) {
   if (ids_staged && KnownFlat<DType::bf16>::holds(p)) return scaled_kernel<KnownFlat<DType::bf16>>(traced);
   if (ids_staged && KnownFlat<DType::f16>::holds(p)) return scaled_kernel<KnownFlat<DType::f16>>(traced);
   return scaled_kernel<FlatParams>(traced);
 }
 
-/// Calls f for each set of parameters that has kernels of its own.
-template <class F>
-void for_each_kind(F&& f) {
-  for (const bool traced : {false, true}) {
-    f(dispatch_kernel<LowLatencyDispatchParams>(traced));
-    f(dispatch_kernel<Fp8Rows>(traced));
-    f(dispatch_kernel<Fp8Columns>(traced));
-    f(dispatch_kernel<Ue8m0Columns>(traced));
-    f(dispatch_kernel<GivenFp8>(traced));
-    f(dispatch_kernel<AsIs>(traced));
-    f(combine_kernel<LowLatencyCombineParams>(traced));
-    f(combine_kernel<KnownCombine<CombineOrder::per_route>>(traced));
-    f(combine_kernel<KnownCombine<CombineOrder::per_rank>>(traced));
-    f(scaled_kernel<FlatParams>(traced));
-    f(scaled_kernel<KnownFlat<DType::bf16>>(traced));
-    f(scaled_kernel<KnownFlat<DType::f16>>(traced));
-  }
-}
-
 }  // namespace
-
-void prepare_low_latency_kernels(const DeviceLimits& limits) {
-  const int most = static_cast<int>(limits.shared_bytes - kStaticShared);
-  for_each_kind([&](auto* kernel) { allow_shared(kernel, most); });
-}
-
-void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
-                                 cudaStream_t stream) {
-  for (const ScaleKind scales : {ScaleKind::none, ScaleKind::f32, ScaleKind::ue8m0}) {
-    CudaLowLatencyDispatch d;
-    d.d.call = call;
-    d.d.quantize = scales;
-    d.state = state;
-    launch_low_latency(d, {true, false}, limits.multiprocessors, limits, stream);
-  }
-  constexpr float kWeight = 1.0f;  // its address only says that there are weights: nothing is sent
-  for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
-    for (const DType type : {DType::bf16, DType::f16}) {
-      CudaLowLatencyCombine c;
-      c.c.call = call;
-      c.c.order = order;
-      c.c.type = type;
-      c.c.weights = &kWeight;
-      c.state = state;
-      launch_low_latency(c, {true, false}, limits.multiprocessors, limits, stream);
-    }
-  }
-  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-    CudaFlat f;
-    f.f.d.call = call;
-    f.f.d.with_places = false;
-    f.f.d.src_type = f.f.c.type = type;
-    f.state = state;
-    launch_low_latency(f, limits.multiprocessors, limits, stream);
-  }
-}
 
 // Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);
-  auto* const kernel = dispatch_kernel_for(p.d, shape.block_bytes > 0, p.d.call.device_trace.records != nullptr);
-  launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency dispatch kernel", p, shape, halves);
+  const auto& kernel = dispatch_kernel_for(p.d, shape.block_bytes > 0, p.d.call.device_trace.records != nullptr);
+  kernel.launch(grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, halves);
 }
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.c.layout.max_tokens, p.c.layout.topk, 0, limits);
-  auto* const kernel = combine_kernel_for(p.c, p.c.call.device_trace.records != nullptr);
-  launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "low-latency combine kernel", p, shape, halves);
+  const auto& kernel = combine_kernel_for(p.c, p.c.call.device_trace.records != nullptr);
+  kernel.launch(grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, halves);
 }
 void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
-  auto* const kernel = scaled_kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
-  launch_kernel(kernel, blocks, shape, limits.dependent_launches, stream, "all-to-all kernel", p, shape, ScaledRows{});
+  const auto& kernel = scaled_kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
+  kernel.launch(grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, ScaledRows{});
 }
 
 }  // namespace switchyard::detail

@@ -39,10 +39,21 @@ struct LaunchedHalves {
   bool send = true, receive = true;
 };
 
-void prepare_low_latency_kernels(const DeviceLimits& limits);
-/// As warm_up_plan_kernel.
-void warm_up_low_latency_kernels(const CallContext& call, const DeviceLimits& limits, LowLatencyState* state,
-                                 cudaStream_t stream);
+inline void set_idle(CudaLowLatencyDispatch& p, const IdleCall& idle) {
+  p.d.call = idle.call;
+  p.state = static_cast<LowLatencyState*>(idle.state);
+}
+inline void set_idle(CudaLowLatencyCombine& p, const IdleCall& idle) {
+  p.c.call = idle.call;
+  p.state = static_cast<LowLatencyState*>(idle.state);
+}
+inline void set_idle(CudaFlat& p, const IdleCall& idle) {
+  p.f.d.call = idle.call;
+  p.f.d.with_places = false;
+  p.state = static_cast<LowLatencyState*>(idle.state);
+}
+inline void set_idle(LaunchedHalves& halves, const IdleCall&) { halves = {true, false}; }
+
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         cudaStream_t stream);
 void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,

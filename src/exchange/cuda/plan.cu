@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "arch/cuda/cuda_traced.cuh"
+#include "base/mix_hash.hpp"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/plan_view.cuh"
 #include "protocol/counts.hpp"
@@ -245,10 +246,13 @@ __device__ void write_header(const PlanView& v) {
   h.moved = 0;
   h.tokens = v.b.tokens;
   h.epoch = v.b.call.epoch;
+  h.identity = mix_hash(v.p.object, v.b.call.epoch);
   h.status = static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
+  h.failed_rank = v.b.overflow;
+  h.left_out = 0;
   if (v.b.overflow >= 0)
-    report_soft_fault(
-        v.p.soft, SoftFault{0, h.status, v.b.overflow, v.b.call.epoch, v.b.needed[v.b.overflow], v.b.capacity[v.b.overflow]});
+    report_soft_fault(v.p.soft, SoftFault{0, h.status, v.b.overflow, v.b.call.epoch, v.b.needed[v.b.overflow],
+                                          v.b.capacity[v.b.overflow], 0, 0});
 }
 
 /// Pass 2, expert-major: the row of every route of this warp's tokens. Dropped routes get -1.
@@ -365,6 +369,18 @@ __device__ void keep_counts(const PlanView& v) {
   for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
 }
 
+/// The first thread of a plan that is left out: the tables say so.
+__device__ void leave_out(const PlanParams& p, const CallContext& call) {
+  TablesHeader& h = *p.tables.header;
+  h.tokens = h.rows = h.num_records = 0;
+  h.epoch = p.state->halted_epoch;
+  h.status = p.state->halted_code;
+  h.failed_rank = p.state->halted_rank;
+  h.moved = 0;
+  h.left_out = 1;
+  report_left_out(call, *p.state, p.soft);
+}
+
 template <class A>
 __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constant__ PlanParams p) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -372,6 +388,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   copy_to_shared(p.call, block.call);
   launch_dependents();
   if (!begin_block(p.call, p.state, block.call)) return;
+  if (block.call.left_out) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) leave_out(p, block.call);
+    return;
+  }
   const CudaShape shape{kPlanWarps, 0, 0, 0};
   CudaWarp w(dynamic_shared, shape);
   const KernelTrace<A> trace(w, block.call.device_trace, Event::plan,
@@ -430,37 +450,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   if (threadIdx.x == 0) atomicMax(reinterpret_cast<unsigned long long*>(&p.state->plan_end_ns), ptx::global_timer());
 }
 
-/// One block. Rank-major with drops.
-__global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
-  const TablesHeader& h = *p.tables.header;
-  if (h.moved == 0) return;
-  const int here = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
-  auto* counts = reinterpret_cast<unsigned long long*>(p.tables.dropped_here);
-  for (int i = threadIdx.x; i < world * here; i += blockDim.x) counts[i] = 0;
-  __syncthreads();
-  const auto* route = reinterpret_cast<const int32_t*>(received.records + received.layout.route_at());
-  for (int s = 0; s < world; ++s)
-    for (int64_t i = h.record_begin[s] * p.topk + threadIdx.x; i < h.record_begin[s + 1] * p.topk; i += blockDim.x)
-      if (route[i] >= 0) atomicAdd(&counts[static_cast<int64_t>(s) * here + route[i]], 1ull);
-  __syncthreads();
-  const int64_t row_bytes = p.control.counts_row_bytes();
-  for (int el = threadIdx.x; el < here; el += blockDim.x) {
-    int64_t kept = 0;
-    for (int s = 0; s < world; ++s) {
-      const auto* routes = reinterpret_cast<const int32_t*>(p.tables.counts + s * row_bytes + sizeof(CountsHead)) + world;
-      int64_t& dropped = p.tables.dropped_here[static_cast<int64_t>(s) * here + el];
-      kept += dropped;
-      dropped = routes[first + el] - dropped;
-    }
-    p.tables.kept[el] = kept;
-    p.tables.aligned[el] = round_up(kept, p.alignment);
-  }
+int most_plan_shared(const DeviceLimits& limits) {
+  return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(PlanBlock)) - 1024;
 }
-
-// The kernel that records, if the call is traced.
-auto kernel_for(const PlanParams& p) {
-  return p.call.device_trace.records != nullptr ? plan_kernel<CudaTraced> : plan_kernel<Cuda>;
-}
+template <class A>
+const Kernel<const PlanParams> plan("plan kernel", plan_kernel<A>, kPlanThreads, most_plan_shared);
 
 uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
   return CudaShape{kPlanWarps, 0, 0, 0}.shared_bytes() +
@@ -469,28 +463,10 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 
 }  // namespace
 
-void prepare_plan_kernel(const DeviceLimits& limits) {
-  const int most = static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(PlanBlock)) - 1024;
-  allow_shared(plan_kernel<Cuda>, most);
-  allow_shared(plan_kernel<CudaTraced>, most);
-}
-
-void warm_up_plan_kernel(const CallContext& call, const DeviceLimits& limits, ObjectState* state, cudaStream_t stream) {
-  PlanParams p;
-  p.call = call;
-  p.state = state;
-  kernel_for(p)<<<limits.multiprocessors, kPlanThreads, 4096, stream>>>(p);
-  check_cuda(cudaGetLastError(), "plan kernel");
-}
-
 void launch_plan(const PlanParams& p, int blocks, cudaStream_t stream) {
-  kernel_for(p)<<<blocks, kPlanThreads, plan_shared_bytes(p, blocks), stream>>>(p);
-  check_cuda(cudaGetLastError(), "plan kernel");
-}
-
-void launch_count_kept(const PlanParams& p, const Received& received, cudaStream_t stream) {
-  count_kept_kernel<<<1, 512, 0, stream>>>(p, received);
-  check_cuda(cudaGetLastError(), "count kernel");
+  // The kernel that records, if the call is traced.
+  const auto& kernel = p.call.device_trace.records != nullptr ? plan<CudaTraced> : plan<Cuda>;
+  kernel.launch({blocks, kPlanThreads, plan_shared_bytes(p, blocks)}, stream, p);
 }
 
 }  // namespace switchyard::detail

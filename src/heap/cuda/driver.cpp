@@ -52,6 +52,7 @@ Driver load() {
   find(d.properties_of, "cuMemGetAllocationPropertiesFromHandle");
   find(d.address_range, "cuMemGetAddressRange");
   find(d.pointer_attribute, "cuPointerGetAttribute");
+  find(d.event_query, "cuEventQuery");
   if (const CUresult result = d.init(0); result != CUDA_SUCCESS) {
     const char* name = nullptr;
     d.error_name(result, &name);

@@ -33,6 +33,7 @@ struct Driver {
   decltype(&::cuMemGetAllocationPropertiesFromHandle) properties_of;
   decltype(&::cuMemGetAddressRange) address_range;
   decltype(&::cuPointerGetAttribute) pointer_attribute;
+  decltype(&::cuEventQuery) event_query;  ///< cudaEventQuery would leave "not ready" as the caller's pending error
 };
 
 /// Looked up and initialised by the first call. Throws Error(unsupported) without a driver that has them all. Any thread.

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels as objects. Nothing else of the library launches one, so the list of all, which is loaded before any rank waits for
+// another, follows from the kernels that there are.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "exchange/cuda/device_tables.hpp"
+
+namespace switchyard::detail {
+
+/// Shared memory that a block may have, and multiprocessors, of the current device.
+struct DeviceLimits {
+  int multiprocessors = 0;
+  uint32_t shared_bytes = 0;
+  bool dependent_launches = false;  ///< from sm_90 on, where a rank has its GPU to itself
+};
+
+void check_cuda(cudaError_t status, const char* what);
+
+/// What the arguments of a launch are made of that ends at once, because `call.abort_word` is not 0.
+struct IdleCall {
+  CallContext call;
+  void* state = nullptr;           ///< device memory, zero; serves as the state of any object
+  TablesHeader* header = nullptr;  ///< device memory, zero
+};
+
+struct Grid {
+  int blocks = 1, threads = 32;
+  uint32_t shared_bytes = 0;
+  /// Its blocks may begin while the kernel before on the stream ends; it waits for that before it reads anything.
+  bool dependent = false;
+};
+
+/// Launches a kernel; failures of other calls of the process are not its status.
+template <class... Given>
+cudaError_t launch_status(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
+                          const std::type_identity_t<Given>&... given) {
+  cudaLaunchAttribute dependent{};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream;
+  config.attrs = &dependent;
+  config.numAttrs = grid.dependent ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, given...);
+}
+
+/// Lets `kernel` have `bytes` of dynamic shared memory, and loads it.
+template <class Kernel>
+cudaError_t allow_shared_status(Kernel kernel, int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+class KernelBase {
+ public:
+  KernelBase(const KernelBase&) = delete;
+  KernelBase& operator=(const KernelBase&) = delete;
+  static const std::vector<const KernelBase*>& all();
+  /// Loads it on the current device and lets it have the shared memory that its launches may ask for.
+  virtual void prepare(const DeviceLimits& limits) const = 0;
+  /// Enqueues a launch that ends at once: the first one may allocate local memory, which waits for all kernels of the GPU.
+  virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, cudaStream_t stream) const = 0;
+
+ protected:
+  KernelBase();
+  ~KernelBase() = default;
+};
+
+/// A kernel that lives as long as the process: a constant at namespace scope.
+template <class... Given>
+class Kernel final : public KernelBase {
+ public:
+  using Entry = void (*)(Given...);
+  /// Blocks have up to `most_threads`; `most_shared` is the dynamic shared memory that a launch may ask for, on a device of
+  /// these limits. `name` is for errors.
+  Kernel(const char* name, Entry entry, int most_threads, int (*most_shared)(const DeviceLimits&))
+      : name_(name), entry_(entry), most_threads_(most_threads), most_shared_(most_shared) {}
+
+  /// Enqueues it. Throws Error(system) naming the kernel.
+  void launch(const Grid& grid, cudaStream_t stream, const std::type_identity_t<Given>&... given) const {
+    check_cuda(launch_status(entry_, grid, stream, given...), name_);
+  }
+  void prepare(const DeviceLimits& limits) const override {
+    check_cuda(allow_shared_status(entry_, most_shared_(limits)), name_);
+  }
+  void warm_up(const IdleCall& idle, const DeviceLimits& limits, cudaStream_t stream) const override {
+    const auto shared = static_cast<uint32_t>(std::min(most_shared_(limits), kIdleShared));
+    launch({limits.multiprocessors, most_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
+  }
+
+ private:
+  static constexpr int kIdleShared = 4096;
+
+  /// Types that hold the call or its state have an overload of set_idle.
+  template <class T>
+  static T idle_argument(const IdleCall& idle) {
+    T argument{};
+    if constexpr (requires { set_idle(argument, idle); }) set_idle(argument, idle);
+    return argument;
+  }
+
+  const char* name_;
+  Entry entry_;
+  int most_threads_;
+  int (*most_shared_)(const DeviceLimits&);
+};
+
+}  // namespace switchyard::detail
