@@ -65,13 +65,6 @@ struct CallContext {
   Tracer* tracer = nullptr;          ///< null when tracing is off
   DeviceTrace device_trace;          ///< the same on a GPU
   uint64_t registered = 0;           ///< bit s: this rank reaches all ranks' memory in registration slot s
-  /// CUDA: the same at the time a kernel runs, which may be a replay; null: `registered` holds.
-  const uint64_t* registered_now = nullptr;
-  // CUDA: see ObjectState::halted_by.
-  uint64_t heard = 0;                   ///< faults that the host has heard of when it enqueued the call
-  const uint64_t* heard_now = nullptr;  ///< captured calls: the same when the kernel runs, instead
-  uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
-  bool left_out = false;                ///< this call does nothing
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }

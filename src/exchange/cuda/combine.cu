@@ -34,7 +34,7 @@ __device__ void end_combine(const CudaCombineParams& given, const CallContext& c
   if (moved)
     end_call(given.state, call.epoch);
   else
-    (void)end_unmoved(call, given.c.control, given.state, given.soft, failed_rank);
+    (void)end_unmoved(call, given.words, given.c.control, given.state, given.soft, failed_rank);
 }
 
 /// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
@@ -47,12 +47,13 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaCombineParams)];
+  __shared__ bool left_out;
   auto& p = *reinterpret_cast<CudaCombineParams*>(params);
   copy_to_shared(given, p);
-  if (!begin_block(given.c.call, given.state, p.c.call)) return;
+  if (!begin_block(given.c.call, given.words, given.state, p.c.call, left_out)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
-  if (does_nothing(p.c.call, header, true, given.state, given.soft)) return;
+  if (does_nothing(p.c.call, left_out, header, true, given.state, given.soft)) return;
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
@@ -68,12 +69,13 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
                         const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingCombineParams)];
+  __shared__ bool left_out;
   auto& p = *reinterpret_cast<RingCombineParams*>(params);
   copy_to_shared(given.c, p.c);
-  if (!begin_block(given.c.call, given.state, p.c.call)) return;
+  if (!begin_block(given.c.call, given.words, given.state, p.c.call, left_out)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
-  if (does_nothing(p.c.call, header, true, given.state, given.soft)) return;
+  if (does_nothing(p.c.call, left_out, header, true, given.state, given.soft)) return;
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     complete(p.c, header, given.handle_weights);

@@ -61,6 +61,7 @@ void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& h
   c.pulls_next = &state()->pulls_next;
   c.place.signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
                                                      int64_t{o.apply_weights}, int64_t{o.weights != nullptr}});
+  p.words = call.words;
   p.state = state();
   p.header = t.header;
   p.soft = gpu_.device_soft_fault();

@@ -58,6 +58,7 @@ PlanParams CudaNormal::plan_params(const Call& call, const CudaHandle& handle, c
                                    const DispatchOptions& o, uint64_t sig) const {
   PlanParams p;
   p.call = call.context;
+  p.words = call.words;
   p.control = control_;
   p.state = state();
   p.totals = state_.as<int32_t>(kObjectStateBytes);
@@ -166,6 +167,7 @@ CudaDispatchParams CudaNormal::move_params(const Call& call, const HandleData& h
   d.sends_done = state()->sends_done;
   d.sends_next = &state()->sends_next;
   d.places_next = &state()->places_next;
+  p.words = call.words;
   p.state = state();
   p.header = t.header;
   p.place = outputs.place;

@@ -118,7 +118,7 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
   context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
   context.moved = object.order_->moved();
   at = object.order_->begin(static_cast<cudaStream_t>(given));
-  if (capturing()) object.gpu_.use_heard_now(context);
+  words = object.gpu_.words(capturing());
 }
 
 void CudaNormal::end(const Call& call) {

@@ -64,6 +64,7 @@ class CudaNormal final : public NormalImpl {
     CallStream at;
     LaunchShape launch;
     CallContext context;
+    RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
   };
   struct Outputs {

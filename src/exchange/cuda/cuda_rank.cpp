@@ -112,14 +112,18 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.fault = fault_device_;
   call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
   call.waits = waits_;
-  call.registered_now = counters_.as<uint64_t>(kRegisteredAt);
-  call.heard = heard_;
-  call.fault_numbers = counters_.as<uint64_t>(kNumbersAt);
   call.device_trace = tracing_.trace();
   return call;
 }
 
-void CudaRank::use_heard_now(CallContext& call) const { call.heard_now = counters_.as<uint64_t>(kHeardAt); }
+RankWords CudaRank::words(bool captured) const {
+  RankWords words;
+  words.heard = heard_;
+  if (captured) words.heard_now = counters_.as<uint64_t>(kHeardAt);
+  words.registered_now = counters_.as<uint64_t>(kRegisteredAt);
+  words.fault_numbers = counters_.as<uint64_t>(kNumbersAt);
+  return words;
+}
 
 const char* CudaRank::advice() const noexcept {
   if (!threads_ || ranks_here_ == 1) return "";

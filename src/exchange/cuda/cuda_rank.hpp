@@ -32,7 +32,7 @@ class CudaRank final : public DeviceRank {
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
   void raise_soft_fault(const char* context) override;
-  /// Number of the last fault that raise_soft_fault threw, for CallContext::heard.
+  /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
   std::vector<WaitCounter> wait_counters() const override;
   std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
@@ -44,9 +44,9 @@ class CudaRank final : public DeviceRank {
   std::unique_ptr<LowLatencyImpl> make_low_latency(Group& group, const LowLatencyConfig& config) override;
   std::unique_ptr<LedgerImpl> make_ledger(Group& group, const LedgerConfig& config) override;
 
-  /// Everything but the epoch of a call, where it counts what it moves and, if it is captured, use_heard_now().
+  /// Everything but the epoch of a call and where it counts what it moves.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
-  void use_heard_now(CallContext& call) const;
+  RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }

@@ -29,6 +29,14 @@ struct ObjectState {
 };
 enum class Verdict : uint64_t { none, goes_on, does_nothing };
 
+/// Of a rank, what a call of normal mode reads when it begins.
+struct RankWords {
+  uint64_t heard = 0;                        ///< faults that the host had heard of when it enqueued the call
+  const uint64_t* heard_now = nullptr;       ///< captured calls: the same when the kernel runs, instead
+  const uint64_t* registered_now = nullptr;  ///< CallContext::registered when the kernel runs, which may be a replay
+  uint64_t* fault_numbers = nullptr;         ///< faults of this rank so far
+};
+
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
 static_assert(sizeof(ObjectState) <= kObjectStateBytes);
 

@@ -54,7 +54,7 @@ __device__ void end_dispatch(const CudaDispatchParams& given, const CallContext&
   const bool fresh = given.d.with_records;
   if (!moved && header.status == 0) {
     int failed_rank = -1;
-    const Placement* failed = end_unmoved(call, given.d.control, given.state, given.soft, failed_rank);
+    const Placement* failed = end_unmoved(call, given.words, given.d.control, given.state, given.soft, failed_rank);
     if (!fresh || failed == nullptr || threadIdx.x % kLanes != 0) return;
     header.status = static_cast<int32_t>(failed->status);
     header.failed_rank = failed_rank;
@@ -69,14 +69,15 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
+  __shared__ bool left_out;
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
   copy_to_shared(given, p);
   wait_for_previous();
-  if (!begin_block(given.d.call, given.state, p.d.call)) return;
+  if (!begin_block(given.d.call, given.words, given.state, p.d.call, left_out)) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
   const TablesHeader& header = *given.header;
-  if (does_nothing(call, header, !p.d.with_records, given.state, p.soft)) return;
+  if (does_nothing(call, left_out, header, !p.d.with_records, given.state, p.soft)) return;
   const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     p.d.tokens = header.tokens;
@@ -108,6 +109,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingDispatchParams)];
   __shared__ Placement place;
+  __shared__ bool left_out;
   auto& p = *reinterpret_cast<RingDispatchParams*>(params);
   copy_to_shared(given.d, p.d);
   if (threadIdx.x == 0) {
@@ -117,11 +119,11 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     p.send_chunk = ring.send_chunk;
   }
   wait_for_previous();
-  if (!begin_block(given.d.call, given.state, p.d.call)) return;
+  if (!begin_block(given.d.call, given.words, given.state, p.d.call, left_out)) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
   const TablesHeader& header = *given.header;
-  if (does_nothing(call, header, !p.d.with_records, given.state, given.soft)) return;
+  if (does_nothing(call, left_out, header, !p.d.with_records, given.state, given.soft)) return;
   const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
   const uint64_t signature = signature_of(given, header);
   if (threadIdx.x == 0) {

@@ -45,8 +45,8 @@ __device__ __noinline__ inline void report_abort(const CallContext& given, uint6
 
 /// One thread of each block of a halted object: what the first block finds holds for all blocks and kernels of the call.
 /// Replays may begin while their host takes notice.
-__device__ __noinline__ inline Verdict judge_halted(const CallContext& given, ObjectState* state, uint64_t halted) {
-  const uint64_t heard = given.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(given.heard_now) : given.heard;
+__device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
+  const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
   const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::goes_on : Verdict::does_nothing);
   const auto before = atomicCAS(reinterpret_cast<unsigned long long*>(&state->verdict), 0ull, found);
   return static_cast<Verdict>(before != 0 ? before : found);
@@ -54,19 +54,21 @@ __device__ __noinline__ inline Verdict judge_halted(const CallContext& given, Ob
 
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
 /// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
-__device__ inline bool begin_block(const CallContext& given, ObjectState* state, CallContext& call) {
+/// `left_out`, in shared memory: the call does nothing.
+__device__ inline bool begin_block(const CallContext& given, const RankWords& words, ObjectState* state, CallContext& call,
+                                   bool& left_out) {
   uint64_t abort = 0, epoch = 0, registered = given.registered, halted = 0;
   if (threadIdx.x == 0) {
     abort = ptx::load_relaxed<Scope::system>(given.abort_word);
     epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
     halted = state->halted_by;
-    if (given.registered_now != nullptr) registered = ptx::load_relaxed<Scope::device>(given.registered_now);
+    if (words.registered_now != nullptr) registered = ptx::load_relaxed<Scope::device>(words.registered_now);
   }
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) {
     call.epoch = epoch;
     call.registered = registered;
-    if (halted != 0) call.left_out = judge_halted(given, state, halted) == Verdict::does_nothing;
+    left_out = halted != 0 && judge_halted(words, state, halted) == Verdict::does_nothing;
   }
   if (abort != 0) report_abort(given, abort, epoch);
   __syncthreads();
@@ -138,8 +140,8 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
 
 /// One warp, last thing in a call by whose placements some rank had no room, instead of end_call: the host is told. If it is
 /// this rank's own (`soft` null) the host knows; else the object is halted. \returns what the rank without room says, or null
-__device__ inline const Placement* end_unmoved(const CallContext& call, const ControlLayout& control, ObjectState* state,
-                                               SoftFault* soft, int& failed_rank) {
+__device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
+                                               ObjectState* state, SoftFault* soft, int& failed_rank) {
   const Placement* failed = nullptr;
   for (int r = 0; r < call.world() && failed == nullptr; ++r) {
     const Placement* place = call.heap.local(control.placement(call.epoch, r));
@@ -150,7 +152,7 @@ __device__ inline const Placement* end_unmoved(const CallContext& call, const Co
   end_call(state, call.epoch);
   if (threadIdx.x % kLanes != 0 || failed == nullptr || soft == nullptr) return failed;
   const auto code = static_cast<int32_t>(failed->status);
-  const uint64_t number = ptx::add_acq_rel<Scope::device>(call.fault_numbers, 1) + 1;
+  const uint64_t number = ptx::add_acq_rel<Scope::device>(words.fault_numbers, 1) + 1;
   state->halted_by = number;
   state->halted_epoch = call.epoch;
   state->halted_code = code;
@@ -167,13 +169,13 @@ __device__ inline void report_left_out(const CallContext& call, const ObjectStat
 
 /// All threads of all blocks of a call's last kernel: whether the call does nothing, because the object is halted or, if
 /// `by_handle`, because the dispatch that made its handle moved nothing, on all ranks alike. Then it is not counted either.
-__device__ inline bool does_nothing(const CallContext& call, const TablesHeader& header, bool by_handle, ObjectState* state,
-                                    SoftFault* soft) {
+__device__ inline bool does_nothing(const CallContext& call, bool left_out, const TablesHeader& header, bool by_handle,
+                                    ObjectState* state, SoftFault* soft) {
   const bool unmoved = by_handle && header.moved == 0;
-  if (!call.left_out && !unmoved) return false;
+  if (!left_out && !unmoved) return false;
   if (threadIdx.x % kLanes == 0) call.moved[blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes] = MoveCounter{};
   if (threadIdx.x != 0) return true;
-  if (call.left_out) {
+  if (left_out) {
     if (blockIdx.x == 0) report_left_out(call, *state, soft);
     if (ptx::add_acq_rel<Scope::device>(&state->leavers, 1) + 1 == gridDim.x) {
       state->leavers = 0;

@@ -30,6 +30,7 @@ inline constexpr int kApartFrom = 16;
 /// Counts, their exchange, addresses: everything that depends on routing.
 struct PlanParams {
   CallContext call;  ///< all but the epoch
+  RankWords words;
   ControlLayout control;
   ObjectState* state = nullptr;
   int32_t* block_counts = nullptr;  ///< scratch [blocks, W + E]
@@ -57,6 +58,7 @@ struct PlanParams {
 
 struct CudaDispatchParams {
   DispatchParams d;  ///< all but the epoch and what the tables' header holds
+  RankWords words;
   ObjectState* state = nullptr;
   TablesHeader* header = nullptr;
   bool offers_place = false;  ///< this kernel publishes `place`
@@ -73,6 +75,7 @@ struct CudaDispatchParams {
 struct CudaCombineParams {
   CombineParams c;  ///< all but the epoch and what the tables' header holds, which also completes place.signature
   const float* handle_weights = nullptr;  ///< c.weights, if they are the handle's: unused if dispatch got none
+  RankWords words;
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;

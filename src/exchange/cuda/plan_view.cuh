@@ -25,6 +25,7 @@ struct PlanBlock {
   int64_t needed[kMaxRanks];  ///< rows that each rank needs
   int last_block;
   int failed;
+  bool left_out;
   int overflow;  ///< first rank without room, or -1
 };
 
