@@ -34,7 +34,7 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));
-  group.all_gather(&mine, sizeof mine, all.data(), "register_memory");
+  group.all_gather(&mine, sizeof mine, all.data(), "register_memory", Operation::register_memory);
   uint64_t taken = 0;
   for (const uint64_t slots : all) taken |= slots;
   for (int slot = 0; slot < Group::kMaxRegistered; ++slot)
@@ -96,6 +96,7 @@ void Group::sleep() {
   Impl& g = *impl_;
   g.check_alive("sleep");
   if (g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "sleep: the group sleeps already");
+  g.enter(Operation::sleep);
   g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); });
 }
 
@@ -103,6 +104,7 @@ void Group::wake() {
   Impl& g = *impl_;
   g.check_alive("wake");
   if (!g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "wake: the group does not sleep");
+  g.enter(Operation::wake);
   g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); });
 }
 

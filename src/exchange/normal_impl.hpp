@@ -64,7 +64,7 @@ class NormalImpl : protected ExchangeBase {
   const NormalConfig config;
 
  protected:
-  NormalImpl(Group& group, const NormalConfig& c) : ExchangeBase(group), config(c), number_(++group_.normal_objects) {}
+  NormalImpl(Group& group, const NormalConfig& c) : ExchangeBase(group), config(c) {}
 
   // normal_checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
@@ -76,7 +76,7 @@ class NormalImpl : protected ExchangeBase {
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
   /// Once in each dispatch that makes a handle: its identity, equal on all ranks, which make the same calls.
-  uint64_t next_identity() { return mix_hash(mix_hash(group_.nonce, number_), ++handles_made_); }
+  uint64_t next_identity() { return mix_hash(mix_hash(group_.nonce, object_), ++handles_made_); }
 
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_move(struct DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const;
@@ -90,7 +90,6 @@ class NormalImpl : protected ExchangeBase {
   RingLayout rings_;
 
  private:
-  const uint64_t number_;  ///< of the group's objects
   uint64_t handles_made_ = 0;
 };
 

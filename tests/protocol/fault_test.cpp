@@ -239,23 +239,6 @@ TEST(Mismatch, Configurations) {
   }
 }
 
-/// Different modes wait for different flags: found by comparison or by the deadline, but always found, on all ranks.
-TEST(Mismatch, DispatchAgainstCombine) {
-  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
-    FaultRig rig(group);
-    const Dispatched d = rig.dispatch();
-    if (group.rank() == 0) {
-      rig.combine(d);
-    } else {
-      rig.dispatch();
-    }
-  });
-  for (const Outcome& o : all) {
-    EXPECT_TRUE(o.code == ErrorCode::mismatch || o.code == ErrorCode::peer_timeout || o.code == ErrorCode::peer_failed)
-        << o.text;
-  }
-}
-
 // --- Exhaustion
 // ------------------------------------------------------------------------------------------------------------------------
 
