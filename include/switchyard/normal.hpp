@@ -16,9 +16,10 @@
 /// the next call, Group::check() or Handle::counts(); the others by the latter two only, so that all ranks go on making the
 /// same calls.
 ///
-/// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
-/// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed
-/// and mismatch are sticky: the group must be formed again.
+/// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed, and so
+/// does Error(system) of a rank that has no memory left for its tables; capacity_exceeded and pool_exhausted (no room for rows;
+/// ring staging on the CPU: no memory for them) are raised by all ranks together and leave the object usable; mismatch is
+/// thrown by all ranks; PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again.
 #pragma once
 
 #include <cstddef>

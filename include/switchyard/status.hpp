@@ -24,7 +24,7 @@ enum class ErrorCode : int32_t {
   mismatch = 8,           ///< the ranks made different calls (mode, shape or options): all of them get this; sticky
   rendezvous = 9,         ///< the group could not be formed
   io = 10,                ///< a file could not be read, written or understood
-  system = 11,            ///< the operating system refused something
+  system = 11,            ///< the operating system refused something, memory for example
 };
 
 /// Stable, lower-case name of a code, for example "peer_timeout".

@@ -231,7 +231,7 @@ void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const ch
                              uint64_t object) {
   check_alive(name);
   enter(operation, object);
-  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, options.timeout); });
+  telling(name, [&] { collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, options.timeout); }); });
 }
 
 void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
@@ -313,9 +313,8 @@ const GroupOptions& Group::options() const noexcept { return impl_->options; }
 
 void Group::barrier() {
   const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
-  char mine = 0;
-  std::vector<char> all(static_cast<size_t>(size()));
-  impl_->all_gather(&mine, 1, all.data(), "barrier", Operation::barrier);
+  char mine = 0, all[kMaxRanks];
+  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier);
 }
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) {

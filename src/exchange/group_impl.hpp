@@ -61,6 +61,18 @@ struct Group::Impl {
   void check_alive(const char* context);
   /// Of every call that uses the heap: also throws while the group sleeps.
   void check_usable(const char* context);
+  /// What `call` returns, a collective call. A standard exception ends the peers' waits and leaves as Error.
+  template <class F>
+  decltype(auto) telling(const char* name, F&& call) {
+    try {
+      return call();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      post_abort(static_cast<int>(ErrorCode::system), 255);
+      detail::throw_system_error(name, error.what());
+    }
+  }
   /// Collective, through the bootstrap: enters `operation`, which errors call `name`. A missing rank is reported as
   /// PeerTimeout.
   void all_gather(const void* mine, size_t bytes, void* all, const char* name, detail::Operation operation,
@@ -82,9 +94,6 @@ struct Group::Impl {
     } catch (const Error& error) {  // the bootstrap may see what ranks of other calls bring
       if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
       throw;
-    } catch (const std::exception& error) {
-      post_abort(static_cast<int>(ErrorCode::system), 255);
-      detail::throw_system_error(operation, error.what());
     }
   }
   /// The live registration that holds [p, p + bytes), or null.

@@ -88,7 +88,7 @@ int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
 int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
-    : impl_(as_error("LedgerCombine", [&] {
+    : impl_(group.impl().telling("LedgerCombine", [&] {
         return group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config);
       })) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;

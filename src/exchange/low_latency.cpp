@@ -296,7 +296,7 @@ int usual_pieces(const LowLatencyConfig& c, int world) {
 }
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
-    : impl_(as_error("LowLatencyExchange", [&] {
+    : impl_(group.impl().telling("LowLatencyExchange", [&] {
         return group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config);
       })) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;

@@ -108,7 +108,7 @@ static RingLayout checked_rings(const NormalConfig& c, int world) {
 }
 
 NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
-    : impl_(as_error("NormalExchange", [&] {
+    : impl_(group.impl().telling("NormalExchange", [&] {
         return group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config);
       })) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
