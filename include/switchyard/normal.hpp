@@ -47,10 +47,12 @@ struct RingSettings {
 
 /// Fixed properties of an exchange object; equal on all ranks.
 struct NormalConfig {
-  int64_t hidden = 0;      ///< H; rows must be a multiple of 16 bytes for every row type used
-  int num_experts = 0;     ///< E >= 1; need not divide by W
-  int topk = 0;            ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;  ///< largest T on any rank, >= 0
+  int64_t hidden = 0;   ///< H; rows must be a multiple of 16 bytes for every row type used
+  int num_experts = 0;  ///< E >= 1; need not divide by W
+  int topk = 0;         ///< K in [1, kMaxTopk]
+  /// Largest T on any rank, >= 0: up to 2^26, expert-major 2^24 - 1, ring staging (times K) 2^23 - 1; with all ranks' routes (W
+  /// * max_tokens * K) fewer than 2^31 - 2^28.
+  int64_t max_tokens = 0;
   Layout layout = Layout::rank_major;
   int expert_alignment = 1;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
   DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory

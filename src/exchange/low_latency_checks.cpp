@@ -30,7 +30,7 @@ void check_config(const LowLatencyConfig& c, int world) {
   check_range("LowLatencyConfig::hidden", c.hidden, 1, int64_t{1} << 20);
   check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
-  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, 65535);
+  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
   check_range("LowLatencyConfig::row_type", static_cast<int64_t>(c.row_type), 0, 2);
   check_range("LowLatencyConfig::scales", static_cast<int64_t>(c.scales), 0, 2);
   check_range("LowLatencyConfig::scale_order", static_cast<int64_t>(c.scale_order), 0, 1);

@@ -378,6 +378,40 @@ TEST(WaitStatistics, NameTheSlowRank) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+/// The largest counts that travel in the 24 bits of a flag's value: a record per token of an expert-major source, and with the
+/// mark of the end a row per route of a ring's stream.
+TEST(Construction, CountsFitTheFlagsThatCarryThem) {
+  const auto outcome_with = [](Staging staging, Layout layout, int topk, int64_t max_tokens) {
+    NormalConfig config = FaultRig::config(staging, layout);
+    config.hidden = 8;
+    config.topk = topk;
+    config.max_tokens = max_tokens;
+    return outcome_of([&] { (void)NormalExchange::memory_required(config, 2); });
+  };
+  struct Bound {
+    Staging staging;
+    Layout layout;
+    int topk;
+    int64_t most;
+    const char* in_text;
+  };
+  const Bound bounds[] = {
+      {Staging::direct, Layout::expert_major, 2, 16777215, "max_tokens (expert-major) = 16777216: must be in [0, 16777215]"},
+      {Staging::direct, Layout::rank_major, 2, 67108864, "max_tokens = 67108865"},
+      {Staging::ring, Layout::expert_major, 1, 8388607, "max_tokens * topk (rows of one ring stream) = 8388608"},
+      {Staging::ring, Layout::rank_major, 1, 8388607, "max_tokens * topk (rows of one ring stream) = 8388608"},
+  };
+  for (const Bound& b : bounds) {
+    for (const int64_t fewer : {0, 1}) {
+      const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.most - fewer);
+      EXPECT_EQ(code_name(o.code), "ok") << o.text;
+    }
+    const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.most + 1);
+    EXPECT_EQ(code_name(o.code), "invalid_argument") << b.in_text;
+    EXPECT_NE(o.text.find(b.in_text), std::string::npos) << o.text;
+  }
+}
+
 TEST(Construction, NamesTheField) {
   using Spoil = std::function<void(NormalConfig&)>;
   const std::pair<const char*, Spoil> spoils[] = {{"hidden", [](NormalConfig& c) { c.hidden = 0; }},
