@@ -85,7 +85,9 @@ RingSettings usual_ring(const NormalConfig& config, int world);
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
   SizePolicy size = SizePolicy::automatic;
-  int64_t capacity = 0;  ///< SizePolicy::capacity: most rows this rank takes, padding included
+  /// SizePolicy::capacity: most rows this rank takes, padding included. Dispatched::x has so many, or those of worst_case where
+  /// these are fewer.
+  int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
   // CUDA only.

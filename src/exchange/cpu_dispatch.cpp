@@ -98,7 +98,7 @@ void CpuNormal::choose_sizes(const DispatchOptions& options, HandleData& h) cons
   h.rows_allocated = h.rows;
   h.records_allocated = h.num_records;
   const int64_t records = world() * config.max_tokens;
-  if (options.size == SizePolicy::capacity) h.rows_allocated = options.capacity;
+  if (options.size == SizePolicy::capacity) h.rows_allocated = capacity_of(options);
   if (options.size == SizePolicy::worst_case) h.rows_allocated = worst_case_rows(config, world());
   if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
 }
@@ -128,7 +128,7 @@ Dispatched CpuNormal::dispatch_fresh(const ConstRows& x, const ExpertIds& ids, c
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
     local_.build(ids, config.num_experts, world());
   }
-  const int64_t capacity = options.size == SizePolicy::capacity ? options.capacity : std::numeric_limits<int64_t>::max();
+  const int64_t capacity = options.size == SizePolicy::capacity ? capacity_of(options) : std::numeric_limits<int64_t>::max();
   gather_counts(call, sig, capacity, h->counts);
   check_capacity(h->counts, options);
   h->layout = config.layout;

@@ -73,6 +73,10 @@ class NormalImpl : protected ExchangeBase {
   /// `rows`: least number of rows of y.
   void check_combine(const ConstRows& y, const Handle& handle, int64_t rows, const void* out, const CombineOptions& options,
                      const float* out_weights) const;
+  /// Rows that a dispatch with a capacity takes at most, and allocates: no more than any routing can bring.
+  int64_t capacity_of(const DispatchOptions& options) const {
+    return std::min(options.capacity, worst_case_rows(config, world()));
+  }
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
   /// Once in each dispatch that makes a handle: its identity, equal on all ranks, which make the same calls.
