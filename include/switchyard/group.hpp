@@ -77,6 +77,10 @@ struct WaitStatistics {
 /// memory disappears with its last user. A Group must outlive the exchange objects made from it.
 ///
 /// Thread safety: one thread at a time per Group and its objects; different ranks' Groups are independent.
+///
+/// Collective calls, those of the Group and of all objects made from it (CUDA: of one object), come in the same order on all
+/// ranks. Ranks that make different ones get Error(mismatch), on all ranks and long before the deadline; it says who called
+/// what. (CUDA: calls of different objects, or of an object and of the Group, wait for each other until the deadline.)
 class Group {
  public:
   /// All `world` ranks as threads of this process. Element r of the result belongs to rank r.
@@ -105,7 +109,7 @@ class Group {
   int size() const noexcept;
   const GroupOptions& options() const noexcept;
 
-  /// Collective. Waits until all ranks called it. \throws PeerTimeout, PeerFailed.
+  /// Collective. Waits until all ranks called it. \throws PeerTimeout, PeerFailed, Error(mismatch).
   void barrier();
   /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (size() * bytes).
   void all_gather(const void* mine, size_t bytes, void* all);

@@ -160,7 +160,8 @@ class LowLatencyExchange {
   /// Heap size for a group whose only object has this config: header and alignment slack included.
   static size_t heap_bytes_for(const LowLatencyConfig& config, int world);
 
-  /// Local. Allocates; not to be called on the hot path.
+  /// Local. Allocates; not to be called on the hot path. \throws Error(system) naming the bytes that are not to be had; nothing
+  /// has changed then, and peers are not told.
   LowLatencyOutput make_output();
   /// Local. Likewise. `type`: bf16, f16 or f32, not wider than LowLatencyConfig::row_type.
   /// \throws Error(invalid_argument), Error(unsupported) for fp8.

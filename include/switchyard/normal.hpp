@@ -16,12 +16,13 @@
 /// finds are thrown by the next call, Group::check() or Handle::counts(); the others by the latter two only, so that all ranks
 /// go on making the same calls.
 ///
-/// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed;
-/// capacity_exceeded and pool_exhausted are raised by all ranks together and leave the object usable; PeerTimeout, PeerFailed
-/// and mismatch are sticky: the group must be formed again. CUDA: pool_exhausted is thrown at once by the rank without room,
-/// which takes part in that call but moves nothing. Until the other ranks have heard of it (Group::check(), Handle::counts()),
-/// what they enqueue on this object does nothing and is not counted; then all ranks go on with the same next call. What is
-/// enqueued by the handle of a dispatch that moved nothing does nothing either.
+/// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed, and so
+/// does Error(system) of a rank that has no memory left for its tables; capacity_exceeded and pool_exhausted (no room for rows;
+/// ring staging on the CPU: no memory for them) are raised by all ranks together and leave the object usable; mismatch is
+/// thrown by all ranks; PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: pool_exhausted is
+/// thrown at once by the rank without room, which takes part in that call but moves nothing. Until the other ranks have heard of
+/// it (Group::check(), Handle::counts()), what they enqueue on this object does nothing and is not counted; then all ranks go on
+/// with the same next call. What is enqueued by the handle of a dispatch that moved nothing does nothing either.
 #pragma once
 
 #include <cstddef>
@@ -49,10 +50,12 @@ struct RingSettings {
 
 /// Fixed properties of an exchange object; equal on all ranks.
 struct NormalConfig {
-  int64_t hidden = 0;      ///< H; rows must be a multiple of 16 bytes for every row type used
-  int num_experts = 0;     ///< E >= 1; need not divide by W
-  int topk = 0;            ///< K in [1, kMaxTopk]
-  int64_t max_tokens = 0;  ///< largest T on any rank, >= 0
+  int64_t hidden = 0;   ///< H; rows must be a multiple of 16 bytes for every row type used
+  int num_experts = 0;  ///< E >= 1; need not divide by W
+  int topk = 0;         ///< K in [1, kMaxTopk]
+  /// Largest T on any rank, >= 0: up to 2^26, expert-major 2^24 - 1, ring staging (times K) 2^23 - 1; with all ranks' routes (W
+  /// * max_tokens * K) fewer than 2^31 - 2^28.
+  int64_t max_tokens = 0;
   Layout layout = Layout::rank_major;
   int expert_alignment = 1;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
   DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory
@@ -85,7 +88,9 @@ RingSettings usual_ring(const NormalConfig& config, int world);
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
   SizePolicy size = SizePolicy::automatic;
-  int64_t capacity = 0;  ///< SizePolicy::capacity: most rows this rank takes, padding included
+  /// SizePolicy::capacity: most rows this rank takes, padding included. Dispatched::x has so many, or those of worst_case where
+  /// these are fewer.
+  int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
   // CUDA only.

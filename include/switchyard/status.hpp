@@ -21,10 +21,10 @@ enum class ErrorCode : int32_t {
   capacity_exceeded = 5,  ///< more rows than the caller's capacity, under Overflow::fail; not sticky
   peer_timeout = 6,       ///< a wait passed its deadline; sticky
   peer_failed = 7,        ///< a peer reported an error or died; sticky
-  mismatch = 8,           ///< the ranks made different calls (mode, shape or options); sticky
+  mismatch = 8,           ///< the ranks made different calls (mode, shape or options): all of them get this; sticky
   rendezvous = 9,         ///< the group could not be formed
   io = 10,                ///< a file could not be read, written or understood
-  system = 11,            ///< the operating system refused something
+  system = 11,            ///< the operating system refused something, memory for example
 };
 
 /// Stable, lower-case name of a code, for example "peer_timeout".

@@ -241,9 +241,11 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
 /// word has *reached* the expected one; a word of a later epoch also satisfies, and the modular comparison makes the wrap
 /// harmless.
 inline constexpr int kFlagValueBits = 24;
+/// Whatever counts in a value must be bounded by this where its mode checks a configuration.
+inline constexpr uint64_t kMaxFlagValue = (uint64_t{1} << kFlagValueBits) - 1;
 SWITCHYARD_FN constexpr uint64_t flag_word(uint64_t epoch, uint64_t value = 0) { return (epoch << kFlagValueBits) | value; }
 SWITCHYARD_FN constexpr uint64_t flag_epoch(uint64_t word) { return word >> kFlagValueBits; }
-SWITCHYARD_FN constexpr uint64_t flag_value(uint64_t word) { return word & ((uint64_t{1} << kFlagValueBits) - 1); }
+SWITCHYARD_FN constexpr uint64_t flag_value(uint64_t word) { return word & kMaxFlagValue; }
 
 SWITCHYARD_FN constexpr bool flag_reached(uint64_t word, uint64_t expected) {
   return static_cast<int64_t>(word - expected) >= 0;

@@ -38,8 +38,9 @@ class Meeting {
     std::unique_lock lock(mutex_);
     std::shared_ptr<Round>& entry = rounds_[number];
     if (!entry) {
-      entry = std::make_shared<Round>();
-      entry->of_rank.resize(left_.size());
+      auto fresh = std::make_shared<Round>();
+      fresh->of_rank.resize(left_.size());
+      entry = std::move(fresh);  // whole, or not at all: this rank may be out of memory, and others go on to use it
     }
     const std::shared_ptr<Round> round = entry;
     mine.present = true;

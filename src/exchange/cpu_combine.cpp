@@ -17,11 +17,18 @@ const void* data_or_null(const std::vector<float>& v) { return v.empty() ? nullp
 }  // namespace
 
 void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
-  const uint64_t start = Cpu::now_ns();
   group_.check_usable("combine");
-  checked([&] { check_combine(y, handle, handle ? handle.data().rows : 0, out, o, out_weights); });
+  in_call("combine", [&] {
+    check_combine(y, handle, handle ? handle.data().rows : 0, out, o, out_weights);
+    combine_checked(y, handle, out, o, out_weights);
+  });
+}
+
+void CpuNormal::combine_checked(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o,
+                                float* out_weights) {
+  const uint64_t start = Cpu::now_ns();
   const HandleData& h = handle.data();
-  const CallContext call = begin_call();
+  const CallContext call = begin_call(Operation::combine);
   const TraceSpan whole(call.tracer, kHostTrack, Event::combine, h.tokens);
   const bool expert_major = h.layout == Layout::expert_major;
   const uint64_t sig = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
@@ -61,7 +68,7 @@ void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, con
     for (int r = 0; r < world(); ++r)
       if (call.heap.local(control_.placement(call.epoch, r))->weights == 0 &&
           std::min(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]) > 0)
-        throw_mismatch("combine (weights given on some ranks only)");
+        throw_mismatch("combine (weights given on some ranks only)", r);
   end_call(start);
 }
 

@@ -68,17 +68,17 @@ void CpuNormal::gather_counts(const CallContext& call, uint64_t sig, int64_t cap
   counts.touching.resize(ranks * ranks);
   counts.tokens.resize(ranks);
   counts.capacity.resize(ranks);
-  bool same = true;
+  int other = -1;
   for (size_t r = 0; r < ranks; ++r) {
     const CountsHead* row = call.heap.local(control_.counts_head(call.epoch, static_cast<int>(r)));
     const auto* body = reinterpret_cast<const int32_t*>(row + 1);
-    same = same && row->signature == sig;
+    if (row->signature != sig) other = static_cast<int>(r);
     counts.tokens[r] = row->tokens;
     counts.capacity[r] = row->capacity;
     std::memcpy(&counts.touching[r * ranks], body, 4 * ranks);
     std::memcpy(&counts.routes[r * experts], body + ranks, 4 * experts);
   }
-  if (!same) throw_mismatch("dispatch");
+  if (other >= 0) throw_mismatch("dispatch", other);
 }
 
 void CpuNormal::check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const {
@@ -98,22 +98,24 @@ void CpuNormal::choose_sizes(const DispatchOptions& options, HandleData& h) cons
   h.rows_allocated = h.rows;
   h.records_allocated = h.num_records;
   const int64_t records = world() * config.max_tokens;
-  if (options.size == SizePolicy::capacity) h.rows_allocated = options.capacity;
+  if (options.size == SizePolicy::capacity) h.rows_allocated = capacity_of(options);
   if (options.size == SizePolicy::worst_case) h.rows_allocated = worst_case_rows(config, world());
   if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
 }
 
-Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
+Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) {
+  group_.check_usable("dispatch");
+  return in_call("dispatch", [&] { return dispatch_fresh(x, ids, weights, options); });
+}
+
+Dispatched CpuNormal::dispatch_fresh(const ConstRows& x, const ExpertIds& ids, const float* weights,
+                                     const DispatchOptions& given) {
   DispatchOptions options = given;
   if (options.size == SizePolicy::automatic) options.size = SizePolicy::exact;
   const uint64_t start = Cpu::now_ns();
-  group_.check_usable("dispatch");
-  RowFormat format{};
-  checked([&] {
-    check_ids(ids);
-    format = check_rows(x, options, ids.tokens);
-  });
-  const CallContext call = begin_call();
+  check_ids(ids);
+  const RowFormat format = check_rows(x, options, ids.tokens);
+  const CallContext call = begin_call(Operation::dispatch);
   const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, ids.tokens);
   // A rank without tokens has no weights to pass: whether weights travel is decided by the ranks that have some.
   const uint64_t sig =
@@ -125,7 +127,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
     local_.build(ids, config.num_experts, world());
   }
-  const int64_t capacity = options.size == SizePolicy::capacity ? options.capacity : std::numeric_limits<int64_t>::max();
+  const int64_t capacity = options.size == SizePolicy::capacity ? capacity_of(options) : std::numeric_limits<int64_t>::max();
   gather_counts(call, sig, capacity, h->counts);
   check_capacity(h->counts, options);
   h->layout = config.layout;
@@ -150,14 +152,15 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
 }
 
 Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
-  const uint64_t start = Cpu::now_ns();
   group_.check_usable("cached dispatch");
-  RowFormat format{};
-  checked([&] {
-    check_handle(handle);
-    format = check_rows(x, options, handle.data().tokens);
-  });
-  const CallContext call = begin_call();
+  return in_call("cached dispatch", [&] { return dispatch_cached(x, handle, options); });
+}
+
+Dispatched CpuNormal::dispatch_cached(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
+  const uint64_t start = Cpu::now_ns();
+  check_handle(handle);
+  const RowFormat format = check_rows(x, options, handle.data().tokens);
+  const CallContext call = begin_call(Operation::cached_dispatch);
   const TraceSpan whole(call.tracer, kHostTrack, Event::dispatch, x.rows);
   const uint64_t sig =
       signature(Operation::cached_dispatch,
@@ -190,13 +193,14 @@ Placement CpuNormal::offer_block(uint64_t sig, const OutputLayout& layout, const
 }
 
 bool CpuNormal::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
-  bool any = false, missing = false;
+  bool any = false;
+  int with = -1, without = -1;  // of those with tokens
   for (int r = 0; r < world(); ++r) {
     const bool sends = call.heap.local(control_.placement(call.epoch, r))->weights != 0;
     any = any || sends;
-    missing = missing || (!sends && counts.tokens[idx(r)] > 0);
+    if (sends || counts.tokens[idx(r)] > 0) (sends ? with : without) = r;
   }
-  if (any && missing) throw_mismatch("dispatch (weights given on some ranks only)");
+  if (any && without >= 0) throw_mismatch("dispatch (weights given on some ranks only)", rank() == without ? with : without);
   return any;
 }
 

@@ -40,12 +40,26 @@ class CpuLedger final : public LedgerImpl {
 
   void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
                const LedgerCombineOptions&) override {
-    const uint64_t start = Cpu::now_ns();
     group_.check_usable("ledger combine");
-    checked([&] { check_call(y, ledger, out); });
+    in_call("ledger combine", [&] {
+      check_call(y, ledger, out);
+      combine_checked(y, probs, ledger, out);
+    });
+  }
+
+  ConstRows returned() override {
+    group_.check_usable("LedgerCombine::returned");
+    return {group_.heap->view().local(layout_.buffer(epoch_)), filled_[epoch_ & 1], config.hidden, config.row_type};
+  }
+  CallStatistics last_call() override { return stats_; }
+
+ private:
+  void combine_checked(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out) {
+    const uint64_t start = Cpu::now_ns();
     const LedgerData& data = ledger.data();
     LedgerParams p;
-    p.call = group_.begin_call();
+    group_.enter(Operation::ledger_combine, object_);
+    p.call = group_.begin_call(Operation::ledger_combine);
     epoch_ = (epoch_ + 1) & kEpochMask;
     p.call.epoch = epoch_;
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::ledger_combine, data.tokens);
@@ -58,20 +72,13 @@ class CpuLedger final : public LedgerImpl {
     p.row_of = data.row_of.data();
     p.senders_of = data.work.senders_of.data();
     p.sender_of = data.work.sender_of.data();
-    group_.pool.run(
+    on_workers(
         [&](CpuWarp& w) { group_.options.deferred_copies ? ledger_combine<CpuDeferred>(w, p) : ledger_combine<Cpu>(w, p); });
     group_.raise_fault("ledger combine", (epoch_ - config.first_epoch + 1) & kEpochMask);
     stats_ = sum_moved(group_.moved);
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
 
-  ConstRows returned() override {
-    group_.check_usable("LedgerCombine::returned");
-    return {group_.heap->view().local(layout_.buffer(epoch_)), filled_[epoch_ & 1], config.hidden, config.row_type};
-  }
-  CallStatistics last_call() override { return stats_; }
-
- private:
   uint64_t epoch_ = 0;  // of the last call
   std::vector<uint64_t> sends_done_;
   int64_t filled_[2] = {};  // rows of the calls of each parity

@@ -15,6 +15,15 @@ struct CpuLowLatencyBlock final : LowLatencyBlock {
   PrivateBuffer memory;
 };
 
+PrivateBuffer private_memory(const char* function, size_t bytes) {
+  try {
+    return PrivateBuffer::make(bytes);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::system, std::string(function) + ": the system has no " + std::to_string(bytes) +
+                                       " bytes of memory left; nothing has changed");
+  }
+}
+
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
@@ -45,13 +54,13 @@ class CpuLowLatency final : public LowLatencyImpl {
  private:
   std::shared_ptr<LowLatencyBlock> allocate_output() override {
     auto block = std::make_shared<CpuLowLatencyBlock>();
-    block->memory = PrivateBuffer::make(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
+    block->memory = private_memory("make_output", static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
     block->tables = carve_output(block->memory.data.get(), layout_, scales_, rank());
     return block;
   }
 
   std::shared_ptr<void> allocate(size_t bytes) override {
-    auto buffer = std::make_shared<PrivateBuffer>(PrivateBuffer::make(bytes));
+    auto buffer = std::make_shared<PrivateBuffer>(private_memory("make_rows", bytes));
     return {buffer, buffer->data.get()};
   }
 
@@ -109,15 +118,15 @@ class CpuLowLatency final : public LowLatencyImpl {
 
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
-    call = group_.begin_call();
+    if (halves != Halves::receive) group_.enter(operation, object_);
+    call = group_.begin_call(operation);
     if (halves != Halves::receive) epoch_ = (epoch_ + 1) & kEpochMask;
     call.epoch = epoch_;
-    call.operation = operation;
   }
 
   template <class F>
   void launch(Halves halves, F&& body) {
-    group_.pool.run([&](CpuWarp& w) {
+    on_workers([&](CpuWarp& w) {
       if (group_.options.deferred_copies)
         body.template operator()<CpuDeferred>(w, halves != Halves::receive, halves != Halves::send);
       else

@@ -44,8 +44,9 @@ CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c)
 
 CpuNormal::~CpuNormal() { group_.heap->release(heap_offset_); }
 
-CallContext CpuNormal::begin_call() {
-  CallContext call = group_.begin_call();
+CallContext CpuNormal::begin_call(Operation operation) {
+  group_.enter(operation, object_);
+  CallContext call = group_.begin_call(operation);
   epoch_ = (epoch_ + 1) & kEpochMask;
   call.epoch = epoch_;
   return call;
@@ -55,12 +56,8 @@ uint64_t CpuNormal::call_number() const { return (epoch_ - config.first_epoch + 
 
 void CpuNormal::raise(const char* operation) { group_.raise_fault(operation, call_number()); }
 
-void CpuNormal::throw_mismatch(const char* operation) {
-  group_.post_abort(static_cast<int>(ErrorCode::mismatch), 255);
-  throw Error(ErrorCode::mismatch, std::string(operation) + " (call " + std::to_string(call_number()) +
-                                       "): the ranks made different calls: mode, row type, sizes, options or registered memory "
-                                       "differ; the group cannot be used "
-                                       "any more");
+void CpuNormal::throw_mismatch(const char* operation, int rank) {
+  group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(call_number()) + ")", rank);
 }
 
 void CpuNormal::end_call(uint64_t start_ns) {
@@ -75,7 +72,7 @@ void CpuNormal::check_placements(const CallContext& call, uint64_t sig, const ch
   if (own) std::rethrow_exception(own);
   for (int r = 0; r < world(); ++r) {
     const Placement& place = *call.heap.local(control_.placement(call.epoch, r));
-    if (place.signature != sig || !reachable(call, place)) throw_mismatch(operation);
+    if (place.signature != sig || !reachable(call, place)) throw_mismatch(operation, r);
     if (place.status != 0)
       throw Error(static_cast<ErrorCode>(place.status), std::string(operation) + " (call " + std::to_string(call_number()) +
                                                             "): rank " + std::to_string(r) + " has no room for its rows (" +
@@ -88,7 +85,13 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
   auto block = std::make_shared<CpuBlock>();
   if (bytes == 0) return block;  // no rows need no memory, also where the pool is empty or full
   if (config.staging == Staging::ring) {
-    block->owned = buffers_->take(bytes);
+    try {
+      block->owned = buffers_->take(bytes);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": the system has no " + std::to_string(bytes) +
+                                                 " bytes of memory left for rows, which ring staging keeps in private memory; "
+                                                 "free outputs or dispatch fewer tokens at a time");
+    }
     block->recycler = buffers_;
     block->data = block->owned.data.get();
     return block;

@@ -39,12 +39,12 @@ class CpuNormal final : public NormalImpl {
 
  private:
   // cpu_normal.cpp: the frame of every collective call.
-  CallContext begin_call();
+  CallContext begin_call(Operation operation);
   uint64_t call_number() const;
   /// Throws what warps recorded.
   void raise(const char* operation);
   void end_call(uint64_t start_ns);
-  [[noreturn]] void throw_mismatch(const char* operation);
+  [[noreturn]] void throw_mismatch(const char* operation, int rank);
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
   /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
   /// this rank's error, if it is the one.
@@ -52,7 +52,7 @@ class CpuNormal final : public NormalImpl {
   /// Runs body.operator()<Arch>(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
   void launch(F&& body) {
-    group_.pool.run([&](CpuWarp& w) { on_arch(w, body); });
+    on_workers([&](CpuWarp& w) { on_arch(w, body); });
   }
   template <class F>
   void on_one_warp(F&& body) {
@@ -67,6 +67,8 @@ class CpuNormal final : public NormalImpl {
   }
 
   // cpu_dispatch.cpp
+  Dispatched dispatch_fresh(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options);
+  Dispatched dispatch_cached(const ConstRows& x, const Handle& handle, const DispatchOptions& options);
   void gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts);
   void check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const;
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
@@ -85,6 +87,7 @@ class CpuNormal final : public NormalImpl {
                      const RowFormat& format) const;
 
   // cpu_combine.cpp
+  void combine_checked(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
   void combine_direct(const CallContext& call, uint64_t sig, struct CombineParams& params);
   void combine_ring(const CallContext& call, uint64_t sig, struct CombineParams& params);
 

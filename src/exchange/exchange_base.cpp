@@ -35,12 +35,13 @@ int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
 void ExchangeBase::agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config) {
   const uint64_t claim[2] = {heap_offset, config_hash};
   std::vector<uint64_t> all(2 * static_cast<size_t>(world()));
-  group_.all_gather(claim, sizeof claim, all.data(), object);
+  group_.all_gather(claim, sizeof claim, all.data(), object, Operation::construction, object_);
   for (size_t r = 0; r < static_cast<size_t>(world()); ++r) {
     if (all[2 * r] == claim[0] && all[2 * r + 1] == claim[1]) continue;
     const std::string who = std::string(object) + ": rank " + std::to_string(r) + " and rank " + std::to_string(rank());
-    throw Error(ErrorCode::mismatch, all[2 * r + 1] == claim[1] ? who + " hold other objects in their heaps"
-                                                                : who + " were given different " + config + " values");
+    throw Error(ErrorCode::mismatch, all[2 * r + 1] == claim[1]
+                                         ? who + " hold other objects in their heaps"
+                                         : who + " were given different " + config + " values, or make different objects");
   }
 }
 

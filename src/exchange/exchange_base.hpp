@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "base/as_error.hpp"
 #include "base/mix_hash.hpp"
 #include "exchange/group_impl.hpp"
 
@@ -23,7 +24,7 @@ const char* name_of(DType type);
 
 class ExchangeBase {
  protected:
-  explicit ExchangeBase(Group& group) : group_(group.impl()) {}
+  explicit ExchangeBase(Group& group) : group_(group.impl()), object_(++group_.objects) {}
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
 
@@ -31,21 +32,50 @@ class ExchangeBase {
   /// configurations; `object` and `config` name them in errors.
   void agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config);
 
-  /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
+  /// Runs `check`; if it throws, the peers' waits end before the exception goes on, as Error.
   template <class F>
   void checked(F&& check) {
+    telling(
+        "collective call", [](ErrorCode) { return false; }, check);
+  }
+  /// Runs the whole of a collective call; likewise, but pool_exhausted and capacity_exceeded are raised by all ranks together,
+  /// in step.
+  template <class F>
+  decltype(auto) in_call(const char* name, F&& call) {
+    const auto by_all = [](ErrorCode code) {
+      return code == ErrorCode::pool_exhausted || code == ErrorCode::capacity_exceeded;
+    };
+    return telling(name, by_all, call);
+  }
+  /// Runs `body` on all workers. If one throws, the others' waits end too, here and on the peers.
+  template <class F>
+  void on_workers(F&& body) {
+    group_.pool.run([&](CpuWarp& w) {
+      try {
+        body(w);
+      } catch (...) {
+        group_.post_abort(static_cast<int>(ErrorCode::system), 255);
+        throw;
+      }
+    });
+  }
+
+  Group::Impl& group_;
+  const uint64_t object_;  ///< of the group's exchanges, from 1; the same on all ranks
+
+ private:
+  template <class Known, class F>
+  decltype(auto) telling(const char* name, const Known& known, F&& body) {
     try {
-      check();
+      return as_error(name, body);
     } catch (const Error& error) {
-      group_.post_abort(static_cast<int>(error.code()), 255);
+      if (!known(error.code()) && group_.abort_word() == 0) group_.post_abort(static_cast<int>(error.code()), 255);
       throw;
-    } catch (...) {
+    } catch (...) {  // no standard exception: a thread that is being ended
       group_.post_abort(static_cast<int>(ErrorCode::system), 255);
       throw;
     }
   }
-
-  Group::Impl& group_;
 };
 
 /// Sums over the warps of a call.

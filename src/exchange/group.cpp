@@ -23,6 +23,12 @@ const char* detail::operation_name(Operation operation) {
     case Operation::combine: return "combine";
     case Operation::ledger_combine: return "ledger combine";
     case Operation::all_to_all: return "moe_all_to_all";
+    case Operation::construction: return "construction";
+    case Operation::all_gather: return "all_gather";
+    case Operation::barrier: return "barrier";
+    case Operation::register_memory: return "register_memory";
+    case Operation::sleep: return "sleep";
+    case Operation::wake: return "wake";
     case Operation::none: break;
   }
   return "call";
@@ -55,6 +61,17 @@ void check_options(const GroupOptions& o) {
     fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
 }
 
+/// What a rank has called, for people.
+std::string describe_call(uint64_t word) {
+  std::string text = operation_name(static_cast<Operation>(called_operation(word)));
+  if (called_object(word) != 0) text += " of object " + std::to_string(called_object(word));
+  return text;
+}
+
+uint64_t peek_word(const uint64_t* word) {
+  return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+}
+
 uint64_t random_word() {
   std::random_device source;
   return uint64_t{source()} << 32 | source();
@@ -71,7 +88,7 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
     std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
         .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
   });
-  raw->bootstrap->set_interrupt([raw] { return raw->abort_word() != 0; });
+  raw->bootstrap->set_interrupt([raw] { return raw->abort_word() != 0 || raw->find_other_call() >= 0; });
   return Group(std::move(impl));
 }
 
@@ -124,9 +141,52 @@ void Group::Impl::post_abort(int reason, int awaited) noexcept {
   }
 }
 
+void Group::Impl::enter(Operation operation, uint64_t object) noexcept {
+  HeapHeader* const mine = header(bootstrap->rank());
+  const uint64_t number = mine->num_calls + 1, last = mine->calls[mine->num_calls % HeapHeader::kCallsKept];
+  std::atomic_ref(mine->calls[number % HeapHeader::kCallsKept])
+      .store(next_call_word(last, number, object, static_cast<int>(operation)), std::memory_order_release);
+  std::atomic_ref(mine->num_calls).store(number, std::memory_order_release);
+}
+
+int Group::Impl::find_other_call() const noexcept {
+  for (int r = 0; r < bootstrap->world(); ++r)
+    if (calls_of_both(*header(bootstrap->rank()), *header(r), peek_word).differ()) return r;
+  return -1;
+}
+
+std::string Group::Impl::describe_mismatch(int a, int b) const {
+  CallPair first;  // the earliest that is kept
+  for (uint64_t back = 0; back < HeapHeader::kCallsKept; ++back) {
+    const CallPair pair = calls_of_both(*header(a), *header(b), peek_word, back);
+    if (!pair.differ()) break;
+    first = pair;
+  }
+  if (!first.differ()) return "mode, row type, sizes, options, registered memory, outputs or ledgers differ";
+  return "rank " + std::to_string(a) + " called " + describe_call(first.mine) + " and rank " + std::to_string(b) + " " +
+         describe_call(first.theirs) + " (objects count from 1 as they were made)";
+}
+
+void Group::Impl::throw_mismatch(const std::string& context, int rank) {
+  const int self = bootstrap->rank();
+  post_abort(static_cast<int>(ErrorCode::mismatch), rank);
+  const std::string whom = rank == self ? "rank " + std::to_string(self) + " and others"
+                                        : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
+  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_mismatch(self, rank) +
+                                       "; the group cannot be used any more");
+}
+
 void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   const auto reason = static_cast<ErrorCode>(abort_reason(word));
   std::string text = context;
+  if (reason == ErrorCode::mismatch) {
+    text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
+    if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
+      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_mismatch(abort_rank(word), other);
+    else
+      text += "the ranks made different calls";
+    throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");
+  }
   if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255)
     text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
   throw PeerFailed(abort_rank(word), reason, text);
@@ -140,12 +200,13 @@ void Group::Impl::check_alive(const char* context) {
   if (const uint64_t word = abort_word()) throw_abort(word, context);
 }
 
-CallContext Group::Impl::begin_call() {
+CallContext Group::Impl::begin_call(Operation operation) {
   fault = FaultRecord{};
   fault_claims = 0;
   for (MoveCounter& m : moved) m = MoveCounter{};
   CallContext call;
   call.heap = heap->view();
+  call.operation = operation;
   call.timeout_ns = static_cast<uint64_t>(options.timeout.count()) * 1000000u;
   call.abort_word = &header(bootstrap->rank())->abort_word;
   call.fault = &fault;
@@ -159,14 +220,7 @@ CallContext Group::Impl::begin_call() {
 
 void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
-  if (fault.mismatch) {
-    post_abort(static_cast<int>(ErrorCode::mismatch), 255);
-    throw Error(ErrorCode::mismatch,
-                std::string(operation) + " (call " + std::to_string(call) + "): rank " + std::to_string(fault.awaited_rank) +
-                    " and rank " + std::to_string(bootstrap->rank()) +
-                    " made different calls: mode, row type, sizes, options, registered memory, outputs or ledgers differ; the "
-                    "group cannot be used any more");
-  }
+  if (fault.mismatch) throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank);
   // A GPU may have heard of the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
@@ -187,12 +241,15 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   throw PeerTimeout(report);
 }
 
-void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* operation) {
-  check_alive(operation);
-  collectively(operation, [&] { bootstrap->all_gather(mine, bytes, all, options.timeout); });
+void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* name, Operation operation,
+                             uint64_t object) {
+  check_alive(name);
+  enter(operation, object);
+  telling(name, [&] { collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, options.timeout); }); });
 }
 
 void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
+  if (const int other = find_other_call(); other >= 0 && abort_word() == 0) throw_mismatch(operation, other);
   fault = FaultRecord{};
   fault.ready = 1;
   fault.site = Site::barrier;
@@ -272,12 +329,13 @@ const GroupOptions& Group::options() const noexcept { return impl_->options; }
 
 void Group::barrier() {
   const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
-  char mine = 0;
-  std::vector<char> all(static_cast<size_t>(size()));
-  all_gather(&mine, 1, all.data());
+  char mine = 0, all[kMaxRanks];
+  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier);
 }
 
-void Group::all_gather(const void* mine, size_t bytes, void* all) { impl_->all_gather(mine, bytes, all, "all_gather"); }
+void Group::all_gather(const void* mine, size_t bytes, void* all) {
+  impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather);
+}
 
 void Group::check() const {
   impl_->check_alive("check");

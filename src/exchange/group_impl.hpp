@@ -10,6 +10,7 @@
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
+#include "base/as_error.hpp"
 #include "bootstrap/bootstrap.hpp"
 #include "exchange/device_rank.hpp"
 #include "heap/heap.hpp"
@@ -46,28 +47,54 @@ struct Group::Impl {
        TuningInForce tuning);
   ~Impl();
 
-  /// Everything but the epoch of a new call. Clears the fault record and the move counters.
-  detail::CallContext begin_call();
+  /// Tells the peers that this rank makes a collective call: first of all in each, on groups on the CPU; elsewhere only in
+  /// those that the host makes, because streams may run exchanges in other orders. A receiving half is part of the call that
+  /// sent. `object`: of the group's exchanges, from 1; 0: none.
+  void enter(detail::Operation operation, uint64_t object = 0) noexcept;
+  /// A rank whose calls are not those of this one, or -1.
+  int find_other_call() const noexcept;
+  /// Ends the peers' calls and throws: `rank` makes another call than this one, or this one than others.
+  [[noreturn]] void throw_mismatch(const std::string& context, int rank);
+  /// Everything but the epoch of a call. Clears the fault record and the move counters.
+  detail::CallContext begin_call(detail::Operation operation);
   /// Throws what the last call recorded, if anything: PeerTimeout (and tells all peers), PeerFailed, ...
   void raise_fault(const char* operation, uint64_t call);
   /// Throws if this rank has aborted or was told of an abort. Also makes the first failure sticky.
   void check_alive(const char* context);
   /// Of every call that uses the heap: also throws while the group sleeps.
   void check_usable(const char* context);
-  /// Collective, through the bootstrap. A missing rank is reported as PeerTimeout under `operation`.
-  void all_gather(const void* mine, size_t bytes, void* all, const char* operation);
-  /// Runs `step`, which makes collective calls of the bootstrap; a missing rank is reported likewise. An abort of the group
-  /// ends them within about a second.
+  /// What `call` returns, a collective call. A standard exception ends the peers' waits and leaves as Error.
+  template <class F>
+  decltype(auto) telling(const char* name, F&& call) {
+    try {
+      return call();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      post_abort(static_cast<int>(ErrorCode::system), 255);
+      detail::throw_system_error(name, error.what());
+    }
+  }
+  /// Collective, through the bootstrap: enters `operation`, which errors call `name`. A missing rank is reported as
+  /// PeerTimeout.
+  void all_gather(const void* mine, size_t bytes, void* all, const char* name, detail::Operation operation,
+                  uint64_t object = 0);
+  /// Runs `step`, which makes collective calls of the bootstrap, in a call that was entered; a missing rank is reported
+  /// likewise. An abort of the group and a rank that has entered another call end them within about a second.
   template <class Step>
   void collectively(const char* operation, const Step& step) {
     const uint64_t start = detail::Cpu::now_ns();
     try {
       step();
+      if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
     } catch (const RendezvousError& error) {
       if (error.missing_ranks().empty()) throw;
       raise_missing(operation, error.missing_ranks().front(), start);
     } catch (const PeerFailed&) {  // gone; if it said why before, that is the story
       if (const uint64_t word = abort_word()) throw_abort(word, operation);
+      throw;
+    } catch (const Error& error) {  // the bootstrap may see what ranks of other calls bring
+      if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
       throw;
     }
   }
@@ -91,8 +118,8 @@ struct Group::Impl {
   detail::Tracer* tracer = nullptr;
 
   detail::FaultRecord fault;
-  uint64_t nonce = 0;           ///< random, the same on all ranks of this group
-  uint64_t normal_objects = 0;  ///< exchanges of normal mode made so far, which is collective
+  uint64_t nonce = 0;    ///< random, the same on all ranks of this group
+  uint64_t objects = 0;  ///< exchanges made so far, which is collective
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot
   std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]
@@ -101,6 +128,8 @@ struct Group::Impl {
   detail::HeapHeader* header(int rank) const noexcept;
 
  private:
+  /// What ranks a and b have called that differs.
+  std::string describe_mismatch(int a, int b) const;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
   void raise_missing(const char* operation, int rank, uint64_t start_ns);
 };

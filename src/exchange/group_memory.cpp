@@ -34,7 +34,7 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));
-  group.all_gather(&mine, sizeof mine, all.data(), "register_memory");
+  group.all_gather(&mine, sizeof mine, all.data(), "register_memory", Operation::register_memory);
   uint64_t taken = 0;
   for (const uint64_t slots : all) taken |= slots;
   for (int slot = 0; slot < Group::kMaxRegistered; ++slot)
@@ -73,38 +73,41 @@ void Group::Impl::check_usable(const char* context) {
 
 RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   Impl& g = *impl_;
-  const auto world = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
-  auto r = std::make_shared<Registration>();
-  r->data = static_cast<std::byte*>(memory);
-  r->bytes = bytes;
-  r->slot = free_slot(g);
-  g.collectively("register_memory", [&] {
-    const std::vector<std::byte*> at =
-        g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, g.options.timeout, r->mapping)
-                 : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
-    std::vector<uint64_t> mine(world), all(world * world);
-    for (size_t s = 0; s < world; ++s)
-      mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);
-    g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), g.options.timeout);
-    for (size_t reader = 0; reader < world; ++reader) r->host_distances.push_back(all[reader * world + me]);
-    r->distances = g.device ? g.device->upload_distances(r->slot, r->host_distances) : r->host_distances.data();
+  return g.telling("register_memory", [&] {
+    const auto world = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
+    auto r = std::make_shared<Registration>();
+    r->data = static_cast<std::byte*>(memory);
+    r->bytes = bytes;
+    r->slot = free_slot(g);
+    g.collectively("register_memory", [&] {
+      const std::vector<std::byte*> at = g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, g.options.timeout, r->mapping)
+                                                  : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
+      std::vector<uint64_t> mine(world), all(world * world);
+      for (size_t s = 0; s < world; ++s)
+        mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);
+      g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), g.options.timeout);
+      for (size_t reader = 0; reader < world; ++reader) r->host_distances.push_back(all[reader * world + me]);
+      r->distances = g.device ? g.device->upload_distances(r->slot, r->host_distances) : r->host_distances.data();
+    });
+    g.registrations[static_cast<size_t>(r->slot)] = r;
+    return RegisteredMemory(std::move(r));
   });
-  g.registrations[static_cast<size_t>(r->slot)] = r;
-  return RegisteredMemory(std::move(r));
 }
 
 void Group::sleep() {
   Impl& g = *impl_;
   g.check_alive("sleep");
   if (g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "sleep: the group sleeps already");
-  g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); });
+  g.enter(Operation::sleep);
+  g.telling("sleep", [&] { g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); }); });
 }
 
 void Group::wake() {
   Impl& g = *impl_;
   g.check_alive("wake");
   if (!g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "wake: the group does not sleep");
-  g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); });
+  g.enter(Operation::wake);
+  g.telling("wake", [&] { g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); }); });
 }
 
 bool Group::asleep() const noexcept { return impl_->heap->asleep(); }

@@ -88,7 +88,9 @@ int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
 int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
-    : impl_(group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config)) {}
+    : impl_(group.impl().telling("LedgerCombine", [&] {
+        return group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config);
+      })) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
 LedgerCombine& LedgerCombine::operator=(LedgerCombine&&) noexcept = default;
 LedgerCombine::~LedgerCombine() = default;
@@ -106,7 +108,9 @@ size_t LedgerCombine::heap_bytes_for(const LedgerConfig& config, int world, Back
   return memory_required(config, world, backend).total() + kHeapHeaderBytes + 4096;
 }
 
-PreparedLedger LedgerCombine::prepare(const LedgerTables& tables) { return PreparedLedger(impl_->prepare(tables)); }
+PreparedLedger LedgerCombine::prepare(const LedgerTables& tables) {
+  return as_error("LedgerCombine::prepare", [&] { return PreparedLedger(impl_->prepare(tables)); });
+}
 void LedgerCombine::combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
                             const LedgerCombineOptions& options) {
   impl_->combine(y, probs, ledger, out, options);

@@ -18,44 +18,9 @@ namespace {
 
 constexpr int64_t kColumnUnit = 128;  // pieces begin at whole scale groups and at 16 bytes
 
-DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
-
 int64_t element_bytes_of_scale(ScaleKind kind) { return kind == ScaleKind::ue8m0 ? 1 : 4; }
 
-/// `out` of a call, and that nothing else of the call lies there: tokens are summed while the rest is still read. A T or sizes
-/// of 0, and what is not given, overlap nothing.
-struct OutOfCall {
-  const void* out;
-  int64_t bytes;
-
-  void check_apart(const char* name, const void* given, int64_t given_bytes) const {
-    const auto to = reinterpret_cast<uintptr_t>(out), from = reinterpret_cast<uintptr_t>(given);
-    if (given == nullptr || bytes <= 0 || given_bytes <= 0) return;
-    if (from < to + static_cast<uintptr_t>(bytes) && to < from + static_cast<uintptr_t>(given_bytes))
-      invalid(std::string("out overlaps ") + name + ": its " + std::to_string(bytes) +
-              " bytes must lie elsewhere, tokens are summed while others are still sent");
-  }
-};
-
 }  // namespace
-
-void check_config(const LowLatencyConfig& c, int world) {
-  check_range("world", world, 1, kMaxRanks);
-  check_range("LowLatencyConfig::hidden", c.hidden, 1, int64_t{1} << 20);
-  check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
-  check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
-  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, 65535);
-  check_range("LowLatencyConfig::row_type", static_cast<int64_t>(c.row_type), 0, 2);
-  check_range("LowLatencyConfig::scales", static_cast<int64_t>(c.scales), 0, 2);
-  check_range("LowLatencyConfig::scale_order", static_cast<int64_t>(c.scale_order), 0, 1);
-  check_range("LowLatencyConfig::sending", static_cast<int64_t>(c.sending), 0, 1);
-  check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
-  if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
-    invalid("LowLatencyConfig::scale_group = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
-  if (c.scales != ScaleKind::none) checked_row_bytes("LowLatencyConfig (rows as they are sent)", c.hidden, sent_type(c));
-  const int64_t rows = c.max_tokens * world * ExpertMap{c.num_experts, world}.max_count();
-  check_range("experts per rank * world * max_tokens (rows of an output)", rows, 1, int64_t{1} << 30);
-}
 
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64_t base) {
   LowLatencyLayout l;
@@ -192,98 +157,6 @@ LowLatencyRows LowLatencyImpl::make_rows(DType type) {
   return r;
 }
 
-void LowLatencyImpl::check_combined(DType type, const char* name) const {
-  if (type == DType::fp8_e4m3)
-    throw Error(ErrorCode::unsupported, std::string(name) + " = fp8_e4m3: combine takes bf16, f16 or f32 rows");
-  check_range(name, static_cast<int64_t>(type), 0, 2);
-  if (dtype_bytes(type) > dtype_bytes(config.row_type))
-    invalid(std::string(name) + " = " + name_of(type) + ": wider than LowLatencyConfig::row_type, " + name_of(config.row_type) +
-            ", which sizes the memory");
-}
-
-void LowLatencyImpl::check_idle(const char* operation) const {
-  if (pending_ == Pending::none) return;
-  invalid(std::string(operation) + ": the " + (pending_ == Pending::dispatch ? "dispatch" : "combine") +
-          " sent before has not been received; call its hook first");
-}
-
-void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
-  if (!o.block) invalid("output is empty: make it with make_output()");
-  if (o.block->config_hash != hash() || o.block->rank != rank() || o.block->world != world())
-    invalid("output was made by rank " + std::to_string(o.block->rank) + " of " + std::to_string(o.block->world) +
-            " with its own LowLatencyConfig; this is rank " + std::to_string(rank()) + " of " + std::to_string(world()) +
-            (o.block->config_hash == hash() ? "" : ", with another one"));
-  if (o.block->pending)
-    invalid("output belongs to a split call of another object that has not been received; call its hook first");
-}
-
-void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
-  if (ids.topk != config.topk)
-    invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
-  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-  if (!ids.data && ids.tokens > 0) invalid("ids.data is null");
-  if (x.rows != ids.tokens)
-    invalid("x.rows = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
-  if (x.cols != config.hidden)
-    invalid("x.cols = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
-  if (!x.data && x.rows > 0) invalid("x.data is null");
-  const bool fp8 = x.dtype == DType::fp8_e4m3 && config.scales != ScaleKind::none;
-  if (x.dtype != config.row_type && !fp8)
-    invalid(std::string("x.dtype = ") + name_of(x.dtype) + ": must be LowLatencyConfig::row_type, " + name_of(config.row_type) +
-            (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
-  if (fp8 && x.scale_kind != config.scales)
-    invalid("x.scale_kind = " + std::to_string(static_cast<int>(x.scale_kind)) + ": must be LowLatencyConfig::scales, " +
-            std::to_string(static_cast<int>(config.scales)));
-  if (fp8 && !x.scales && x.rows > 0) invalid("x.scales is null: fp8 rows need scales");
-  if (!fp8 && x.scale_kind != ScaleKind::none)
-    invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
-  check_pointer("x.data", x.data, row_alignment(x.dtype));
-  check_pointer("x.scales", x.scales, 16);
-  check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
-}
-
-void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
-                                    const LowLatencyDispatchOptions& o) const {
-  check_idle("dispatch");
-  check_output(output);
-  check_tokens(x, ids);
-  check_sms("LowLatencyDispatchOptions", o.num_sms);
-  check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4);
-  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4);
-}
-
-void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
-                                   const LowLatencyCombineOptions& o) const {
-  check_idle("combine");
-  check_output(output);
-  if (output.block->tokens < 0) invalid("output: no dispatch has filled it");
-  check_combined(y.dtype, "y.dtype");
-  if (y.rows != output.x.rows)
-    invalid("y.rows = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
-  if (y.cols != config.hidden)
-    invalid("y.cols = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
-  if (!y.data && y.rows > 0) invalid("y.data is null");
-  if (!out && output.block->tokens > 0) invalid("out is null");
-  check_range("LowLatencyCombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
-  if (o.weights && o.order == CombineOrder::per_rank)
-    throw Error(ErrorCode::unsupported,
-                "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
-                "pass them to dispatch or use per_route");
-  check_sms("LowLatencyCombineOptions", o.num_sms);
-  if (o.expert_scale && o.order == CombineOrder::per_rank)
-    throw Error(ErrorCode::unsupported,
-                "LowLatencyCombineOptions::expert_scale with per_rank: rows are summed before they go back");
-  check_pointer("y.data", y.data, row_alignment(y.dtype));
-  check_pointer("out", out, row_alignment(y.dtype));
-  check_pointer("LowLatencyCombineOptions::weights", o.weights, 4);
-  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4);
-  const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
-  const OutOfCall sums{out, tokens * row};
-  sums.check_apart("y.data", y.data, y.rows * row);
-  sums.check_apart("LowLatencyCombineOptions::weights", o.weights, tokens * config.topk * 4);
-  sums.check_apart("LowLatencyCombineOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
-}
-
 LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertIds& ids, const Senders& s) const {
   LowLatencyDispatchParams p;
   p.layout = layout_;
@@ -306,7 +179,14 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
 void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                               const LowLatencyDispatchOptions& o, bool split) {
   group_.check_usable("dispatch");
-  checked([&] { check_dispatch(x, ids, output, o); });
+  in_call("dispatch", [&] {
+    check_dispatch(x, ids, output, o);
+    dispatch_checked(x, ids, output, o, split);
+  });
+}
+
+void LowLatencyImpl::dispatch_checked(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                                      const LowLatencyDispatchOptions& o, bool split) {
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
   p.weights = o.weights;
@@ -332,7 +212,14 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
 void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& o,
                              bool split) {
   group_.check_usable("combine");
-  checked([&] { check_combine(y, output, out, o); });
+  in_call("combine", [&] {
+    check_combine(y, output, out, o);
+    combine_checked(y, output, out, o, split);
+  });
+}
+
+void LowLatencyImpl::combine_checked(const ConstRows& y, const LowLatencyOutput& output, void* out,
+                                     const LowLatencyCombineOptions& o, bool split) {
   const LowLatencyTables& t = output.block->tables;
   LowLatencyCombineParams p;
   p.layout = layout_;
@@ -356,49 +243,21 @@ void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output,
   combine_options_ = o;
 }
 
-void LowLatencyImpl::check_row_function(const AllToAllOptions& o) const {
-  if (o.row_function == nullptr) return;
-  if (o.expert_scale != nullptr)
-    invalid("AllToAllOptions::row_function and expert_scale are both given: a row function does the scaling itself");
-  if (!*o.row_function) invalid("AllToAllOptions::row_function is empty: give a function, or null for none");
-  const Backend backend = group_.options.backend;
-  if (o.row_function->impl()->backend != backend)
-    invalid(std::string("AllToAllOptions::row_function is made for the other backend: this group takes ") +
-            (backend == Backend::cpu ? "RowFunction::on_cpu" : "row_function_on_gpu"));
-  check_row_function(*o.row_function->impl());
-}
-
 void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& o) {
   group_.check_usable("moe_all_to_all");
-  checked([&] {
-    check_idle("moe_all_to_all");
-    if (config.scales != ScaleKind::none)
-      throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
-    check_tokens(x, ids);
-    if (!out && ids.tokens > 0) invalid("out is null");
-    const OutOfCall sums{out, ids.tokens * layout_.return_bytes};
-    sums.check_apart("x.data", x.data, sums.bytes);
-    sums.check_apart("ids.data", ids.data, ids.tokens * ids.topk * (ids.is_int64 ? 8 : 4));
-    sums.check_apart("AllToAllOptions::weights", o.weights, ids.tokens * ids.topk * 4);
-    sums.check_apart("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
-    sums.check_apart("AllToAllOptions::device_tokens", o.device_tokens, 4);
-    check_sms("AllToAllOptions", o.num_sms);
-    check_pointer("out", out, row_alignment(x.dtype));
-    check_pointer("AllToAllOptions::weights", o.weights, 4);
-    check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4);
-    check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4);
-    check_row_function(o);
+  in_call("moe_all_to_all", [&] {
+    check_all_to_all(x, ids, out, o);
+    FlatParams p;
+    p.d = sent(x, ids, flat_senders_);
+    p.d.with_places = false;
+    p.c.layout = layout_;
+    p.c.type = x.dtype;
+    p.c.row_bytes = p.d.src_row_bytes;
+    p.c.expert_scale = o.expert_scale;
+    p.c.weights = o.weights;
+    p.c.out = static_cast<std::byte*>(out);
+    run(p, o);
   });
-  FlatParams p;
-  p.d = sent(x, ids, flat_senders_);
-  p.d.with_places = false;
-  p.c.layout = layout_;
-  p.c.type = x.dtype;
-  p.c.row_bytes = p.d.src_row_bytes;
-  p.c.expert_scale = o.expert_scale;
-  p.c.weights = o.weights;
-  p.c.out = static_cast<std::byte*>(out);
-  run(p, o);
 }
 
 void LowLatencyImpl::keep_pending(Pending what, const LowLatencyOutput& output, void* stream) {
@@ -414,7 +273,7 @@ ReceiveHook LowLatencyImpl::receive_hook() {
 
 void LowLatencyImpl::receive(uint64_t call) {
   group_.check_usable("receive");
-  checked([&] {
+  in_call("receive", [&] {
     if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
     void* const stream = pending_ == Pending::dispatch ? dispatch_options_.stream : combine_options_.stream;
     if (capture_id(stream) != pending_capture_)
@@ -423,14 +282,14 @@ void LowLatencyImpl::receive(uint64_t call) {
                     "same capture: replays would send and never receive"
                   : "receive hook: its call was sent outside of the capture of its stream: replays would "
                     "receive what was sent once");
+    const Pending what = std::exchange(pending_, Pending::none);
+    const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued
+    block->pending = false;
+    if (what == Pending::dispatch)
+      run(pending_dispatch_, dispatch_options_, Halves::receive);
+    else
+      run(pending_combine_, combine_options_, Halves::receive);
   });
-  const Pending what = std::exchange(pending_, Pending::none);
-  const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued
-  block->pending = false;
-  if (what == Pending::dispatch)
-    run(pending_dispatch_, dispatch_options_, Halves::receive);
-  else
-    run(pending_combine_, combine_options_, Halves::receive);
 }
 
 }  // namespace detail
@@ -445,7 +304,9 @@ int usual_pieces(const LowLatencyConfig& c, int world) {
 }
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
-    : impl_(group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config)) {}
+    : impl_(group.impl().telling("LowLatencyExchange", [&] {
+        return group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config);
+      })) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
 LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&&) noexcept = default;
 LowLatencyExchange::~LowLatencyExchange() = default;
@@ -465,8 +326,12 @@ size_t LowLatencyExchange::heap_bytes_for(const LowLatencyConfig& config, int wo
   return memory_required(config, world).total() + kHeapHeaderBytes + 4096;
 }
 
-LowLatencyOutput LowLatencyExchange::make_output() { return impl_->make_output(); }
-LowLatencyRows LowLatencyExchange::make_rows(DType type) { return impl_->make_rows(type); }
+LowLatencyOutput LowLatencyExchange::make_output() {
+  return as_error("make_output", [&] { return impl_->make_output(); });
+}
+LowLatencyRows LowLatencyExchange::make_rows(DType type) {
+  return as_error("make_rows", [&] { return impl_->make_rows(type); });
+}
 
 void LowLatencyExchange::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                                   const LowLatencyDispatchOptions& options) {

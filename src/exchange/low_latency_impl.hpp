@@ -14,6 +14,8 @@ namespace switchyard::detail {
 
 /// Throws invalid_argument naming the field.
 void check_config(const LowLatencyConfig& config, int world);
+/// Of rows as they travel.
+inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
 uint64_t config_hash(const LowLatencyConfig& config);
@@ -121,7 +123,12 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;
+  void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
+  void dispatch_checked(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                        const LowLatencyDispatchOptions& options, bool split);
+  void combine_checked(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
+                       bool split);
   /// That rows of it can be combined.
   void check_combined(DType type, const char* name) const;
   void check_output(const LowLatencyOutput& output) const;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/as_error.hpp"
 #include "exchange/cuda/device_tables.hpp"
 #include "exchange/device_rank.hpp"
 #include "exchange/normal_impl.hpp"
@@ -107,7 +108,9 @@ static RingLayout checked_rings(const NormalConfig& c, int world) {
 }
 
 NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
-    : impl_(group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config)) {}
+    : impl_(group.impl().telling("NormalExchange", [&] {
+        return group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config);
+      })) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
 NormalExchange& NormalExchange::operator=(NormalExchange&&) noexcept = default;
 NormalExchange::~NormalExchange() = default;
@@ -158,9 +161,11 @@ Dispatched NormalExchange::dispatch(const ConstRows& x, const ExpertIds& ids, co
 Dispatched NormalExchange::dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   return impl_->redispatch(x, handle, options);
 }
-RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) { return impl_->allocate_rows(handle, type, {}); }
+RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) {
+  return as_error("allocate_rows", [&] { return impl_->allocate_rows(handle, type, {}); });
+}
 RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type, void* stream) {
-  return impl_->allocate_rows(handle, type, {true, stream});
+  return as_error("allocate_rows", [&] { return impl_->allocate_rows(handle, type, {true, stream}); });
 }
 GraphMemory NormalExchange::make_graph_memory() { return GraphMemory(impl_.get(), impl_->make_graph_memory()); }
 void NormalExchange::use_graph_memory(const GraphMemory& memory) {
@@ -184,13 +189,23 @@ CallStatistics NormalExchange::last_call() const { return impl_->last_call(); }
 int64_t Handle::tokens() const { return host_data(data()).tokens; }
 int64_t Handle::rows() const { return host_data(data()).rows; }
 DispatchCounts Handle::counts() const {
-  const HandleData& h = host_data(data());
-  return {h.rows, h.kept_per_expert, h.aligned_per_expert, h.first_row};
+  return as_error("Handle::counts", [&] {
+    const HandleData& h = host_data(data());
+    return DispatchCounts{h.rows, h.kept_per_expert, h.aligned_per_expert, h.first_row};
+  });
 }
-DispatchMatrices Handle::matrices(int num_channels) const { return make_matrices(host_data(data()), num_channels); }
-LedgerTables Handle::ledger() const { return make_ledger(host_data(data())); }
-std::vector<std::byte> Handle::serialize() const { return detail::serialize(host_data(data())); }
-Handle Handle::deserialize(std::span<const std::byte> bytes) { return Handle(detail::deserialize(bytes)); }
+DispatchMatrices Handle::matrices(int num_channels) const {
+  return as_error("Handle::matrices", [&] { return make_matrices(host_data(data()), num_channels); });
+}
+LedgerTables Handle::ledger() const {
+  return as_error("Handle::ledger", [&] { return make_ledger(host_data(data())); });
+}
+std::vector<std::byte> Handle::serialize() const {
+  return as_error("Handle::serialize", [&] { return detail::serialize(host_data(data())); });
+}
+Handle Handle::deserialize(std::span<const std::byte> bytes) {
+  return as_error("Handle::deserialize", [&] { return Handle(detail::deserialize(bytes)); });
+}
 
 int first_expert(int num_experts, int world, int rank) { return ExpertMap{num_experts, world}.first(rank); }
 
@@ -201,15 +216,17 @@ RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
                 "routing_layout: num_experts = " + std::to_string(num_experts) + ", world = " + std::to_string(world) +
                     ", topk = " + std::to_string(ids.topk) + ", tokens = " + std::to_string(ids.tokens) +
                     ": need num_experts >= 1, world in [1, 64], topk in [1, 32], tokens >= 0 and ids");
-  LocalPlan plan;
-  plan.build(ids, num_experts, world);
-  RoutingLayout out{plan.tokens_per_rank, plan.routes_per_expert,
-                    std::vector<uint8_t>(static_cast<size_t>(ids.tokens) * static_cast<size_t>(world), 0)};
-  for (size_t f = 0; f < plan.ids.size(); ++f)
-    if (plan.ids[f] >= 0)
-      out.is_token_in_rank[f / static_cast<size_t>(ids.topk) * static_cast<size_t>(world) +
-                           static_cast<size_t>(plan.map.owner(plan.ids[f]))] = 1;
-  return out;
+  return as_error("routing_layout", [&] {
+    LocalPlan plan;
+    plan.build(ids, num_experts, world);
+    RoutingLayout out{plan.tokens_per_rank, plan.routes_per_expert,
+                      std::vector<uint8_t>(static_cast<size_t>(ids.tokens) * static_cast<size_t>(world), 0)};
+    for (size_t f = 0; f < plan.ids.size(); ++f)
+      if (plan.ids[f] >= 0)
+        out.is_token_in_rank[f / static_cast<size_t>(ids.topk) * static_cast<size_t>(world) +
+                             static_cast<size_t>(plan.map.owner(plan.ids[f]))] = 1;
+    return out;
+  });
 }
 
 }  // namespace switchyard

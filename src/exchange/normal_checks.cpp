@@ -16,6 +16,8 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::max_tokens", c.max_tokens, 0, int64_t{1} << 26);
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
   check_range("NormalConfig::row_type", static_cast<int64_t>(c.row_type), 0, 3);
+  if (c.layout == Layout::expert_major)  // `rows` says how many records of a source, one for each of its tokens, have come
+    check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
   checked_row_bytes("NormalConfig", c.hidden, c.row_type);
   check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0,
               (int64_t{1} << 31) - (int64_t{1} << 28));

@@ -72,7 +72,7 @@ class NormalImpl : protected ExchangeBase {
   const NormalConfig config;
 
  protected:
-  NormalImpl(Group& group, const NormalConfig& c) : ExchangeBase(group), config(c), number_(++group_.normal_objects) {}
+  NormalImpl(Group& group, const NormalConfig& c) : ExchangeBase(group), config(c) {}
 
   // normal_checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
@@ -81,10 +81,14 @@ class NormalImpl : protected ExchangeBase {
   /// `rows`: least number of rows of y.
   void check_combine(const ConstRows& y, const Handle& handle, int64_t rows, const void* out, const CombineOptions& options,
                      const float* out_weights) const;
+  /// Rows that a dispatch with a capacity takes at most, and allocates: no more than any routing can bring.
+  int64_t capacity_of(const DispatchOptions& options) const {
+    return std::min(options.capacity, worst_case_rows(config, world()));
+  }
   /// Of a call: equal on all ranks that make the same one.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values) const;
   /// Equal on all ranks, of this object only. With the epoch of a dispatch: the identity of the handle that it makes.
-  uint64_t object() const { return mix_hash(group_.nonce, number_); }
+  uint64_t object() const { return mix_hash(group_.nonce, object_); }
 
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_move(struct DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const;
@@ -96,9 +100,6 @@ class NormalImpl : protected ExchangeBase {
   }
 
   RingLayout rings_;
-
- private:
-  const uint64_t number_;  ///< of the group's objects
 };
 
 /// On the CPU; a GPU's rank makes its own (device_rank.hpp).

@@ -46,11 +46,44 @@ struct HeapView {
   }
 };
 
-/// First bytes of every segment; allocate() never returns an offset below kHeapHeaderBytes.
+/// First bytes of every segment (of a group on GPUs: of its host memory, and of the GPU's only the abort word); allocate()
+/// never returns an offset below kHeapHeaderBytes.
 struct HeapHeader {
+  static constexpr int kCallsKept = 64;
+
   uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by anyone, never cleared
+  /// What this rank has called, for its peers to compare with their own calls: how many so far, and the words of the last of
+  /// them (next_call_word), number n at n % kCallsKept. Written by this rank only, when it enters a call.
+  alignas(64) uint64_t num_calls;
+  uint64_t calls[kCallsKept];
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;
+static_assert(sizeof(HeapHeader) <= kHeapHeaderBytes);
+
+/// {number:16, all calls before:24 (a hash), object:16, operation:8} of the collective call that follows `last`; numbers count
+/// from 1. Equal on all ranks that have made the same calls in the same order.
+constexpr uint64_t next_call_word(uint64_t last, uint64_t number, uint64_t object, int operation) {
+  const uint64_t before = ((last ^ last >> 29) * 0x9e3779b97f4a7c15u) >> 40;
+  return number << 48 | before << 24 | (object & 0xffff) << 8 | static_cast<uint64_t>(operation & 0xff);
+}
+constexpr int called_object(uint64_t word) { return static_cast<int>((word >> 8) & 0xffff); }
+constexpr int called_operation(uint64_t word) { return static_cast<int>(word & 0xff); }
+
+/// Two ranks' calls of one number.
+struct CallPair {
+  uint64_t number = 0, mine = 0, theirs = 0;
+  /// These, or earlier ones.
+  bool differ() const { return mine != theirs && mine >> 48 == theirs >> 48; }
+};
+/// The call that lies `back` before the last one that both ranks have come to, back < kCallsKept. `peek` reads a word that its
+/// owner may be writing.
+template <class Peek>
+CallPair calls_of_both(const HeapHeader& mine, const HeapHeader& theirs, Peek&& peek, uint64_t back = 0) {
+  const uint64_t here = peek(&mine.num_calls), there = peek(&theirs.num_calls), last = here < there ? here : there;
+  if (last < back) return {};
+  const uint64_t at = (last - back) % HeapHeader::kCallsKept;
+  return {last - back, peek(&mine.calls[at]), peek(&theirs.calls[at])};
+}
 
 /// {1:1, unused, awaited rank:8 (255: none), reason:8, rank:8}: non-zero for every (rank, reason).
 constexpr uint64_t make_abort_word(int rank, int reason, int awaited = 255) {

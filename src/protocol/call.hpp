@@ -11,7 +11,21 @@
 
 namespace switchyard::detail {
 
-enum class Operation : uint8_t { none, dispatch, cached_dispatch, combine, ledger_combine, all_to_all };
+/// Collective calls; the first ones run on the ranks' workers or GPUs.
+enum class Operation : uint8_t {
+  none,
+  dispatch,
+  cached_dispatch,
+  combine,
+  ledger_combine,
+  all_to_all,
+  construction,
+  all_gather,
+  barrier,
+  register_memory,
+  sleep,
+  wake,
+};
 
 /// The first fault of a call, as data: written by the first warp that finds one, read by the host after the call (CUDA: it lies
 /// in host memory and may be read at any time, once `ready` has been acquired as 1).

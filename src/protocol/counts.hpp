@@ -25,12 +25,28 @@ SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, con
       site);
 }
 
-/// Waits until all ranks have come to `site` in this call.
+/// True if rank `r`, whose flag of counts this is, sends counts in this very call; the mismatch is recorded.
+template <class A>
+struct CountsCame {
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, const uint64_t* counts, int r) const {
+    if (A::peek(counts) != call->word()) return false;
+    return !record_mismatch<A>(w, *call, Site::placement, r);
+  }
+};
+
+/// Waits until all ranks have come to `site` in this call. A rank that makes a fresh dispatch waits for counts before it offers
+/// a place, and so for ever if others make a cached dispatch or a combine: they see by its counts that it does. Its flag cannot
+/// be that of a later call while it is awaited in this one.
 template <class A>
 SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
                                    WarpSpan<A>* span = nullptr) {
+  const auto strayed = [&](typename A::Warp& warp, int r) {
+    return call.operation != Operation::dispatch &&
+           A::cold(warp, CountsCame<A>{}, &call, static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))),
+                   r);
+  };
   return wait_ranks<A>(
-      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span);
+      w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);
 }
 
 /// Writes this rank's counts row (counts_row_bytes, prepared in private memory) to all ranks and waits for theirs.

@@ -42,7 +42,8 @@ SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder
 /// The value of a header word is the kind above these bits. Below: T, which each rank has its own of, or in a combine as many
 /// bits of the number of the dispatch whose rows it sums, which is the same on all ranks.
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
-static_assert(kHeaderDetailBits >= 16, "T has 16 bits");
+inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // check_config allows no more
+static_assert(kMaxLowLatencyTokens >> kHeaderDetailBits == 0, "T travels in a header word, and in expert_count");
 SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
   return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }

@@ -88,8 +88,18 @@ SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call,
   return false;
 }
 
-/// A look at what may end a wait that began at time `start`: its deadline and the abort words. False: the fault is recorded and
-/// the call must end.
+/// True if rank `r` has called something else than this rank, where all ranks make the calls of a group in the same order.
+template <class A>
+SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
+  if constexpr (requires { A::kCallsInOrder; }) {
+    const SymPtr<HeapHeader> header{0};
+    return calls_of_both(*call.heap.local(header), *call.heap.at(r, header), A::peek).differ();
+  }
+  return false;
+}
+
+/// A look at what may end a wait that began at time `start`: its deadline, the abort words, and what the awaited rank has
+/// called instead. False: the fault is recorded and the call must end.
 template <class A>
 struct MayGoOn {
   static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
@@ -99,6 +109,7 @@ struct MayGoOn {
     uint64_t abort = A::template load_acquire<Scope::system>(call->abort_word, Site::none);
     if (abort == 0 && call->host_abort_word && polls % kHostPolls == 0)
       abort = A::template load_acquire<Scope::system>(call->host_abort_word, Site::none);
+    if (abort == 0 && called_otherwise<A>(*call, awaited)) return record_mismatch<A>(w, *call, site, awaited);
     const uint64_t waited = A::now_ns() - start;
     if (abort == 0 && static_cast<int64_t>(waited - call->timeout_ns) < 0) return true;
     FaultRecord fault;
@@ -199,18 +210,29 @@ class WaitClock {
   int polls_ = 0;
 };
 
+/// A wait sees no sign of another call but what MayGoOn looks at.
+struct NoOtherSign {
+  template <class Warp>
+  SWITCHYARD_FN bool operator()(Warp&, int) const {
+    return false;
+  }
+};
+
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
 /// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller returns without
 /// touching shared data.
-/// `span`, if given, is told the rank that was waited for last; nothing if no wait was needed.
-template <class A, class Flag, class Writer>
+/// `span`, if given, is told the rank that was waited for last; nothing if no wait was needed. `strayed(w, rank)` is asked now
+/// and then: true if the awaited rank is seen to make another call, which it has recorded.
+template <class A, class Flag, class Writer, class Strayed = NoOtherSign>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
-                            Writer&& writer, WarpSpan<A>* span = nullptr, Wait wait = Wait::brief) {
+                            Writer&& writer, WarpSpan<A>* span = nullptr, Wait wait = Wait::brief,
+                            const Strayed& strayed = {}) {
   int missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
   if (missing < 0) return true;
   WaitClock<A> clock(writer(missing), wait);
   while (true) {
     if (!clock.keep_waiting(w, call, site, flag(missing), expected)) return false;
+    if (clock.looks_around() && strayed(w, clock.awaited())) return false;
     missing = A::template poll_from<Scope::system>(w, n, flag, expected, site);
     if (missing < 0) {
       if (span) span->set_arg(clock.awaited());
@@ -222,11 +244,11 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
 }
 
 /// Waits until all ranks' flags, flag(r) written by rank r, have reached this call.
-template <class A, class Flag>
-SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site,
-                              WarpSpan<A>* span = nullptr) {
+template <class A, class Flag, class Strayed = NoOtherSign>
+SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>* span = nullptr,
+                              const Strayed& strayed = {}) {
   return wait_for<A>(
-      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span);
+      w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, strayed);
 }
 
 /// Counts the warps of this rank, `warps` of them, that have finished a phase. True for the last one: it is then ordered after

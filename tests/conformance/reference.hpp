@@ -132,10 +132,13 @@ struct ReferenceGroup {
 inline ReferenceGroup reference_quantize(const float* values, int64_t count, ScaleKind kind) {
   ReferenceGroup group;
   float amax = 0;
+  bool infinite = false;
   for (int64_t i = 0; i < count; ++i) {
     if (std::isfinite(values[i])) amax = std::max(amax, std::fabs(values[i]));
+    infinite = infinite || std::isinf(values[i]);
   }
   volatile float scale = amax / 448.0f;
+  if (scale == 0.0f && infinite) scale = 1.0f;  // or the infinity would become nothing
   const bool zero = scale == 0.0f;
   if (kind == ScaleKind::ue8m0) {
     int exponent = -127;

@@ -328,11 +328,14 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
                         int group) {
   for (int64_t begin = 0; begin < hidden; begin += group) {
     float amax = 0;
+    bool infinite = false;
     for (int64_t c = begin; c < std::min(hidden, begin + group); ++c) {
       const float m = std::fabs(to_float(src + static_cast<size_t>(c) * dtype_bytes(type), type));
       if (std::isfinite(m)) amax = std::max(amax, m);
+      infinite = infinite || std::isinf(m);
     }
     float scale = amax / 448.0f;
+    if (scale == 0 && infinite) scale = 1;
     const bool zero = scale == 0;
     if (kind == ScaleKind::f32) {
       std::memcpy(scales + begin / group * 4, &scale, 4);

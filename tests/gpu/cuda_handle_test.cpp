@@ -60,8 +60,7 @@ void give_foreign(Station& me, Group& first, const NormalConfig& config, const C
     me.meet();
     me.check_combined(f.cached ? again : data, f.cached ? more : in);
   } else {
-    const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::mismatch;
-    me.f.check(o.code == ErrorCode::mismatch || told, shown(o));
+    me.f.check(o.code == ErrorCode::mismatch, shown(o));
   }
   me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
   me.gather();

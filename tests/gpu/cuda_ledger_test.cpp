@@ -447,8 +447,7 @@ TEST(GpuLedger, RanksWithOtherLedgersFindOut) {
       me.synchronize();
       me.group.check();
     });
-    const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::mismatch;
-    me.f.check(o.code == ErrorCode::mismatch || told, "ended with " + o.text);
+    me.f.check(o.code == ErrorCode::mismatch, "ended with " + o.text);
   });
 }
 

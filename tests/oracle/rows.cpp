@@ -60,7 +60,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   const bool outlier = column % switchyard::kScaleGroup == static_cast<int64_t>(key.b % 97 % switchyard::kScaleGroup);
   const float largest = type == DType::f16 ? 65504.0f : 3.3895313892515355e38f;  // bf16's largest
   const int floor_exponent = type == DType::f16 ? -24 : -133;                    // smallest subnormal of f16 and bf16
-  switch ((key.a + key.b + group) % 12) {
+  switch ((key.a + key.b + group) % 13) {
     case 0: return 0.0f;
     case 1: return bits & 1 ? -0.0f : 0.0f;
     case 2: return bits & 1 ? -0.0f : ordinary;
@@ -72,6 +72,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
     case 8: return outlier ? std::numeric_limits<float>::infinity() : ordinary;
     case 9: return outlier ? std::numeric_limits<float>::quiet_NaN() : ordinary;
     case 10: return scaled(static_cast<float>(bits % 897) / 2 - 224, static_cast<int>(bits >> 40 & 7) - 4);  // many ties
+    case 11: return outlier ? std::numeric_limits<float>::infinity() * (bits & 1 ? -1.0f : 1.0f) : bits & 2 ? -0.0f : 0.0f;
     default: return ordinary;
   }
 }
@@ -161,6 +162,7 @@ void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8
       if (std::isfinite(x)) amax = std::max(amax, std::fabs(x));
     }
     float scale = amax / 448.0f;
+    if (scale == 0 && std::any_of(value + begin, value + end, [](float x) { return std::isinf(x); })) scale = 1;
     const bool zero_group = scale == 0;
     if (kind == ScaleKind::ue8m0) {
       int exponent = -127;

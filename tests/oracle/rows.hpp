@@ -23,7 +23,8 @@ enum class Pattern {
   wild_values,     ///< all magnitudes, subnormals, -0, infinities, NaN
   raw_bits,        ///< any bit pattern at all: for transport only
   blank_words,     ///< random_values, among them runs of 4, 8 and 12 bytes of ones: NaNs, of 16 and 32 bits
-  quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, NaN, ordinary
+  quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, also among zeros, NaN,
+                   ///< ordinary
 };
 
 struct RowKey {

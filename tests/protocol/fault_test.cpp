@@ -239,23 +239,6 @@ TEST(Mismatch, Configurations) {
   }
 }
 
-/// Different modes wait for different flags: found by comparison or by the deadline, but always found, on all ranks.
-TEST(Mismatch, DispatchAgainstCombine) {
-  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
-    FaultRig rig(group);
-    const Dispatched d = rig.dispatch();
-    if (group.rank() == 0) {
-      rig.combine(d);
-    } else {
-      rig.dispatch();
-    }
-  });
-  for (const Outcome& o : all) {
-    EXPECT_TRUE(o.code == ErrorCode::mismatch || o.code == ErrorCode::peer_timeout || o.code == ErrorCode::peer_failed)
-        << o.text;
-  }
-}
-
 // --- Exhaustion
 // ------------------------------------------------------------------------------------------------------------------------
 
@@ -393,6 +376,40 @@ TEST(WaitStatistics, NameTheSlowRank) {
     EXPECT_GE(after[1].total_ms, after[1].max_ms);
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+/// The largest counts that travel in the 24 bits of a flag's value: a record per token of an expert-major source, and with the
+/// mark of the end a row per route of a ring's stream.
+TEST(Construction, CountsFitTheFlagsThatCarryThem) {
+  const auto outcome_with = [](Staging staging, Layout layout, int topk, int64_t max_tokens) {
+    NormalConfig config = FaultRig::config(staging, layout);
+    config.hidden = 8;
+    config.topk = topk;
+    config.max_tokens = max_tokens;
+    return outcome_of([&] { (void)NormalExchange::memory_required(config, 2); });
+  };
+  struct Bound {
+    Staging staging;
+    Layout layout;
+    int topk;
+    int64_t most;
+    const char* in_text;
+  };
+  const Bound bounds[] = {
+      {Staging::direct, Layout::expert_major, 2, 16777215, "max_tokens (expert-major) = 16777216: must be in [0, 16777215]"},
+      {Staging::direct, Layout::rank_major, 2, 67108864, "max_tokens = 67108865"},
+      {Staging::ring, Layout::expert_major, 1, 8388607, "max_tokens * topk (rows of one ring stream) = 8388608"},
+      {Staging::ring, Layout::rank_major, 1, 8388607, "max_tokens * topk (rows of one ring stream) = 8388608"},
+  };
+  for (const Bound& b : bounds) {
+    for (const int64_t fewer : {0, 1}) {
+      const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.most - fewer);
+      EXPECT_EQ(code_name(o.code), "ok") << o.text;
+    }
+    const Outcome o = outcome_with(b.staging, b.layout, b.topk, b.most + 1);
+    EXPECT_EQ(code_name(o.code), "invalid_argument") << b.in_text;
+    EXPECT_NE(o.text.find(b.in_text), std::string::npos) << o.text;
+  }
 }
 
 TEST(Construction, NamesTheField) {

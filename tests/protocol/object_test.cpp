@@ -334,6 +334,36 @@ TEST(StaticSizes, NeverVaryWithTheRouting) {
   }
 }
 
+/// More than any routing can bring is not allocated: the default pool is made for the worst case.
+TEST(StaticSizes, CapacityBeyondTheWorstCase) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    NormalConfig config;
+    config.hidden = 8;
+    config.num_experts = 2;
+    config.topk = 1;
+    config.max_tokens = 4;
+    config.layout = layout;
+    switchyard::GroupOptions options;
+    options.heap_bytes = NormalExchange::heap_bytes_for(config, 1);
+    auto groups = Group::in_process(1, options);
+    NormalExchange exchange(groups[0], config);
+    const std::vector<uint16_t> x(4 * 8, 0x3F80);
+    const std::vector<int32_t> ids = {0, 1, 1, 0};
+    for (const auto overflow : {switchyard::Overflow::fail, switchyard::Overflow::drop_and_report}) {
+      for (const int64_t capacity : {int64_t{4}, int64_t{5}, int64_t{1000}, int64_t{1} << 31}) {
+        switchyard::DispatchOptions o;
+        o.size = switchyard::SizePolicy::capacity;
+        o.capacity = capacity;
+        o.overflow = overflow;
+        const Dispatched d =
+            exchange.dispatch({x.data(), 4, 8, DType::bf16}, switchyard::ExpertIds::of(ids.data(), 4, 1), nullptr, o);
+        EXPECT_EQ(d.rows, 4);
+        EXPECT_EQ(d.x.rows, 4);
+      }
+    }
+  }
+}
+
 TEST(ManyRanks, UpTo64) {
   for (const int world : {16, 33, 64}) {
     std::vector<std::shared_ptr<const Case>> cases;

@@ -146,22 +146,26 @@ void quantize_reference(const void* row, DType type, int64_t hidden, ScaleKind k
     const int64_t first = group * size;
     const int64_t last = std::min(hidden, first + size);
     float amax = 0;
+    bool infinite = false;
     for (int64_t c = first; c < last; ++c) {
       const float value = std::abs(element(row, type, c));
       if (std::isfinite(value)) amax = std::max(amax, value);
+      if (std::isinf(value)) infinite = true;
     }
     float scale = amax / 448.0f;
+    if (scale == 0 && infinite) scale = 1;
+    const bool zero = scale == 0;
     if (kind == ScaleKind::ue8m0) {
       int exponent = -127;
       while (std::ldexp(1.0, exponent) < static_cast<double>(scale)) ++exponent;
       static_cast<uint8_t*>(scales)[group] = static_cast<uint8_t>(exponent + 127);
-      if (amax != 0) scale = static_cast<float>(std::ldexp(1.0, exponent));
+      scale = static_cast<float>(std::ldexp(1.0, exponent));
     } else {
       std::memcpy(static_cast<char*>(scales) + 4 * group, &scale, sizeof scale);
     }
     for (int64_t c = first; c < last; ++c) {
       const float value = element(row, type, c);
-      if (scale == 0) {
+      if (zero) {
         q[c] = std::isnan(value) ? 0x7F : 0;
         continue;
       }

@@ -46,14 +46,28 @@ HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, 
   return f32_of_bits(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
 }
 
-/// Codes of a whole group: 0 where it is not NaN if amax / 448 is zero, else of the quotients by `divisor`.
-HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, float amax_quotient, float divisor,
+/// What the scale of a whole group is made of: amax / 448, or 1 if that is zero and the group holds an infinity.
+HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, float amax) {
+  const float quotient = amax / kE4m3Max;
+  if (quotient != 0) return quotient;
+  const DF df;
+  const DI di;
+  VI infinite = hn::Zero(di);
+  for (size_t i = 0; i < size; i += hn::Lanes(df)) {
+    const VI magnitude = hn::And(hn::BitCast(di, hn::Load(df, values + i)), hn::Set(di, 0x7FFFFFFF));
+    infinite = hn::Max(infinite, hn::IfThenElseZero(hn::Eq(magnitude, hn::Set(di, 0x7F800000)), hn::Set(di, 1)));
+  }
+  return hn::GetLane(hn::MaxOfLanes(di, infinite)) != 0 ? 1.0f : 0.0f;
+}
+
+/// Codes of a whole group: 0 where it is not NaN if scale_of_group is zero, else of the quotients by `divisor`.
+HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, float quotient, float divisor,
                                uint8_t* HWY_RESTRICT q) {
   const DF df;
   const DI di;
   const D8Quarter d8;
   const size_t lanes = hn::Lanes(df);
-  if (amax_quotient == 0) {
+  if (quotient == 0) {
     for (size_t i = 0; i < size; i += lanes) {
       const auto is_nan = hn::RebindMask(di, hn::IsNaN(hn::Load(df, values + i)));
       hn::StoreU(hn::DemoteTo(d8, hn::IfThenElseZero(is_nan, hn::Set(di, kE4m3Nan))), d8, q + i);
@@ -69,14 +83,14 @@ HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, fl
   }
 }
 
-/// Stores the scale of `group` for a group of largest magnitude `amax` and returns the divisor of its elements.
-HWY_INLINE float store_scale(float amax_quotient, uint8_t* scales, size_t group, ScaleKind kind) {
+/// Stores the scale of `group` made of `quotient` (scale_of_group) and returns the divisor of its elements.
+HWY_INLINE float store_scale(float quotient, uint8_t* scales, size_t group, ScaleKind kind) {
   if (kind == ScaleKind::ue8m0) {
-    scales[group] = ue8m0_from_scale(amax_quotient);
+    scales[group] = ue8m0_from_scale(quotient);
     return f32_from_ue8m0(scales[group]);
   }
-  std::memcpy(scales + group * sizeof amax_quotient, &amax_quotient, sizeof amax_quotient);
-  return amax_quotient;
+  std::memcpy(scales + group * sizeof quotient, &quotient, sizeof quotient);
+  return quotient;
 }
 
 /// Some groups at a time: the largest magnitude of one is a long chain of dependent instructions, which others hide.
@@ -92,7 +106,8 @@ void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidd
     float quotients[kBatch];
     read_ahead.advance(group * size * Row::kBytes, count * size * Row::kBytes);
     for (size_t i = 0; i < count; ++i) {
-      quotients[i] = widen_group<Row>(src + (group + i) * size * Row::kBytes, values[i], size) / kE4m3Max;
+      const float amax = widen_group<Row>(src + (group + i) * size * Row::kBytes, values[i], size);
+      quotients[i] = scale_of_group(values[i], size, amax);
     }
     for (size_t i = 0; i < count; ++i) {
       const float divisor = store_scale(quotients[i], scales, group + i, kind);
@@ -104,7 +119,8 @@ void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidd
   alignas(kBufferAlignment) uint8_t padded[kMaxGroup * Row::kBytes] = {};
   alignas(kBufferAlignment) uint8_t codes[kMaxGroup];
   std::memcpy(padded, src + whole_groups * size * Row::kBytes, rest * Row::kBytes);
-  const float quotient = widen_group<Row>(padded, values[0], size) / kE4m3Max;
+  const float amax = widen_group<Row>(padded, values[0], size);
+  const float quotient = scale_of_group(values[0], size, amax);
   quantize_group(values[0], size, quotient, store_scale(quotient, scales, whole_groups, kind), codes);
   std::memcpy(q + whole_groups * size, codes, rest);
 }

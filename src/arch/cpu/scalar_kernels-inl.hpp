@@ -47,11 +47,14 @@ void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, s
   for (size_t first = 0, group = 0; first < hidden; first += size, ++group) {
     const size_t end = std::min(hidden, first + size);
     uint32_t amax = 0;  // bits of a finite magnitude: ordered like the numbers
+    bool infinite = false;
     for (size_t c = first; c < end; ++c) {
       const uint32_t magnitude = bits_of(load_element(src, type, static_cast<int64_t>(c))) & 0x7FFFFFFFu;
       if (magnitude < kF32Infinity) amax = std::max(amax, magnitude);
+      infinite = infinite || magnitude == kF32Infinity;
     }
     float scale = f32_of_bits(amax) / kE4m3Max;
+    if (scale == 0 && infinite) scale = 1;
     const bool zero = scale == 0;
     if (kind == ScaleKind::ue8m0) {
       scales[group] = ue8m0_from_scale(scale);

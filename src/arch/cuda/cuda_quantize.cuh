@@ -109,7 +109,8 @@ struct QuantizedChannels {
   uint32_t scale;
 };
 
-/// Any values: infinities and NaNs do not count for the scale, and groups of tiny values are divided as they are.
+/// Any values: infinities and NaNs do not count for the scale, unless nothing else would make one, and groups of tiny values
+/// are divided as they are.
 template <DType T, int kEights>
 __device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEights> raw, int sharing, ScaleKind kind) {
   constexpr int kChannels = kEights * 8;
@@ -117,15 +118,23 @@ __device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEig
 #pragma unroll
   for (int e = 0; e < kEights; ++e) widen_eight<T>(raw.eight[e], x + e * 8);
   float amax = 0.0f;
+  int infinite = 0;
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i)
+  for (int i = 0; i < kChannels; ++i) {
     if (isfinite(x[i])) amax = fmaxf(amax, fabsf(x[i]));
+    infinite |= isinf(x[i]) ? 1 : 0;
+  }
 #pragma unroll
   for (int step = 1; step < 16 / kEights; step *= 2) {
     const float other = __shfl_xor_sync(kAllLanes, amax, step);
-    if (step < sharing) amax = fmaxf(amax, other);
+    const int others = __shfl_xor_sync(kAllLanes, infinite, step);
+    if (step < sharing) {
+      amax = fmaxf(amax, other);
+      infinite |= others;
+    }
   }
   float scale = __fdiv_rn(amax, kE4m3Max);
+  if (scale == 0.0f && infinite != 0) scale = 1.0f;
   const bool zero = scale == 0.0f;
   QuantizedChannels<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {

@@ -73,7 +73,7 @@ PlanParams CudaNormal::plan_params(const Call& call, const CudaHandle& handle, c
   p.layout = config.layout;
   p.alignment = config.expert_alignment;
   const bool bounded = o.size == SizePolicy::capacity;
-  p.capacity = bounded ? o.capacity : kNoBound;
+  p.capacity = bounded ? capacity_of(o) : kNoBound;
   p.fail_on_overflow = bounded && o.overflow == Overflow::fail;
   p.static_drops = config.layout == Layout::rank_major && !(bounded && o.overflow == Overflow::drop_and_report);
   p.signature = sig;
@@ -109,7 +109,7 @@ void CudaNormal::choose_sizes(HandleData& h, const DispatchOptions& o) const {
     h.records_allocated = h.num_records;
     return;
   }
-  h.rows_allocated = o.size == SizePolicy::capacity ? o.capacity : worst_case_rows(config, world());
+  h.rows_allocated = o.size == SizePolicy::capacity ? capacity_of(o) : worst_case_rows(config, world());
   h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : world() * config.max_tokens;
 }
 

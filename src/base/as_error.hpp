@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+/// Error(system) with a text, or without one if there is no memory even for that.
+[[noreturn]] inline void throw_system_error(const char* subject, const char* what) {
+  std::string text;
+  try {
+    text = std::string(subject) + ": " + what;
+  } catch (const std::bad_alloc&) {
+    text.clear();
+  }
+  throw Error(ErrorCode::system, text);
+}
+
+/// Runs `f` and returns what it returns; a standard exception leaves as Error(system) that begins with `subject`. For every way
+/// out of the library, and for what other ranks must hear of.
+template <class F>
+decltype(auto) as_error(const char* subject, F&& f) {
+  try {
+    return f();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw_system_error(subject, "there is no memory left for it on the host");
+  } catch (const std::exception& error) {
+    throw_system_error(subject, error.what());
+  }
+}
+
+}  // namespace switchyard::detail
