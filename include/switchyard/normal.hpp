@@ -239,7 +239,9 @@ struct CallStatistics {
 /// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.
 class NormalExchange {
  public:
-  /// \throws Error(invalid_argument) naming the field; Error(heap_exhausted) if the group's heap is too small.
+  /// Waits for the others for GroupOptions::rendezvous_timeout. \throws Error(invalid_argument) naming the field,
+  /// Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks alike, also
+  /// if only some have cause to. The group can be used afterwards, its heap is as before, and another object may be made.
   NormalExchange(Group& group, const NormalConfig& config);
   NormalExchange(NormalExchange&&) noexcept;
   NormalExchange& operator=(NormalExchange&&) noexcept;

@@ -38,8 +38,9 @@ class Meeting {
     std::unique_lock lock(mutex_);
     std::shared_ptr<Round>& entry = rounds_[number];
     if (!entry) {
-      entry = std::make_shared<Round>();
-      entry->of_rank.resize(left_.size());
+      const auto made = std::make_shared<Round>();
+      made->of_rank.resize(left_.size());
+      entry = made;  // a rank without memory leaves no half of one to the others
     }
     const std::shared_ptr<Round> round = entry;
     mine.present = true;
@@ -51,8 +52,8 @@ class Meeting {
     }
     while (round->arrived < static_cast<int>(left_.size())) {
       if (const int gone = find_gone(*round); gone >= 0) {
-        throw PeerFailed(gone, ErrorCode::system,
-                         "forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank));
+        throw PeerFailed(gone, ErrorCode::system, "set-up step " + std::to_string(number) + " on rank " + std::to_string(rank),
+                         true);
       }
       if (deadline.passed() || (interrupt && interrupt())) throw_missing(*round, rank, number, deadline.budget());
       changed_.wait_until(lock, interrupt ? deadline.next_look() : deadline.time());

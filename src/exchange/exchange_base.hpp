@@ -4,10 +4,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <new>
+#include <optional>
 #include <span>
 #include <string>
 
+#include "base/forked.hpp"
 #include "exchange/group_impl.hpp"
+#include "heap/collective_step.hpp"
 
 namespace switchyard::detail {
 
@@ -22,15 +28,36 @@ const char* name_of(DType type);
 
 uint64_t mix_hash(uint64_t hash, uint64_t value);
 
+/// Throws this rank's error, of which the others have heard in the call itself.
+[[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
+
 class ExchangeBase {
+ public:
+  const HomeProcess home;
+
+  ExchangeBase(const ExchangeBase&) = delete;
+  ExchangeBase& operator=(const ExchangeBase&) = delete;
+
+  /// Group::Impl::collective_call.
+  template <class F>
+  decltype(auto) collective_call(const char* operation, F&& call) {
+    return group_.collective_call(operation, std::forward<F>(call));
+  }
+
  protected:
   explicit ExchangeBase(Group& group) : group_(group.impl()) {}
+  ~ExchangeBase();
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
 
-  /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and
-  /// configurations; `object` and `config` name them in errors.
-  void agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config);
+  /// Collective, the whole of a construction, within the rendezvous deadline. `build` does this rank's share, take_heap()
+  /// included, sets its flags (no rank may write a flag before all have set theirs) and returns a hash of what the ranks must
+  /// agree on. If it throws on some ranks, all throw the error of the lowest of them; if heap offsets or hashes differ, all
+  /// throw Error(mismatch). `object` and `config` name them in errors. Then the group can be used, and once the object's
+  /// remains are gone the heap is as before.
+  void construct(const char* object, const char* config, const std::function<uint64_t()>& build);
+  /// This object's block of the symmetric heap, until it is destroyed. Once.
+  size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
   /// Runs `check`; if it throws, the peers' waits end before the exception goes on.
   template <class F>
@@ -47,6 +74,9 @@ class ExchangeBase {
   }
 
   Group::Impl& group_;
+
+ private:
+  std::optional<size_t> heap_block_;
 };
 
 /// Sums over the warps of a call.

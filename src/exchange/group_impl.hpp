@@ -5,13 +5,17 @@
 #include <array>
 #include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
+#include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
+#include "bootstrap/deadline.hpp"
 #include "exchange/device_rank.hpp"
+#include "heap/collective_step.hpp"
 #include "heap/heap.hpp"
 #include "protocol/call.hpp"
 #include "switchyard/group.hpp"
@@ -34,6 +38,9 @@ struct Registration {
   std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
 };
 
+/// True if all ranks have an error of this code, or were told of it: nobody waits for a rank that throws it.
+bool peers_know_of(ErrorCode code);
+
 }  // namespace detail
 
 struct Group::Impl {
@@ -53,21 +60,43 @@ struct Group::Impl {
   /// Of every call that uses the heap: also throws while the group sleeps.
   void check_usable(const char* context);
   /// Collective, through the bootstrap. A missing rank is reported as PeerTimeout under `operation`.
-  void all_gather(const void* mine, size_t bytes, void* all, const char* operation);
-  /// Runs `step`, which makes collective calls of the bootstrap; a missing rank is reported likewise. An abort of the group
-  /// ends them within about a second.
+  void all_gather(const void* mine, size_t bytes, void* all, const char* operation, detail::Milliseconds deadline);
+  /// The whole of a collective call, whatever throws in it: unless all ranks have the error alike, the peers' waits end before
+  /// it goes on. Lack of memory becomes an Error.
+  template <class F>
+  decltype(auto) collective_call(const char* operation, F&& call) {
+    try {
+      return call();
+    } catch (const detail::AgreedError&) {
+      throw;
+    } catch (const Error& error) {
+      if (!detail::peers_know_of(error.code())) post_abort(static_cast<int>(error.code()), 255);
+      throw;
+    } catch (const std::bad_alloc&) {
+      post_abort(static_cast<int>(ErrorCode::system), 255);
+      throw Error(ErrorCode::system, std::string(operation) + ": out of memory");
+    } catch (...) {
+      post_abort(static_cast<int>(ErrorCode::system), 255);
+      throw;
+    }
+  }
+  /// A collective_call in which `step` makes collective calls of the bootstrap; a missing rank is reported as PeerTimeout. An
+  /// abort of the group ends them within about a second.
   template <class Step>
   void collectively(const char* operation, const Step& step) {
     const uint64_t start = detail::Cpu::now_ns();
-    try {
-      step();
-    } catch (const RendezvousError& error) {
-      if (error.missing_ranks().empty()) throw;
-      raise_missing(operation, error.missing_ranks().front(), start);
-    } catch (const PeerFailed&) {  // gone; if it said why before, that is the story
-      if (const uint64_t word = abort_word()) throw_abort(word, operation);
-      throw;
-    }
+    collective_call(operation, [&] {
+      try {
+        step();
+      } catch (const RendezvousError& error) {
+        if (error.missing_ranks().empty()) throw;
+        raise_missing(operation, error.missing_ranks().front(), start);
+      } catch (const PeerFailed& error) {  // gone; if it said why before, that is the story
+        if (const uint64_t word = abort_word()) throw_abort(word, operation);
+        if (error.left()) post_word(detail::make_left_word(error.rank(), static_cast<int>(error.reason())));
+        throw;
+      }
+    });
   }
   /// The live registration that holds [p, p + bytes), or null.
   const detail::Registration* registration_of(const void* p, size_t bytes) const;
@@ -78,7 +107,10 @@ struct Group::Impl {
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
+  /// That rank has destroyed its Group. No failure while nobody needs it.
+  bool has_left(int rank) const noexcept;
 
+  const detail::HomeProcess home;  ///< only the process that joined may leave
   std::unique_ptr<detail::Bootstrap> bootstrap;
   std::unique_ptr<detail::SymmetricHeap> heap;     ///< rows and flags; device memory if the group has a device
   std::unique_ptr<detail::SymmetricHeap> control;  ///< host memory with the abort words; null: they are in `heap`
@@ -99,6 +131,7 @@ struct Group::Impl {
   detail::HeapHeader* header(int rank) const noexcept;
 
  private:
+  void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
   void raise_missing(const char* operation, int rank, uint64_t start_ns);
 };

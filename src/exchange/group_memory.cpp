@@ -34,13 +34,13 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));
-  group.all_gather(&mine, sizeof mine, all.data(), "register_memory");
+  group.bootstrap->all_gather(&mine, sizeof mine, all.data(), group.options.timeout);
   uint64_t taken = 0;
   for (const uint64_t slots : all) taken |= slots;
   for (int slot = 0; slot < Group::kMaxRegistered; ++slot)
     if (((taken >> slot) & 1u) == 0) return slot;
-  throw Error(ErrorCode::unsupported, "register_memory: all " + std::to_string(Group::kMaxRegistered) +
-                                          " registrations of the group are in use; destroy one on all ranks first");
+  throw AgreedError(ErrorCode::unsupported, "register_memory: all " + std::to_string(Group::kMaxRegistered) +
+                                                " registrations of the group are in use; destroy one on all ranks first");
 }
 
 }  // namespace
@@ -67,18 +67,21 @@ uint64_t Group::Impl::registered_slots() const {
 void Group::Impl::check_usable(const char* context) {
   check_alive(context);
   if (heap->asleep())
-    throw Error(ErrorCode::invalid_argument,
-                std::string(context) + ": the group sleeps and its heap has no memory; call Group::wake() on all ranks first");
+    throw AgreedError(
+        ErrorCode::invalid_argument,
+        std::string(context) + ": the group sleeps and its heap has no memory; call Group::wake() on all ranks first");
 }
 
 RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   Impl& g = *impl_;
   const auto world = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
-  auto r = std::make_shared<Registration>();
-  r->data = static_cast<std::byte*>(memory);
-  r->bytes = bytes;
-  r->slot = free_slot(g);
+  std::shared_ptr<Registration> r;
+  g.check_alive("register_memory");
   g.collectively("register_memory", [&] {
+    r = std::make_shared<Registration>();
+    r->data = static_cast<std::byte*>(memory);
+    r->bytes = bytes;
+    r->slot = free_slot(g);
     const std::vector<std::byte*> at = g.device ? g.device->reach(*g.bootstrap, memory, bytes, g.options.timeout, r->mapping)
                                                 : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
     std::vector<uint64_t> mine(world), all(world * world);
@@ -86,7 +89,9 @@ RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
       mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);
     g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), g.options.timeout);
     for (size_t reader = 0; reader < world; ++reader) r->host_distances.push_back(all[reader * world + me]);
-    r->distances = g.device ? g.device->upload_distances(r->slot, r->host_distances) : r->host_distances.data();
+    run_step(*g.bootstrap, Deadline(g.options.timeout), "register_memory", [&] {
+      r->distances = g.device ? g.device->upload_distances(r->slot, r->host_distances) : r->host_distances.data();
+    });
   });
   g.registrations[static_cast<size_t>(r->slot)] = r;
   return RegisteredMemory(std::move(r));
@@ -95,14 +100,12 @@ RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
 void Group::sleep() {
   Impl& g = *impl_;
   g.check_alive("sleep");
-  if (g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "sleep: the group sleeps already");
   g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); });
 }
 
 void Group::wake() {
   Impl& g = *impl_;
   g.check_alive("wake");
-  if (!g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "wake: the group does not sleep");
   g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); });
 }
 

@@ -49,14 +49,18 @@ struct HeapView {
 /// First bytes of every segment; allocate() never returns an offset below kHeapHeaderBytes.
 struct HeapHeader {
   uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by anyone, never cleared
+  uint64_t left_ranks;  ///< bit r: rank r has left, and gives no more than is here already; set by rank r. Host memory
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;
 
-/// {1:1, unused, awaited rank:8 (255: none), reason:8, rank:8}: non-zero for every (rank, reason).
+/// {1:1, unused, left:1, awaited rank:8 (255: none), reason:8, rank:8}: non-zero for every (rank, reason).
 constexpr uint64_t make_abort_word(int rank, int reason, int awaited = 255) {
   return (uint64_t{1} << 63) | (static_cast<uint64_t>(awaited & 0xff) << 16) | (static_cast<uint64_t>(reason & 0xff) << 8) |
          static_cast<uint64_t>(rank & 0xff);
 }
+/// Of a rank that left while others needed it; to them it is gone, as if its process had ended (ErrorCode::system).
+constexpr uint64_t make_left_word(int rank, int reason) { return make_abort_word(rank, reason) | uint64_t{1} << 24; }
+constexpr bool abort_is_left(uint64_t word) { return (word >> 24 & 1) != 0; }
 constexpr int abort_rank(uint64_t word) { return static_cast<int>(word & 0xff); }
 constexpr int abort_reason(uint64_t word) { return static_cast<int>((word >> 8) & 0xff); }
 constexpr int abort_awaited(uint64_t word) { return static_cast<int>((word >> 16) & 0xff); }

@@ -10,9 +10,12 @@
 ///
 /// Errors. Every function returns a switchyard_code_t, except the three that return text. No exception leaves the library.
 /// After a failure sy_last_error() explains; handles returned through `T** out` are then NULL, other outputs are untouched.
-///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _HEAP_EXHAUSTED from a collective call end the peers' calls with
+///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls with
 ///     SWITCHYARD_PEER_FAILED, and the group with them (not if the object itself is NULL: then the peers wait until their
 ///     deadline).
+///   - Creation of an object waits for the peers for rendezvous_timeout_ms. What it finds (SWITCHYARD_HEAP_EXHAUSTED, a config
+///     that is out of range on any rank or differs) all ranks report alike; the group stays usable and a smaller object may be
+///     made. A struct that cannot be read is misuse as above.
 ///   - SWITCHYARD_CAPACITY_EXCEEDED and SWITCHYARD_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
 ///   - SWITCHYARD_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
 ///   - SWITCHYARD_SYSTEM also stands for exhausted memory and for anything unexpected.
@@ -85,7 +88,7 @@ typedef struct sy_wait_report {
 /// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() as it is, if
 /// that failure was of another kind or a pointer is NULL. Of SWITCHYARD_PEER_TIMEOUT:
 switchyard_code_t sy_last_wait_report(sy_wait_report* report);
-/// Of SWITCHYARD_PEER_FAILED: the rank that failed and what it reported (SWITCHYARD_SYSTEM if its process ended).
+/// Of SWITCHYARD_PEER_FAILED: the rank that failed and what it reported (SWITCHYARD_SYSTEM if its process ended or it left).
 switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
 /// Of SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
 switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
@@ -96,8 +99,8 @@ switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
 typedef struct sy_group_options {
   size_t struct_size;
   size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
-  int64_t timeout_ms;             ///< deadline of every wait inside a call, in [1, 2^31); may differ by rank
-  int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, in [1, 2^31)
+  int64_t timeout_ms;             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
+  int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, to the group or to an object's creation, >= 1
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
   int32_t deferred_copies;  ///< 0 or 1; testing: perform a copy only when it is settled
@@ -118,10 +121,14 @@ switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* stor
 /// This process as one rank, found from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
 /// Open MPI or Slurm. Blocks until all ranks have come.
 switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group);
+/// The rank leaves: calls of peers that still need it end with SWITCHYARD_PEER_FAILED within about a second. In a child that
+/// was forked by the process that joined: nothing.
 switchyard_code_t sy_group_destroy(sy_group* group);
 
 switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
 switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
+/// Deadline of every wait inside the calls from now on, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
+switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 /// Collective. Waits until all ranks called it.
 switchyard_code_t sy_group_barrier(sy_group* group);
 /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
