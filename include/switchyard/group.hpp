@@ -47,10 +47,13 @@ struct GroupOptions {
   /// CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs (torchrun, Open MPI, Slurm: local rank). Several ranks
   /// may share a GPU. May differ by rank.
   int device = -1;
-  size_t heap_bytes = size_t{256} << 20;     ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
-  std::chrono::milliseconds timeout{30000};  ///< deadline of every wait inside a call; may differ by rank
-  std::chrono::milliseconds rendezvous_timeout{60000};  ///< how long to wait for all ranks to come
-  int num_blocks = 1;                                   ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
+  size_t heap_bytes = size_t{256} << 20;  ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
+  /// Deadline of every wait inside a call; may differ by rank. Any duration from 1 ms on; milliseconds::max() is never (in
+  /// fact, ten years). Group::set_timeout changes it.
+  std::chrono::milliseconds timeout{30000};
+  /// How long to wait for all ranks to come: when the group is formed, and when an exchange object is constructed.
+  std::chrono::milliseconds rendezvous_timeout{60000};
+  int num_blocks = 1;  ///< CPU workers per rank = num_blocks * num_warps; may differ by rank
   int num_warps = 1;
   /// CUDA: most multiprocessors of any call, whatever its mode; 0: the environment's SWITCHYARD_NUM_SMS, or those of the GPU /
   /// ranks on it. The blocks of a call wait for peers and must all run at the same time: where other kernels that wait run
@@ -74,7 +77,10 @@ struct WaitStatistics {
 };
 
 /// One rank's membership. Movable, not copyable. Destruction is local (not collective), idempotent and never throws:
-/// memory disappears with its last user. A Group must outlive the exchange objects made from it.
+/// memory disappears with its last user. A Group must outlive the exchange objects made from it. After its destruction, also by
+/// an exception on its way, the rank has left: calls of peers that need more from it than it has delivered end with
+/// PeerFailed(left), within about a second; all others go on. Only the process that joined is a member: in a forked child its
+/// copies of a Group and of objects made from it may be destroyed, which does nothing, and nothing else.
 ///
 /// Thread safety: one thread at a time per Group and its objects; different ranks' Groups are independent.
 ///
@@ -109,6 +115,10 @@ class Group {
   int size() const noexcept;
   const GroupOptions& options() const noexcept;
 
+  /// Local: GroupOptions::timeout from now on. Captured graphs keep the deadline of their capture, and calls that are enqueued
+  /// already theirs. \throws Error(invalid_argument) if less than 1 ms.
+  void set_timeout(std::chrono::milliseconds timeout);
+
   /// Collective. Waits until all ranks called it. \throws PeerTimeout, PeerFailed, Error(mismatch).
   void barrier();
   /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (size() * bytes).
@@ -116,7 +126,7 @@ class Group {
 
   /// Throws the pending fault of this rank, if any; otherwise returns. Local.
   void check() const;
-  /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent.
+  /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent. Nothing in a forked child.
   void abort(int32_t reason) noexcept;
 
   /// One entry per peer rank. Local. Counters never stop and cost nothing when no wait occurs.

@@ -113,7 +113,9 @@ struct LedgerCombineOptions {
 /// The operator over one Group. Construction is collective; destruction is local. See the top of this file.
 class LedgerCombine {
  public:
-  /// \throws Error(invalid_argument) naming the field; Error(heap_exhausted) if the group's heap is too small.
+  /// Waits for the others for GroupOptions::rendezvous_timeout. \throws Error(invalid_argument) naming the field,
+  /// Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks alike, also
+  /// if only some have cause to. The group can be used afterwards, its heap is as before, and another object may be made.
   LedgerCombine(Group& group, const LedgerConfig& config);
   LedgerCombine(LedgerCombine&&) noexcept;
   LedgerCombine& operator=(LedgerCombine&&) noexcept;

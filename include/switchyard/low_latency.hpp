@@ -148,7 +148,9 @@ using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {
  public:
-  /// Collective. \throws Error(invalid_argument) naming the field; Error(heap_exhausted) if the group's heap is too small.
+  /// Collective. Waits for the others for GroupOptions::rendezvous_timeout. \throws Error(invalid_argument) naming the field,
+  /// Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks alike, also
+  /// if only some have cause to. The group can be used afterwards, its heap is as before, and another object may be made.
   LowLatencyExchange(Group& group, const LowLatencyConfig& config);
   LowLatencyExchange(LowLatencyExchange&&) noexcept;
   LowLatencyExchange& operator=(LowLatencyExchange&&) noexcept;

@@ -19,10 +19,10 @@
 /// Errors of collective calls: invalid_argument throws at once on that rank and ends the peers' calls with PeerFailed, and so
 /// does Error(system) of a rank that has no memory left for its tables; capacity_exceeded and pool_exhausted (no room for rows;
 /// ring staging on the CPU: no memory for them) are raised by all ranks together and leave the object usable; mismatch is
-/// thrown by all ranks; PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: pool_exhausted is
-/// thrown at once by the rank without room, which takes part in that call but moves nothing. Until the other ranks have heard of
-/// it (Group::check(), Handle::counts()), what they enqueue on this object does nothing and is not counted; then all ranks go on
-/// with the same next call. What is enqueued by the handle of a dispatch that moved nothing does nothing either.
+/// thrown by all ranks; PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: pool_exhausted
+/// is thrown at once by the rank without room, which takes part in that call but moves nothing. Until the other ranks have
+/// heard of it (Group::check(), Handle::counts()), what they enqueue on this object does nothing and is not counted; then all
+/// ranks go on with the same next call. What is enqueued by the handle of a dispatch that moved nothing does nothing either.
 #pragma once
 
 #include <cstddef>
@@ -265,7 +265,9 @@ struct CallStatistics {
 /// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.
 class NormalExchange {
  public:
-  /// \throws Error(invalid_argument) naming the field; Error(heap_exhausted) if the group's heap is too small.
+  /// Waits for the others for GroupOptions::rendezvous_timeout. \throws Error(invalid_argument) naming the field,
+  /// Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks alike, also
+  /// if only some have cause to. The group can be used afterwards, its heap is as before, and another object may be made.
   NormalExchange(Group& group, const NormalConfig& config);
   NormalExchange(NormalExchange&&) noexcept;
   NormalExchange& operator=(NormalExchange&&) noexcept;

@@ -21,10 +21,11 @@ enum class ErrorCode : int32_t {
   capacity_exceeded = 5,  ///< more rows than the caller's capacity, under Overflow::fail; not sticky
   peer_timeout = 6,       ///< a wait passed its deadline; sticky
   peer_failed = 7,        ///< a peer reported an error or died; sticky
-  mismatch = 8,           ///< the ranks made different calls (mode, shape or options): all of them get this; sticky
-  rendezvous = 9,         ///< the group could not be formed
-  io = 10,                ///< a file could not be read, written or understood
-  system = 11,            ///< the operating system refused something, memory for example
+  mismatch =
+      8,  ///< the ranks made different calls (mode, shape or options): all of them get this; sticky, but for construction
+  rendezvous = 9,  ///< the group could not be formed
+  io = 10,         ///< a file could not be read, written or understood
+  system = 11,     ///< the operating system refused something, memory for example
 };
 
 /// Stable, lower-case name of a code, for example "peer_timeout".
@@ -63,16 +64,19 @@ class PeerTimeout : public Error {
   WaitReport report_;
 };
 
-/// A peer raised an error or its process ended. The group is unusable afterwards.
+/// A peer raised an error, its process ended, or it destroyed its Group while others needed it. The group is unusable
+/// afterwards.
 class PeerFailed : public Error {
  public:
-  PeerFailed(int rank, ErrorCode reason, const std::string& context);
+  PeerFailed(int rank, ErrorCode reason, const std::string& context, bool left = false);
   int rank() const noexcept { return rank_; }            ///< the rank that failed
-  ErrorCode reason() const noexcept { return reason_; }  ///< what it reported; `system` if its process ended
+  ErrorCode reason() const noexcept { return reason_; }  ///< what it reported; `system` if its process ended or it left
+  bool left() const noexcept { return left_; }           ///< its Group was destroyed, in order or because its own code threw
 
  private:
   int rank_;
   ErrorCode reason_;
+  bool left_;
 };
 
 /// The group could not be formed; names the ranks that never came (empty if the cause lies elsewhere).

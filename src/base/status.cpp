@@ -31,11 +31,13 @@ std::string describe_timeout(const WaitReport& report) {
   return text;
 }
 
-std::string describe_failure(int rank, ErrorCode reason, const std::string& context) {
+std::string describe_failure(int rank, ErrorCode reason, const std::string& context, bool left) {
   std::string text = context.empty() ? std::string() : context + ": ";
   text += "rank " + std::to_string(rank);
-  if (reason == ErrorCode::system) {
-    text += " is gone (its process ended, its connection broke, or it left while it was still needed)";
+  if (left) {
+    text += " left the group while it was still needed (its Group was destroyed, in order or because its own code threw)";
+  } else if (reason == ErrorCode::system) {
+    text += " is gone (its process ended or its connection broke)";
   } else {
     text += std::string(" reported the error ") + to_string(reason);
   }
@@ -65,7 +67,7 @@ const char* to_string(ErrorCode code) noexcept {
 PeerTimeout::PeerTimeout(const WaitReport& report)
     : Error(ErrorCode::peer_timeout, describe_timeout(report)), report_(report) {}
 
-PeerFailed::PeerFailed(int rank, ErrorCode reason, const std::string& context)
-    : Error(ErrorCode::peer_failed, describe_failure(rank, reason, context)), rank_(rank), reason_(reason) {}
+PeerFailed::PeerFailed(int rank, ErrorCode reason, const std::string& context, bool left)
+    : Error(ErrorCode::peer_failed, describe_failure(rank, reason, context, left)), rank_(rank), reason_(reason), left_(left) {}
 
 }  // namespace switchyard

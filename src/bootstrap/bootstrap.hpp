@@ -65,11 +65,16 @@ struct JoinSpec {
   int world = 0;
   std::string store;  ///< "unix:/path" or "tcp://host:port"; rank 0 listens there
   std::string token;  ///< job secret; a connection with another token is refused and does not count
+  /// Not empty: rank 0 makes sure that this folder is there and that nobody else can use it before it listens in it.
+  std::string private_folder = {};
 };
 
 /// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument) that lists
 /// what was looked for if nothing is set, and names the variable and its value if one is malformed.
 JoinSpec join_spec_from_environment(const std::function<const char*(const char*)>& getenv_fn);
+
+/// True if `folder` is one (no link) that belongs to this user and is closed to all others.
+bool is_private_folder(const std::string& folder);
 
 /// Processes. Blocks until all ranks have come.
 std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds deadline);

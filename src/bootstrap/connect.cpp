@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // connect_processes: the poll loop that brings the ranks together.
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 
 #include "bootstrap/mesh.hpp"
 #include "bootstrap/processes.hpp"
@@ -20,6 +23,14 @@ void check(const JoinSpec& spec) {
     fail("rank = " + std::to_string(spec.rank) + ": must be from 0 to " + std::to_string(spec.world - 1));
   }
   if (spec.world > 1 && spec.token.empty()) fail("token is empty: it must be some text, the same on all ranks");
+}
+
+void make_private_folder(const std::string& folder) {
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+    throw RendezvousError("rank 0 cannot make the folder " + folder + ": " + describe_errno(errno) + "; set SWITCHYARD_STORE");
+  if (!is_private_folder(folder))
+    throw RendezvousError("rank 0 cannot listen in the folder " + folder +
+                          ": it must belong to this user and be closed to others (mode 0700); set SWITCHYARD_STORE");
 }
 
 /// Drives store and mesh until both are done.
@@ -103,6 +114,7 @@ std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds 
   const Deadline deadline(budget);
   check(spec);
   if (spec.world == 1) return std::make_unique<ProcessBootstrap>(0, 1, std::vector<std::optional<Channel>>(1));
+  if (spec.rank == 0 && !spec.private_folder.empty()) make_private_folder(spec.private_folder);
   Member me = {spec.rank, spec.world, spec.token, parse_endpoint(spec.store), this_host(), "switchyard-" + random_token()};
   Listener mesh_listener = listen_at(abstract_endpoint(me.mesh_name), deadline);
   Rendezvous rendezvous(me, std::move(mesh_listener), deadline);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 namespace switchyard::detail {
 
@@ -11,13 +12,22 @@ using Milliseconds = std::chrono::milliseconds;
 /// How long the departure of a peer waits for the news of another's end that explains it.
 inline constexpr Milliseconds kExplanationTime{250};
 
-/// A point in time that several steps share. Durations beyond ten years count as ten years, so no sum overflows.
+/// Durations beyond ten years, milliseconds::max() among them, count as ten years: no sum or conversion overflows.
+inline Milliseconds bounded(Milliseconds duration) noexcept {
+  constexpr Milliseconds kLongest = std::chrono::hours{24 * 3650};
+  return std::clamp(duration, Milliseconds{0}, kLongest);
+}
+/// For CallContext::timeout_ns.
+inline uint64_t bounded_ns(Milliseconds duration) noexcept {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(bounded(duration)).count());
+}
+
+/// A point in time that several steps share, bounded() from now.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Deadline(Milliseconds budget)
-      : budget_(std::clamp(budget, Milliseconds{0}, kLongest)), end_(Clock::now() + budget_) {}
+  explicit Deadline(Milliseconds budget) : budget_(bounded(budget)), end_(Clock::now() + budget_) {}
 
   Milliseconds budget() const noexcept { return budget_; }
   Clock::time_point time() const noexcept { return end_; }
@@ -34,7 +44,6 @@ class Deadline {
   }
 
  private:
-  static constexpr Milliseconds kLongest = std::chrono::hours{24 * 3650};
   Milliseconds budget_;
   Clock::time_point end_;
 };

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // join_spec_from_environment. The table of variables is in docs/concepts/rendezvous.md.
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <optional>
 
@@ -123,14 +125,33 @@ void require_job(const Launcher& launcher, const char* wanted) {
        " cannot be derived from it: set " + wanted);
 }
 
-std::string derive_store(const Launcher& launcher) {
+/// Where no other user can take the place of rank 0: in a folder of this user, if there is one or can be, else under a name of
+/// the kernel. All ranks find the same.
+void derive_place(const Launcher& launcher, JoinSpec& spec) {
+  const std::string user = std::to_string(::geteuid()), name = derive("store", launcher);
+  if (const std::string folder = "/run/user/" + user; is_private_folder(folder)) {
+    spec.store = "unix:" + folder + "/switchyard-" + name;
+    return;
+  }
+  const std::string folder = "/tmp/switchyard-" + user;
+  struct stat info;
+  const bool can_be_made = ::lstat(folder.c_str(), &info) != 0 && errno == ENOENT && ::access("/tmp", W_OK | X_OK) == 0;
+  if (can_be_made || is_private_folder(folder)) {
+    spec.store = "unix:" + folder + "/" + name;
+    spec.private_folder = folder;
+    return;
+  }
+  spec.store = "unix:@switchyard-" + name;
+}
+
+void derive_store(const Launcher& launcher, JoinSpec& spec) {
   require_job(launcher, "SWITCHYARD_STORE");
   if (launcher.spread && launcher.spread->value != launcher.expected_spread) {
     fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +
              "\"): " + launcher.name + " started ranks on several hosts; the ranks of a CPU group must run on one",
          ErrorCode::unsupported);
   }
-  return "unix:@switchyard-" + derive("store", launcher);
+  derive_place(launcher, spec);
 }
 
 [[noreturn]] void fail_nothing_found(const Environment& env) {
@@ -155,6 +176,12 @@ std::string derive_store(const Launcher& launcher) {
 
 }  // namespace
 
+bool is_private_folder(const std::string& folder) {
+  struct stat info;
+  return ::lstat(folder.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
+         (info.st_mode & (S_IRWXG | S_IRWXO)) == 0;
+}
+
 JoinSpec join_spec_from_environment(const std::function<const char*(const char*)>& getenv_fn) {
   const Environment env(getenv_fn);
   auto rank = env.find({"SWITCHYARD_RANK"});
@@ -177,7 +204,7 @@ JoinSpec join_spec_from_environment(const std::function<const char*(const char*)
   } else if (spec.world > 1) {
     if (!launcher)
       fail("SWITCHYARD_STORE is not set: it must be unix:/path, unix:@name or tcp://host:port, the same on all ranks");
-    spec.store = derive_store(*launcher);
+    derive_store(*launcher, spec);
   }
   if (token) {
     spec.token = token->value;

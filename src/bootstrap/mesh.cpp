@@ -9,7 +9,8 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr size_t kMaxPending = 256;
+constexpr size_t kMaxPending = 256;  // when there are more, the oldest makes room: a rank says at once who it is
+constexpr int kMaxAccepted = 64;     // in one step
 constexpr Milliseconds kFullBacklogRetry{10};
 
 }  // namespace
@@ -19,7 +20,7 @@ MeshBuilder::MeshBuilder(Listener listener, const Member& me, const Roster& rost
 
 void MeshBuilder::prepare(std::vector<pollfd>& polls) const {
   if (complete()) return;
-  if (pending_.size() < kMaxPending) polls.push_back({listener_.fd(), POLLIN, 0});
+  polls.push_back({listener_.fd(), POLLIN, 0});
   for (const Pending& pending : pending_) polls.push_back({pending.channel.fd(), POLLIN, 0});
 }
 
@@ -76,10 +77,11 @@ void MeshBuilder::connect_to(int rank) {
 }
 
 void MeshBuilder::accept_higher() {
-  while (pending_.size() < kMaxPending) {
+  for (int i = 0; i < kMaxAccepted; ++i) {
     auto accepted = listener_.accept();
     if (!accepted) return;
     if (!check_peer_user(accepted->fd.get()).empty()) continue;
+    if (pending_.size() == kMaxPending) pending_.pop_front();
     pending_.push_back({Channel(std::move(accepted->fd), kMaxHandshakeBytes), Deadline(kHandshakeTime)});
   }
 }

@@ -78,12 +78,17 @@ ProcessBootstrap::ProcessBootstrap(int rank, int world, std::vector<std::optiona
 }
 
 ProcessBootstrap::~ProcessBootstrap() {
+  if (!home_.here()) {
+    for (Peer& peer : peers_) peer.channel.reset();
+    keep_for_ever(new (std::nothrow) std::thread(std::move(receiver_)));
+    return;
+  }
   ProcessBootstrap::leave();
   if (receiver_.joinable()) receiver_.join();
 }
 
 void ProcessBootstrap::leave() noexcept {
-  if (left_) return;
+  if (left_ || !home_.here()) return;
   left_ = true;
   const Bytes frame = encode_frame(FrameKind::leave, 0, {});
   for (Peer& peer : peers_) {
@@ -241,7 +246,8 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       // A peer that left may have heard of a death before this rank: its news is on the way.
       if (!until_explained) until_explained.emplace(kExplanationTime);
       const bool explained = peers_[static_cast<size_t>(gone)].state == State::dead;
-      if (explained || until_explained->passed() || deadline.passed()) throw PeerFailed(gone, ErrorCode::system, context);
+      if (explained || until_explained->passed() || deadline.passed())
+        throw PeerFailed(gone, ErrorCode::system, context, !explained);
       changed_.wait_until(lock, std::min(until_explained->time(), deadline.time()));
       continue;
     }
@@ -274,10 +280,17 @@ ProcessBootstrap::Arrival ProcessBootstrap::take_checked(int r, FrameKind kind, 
   return arrival;
 }
 
+void ProcessBootstrap::check_member(const char* operation) const {
+  const std::string who = std::string(operation) + " on rank " + std::to_string(rank()) + ": ";
+  if (!home_.here())
+    throw Error(ErrorCode::invalid_argument,
+                who + "this process was forked by the one that joined the group, and is no member of it");
+  if (left_) throw Error(ErrorCode::invalid_argument, who + "this rank has left the group");
+}
+
 void ProcessBootstrap::all_gather(const void* mine, size_t bytes, void* all, Milliseconds budget) {
   const Deadline deadline(budget);
-  if (left_)
-    throw Error(ErrorCode::invalid_argument, "all_gather on rank " + std::to_string(rank()) + ": this rank has left the group");
+  check_member("all_gather");
   if (bytes > kMaxFrameBytes) {
     throw Error(ErrorCode::invalid_argument,
                 "all_gather: bytes = " + std::to_string(bytes) + ": must be at most " + std::to_string(kMaxFrameBytes));
@@ -299,9 +312,7 @@ void ProcessBootstrap::all_gather(const void* mine, size_t bytes, void* all, Mil
 
 std::vector<UniqueFd> ProcessBootstrap::exchange_fds(int fd, Milliseconds budget) {
   const Deadline deadline(budget);
-  if (left_)
-    throw Error(ErrorCode::invalid_argument,
-                "exchange_fds on rank " + std::to_string(rank()) + ": this rank has left the group");
+  check_member("exchange_fds");
   UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!own) throw Error(ErrorCode::system, "exchange_fds: descriptor " + std::to_string(fd) + ": " + describe_errno(errno));
   send_to_all(FrameKind::descriptor, {}, fd, deadline);

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/channel.hpp"
 #include "bootstrap/deadline.hpp"
@@ -65,8 +66,11 @@ class ProcessBootstrap final : public Bootstrap {
 
   void send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline);
   std::vector<Arrival> collect(FrameKind kind, const char* operation, const Deadline& deadline);
+  /// Throws Error(invalid_argument) if this rank has left, or in a forked child.
+  void check_member(const char* operation) const;
   Arrival take_checked(int rank, FrameKind kind, const char* operation);
 
+  const HomeProcess home_;
   std::vector<Peer> peers_;
   UniqueFd wake_;  // eventfd
   std::mutex mutex_;

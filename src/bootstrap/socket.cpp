@@ -99,7 +99,8 @@ void Listener::close() noexcept {
 }
 
 std::optional<Listener::Accepted> Listener::accept() {
-  for (;;) {
+  constexpr int kAttempts = 64;  // of connections that end before they are accepted, another may follow without end
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
     SocketAddress address;
     address.length = sizeof address.storage;
     UniqueFd fd(
@@ -115,8 +116,9 @@ std::optional<Listener::Accepted> Listener::accept() {
     if (errno == EMFILE || errno == ENFILE) {
       throw Error(ErrorCode::system, "cannot accept a connection: " + describe_errno(errno) + " (see ulimit -n)");
     }
-    if (errno != EINTR && errno != ECONNABORTED) return std::nullopt;
+    if (errno != EINTR && errno != ECONNABORTED) break;
   }
+  return std::nullopt;
 }
 
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {

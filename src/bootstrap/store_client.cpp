@@ -15,6 +15,7 @@ namespace {
 
 constexpr Milliseconds kFirstRetry{10};
 constexpr Milliseconds kLastRetry{200};
+constexpr size_t kMostOfStrangersText = 200;
 
 /// Comes back until it is admitted: rank 0 may start later, or listen for another group first.
 class StoreClient final : public Store {
@@ -79,7 +80,7 @@ class StoreClient final : public Store {
       throw RendezvousError(prefix + absence.text, absence.ranks);
     }
     throw RendezvousError(prefix + "rank 0 of " + std::to_string(me_.world) + " did not come to " + me_.store.text + waited +
-                              " (last attempt: " + problem_ + ")",
+                              " (last attempt: " + problem_ + refusal_ + ")",
                           {0});
   }
 
@@ -97,7 +98,7 @@ class StoreClient final : public Store {
     away,        ///< no connection
     connecting,  ///< TCP under way
     connected,   ///< waiting for the greeting
-    greeted,     ///< said who I am
+    greeted,     ///< said who I am; until the welcome nobody is believed
     admitted,    ///< rank 0 counts me; waiting for the others
     meeting,     ///< all have come; connecting to the others
     done,
@@ -141,22 +142,22 @@ class StoreClient final : public Store {
         if (const auto greeting = decode_greeting(frame.payload); greeting && stage_ == Stage::connected)
           return answer(*greeting);
         break;
+      case FrameKind::welcome:
+        if (const auto welcome = decode_welcome(frame.payload); welcome && stage_ == Stage::greeted)
+          return accept_welcome(*welcome);
+        break;
       case FrameKind::progress:
-        if (const auto progress = decode_progress(frame.payload);
-            progress && stage_ >= Stage::greeted && stage_ < Stage::meeting) {
-          stage_ = Stage::admitted;
+        if (const auto progress = decode_progress(frame.payload); progress && stage_ == Stage::admitted) {
           progress_ = *progress;
           return;
         }
         break;
       case FrameKind::refusal:
-        if (const auto refusal = decode_failure(frame.payload)) {
-          throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
-                                refusal->text);
-        }
+        if (const auto refusal = decode_refusal(frame.payload); refusal && stage_ <= Stage::greeted)
+          return take_refusal(*refusal);
         break;
       case FrameKind::failure:
-        if (const auto failure = decode_failure(frame.payload)) return end(*failure);
+        if (const auto failure = decode_failure(frame.payload); failure && stage_ >= Stage::admitted) return end(*failure);
         break;
       case FrameKind::roster:
         if (auto roster = decode_roster(frame.payload); roster && stage_ == Stage::admitted)
@@ -191,6 +192,26 @@ class StoreClient final : public Store {
     stage_ = Stage::greeted;
   }
 
+  void accept_welcome(const Welcome& welcome) {
+    if (!equal_in_constant_time(welcome.proof, prove(welcome, me_.token, nonce_)))
+      return lose("it does not know the job token");
+    stage_ = Stage::admitted;
+  }
+
+  /// Who knows the token is rank 0 and decides, and so does, on a Unix socket, a process of this user. Anyone else, also a rank
+  /// 0 with another token, may just be in its place: the next attempt may find the right one.
+  void take_refusal(const Refusal& refusal) {
+    const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
+    if (proved || me_.store.is_unix())
+      throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
+                            refusal.text);
+    std::string text = refusal.text.substr(0, kMostOfStrangersText);
+    for (char& c : text)
+      if (c < ' ' || c > '~') c = '?';
+    refusal_ = "; turned away before, without proof of the job token: \"" + text + "\"";
+    lose("it was turned away");
+  }
+
   void accept_roster(Roster roster) {
     const bool genuine = equal_in_constant_time(roster.proof, prove(roster, me_.token, nonce_));
     if (!genuine || roster.mesh_names.size() != static_cast<size_t>(me_.world)) return lose("it does not know the job token");
@@ -216,6 +237,7 @@ class StoreClient final : public Store {
   Progress progress_;
   Roster roster_;
   std::string problem_ = "none";
+  std::string refusal_;  // the last one that was not believed
 };
 
 }  // namespace

@@ -14,8 +14,11 @@
 namespace switchyard::detail {
 namespace {
 
-/// Connections that have not said who they are. More wait in the backlog until one of these is done or out of time.
+/// Connections that have not said who they are. When there are more, the oldest makes room: a rank says who it is at once, and
+/// comes again if it was turned away.
 constexpr size_t kMaxNewcomers = 256;
+/// Taken in one step, so that strangers who come without end keep nobody else from being served.
+constexpr int kMaxAccepted = 64;
 /// Refusals that the final error tells in full.
 constexpr size_t kMaxRefusals = 8;
 
@@ -25,7 +28,7 @@ class StoreServer final : public Store {
       : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {}
 
   void prepare(std::vector<pollfd>& polls) const override {
-    if (listener_ && newcomers_.size() < kMaxNewcomers) polls.push_back({listener_.fd(), POLLIN, 0});
+    if (listener_) polls.push_back({listener_.fd(), POLLIN, 0});
     for (const Newcomer& newcomer : newcomers_) add(polls, newcomer.channel);
     for (const auto& [rank, guest] : guests_) add(polls, guest.channel);
   }
@@ -108,10 +111,27 @@ class StoreServer final : public Store {
 
   Progress progress() const { return {arrived(), departed_ & ~arrived()}; }
 
+  void evict_oldest() {
+    if (!newcomers_.front().refused) note_refusal(newcomers_.front().who, "it did not say who it is, and others came");
+    newcomers_.pop_front();
+  }
+
+  /// The next one that waits. A process without descriptors takes back those of strangers.
+  std::optional<Listener::Accepted> accept_next() {
+    try {
+      return listener_.accept();
+    } catch (const Error&) {
+      if (newcomers_.empty()) throw;
+      evict_oldest();
+      return listener_.accept();
+    }
+  }
+
   void accept_newcomers() {
-    while (newcomers_.size() < kMaxNewcomers) {
-      auto accepted = listener_.accept();
+    for (int i = 0; i < kMaxAccepted; ++i) {
+      auto accepted = accept_next();
       if (!accepted) return;
+      if (newcomers_.size() == kMaxNewcomers) evict_oldest();
       if (const std::string problem = check_peer_user(accepted->fd.get()); !problem.empty()) {
         note_refusal(accepted->who, problem);
         continue;
@@ -143,11 +163,13 @@ class StoreServer final : public Store {
     return true;
   }
 
-  bool refuse(Newcomer& newcomer, const std::string& why) {
+  bool refuse(Newcomer& newcomer, const std::string& why, const Nonce& hello = {}) {
     note_refusal(newcomer.who, why);
     newcomer.refused = true;
     newcomer.deadline = Deadline(kHandshakeTime);
-    newcomer.channel.queue(FrameKind::refusal, encode(Failure{-1, 0, why}));
+    Refusal refusal{why, {}};
+    refusal.proof = prove(refusal, me_.token, hello);
+    newcomer.channel.queue(FrameKind::refusal, encode(refusal));
     return newcomer.channel.flush();
   }
 
@@ -155,9 +177,10 @@ class StoreServer final : public Store {
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_guests();  // a rank that died may come again, and its end is here before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
-      return refuse(newcomer, why);
+      return refuse(newcomer, why, hello.nonce);
     }
     Guest guest = {std::move(newcomer.channel), hello.nonce, hello.mesh_name};
+    guest.channel.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
     guests_.emplace(hello.rank, std::move(guest));
     if (const std::string why = describe_host_mismatch(hello.rank, me_.host, hello.host); !why.empty()) {
       broadcast(FrameKind::failure, encode(Failure{-1, 0, why}));

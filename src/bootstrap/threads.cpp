@@ -38,9 +38,9 @@ class Meeting {
     std::unique_lock lock(mutex_);
     std::shared_ptr<Round>& entry = rounds_[number];
     if (!entry) {
-      auto fresh = std::make_shared<Round>();
-      fresh->of_rank.resize(left_.size());
-      entry = std::move(fresh);  // whole, or not at all: this rank may be out of memory, and others go on to use it
+      const auto made = std::make_shared<Round>();
+      made->of_rank.resize(left_.size());
+      entry = made;  // a rank without memory leaves no half of one to the others
     }
     const std::shared_ptr<Round> round = entry;
     mine.present = true;
@@ -52,8 +52,8 @@ class Meeting {
     }
     while (round->arrived < static_cast<int>(left_.size())) {
       if (const int gone = find_gone(*round); gone >= 0) {
-        throw PeerFailed(gone, ErrorCode::system,
-                         "forming the group, step " + std::to_string(number) + " on rank " + std::to_string(rank));
+        throw PeerFailed(gone, ErrorCode::system, "set-up step " + std::to_string(number) + " on rank " + std::to_string(rank),
+                         true);
       }
       if (deadline.passed() || (interrupt && interrupt())) throw_missing(*round, rank, number, deadline.budget());
       changed_.wait_until(lock, interrupt ? deadline.next_look() : deadline.time());

@@ -140,7 +140,7 @@ std::optional<Frame> FrameReader::take() {
   } else if (version != kWireVersion) {
     error_ =
         "it speaks version " + std::to_string(version) + " of the protocol, this side version " + std::to_string(kWireVersion);
-  } else if (kind < static_cast<uint16_t>(FrameKind::greeting) || kind > static_cast<uint16_t>(FrameKind::leave)) {
+  } else if (kind < static_cast<uint16_t>(FrameKind::greeting) || kind > static_cast<uint16_t>(FrameKind::welcome)) {
     error_ = "it sent a frame of unknown kind " + std::to_string(kind);
   } else if (length > max_payload_) {
     error_ =
@@ -173,6 +173,8 @@ Bytes encode(const Hello& m) {
   return put_hello_fields(w, m).raw(m.proof).take();
 }
 
+Bytes encode(const Refusal& m) { return Writer().text(m.text, kMaxText).raw(m.proof).take(); }
+Bytes encode(const Welcome& m) { return Writer().raw(m.proof).take(); }
 Bytes encode(const Failure& m) { return Writer().number(m.rank).number(m.missing).text(m.text, kMaxText).take(); }
 Bytes encode(const Progress& m) { return Writer().number(m.arrived).number(m.departed).take(); }
 
@@ -198,6 +200,18 @@ std::optional<Hello> decode_hello(ByteSpan payload) {
   reader.text(m.host.name, kMaxHostField).text(m.host.boot, kMaxHostField).text(m.host.network, kMaxHostField);
   reader.text(m.mesh_name, kMaxName).raw(m.proof);
   return if_complete(reader, std::move(m));
+}
+
+std::optional<Refusal> decode_refusal(ByteSpan payload) {
+  Refusal m;
+  Reader reader(payload);
+  reader.text(m.text, kMaxText).raw(m.proof);
+  return if_complete(reader, std::move(m));
+}
+
+std::optional<Welcome> decode_welcome(ByteSpan payload) {
+  Welcome m;
+  return if_complete(Reader(payload).raw(m.proof), m);
 }
 
 std::optional<Failure> decode_failure(ByteSpan payload) {
@@ -231,6 +245,15 @@ std::optional<MeshHello> decode_mesh_hello(ByteSpan payload) {
 Digest prove(const Hello& m, std::string_view token, const Nonce& greeting) {
   Writer w = signed_part(FrameKind::hello);
   return hmac_sha256(token, put_hello_fields(w.raw(greeting), m).take());
+}
+
+Digest prove(const Refusal& m, std::string_view token, const Nonce& hello) {
+  Writer w = signed_part(FrameKind::refusal);
+  return hmac_sha256(token, w.raw(hello).text(m.text, kMaxText).take());
+}
+
+Digest prove(const Welcome&, std::string_view token, const Nonce& hello) {
+  return hmac_sha256(token, signed_part(FrameKind::welcome).raw(hello).take());
 }
 
 Digest prove(const Roster& m, std::string_view token, const Nonce& hello) {

@@ -22,7 +22,7 @@ using ByteSpan = std::span<const std::byte>;
 using Nonce = std::array<std::byte, 16>;
 
 inline constexpr uint32_t kWireMagic = 0x42595753;  // "SWYB" in memory
-inline constexpr uint16_t kWireVersion = 1;
+inline constexpr uint16_t kWireVersion = 2;
 inline constexpr size_t kFrameHeaderBytes = 24;
 /// Largest payload before the peer has proved that it knows the token, and of every handshake message.
 inline constexpr uint64_t kMaxHandshakeBytes = 16384;
@@ -42,6 +42,7 @@ enum class FrameKind : uint16_t {
   data = 10,        ///< rank -> rank: contribution to an all_gather
   descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor travels with its first byte
   leave = 12,       ///< rank -> rank: the end of this connection is intended
+  welcome = 13,     ///< rank 0 -> newcomer: you are one of us, signed; all that follows on this connection is rank 0's
 };
 
 struct Frame {
@@ -94,7 +95,15 @@ struct Hello {
   Digest proof{};
 };
 
-/// Refusal and failure share a form.
+struct Refusal {
+  std::string text;
+  Digest proof{};  ///< worth something only to a newcomer whose hello was read, and who has the same token
+};
+
+struct Welcome {
+  Digest proof{};
+};
+
 struct Failure {
   int32_t rank = -1;     ///< the rank that failed, or -1
   uint64_t missing = 0;  ///< bit r: rank r has not come
@@ -121,6 +130,8 @@ struct MeshHello {
 
 Bytes encode(const Greeting& message);
 Bytes encode(const Hello& message);
+Bytes encode(const Refusal& message);
+Bytes encode(const Welcome& message);
 Bytes encode(const Failure& message);
 Bytes encode(const Progress& message);
 Bytes encode(const Roster& message);
@@ -129,14 +140,18 @@ Bytes encode(const MeshHello& message);
 /// Nothing if the payload is not exactly one such message.
 std::optional<Greeting> decode_greeting(ByteSpan payload);
 std::optional<Hello> decode_hello(ByteSpan payload);
+std::optional<Refusal> decode_refusal(ByteSpan payload);
+std::optional<Welcome> decode_welcome(ByteSpan payload);
 std::optional<Failure> decode_failure(ByteSpan payload);
 std::optional<Progress> decode_progress(ByteSpan payload);
 std::optional<Roster> decode_roster(ByteSpan payload);
 std::optional<MeshHello> decode_mesh_hello(ByteSpan payload);
 
-/// Proofs cover every other field of their message and, against replay, a nonce that the checking side chose (the roster: the
-/// nonce of the rank's hello; the mesh: the session, which rank 0 chose for this one rendezvous).
+/// Proofs cover every other field of their message and, against replay, a nonce that the checking side chose (refusal, welcome
+/// and roster: the nonce of the rank's hello; the mesh: the session, which rank 0 chose for this one rendezvous).
 Digest prove(const Hello& message, std::string_view token, const Nonce& greeting);
+Digest prove(const Refusal& message, std::string_view token, const Nonce& hello);
+Digest prove(const Welcome& message, std::string_view token, const Nonce& hello);
 Digest prove(const Roster& message, std::string_view token, const Nonce& hello);
 Digest prove(const MeshHello& message, std::string_view token);
 

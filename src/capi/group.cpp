@@ -70,6 +70,13 @@ switchyard_code_t sy_group_size(const sy_group* group, int32_t* size) {
   });
 }
 
+switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms) {
+  return guarded([&] {
+    require(group, "group");
+    group->group->set_timeout(std::chrono::milliseconds(timeout_ms));
+  });
+}
+
 switchyard_code_t sy_group_barrier(sy_group* group) {
   return collective_on(group, "group", [&] { group->group->barrier(); });
 }

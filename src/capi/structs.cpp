@@ -79,7 +79,7 @@ bool to_bool(const char* name, int32_t value) {
 }
 
 std::chrono::milliseconds to_ms(const char* name, int64_t value) {
-  require_range(name, value, 1, INT32_MAX);
+  require_range(name, value, 1, INT64_MAX);
   return std::chrono::milliseconds(value);
 }
 

@@ -10,27 +10,17 @@ namespace {
 class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
-    group_.check_usable("LedgerCombine");
-    checked([&] {
-      check_config(config, world());
-      tuned_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens);
-      layout_ = ledger_layout(config, world());
-      layout_.base = group_.heap->allocate(LedgerCombine::memory_required(config, world()).total(), 4096, kept_bytes());
-    });
-    sends_done_.resize(static_cast<size_t>(world()), 0);
-    try {
+    construct("LedgerCombine", "LedgerConfig", [&] {
+      take_memory(Backend::cpu);
+      sends_done_.resize(static_cast<size_t>(world()), 0);
       epoch_ = (config.first_epoch - 1) & kEpochMask;
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine, flag_word(epoch_));
       if (layout_.tells())
         blank_row(group_.heap->view().local(layout_.buffer(config.first_epoch)),
                   static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), telling_copies());
-      agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
-    } catch (...) {
-      group_.heap->release(layout_.base);
-      throw;
-    }
+      return hash();
+    });
   }
-  ~CpuLedger() override { group_.heap->release(layout_.base); }
 
   std::shared_ptr<const LedgerData> prepare(const LedgerTables& tables) override {
     auto data = std::make_shared<LedgerData>();

@@ -27,27 +27,21 @@ PrivateBuffer private_memory(const char* function, size_t bytes) {
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
-    // A barrier between more threads than cores costs more than it saves: only for callers who ask for pieces.
-    const int warps = group_.pool.num_warps();
-    dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
-    checked([&] { heap_offset_ = allocate_symmetric(); });
-    group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
-    // Deferred copies are for tests: they count places through the ids, as GPUs do where sets have no room.
-    const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
-    if (!group_.options.deferred_copies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
-    try {
+    construct([&] {
+      // A barrier between more threads than cores costs more than it saves: only for callers who ask for pieces.
+      const int warps = group_.pool.num_warps();
+      dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
+      group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
+      // Deferred copies are for tests: they count places through the ids, as GPUs do where sets have no room.
+      const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
+      if (!group_.options.deferred_copies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
       epoch_ = (config.first_epoch - 1) & kEpochMask;
-      std::byte* const mine = group_.heap->view().base[rank()] + heap_offset_;
+      std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
       set_flags(mine, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
       layout_.for_each_telling(
           [&](int64_t offset, int64_t bytes) { std::memset(mine + offset, 0, static_cast<size_t>(bytes)); });
-      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig or tuned");
-    } catch (...) {
-      group_.heap->release(heap_offset_);
-      throw;
-    }
+    });
   }
-  ~CpuLowLatency() override { group_.heap->release(heap_offset_); }
 
   CallStatistics last_call() override { return stats_; }
 
@@ -145,7 +139,6 @@ class CpuLowLatency final : public LowLatencyImpl {
   std::vector<uint32_t> sets_;  // room for max_tokens, or none
   uint64_t epoch_ = 0;          // of the last call
   uint64_t start_ns_ = 0;
-  size_t heap_offset_ = 0;
   CallStatistics stats_;
 };
 

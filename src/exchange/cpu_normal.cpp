@@ -15,12 +15,14 @@ CpuBlock::~CpuBlock() {
 }
 
 CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c) {
-  group_.check_usable("NormalExchange");
-  checked([&] { check_config(config, world()); });
+  construct([&] { build(); });
+}
+
+void CpuNormal::build() {
   const MemoryRequirement need = NormalExchange::memory_required(config, world());
   rings_ = ring_layout(config, world());
   const size_t flags = need.control_bytes + static_cast<size_t>(rings_.num_channels > 0 ? rings_.flags_bytes() : 0);
-  checked([&] { heap_offset_ = group_.heap->allocate(need.total(), 4096, flags); });
+  heap_offset_ = take_heap(need.total(), flags);
   control_ = ControlLayout{heap_offset_, world(), config.num_experts};
   rings_.base = heap_offset_ + need.control_bytes;
   ring_streams_.resize(static_cast<size_t>(rings_.num_streams()));
@@ -30,19 +32,11 @@ CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c)
   const int64_t staged =
       round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
   group_.pool.reserve_scratch(static_cast<size_t>(staged));
-  try {
-    epoch_ = (config.first_epoch - 1) & kEpochMask;
-    std::byte* mine = group_.heap->view().base[rank()];
-    set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
-    if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
-    agree_on_construction(heap_offset_);
-  } catch (...) {
-    group_.heap->release(heap_offset_);
-    throw;
-  }
+  epoch_ = (config.first_epoch - 1) & kEpochMask;
+  std::byte* mine = group_.heap->view().base[rank()];
+  set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
+  if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
 }
-
-CpuNormal::~CpuNormal() { group_.heap->release(heap_offset_); }
 
 CallContext CpuNormal::begin_call(Operation operation) {
   group_.enter(operation, object_);
@@ -69,15 +63,15 @@ void CpuNormal::end_call(uint64_t start_ns) {
 
 void CpuNormal::check_placements(const CallContext& call, uint64_t sig, const char* operation, const std::exception_ptr& own) {
   if (all_agree(call, control_, sig)) return;
-  if (own) std::rethrow_exception(own);
+  if (own) rethrow_agreed(own);
   for (int r = 0; r < world(); ++r) {
     const Placement& place = *call.heap.local(control_.placement(call.epoch, r));
     if (place.signature != sig || !reachable(call, place)) throw_mismatch(operation, r);
     if (place.status != 0)
-      throw Error(static_cast<ErrorCode>(place.status), std::string(operation) + " (call " + std::to_string(call_number()) +
-                                                            "): rank " + std::to_string(r) + " has no room for its rows (" +
-                                                            to_string(static_cast<ErrorCode>(place.status)) +
-                                                            "); nothing was moved and the group can be used");
+      throw AgreedError(static_cast<ErrorCode>(place.status),
+                        std::string(operation) + " (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) +
+                            " has no room for its rows (" + to_string(static_cast<ErrorCode>(place.status)) +
+                            "); nothing was moved and the group can be used");
   }
 }
 

@@ -29,7 +29,6 @@ std::vector<int64_t> record_ranges(const HandleData& h);
 class CpuNormal final : public NormalImpl {
  public:
   CpuNormal(Group& group, const NormalConfig& config);
-  ~CpuNormal();
 
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) override;
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) override;
@@ -38,6 +37,8 @@ class CpuNormal final : public NormalImpl {
   CallStatistics last_call() override { return stats_; }
 
  private:
+  void build();
+
   // cpu_normal.cpp: the frame of every collective call.
   CallContext begin_call(Operation operation);
   uint64_t call_number() const;

@@ -32,16 +32,61 @@ int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   return bytes;
 }
 
-void ExchangeBase::agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config) {
-  const uint64_t claim[2] = {heap_offset, config_hash};
-  std::vector<uint64_t> all(2 * static_cast<size_t>(world()));
-  group_.all_gather(claim, sizeof claim, all.data(), object, Operation::construction, object_);
-  for (size_t r = 0; r < static_cast<size_t>(world()); ++r) {
-    if (all[2 * r] == claim[0] && all[2 * r + 1] == claim[1]) continue;
-    const std::string who = std::string(object) + ": rank " + std::to_string(r) + " and rank " + std::to_string(rank());
-    throw Error(ErrorCode::mismatch, all[2 * r + 1] == claim[1]
-                                         ? who + " hold other objects in their heaps"
-                                         : who + " were given different " + config + " values, or make different objects");
+bool peers_know_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::capacity_exceeded:
+    case ErrorCode::pool_exhausted:
+    case ErrorCode::peer_timeout:
+    case ErrorCode::peer_failed:
+    case ErrorCode::mismatch: return true;
+    case ErrorCode::ok:
+    case ErrorCode::invalid_argument:
+    case ErrorCode::unsupported:
+    case ErrorCode::heap_exhausted:
+    case ErrorCode::rendezvous:
+    case ErrorCode::io:
+    case ErrorCode::system: break;
+  }
+  return false;
+}
+
+void rethrow_agreed(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& own) {
+    throw AgreedError(own.code(), own.what());
+  }
+}
+
+ExchangeBase::~ExchangeBase() {
+  if (heap_block_) group_.heap->release(*heap_block_);
+}
+
+size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
+  heap_block_ = group_.heap->allocate(bytes, 4096, kept);
+  return *heap_block_;
+}
+
+void ExchangeBase::construct(const char* object, const char* config, const std::function<uint64_t()>& build) {
+  struct Claim {
+    StepReport report;
+    uint64_t heap_offset = 0, hash = 0;
+  };
+  group_.check_usable(object);
+  Claim mine;
+  mine.report = attempt([&] { mine.hash = build(); });
+  mine.heap_offset = heap_block_.value_or(0);
+  std::vector<Claim> all(static_cast<size_t>(world()));
+  group_.all_gather(&mine, sizeof mine, all.data(), object, Operation::construction, group_.options.rendezvous_timeout,
+                    object_);
+  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, object, r);
+  for (size_t r = 0; r < all.size(); ++r) {
+    const bool same_config = all[r].hash == all[0].hash;
+    if (same_config && all[r].heap_offset == all[0].heap_offset) continue;
+    const std::string who = std::string(object) + ": rank 0 and rank " + std::to_string(r);
+    throw AgreedError(ErrorCode::mismatch,
+                      same_config ? who + " hold other objects in their heaps"
+                                  : who + " were given different " + config + " values, or make different objects");
   }
 }
 

@@ -4,12 +4,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <new>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/as_error.hpp"
+#include "base/forked.hpp"
 #include "base/mix_hash.hpp"
 #include "exchange/group_impl.hpp"
+#include "heap/collective_step.hpp"
 
 namespace switchyard::detail {
 
@@ -22,15 +28,36 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 const char* name_of(DType type);
 
+/// Throws this rank's error, of which the others have heard in the call itself.
+[[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
+
 class ExchangeBase {
+ public:
+  const HomeProcess home;
+
+  ExchangeBase(const ExchangeBase&) = delete;
+  ExchangeBase& operator=(const ExchangeBase&) = delete;
+
+  /// Group::Impl::collective_call.
+  template <class F>
+  decltype(auto) collective_call(const char* operation, F&& call) {
+    return group_.collective_call(operation, std::forward<F>(call));
+  }
+
  protected:
   explicit ExchangeBase(Group& group) : group_(group.impl()), object_(++group_.objects) {}
+  ~ExchangeBase();
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
 
-  /// Collective, at construction: no rank may write a flag before all have set theirs. Compares heap offsets and
-  /// configurations; `object` and `config` name them in errors.
-  void agree_on_construction(uint64_t heap_offset, uint64_t config_hash, const char* object, const char* config);
+  /// Collective, the whole of a construction, within the rendezvous deadline. `build` does this rank's share, take_heap()
+  /// included, sets its flags (no rank may write a flag before all have set theirs) and returns a hash of what the ranks must
+  /// agree on. If it throws on some ranks, all throw the error of the lowest of them; if heap offsets or hashes differ, all
+  /// throw Error(mismatch). `object` and `config` name them in errors. Then the group can be used, and once the object's
+  /// remains are gone the heap is as before.
+  void construct(const char* object, const char* config, const std::function<uint64_t()>& build);
+  /// This object's block of the symmetric heap, until it is destroyed. Once.
+  size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
   /// Runs `check`; if it throws, the peers' waits end before the exception goes on, as Error.
   template <class F>
@@ -68,6 +95,8 @@ class ExchangeBase {
   decltype(auto) telling(const char* name, const Known& known, F&& body) {
     try {
       return as_error(name, body);
+    } catch (const AgreedError&) {
+      throw;
     } catch (const Error& error) {
       if (!known(error.code()) && group_.abort_word() == 0) group_.post_abort(static_cast<int>(error.code()), 255);
       throw;
@@ -76,6 +105,8 @@ class ExchangeBase {
       throw;
     }
   }
+
+  std::optional<size_t> heap_block_;
 };
 
 /// Sums over the warps of a call.

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/forked.hpp"
 #include "exchange/group_impl.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/trace.hpp"
@@ -36,6 +37,12 @@ const char* detail::operation_name(Operation operation) {
 
 namespace {
 
+void check_duration(const char* name, std::chrono::milliseconds duration) {
+  if (duration.count() < 1)
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " = " + std::to_string(duration.count()) + " ms: must be at least 1 ms");
+}
+
 /// What the caller left open.
 GroupOptions completed(GroupOptions options) {
   const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
@@ -55,10 +62,8 @@ void check_options(const GroupOptions& o) {
   if (o.num_warps < 1 || o.num_warps > 1024)
     fail("GroupOptions::num_warps = " + std::to_string(o.num_warps) + ": must be in [1, 1024]");
   if (o.num_sms < 0) fail("GroupOptions::num_sms = " + std::to_string(o.num_sms) + ": must be at least 0");
-  if (o.timeout.count() < 1)
-    fail("GroupOptions::timeout = " + std::to_string(o.timeout.count()) + " ms: must be at least 1 ms");
-  if (o.rendezvous_timeout.count() < 1)
-    fail("GroupOptions::rendezvous_timeout = " + std::to_string(o.rendezvous_timeout.count()) + " ms: must be at least 1 ms");
+  check_duration("GroupOptions::timeout", o.timeout);
+  check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
 }
 
 /// What a rank has called, for people.
@@ -84,6 +89,7 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
   impl->nonce = nonce;
   Group::Impl* raw = impl.get();
   raw->bootstrap->watch([raw](int rank) noexcept {
+    if (raw->has_left(rank)) return;  // in order, though the end of its connection came first
     uint64_t none = 0;
     std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
         .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
@@ -114,10 +120,10 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
       pool(1, 1) {}
 
 Group::Impl::~Impl() {
-  if (device) {
-    device.reset();
-    heap.reset();  // may be collective
-  }
+  device.reset();  // waits for what this rank's kernels still deliver
+  for (int r = 0; r < bootstrap->world(); ++r)
+    std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
+  if (control) heap.reset();  // GPU memory: may be collective
   bootstrap->leave();
 }
 
@@ -133,8 +139,15 @@ uint64_t Group::Impl::abort_word() const noexcept {
   return std::atomic_ref(header(bootstrap->rank())->abort_word).load(std::memory_order_acquire);
 }
 
+bool Group::Impl::has_left(int rank) const noexcept {
+  return (std::atomic_ref(header(bootstrap->rank())->left_ranks).load(std::memory_order_acquire) >> rank & 1) != 0;
+}
+
 void Group::Impl::post_abort(int reason, int awaited) noexcept {
-  const uint64_t word = make_abort_word(bootstrap->rank(), reason, awaited);
+  post_word(make_abort_word(bootstrap->rank(), reason, awaited));
+}
+
+void Group::Impl::post_word(uint64_t word) noexcept {
   for (int r = 0; r < bootstrap->world(); ++r) {
     uint64_t none = 0;
     std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
@@ -189,7 +202,7 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   }
   if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255)
     text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
-  throw PeerFailed(abort_rank(word), reason, text);
+  throw PeerFailed(abort_rank(word), reason, text, abort_is_left(word));
 }
 
 void Group::Impl::check_alive(const char* context) {
@@ -207,8 +220,9 @@ CallContext Group::Impl::begin_call(Operation operation) {
   CallContext call;
   call.heap = heap->view();
   call.operation = operation;
-  call.timeout_ns = static_cast<uint64_t>(options.timeout.count()) * 1000000u;
+  call.timeout_ns = bounded_ns(options.timeout);
   call.abort_word = &header(bootstrap->rank())->abort_word;
+  call.left_ranks = &header(bootstrap->rank())->left_ranks;
   call.fault = &fault;
   call.fault_claims = &fault_claims;
   call.waits = waits.data();
@@ -225,7 +239,10 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
                           abort_awaited(word) == fault.awaited_rank;
-  if (fault.aborted && !same_story) throw_abort(word, operation);
+  if (fault.aborted && !same_story) {
+    if (abort_is_left(word)) post_word(word);  // nobody else may wait for that rank
+    throw_abort(word, operation);
+  }
   // Either this rank's deadline passed, or another rank's did while both waited for the same third one.
   post_abort(static_cast<int>(ErrorCode::peer_timeout), fault.awaited_rank);
   WaitReport report;
@@ -242,10 +259,10 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
 }
 
 void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* name, Operation operation,
-                             uint64_t object) {
+                             Milliseconds deadline, uint64_t object) {
   check_alive(name);
   enter(operation, object);
-  telling(name, [&] { collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, options.timeout); }); });
+  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline); });
 }
 
 void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
@@ -320,28 +337,38 @@ Group Group::connect(int rank, int world, const std::string& store, const std::s
 
 Group::Group(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Group::Group(Group&&) noexcept = default;
-Group& Group::operator=(Group&&) noexcept = default;
-Group::~Group() = default;
+Group& Group::operator=(Group&& other) noexcept {
+  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  return *this;
+}
+Group::~Group() { replace_at_home(impl_, {}); }
 
 int Group::rank() const noexcept { return impl_->bootstrap->rank(); }
 int Group::size() const noexcept { return impl_->bootstrap->world(); }
 const GroupOptions& Group::options() const noexcept { return impl_->options; }
 
+void Group::set_timeout(std::chrono::milliseconds timeout) {
+  check_duration("timeout", timeout);
+  impl_->options.timeout = timeout;
+}
+
 void Group::barrier() {
   const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
   char mine = 0, all[kMaxRanks];
-  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier);
+  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier, impl_->options.timeout);
 }
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) {
-  impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather);
+  impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
 }
 
 void Group::check() const {
   impl_->check_alive("check");
   if (impl_->device) impl_->device->raise_soft_fault("check");
 }
-void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }
+void Group::abort(int32_t reason) noexcept {
+  if (impl_->home.here()) impl_->post_abort(reason, 255);
+}
 
 void Group::set_trace(Trace* trace) {
   if (impl_->device && impl_->tracer) impl_->device->stop_trace(*impl_->tracer);

@@ -5,14 +5,18 @@
 #include <array>
 #include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
 #include "base/as_error.hpp"
+#include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
+#include "bootstrap/deadline.hpp"
 #include "exchange/device_rank.hpp"
+#include "heap/collective_step.hpp"
 #include "heap/heap.hpp"
 #include "protocol/call.hpp"
 #include "switchyard/group.hpp"
@@ -36,6 +40,9 @@ struct Registration {
   std::vector<uint64_t> host_distances;
   std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
 };
+
+/// True if all ranks have an error of this code, or were told of it: nobody waits for a rank that throws it.
+bool peers_know_of(ErrorCode code);
 
 }  // namespace detail
 
@@ -63,40 +70,47 @@ struct Group::Impl {
   void check_alive(const char* context);
   /// Of every call that uses the heap: also throws while the group sleeps.
   void check_usable(const char* context);
-  /// What `call` returns, a collective call. A standard exception ends the peers' waits and leaves as Error.
+  /// The whole of a collective call, whatever throws in it: unless all ranks have the error alike, the peers' waits end before
+  /// it goes on. Standard exceptions leave as Error.
   template <class F>
-  decltype(auto) telling(const char* name, F&& call) {
+  decltype(auto) collective_call(const char* operation, F&& call) {
     try {
-      return call();
-    } catch (const Error&) {
+      return detail::as_error(operation, call);
+    } catch (const detail::AgreedError&) {
       throw;
-    } catch (const std::exception& error) {
+    } catch (const Error& error) {
+      if (!detail::peers_know_of(error.code())) post_abort(static_cast<int>(error.code()), 255);
+      throw;
+    } catch (...) {  // no standard exception: a thread that is being ended
       post_abort(static_cast<int>(ErrorCode::system), 255);
-      detail::throw_system_error(name, error.what());
+      throw;
     }
   }
   /// Collective, through the bootstrap: enters `operation`, which errors call `name`. A missing rank is reported as
   /// PeerTimeout.
   void all_gather(const void* mine, size_t bytes, void* all, const char* name, detail::Operation operation,
-                  uint64_t object = 0);
-  /// Runs `step`, which makes collective calls of the bootstrap, in a call that was entered; a missing rank is reported
-  /// likewise. An abort of the group and a rank that has entered another call end them within about a second.
+                  detail::Milliseconds deadline, uint64_t object = 0);
+  /// A collective_call, entered before, in which `step` makes collective calls of the bootstrap; a missing rank is reported as
+  /// PeerTimeout. An abort of the group and a rank that has entered another call end them within about a second.
   template <class Step>
   void collectively(const char* operation, const Step& step) {
     const uint64_t start = detail::Cpu::now_ns();
-    try {
-      step();
-      if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
-    } catch (const RendezvousError& error) {
-      if (error.missing_ranks().empty()) throw;
-      raise_missing(operation, error.missing_ranks().front(), start);
-    } catch (const PeerFailed&) {  // gone; if it said why before, that is the story
-      if (const uint64_t word = abort_word()) throw_abort(word, operation);
-      throw;
-    } catch (const Error& error) {  // the bootstrap may see what ranks of other calls bring
-      if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
-      throw;
-    }
+    collective_call(operation, [&] {
+      try {
+        step();
+        if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
+      } catch (const RendezvousError& error) {
+        if (error.missing_ranks().empty()) throw;
+        raise_missing(operation, error.missing_ranks().front(), start);
+      } catch (const PeerFailed& error) {  // gone; if it said why before, that is the story
+        if (const uint64_t word = abort_word()) throw_abort(word, operation);
+        if (error.left()) post_word(detail::make_left_word(error.rank(), static_cast<int>(error.reason())));
+        throw;
+      } catch (const Error&) {  // the bootstrap may see what ranks of other calls bring
+        if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
+        throw;
+      }
+    });
   }
   /// The live registration that holds [p, p + bytes), or null.
   const detail::Registration* registration_of(const void* p, size_t bytes) const;
@@ -107,7 +121,10 @@ struct Group::Impl {
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
+  /// That rank has destroyed its Group. No failure while nobody needs it.
+  bool has_left(int rank) const noexcept;
 
+  const detail::HomeProcess home;  ///< only the process that joined may leave
   std::unique_ptr<detail::Bootstrap> bootstrap;
   std::unique_ptr<detail::SymmetricHeap> heap;     ///< rows and flags; device memory if the group has a device
   std::unique_ptr<detail::SymmetricHeap> control;  ///< host memory with the abort words; null: they are in `heap`
@@ -130,6 +147,7 @@ struct Group::Impl {
  private:
   /// What ranks a and b have called that differs.
   std::string describe_mismatch(int a, int b) const;
+  void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
   void raise_missing(const char* operation, int rank, uint64_t start_ns);
 };

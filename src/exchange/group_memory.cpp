@@ -34,13 +34,13 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));
-  group.all_gather(&mine, sizeof mine, all.data(), "register_memory", Operation::register_memory);
+  group.all_gather(&mine, sizeof mine, all.data(), "register_memory", Operation::register_memory, group.options.timeout);
   uint64_t taken = 0;
   for (const uint64_t slots : all) taken |= slots;
   for (int slot = 0; slot < Group::kMaxRegistered; ++slot)
     if (((taken >> slot) & 1u) == 0) return slot;
-  throw Error(ErrorCode::unsupported, "register_memory: all " + std::to_string(Group::kMaxRegistered) +
-                                          " registrations of the group are in use; destroy one on all ranks first");
+  throw AgreedError(ErrorCode::unsupported, "register_memory: all " + std::to_string(Group::kMaxRegistered) +
+                                                " registrations of the group are in use; destroy one on all ranks first");
 }
 
 }  // namespace
@@ -67,31 +67,35 @@ uint64_t Group::Impl::registered_slots() const {
 void Group::Impl::check_usable(const char* context) {
   check_alive(context);
   if (heap->asleep())
-    throw Error(ErrorCode::invalid_argument,
-                std::string(context) + ": the group sleeps and its heap has no memory; call Group::wake() on all ranks first");
+    throw AgreedError(
+        ErrorCode::invalid_argument,
+        std::string(context) + ": the group sleeps and its heap has no memory; call Group::wake() on all ranks first");
 }
 
 RegisteredMemory Group::register_memory(void* memory, size_t bytes) {
   Impl& g = *impl_;
-  return g.telling("register_memory", [&] {
-    const auto world = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
-    auto r = std::make_shared<Registration>();
+  const auto world = static_cast<size_t>(size()), me = static_cast<size_t>(rank());
+  std::shared_ptr<Registration> r;
+  g.check_alive("register_memory");
+  g.collectively("register_memory", [&] {
+    r = std::make_shared<Registration>();
     r->data = static_cast<std::byte*>(memory);
     r->bytes = bytes;
     r->slot = free_slot(g);
-    g.collectively("register_memory", [&] {
-      const std::vector<std::byte*> at = g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, g.options.timeout, r->mapping)
-                                                  : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
-      std::vector<uint64_t> mine(world), all(world * world);
-      for (size_t s = 0; s < world; ++s)
-        mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);
-      g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), g.options.timeout);
-      for (size_t reader = 0; reader < world; ++reader) r->host_distances.push_back(all[reader * world + me]);
+    const std::vector<std::byte*> at =
+        g.device ? g.device->reach(*g.bootstrap, r->slot, memory, bytes, g.options.timeout, r->mapping)
+                 : share_addresses(*g.bootstrap, memory, bytes, g.options.timeout);
+    std::vector<uint64_t> mine(world), all(world * world);
+    for (size_t s = 0; s < world; ++s)
+      mine[s] = reinterpret_cast<uint64_t>(at[s]) - reinterpret_cast<uint64_t>(g.heap->view().base[s]);
+    g.bootstrap->all_gather(mine.data(), world * sizeof(uint64_t), all.data(), g.options.timeout);
+    for (size_t reader = 0; reader < world; ++reader) r->host_distances.push_back(all[reader * world + me]);
+    run_step(*g.bootstrap, Deadline(g.options.timeout), "register_memory", [&] {
       r->distances = g.device ? g.device->upload_distances(r->slot, r->host_distances) : r->host_distances.data();
     });
-    g.registrations[static_cast<size_t>(r->slot)] = r;
-    return RegisteredMemory(std::move(r));
   });
+  g.registrations[static_cast<size_t>(r->slot)] = r;
+  return RegisteredMemory(std::move(r));
 }
 
 void Group::sleep() {
@@ -99,7 +103,7 @@ void Group::sleep() {
   g.check_alive("sleep");
   if (g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "sleep: the group sleeps already");
   g.enter(Operation::sleep);
-  g.telling("sleep", [&] { g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); }); });
+  g.collectively("sleep", [&] { g.heap->sleep(*g.bootstrap, g.heap->kept(), g.options.timeout); });
 }
 
 void Group::wake() {
@@ -107,7 +111,7 @@ void Group::wake() {
   g.check_alive("wake");
   if (!g.heap->asleep()) throw Error(ErrorCode::invalid_argument, "wake: the group does not sleep");
   g.enter(Operation::wake);
-  g.telling("wake", [&] { g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); }); });
+  g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); });
 }
 
 bool Group::asleep() const noexcept { return impl_->heap->asleep(); }

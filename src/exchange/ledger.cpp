@@ -29,6 +29,13 @@ LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
 
 LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}
 
+void LedgerImpl::take_memory(Backend backend) {
+  check_config(config, world());
+  tuned_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens);
+  layout_ = ledger_layout(config, world());
+  layout_.base = take_heap(LedgerCombine::memory_required(config, world(), backend).total(), kept_bytes());
+}
+
 uint64_t LedgerImpl::hash() const {
   uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine));
   for (const int64_t v : {config.hidden, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
@@ -88,12 +95,15 @@ int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
 int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
-    : impl_(group.impl().telling("LedgerCombine", [&] {
+    : impl_(group.impl().collective_call("LedgerCombine", [&] {
         return group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config);
       })) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
-LedgerCombine& LedgerCombine::operator=(LedgerCombine&&) noexcept = default;
-LedgerCombine::~LedgerCombine() = default;
+LedgerCombine& LedgerCombine::operator=(LedgerCombine&& other) noexcept {
+  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  return *this;
+}
+LedgerCombine::~LedgerCombine() { replace_at_home(impl_, {}); }
 
 MemoryRequirement LedgerCombine::memory_required(const LedgerConfig& c, int world, Backend) {
   check_config(c, world);
@@ -113,15 +123,17 @@ PreparedLedger LedgerCombine::prepare(const LedgerTables& tables) {
 }
 void LedgerCombine::combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
                             const LedgerCombineOptions& options) {
-  impl_->combine(y, probs, ledger, out, options);
+  impl_->collective_call("ledger combine", [&] { impl_->combine(y, probs, ledger, out, options); });
 }
 void LedgerCombine::combine(const ConstRows& y, const float* probs, const LedgerTables& tables, void* out,
                             const LedgerCombineOptions& options) {
-  impl_->combine(y, probs, impl_->prepare_checked(tables), out, options);
+  impl_->collective_call("ledger combine", [&] { impl_->combine(y, probs, impl_->prepare_checked(tables), out, options); });
 }
 void combine_by_ledger(const ConstRows& y, const float* probs, std::span<const std::byte> route_meta, LedgerCombine& window,
                        int64_t tokens, void* out, const LedgerCombineOptions& options) {
-  window.impl_->combine(y, probs, window.impl_->prepare_checked(route_meta, tokens), out, options);
+  LedgerImpl& impl = *window.impl_;
+  impl.collective_call("ledger combine",
+                       [&] { impl.combine(y, probs, impl.prepare_checked(route_meta, tokens), out, options); });
 }
 ConstRows LedgerCombine::returned() const { return impl_->returned(); }
 const LedgerConfig& LedgerCombine::config() const noexcept { return impl_->config; }

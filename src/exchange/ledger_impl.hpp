@@ -37,6 +37,7 @@ struct LedgerData {
 
 class LedgerImpl : protected ExchangeBase {
  public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
   virtual ~LedgerImpl() = default;
   LedgerImpl(const LedgerImpl&) = delete;
   LedgerImpl& operator=(const LedgerImpl&) = delete;
@@ -67,6 +68,8 @@ class LedgerImpl : protected ExchangeBase {
   size_t kept_bytes() const {
     return layout_.tells() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }
+  /// Of construct(): checks the configuration and takes symmetric memory.
+  void take_memory(Backend backend);
   uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
 
   TuningValues tuned_;  ///< set by the backend before the first prepare()

@@ -83,9 +83,20 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
   return t;
 }
 
-LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {
-  group_.check_usable("LowLatencyExchange");
-  checked([&] { check_config(config, world()); });
+LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {}
+
+void LowLatencyImpl::construct(const std::function<void()>& build) {
+  ExchangeBase::construct("LowLatencyExchange", "LowLatencyConfig or tuned", [&] {
+    choose_shape();
+    // All survives sleep: a call may have been sent and not received.
+    layout_.base = take_heap(LowLatencyExchange::memory_required(config, world()).total());
+    build();
+    return hash();
+  });
+}
+
+void LowLatencyImpl::choose_shape() {
+  check_config(config, world());
   tuned_ = group_.tuned(TuningMode::low_latency, config.hidden, config.max_tokens);
   const TuningValues flat = group_.tuned(TuningMode::flat, config.hidden, config.max_tokens);
   tuned_.sms = flat.sms;
@@ -107,12 +118,6 @@ LowLatencyImpl::Senders LowLatencyImpl::senders(int most, int warps) const {
   s.parts = (hidden + s.part_columns - 1) / s.part_columns;
   s.teams = sending_teams(warps, s.parts);
   return s;
-}
-
-size_t LowLatencyImpl::allocate_symmetric() {
-  const size_t bytes = LowLatencyExchange::memory_required(config, world()).total();
-  layout_.base = group_.heap->allocate(bytes, 4096);  // all survives sleep: a call may have been sent and not received
-  return layout_.base;
 }
 
 int64_t LowLatencyImpl::scratch_bytes() const {
@@ -268,7 +273,7 @@ void LowLatencyImpl::keep_pending(Pending what, const LowLatencyOutput& output, 
 }
 
 ReceiveHook LowLatencyImpl::receive_hook() {
-  return [this, call = ++split_calls_] { receive(call); };
+  return [this, call = ++split_calls_] { collective_call("receive", [&] { receive(call); }); };
 }
 
 void LowLatencyImpl::receive(uint64_t call) {
@@ -304,12 +309,15 @@ int usual_pieces(const LowLatencyConfig& c, int world) {
 }
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
-    : impl_(group.impl().telling("LowLatencyExchange", [&] {
+    : impl_(group.impl().collective_call("LowLatencyExchange", [&] {
         return group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config);
       })) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
-LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&&) noexcept = default;
-LowLatencyExchange::~LowLatencyExchange() = default;
+LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&& other) noexcept {
+  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  return *this;
+}
+LowLatencyExchange::~LowLatencyExchange() { replace_at_home(impl_, {}); }
 
 MemoryRequirement LowLatencyExchange::memory_required(const LowLatencyConfig& config, int world) {
   check_config(config, world);
@@ -335,26 +343,26 @@ LowLatencyRows LowLatencyExchange::make_rows(DType type) {
 
 void LowLatencyExchange::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                                   const LowLatencyDispatchOptions& options) {
-  impl_->dispatch(x, ids, output, options, false);
+  impl_->collective_call("dispatch", [&] { impl_->dispatch(x, ids, output, options, false); });
 }
 ReceiveHook LowLatencyExchange::dispatch_send(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                                               const LowLatencyDispatchOptions& options) {
-  impl_->dispatch(x, ids, output, options, true);
+  impl_->collective_call("dispatch", [&] { impl_->dispatch(x, ids, output, options, true); });
   return impl_->receive_hook();
 }
 
 void LowLatencyExchange::combine(const ConstRows& y, const LowLatencyOutput& output, void* out,
                                  const LowLatencyCombineOptions& options) {
-  impl_->combine(y, output, out, options, false);
+  impl_->collective_call("combine", [&] { impl_->combine(y, output, out, options, false); });
 }
 ReceiveHook LowLatencyExchange::combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                                              const LowLatencyCombineOptions& options) {
-  impl_->combine(y, output, out, options, true);
+  impl_->collective_call("combine", [&] { impl_->combine(y, output, out, options, true); });
   return impl_->receive_hook();
 }
 
 void LowLatencyExchange::moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options) {
-  impl_->all_to_all(x, ids, out, options);
+  impl_->collective_call("moe_all_to_all", [&] { impl_->all_to_all(x, ids, out, options); });
 }
 
 const LowLatencyConfig& LowLatencyExchange::config() const noexcept { return impl_->config; }

@@ -52,6 +52,7 @@ struct LowLatencyBlock {
 
 class LowLatencyImpl : protected ExchangeBase {
  public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
   virtual ~LowLatencyImpl() {
     if (pending_block_) pending_block_->pending = false;
   }
@@ -107,8 +108,8 @@ class LowLatencyImpl : protected ExchangeBase {
   };
   /// Lets up to `most` of a block's `warps`, with channels for each, send a message together; 1: blocks need no barrier.
   Senders senders(int most, int warps) const;
-  /// Takes memory_required(config) of the heap and lets `layout_` begin there. \returns the offset
-  size_t allocate_symmetric();
+  /// The whole of every constructor. `build` finds `layout_` at its place in the heap.
+  void construct(const std::function<void()>& build);
 
   TuningValues tuned_;  ///< of low-latency mode; `sms` and `warps`: of the flat exchange
   LowLatencyLayout layout_;
@@ -116,6 +117,7 @@ class LowLatencyImpl : protected ExchangeBase {
   Senders dispatch_senders_, flat_senders_;
 
  private:
+  void choose_shape();  ///< from the configuration, which it checks, and the tuning in force
   void check_tokens(const ConstRows& x, const ExpertIds& ids) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;

@@ -108,12 +108,15 @@ static RingLayout checked_rings(const NormalConfig& c, int world) {
 }
 
 NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
-    : impl_(group.impl().telling("NormalExchange", [&] {
+    : impl_(group.impl().collective_call("NormalExchange", [&] {
         return group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config);
       })) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
-NormalExchange& NormalExchange::operator=(NormalExchange&&) noexcept = default;
-NormalExchange::~NormalExchange() = default;
+NormalExchange& NormalExchange::operator=(NormalExchange&& other) noexcept {
+  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  return *this;
+}
+NormalExchange::~NormalExchange() { replace_at_home(impl_, {}); }
 
 MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int world, Backend backend) {
   check_config(c, world);
@@ -156,10 +159,10 @@ size_t NormalExchange::heap_bytes_for(const NormalConfig& config, int world, Bac
 
 Dispatched NormalExchange::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
                                     const DispatchOptions& options) {
-  return impl_->dispatch(x, ids, weights, options);
+  return impl_->collective_call("dispatch", [&] { return impl_->dispatch(x, ids, weights, options); });
 }
 Dispatched NormalExchange::dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
-  return impl_->redispatch(x, handle, options);
+  return impl_->collective_call("cached dispatch", [&] { return impl_->redispatch(x, handle, options); });
 }
 RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) {
   return as_error("allocate_rows", [&] { return impl_->allocate_rows(handle, type, {}); });
@@ -175,7 +178,7 @@ void NormalExchange::use_graph_memory(const GraphMemory& memory) {
 }
 void NormalExchange::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
                              float* out_weights) {
-  impl_->combine(y, handle, out, options, out_weights);
+  impl_->collective_call("combine", [&] { impl_->combine(y, handle, out, options, out_weights); });
 }
 void Dispatched::used_by(void* stream) {
   if (block) block->used_by(stream);

@@ -49,6 +49,7 @@ struct OutputBlock {
 
 class NormalImpl : protected ExchangeBase {
  public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
   virtual ~NormalImpl() = default;
   NormalImpl(const NormalImpl&) = delete;
   NormalImpl& operator=(const NormalImpl&) = delete;
@@ -95,8 +96,12 @@ class NormalImpl : protected ExchangeBase {
   void fill_sum(struct CombineParams& p, const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
                 float* out_weights) const;
 
-  void agree_on_construction(uint64_t heap_offset) {
-    ExchangeBase::agree_on_construction(heap_offset, config_hash(config), "NormalExchange", "NormalConfig");
+  void construct(const std::function<void()>& build) {
+    ExchangeBase::construct("NormalExchange", "NormalConfig", [&] {
+      check_config(config, world());
+      build();
+      return config_hash(config);
+    });
   }
 
   RingLayout rings_;

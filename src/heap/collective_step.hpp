@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,15 @@ struct StepReport {
   char text[508] = {};
 };
 
-/// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one
-/// rank's lack of memory is an error with its text everywhere, not a wait that ends at the deadline. `subject` begins the text.
-/// Returns only when the step has succeeded on all ranks: it is also a barrier. After an Error of a step the ranks are still in
-/// step with each other; after an exception of the bootstrap they are not.
+/// An error that every rank throws alike, because they told each other: they are still in step, and nobody has to be told.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Runs this rank's share of a step.
 template <class Step>
-void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {
+StepReport attempt(const Step& step) {
   StepReport mine;
   const auto note = [&mine](ErrorCode code, const char* text) {
     mine.code = static_cast<int32_t>(code);
@@ -34,16 +38,32 @@ void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subjec
     step();
   } catch (const Error& error) {
     note(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    note(ErrorCode::system, "out of memory");
   } catch (const std::exception& error) {
     note(ErrorCode::system, error.what());
   }
+  return mine;
+}
+
+/// Throws what rank `rank` reported, if that was an error.
+inline void raise_if_failed(StepReport report, const char* subject, size_t rank) {
+  if (report.code == 0) return;
+  report.text[sizeof report.text - 1] = '\0';
+  throw AgreedError(static_cast<ErrorCode>(report.code),
+                    std::string(subject) + ", rank " + std::to_string(rank) + ": " + report.text);
+}
+
+/// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one
+/// rank's lack of memory is an error with its text everywhere, not a wait that ends at the deadline. `subject` begins the text.
+/// Returns only when the step has succeeded on all ranks: it is also a barrier. After an AgreedError of a step the ranks are
+/// still in step with each other; after an exception of the bootstrap they are not.
+template <class Step>
+void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {
+  const StepReport mine = attempt(step);
   std::vector<StepReport> all(static_cast<size_t>(bootstrap.world()));
   bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].code == 0) continue;
-    all[r].text[sizeof all[r].text - 1] = '\0';
-    throw Error(static_cast<ErrorCode>(all[r].code), std::string(subject) + ", rank " + std::to_string(r) + ": " + all[r].text);
-  }
+  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r], subject, r);
 }
 
 }  // namespace switchyard::detail

@@ -57,9 +57,9 @@ size_t checked_segment_bytes(size_t bytes) {
 
 void check_memory(int world, uint64_t needed, uint64_t available, const std::string& limit) {
   if (needed <= available) return;
-  throw Error(ErrorCode::system, "the symmetric heap needs " + describe_bytes(needed) + " (" + std::to_string(world) +
-                                     " ranks x " + describe_bytes(needed / static_cast<uint64_t>(world)) + ") but only " +
-                                     describe_bytes(available) + " can still be used (" + limit + "): lower heap_bytes");
+  throw AgreedError(ErrorCode::system, "the symmetric heap needs " + describe_bytes(needed) + " (" + std::to_string(world) +
+                                           " ranks x " + describe_bytes(needed / static_cast<uint64_t>(world)) + ") but only " +
+                                           describe_bytes(available) + " can still be used (" + limit + "): lower heap_bytes");
 }
 
 /// What a rank is about to take, and what it thinks can be taken.

@@ -52,6 +52,7 @@ struct HeapHeader {
   static constexpr int kCallsKept = 64;
 
   uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by anyone, never cleared
+  uint64_t left_ranks;  ///< bit r: rank r has left, and gives no more than is here already; set by rank r. Host memory
   /// What this rank has called, for its peers to compare with their own calls: how many so far, and the words of the last of
   /// them (next_call_word), number n at n % kCallsKept. Written by this rank only, when it enters a call.
   alignas(64) uint64_t num_calls;
@@ -85,11 +86,14 @@ CallPair calls_of_both(const HeapHeader& mine, const HeapHeader& theirs, Peek&& 
   return {last - back, peek(&mine.calls[at]), peek(&theirs.calls[at])};
 }
 
-/// {1:1, unused, awaited rank:8 (255: none), reason:8, rank:8}: non-zero for every (rank, reason).
+/// {1:1, unused, left:1, awaited rank:8 (255: none), reason:8, rank:8}: non-zero for every (rank, reason).
 constexpr uint64_t make_abort_word(int rank, int reason, int awaited = 255) {
   return (uint64_t{1} << 63) | (static_cast<uint64_t>(awaited & 0xff) << 16) | (static_cast<uint64_t>(reason & 0xff) << 8) |
          static_cast<uint64_t>(rank & 0xff);
 }
+/// Of a rank that left while others needed it; to them it is gone, as if its process had ended (ErrorCode::system).
+constexpr uint64_t make_left_word(int rank, int reason) { return make_abort_word(rank, reason) | uint64_t{1} << 24; }
+constexpr bool abort_is_left(uint64_t word) { return (word >> 24 & 1) != 0; }
 constexpr int abort_rank(uint64_t word) { return static_cast<int>(word & 0xff); }
 constexpr int abort_reason(uint64_t word) { return static_cast<int>((word >> 8) & 0xff); }
 constexpr int abort_awaited(uint64_t word) { return static_cast<int>((word >> 16) & 0xff); }

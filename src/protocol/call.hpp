@@ -72,6 +72,7 @@ struct CallContext {
   /// CUDA: the same in host memory, polled less often, because a host can't reach the one in device memory. CPU: null, there is
   /// only one. If set, a fault is also told to all ranks' device memory, because no host may be listening.
   const uint64_t* host_abort_word = nullptr;
+  const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
   FaultRecord* fault = nullptr;
   uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]

@@ -98,17 +98,40 @@ SWITCHYARD_FN bool called_otherwise(const CallContext& call, int r) {
   return false;
 }
 
-/// A look at what may end a wait that began at time `start`: its deadline, the abort words, and what the awaited rank has
-/// called instead. False: the fault is recorded and the call must end.
+/// What may end a wait for rank `awaited`: an abort word, or one that says that this rank has left; 0: nothing. `host`: also
+/// looks at what a GPU finds in host memory only.
+template <class A>
+SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host) {
+  const uint64_t abort = A::template load_acquire<Scope::system>(call->abort_word, Site::none);
+  if (abort != 0 || !host) return abort;
+  if (call->host_abort_word) {
+    const uint64_t word = A::template load_acquire<Scope::system>(call->host_abort_word, Site::none);
+    if (word != 0) return word;
+  }
+  const uint64_t left = A::template load_acquire<Scope::system>(call->left_ranks, Site::none);
+  return (left >> awaited & 1) != 0 ? make_left_word(awaited, static_cast<int>(ErrorCode::system)) : 0;
+}
+
+/// A look at what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank,
+/// and what that has called instead. False: the wait ends unless what it waits for turns out to be there, see EndWait.
 template <class A>
 struct MayGoOn {
   static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
 
+  SWITCHYARD_FN bool operator()(typename A::Warp&, const CallContext* call, int awaited, uint64_t start, int polls) const {
+    const uint64_t waited = A::now_ns() - start;
+    return find_end<A>(call, awaited, !call->host_abort_word || polls % kHostPolls == 0) == 0 &&
+           static_cast<int64_t>(waited - call->timeout_ns) < 0 && !called_otherwise<A>(*call, awaited);
+  }
+};
+
+/// Records why a wait ends, and is false. Comes after polls that followed a MayGoOn of false: whatever a rank delivered before
+/// it left would have ended the wait well. True if the wait is for another rank by now, and goes on.
+template <class A>
+struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
-                                uint64_t expected, int awaited, uint64_t start, int polls) const {
-    uint64_t abort = A::template load_acquire<Scope::system>(call->abort_word, Site::none);
-    if (abort == 0 && call->host_abort_word && polls % kHostPolls == 0)
-      abort = A::template load_acquire<Scope::system>(call->host_abort_word, Site::none);
+                                uint64_t expected, int awaited, uint64_t start) const {
+    const uint64_t abort = find_end<A>(call, awaited, true);
     if (abort == 0 && called_otherwise<A>(*call, awaited)) return record_mismatch<A>(w, *call, site, awaited);
     const uint64_t waited = A::now_ns() - start;
     if (abort == 0 && static_cast<int64_t>(waited - call->timeout_ns) < 0) return true;
@@ -184,13 +207,19 @@ class WaitClock {
     awaited_ = next_awaited;
   }
 
-  /// Call after each failed poll. False: the deadline has passed or someone aborted; the fault is recorded and the call must
-  /// end.
+  /// Call after each failed poll. False: the deadline has passed, someone aborted or the awaited rank has left; the fault is
+  /// recorded and the call must end.
   SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
                                   uint64_t expected) {
     A::pause(w, polls_++);
     if (!looks_around()) return true;
-    if (A::cold(w, MayGoOn<A>{}, &call, site, flag, expected, awaited_, start_, polls_)) return true;
+    if ((polls_ & kEnding) == 0) {
+      if (polls_ >= 2 * kManyPolls) polls_ -= kManyPolls;
+      if (!A::cold(w, MayGoOn<A>{}, &call, awaited_, start_, polls_)) polls_ |= kEnding;
+      return true;
+    }
+    polls_ &= ~kEnding;
+    if (A::cold(w, EndWait<A>{}, &call, site, flag, expected, awaited_, start_)) return true;
     charge(w, call, awaited_);
     return false;
   }
@@ -205,6 +234,8 @@ class WaitClock {
   uint64_t start_ = 0, slice_ = 0;
   // Of a long wait: as if it had polled so often that it sleeps between polls.
   static constexpr int kPollsOfLongWait = 1 << 16;
+  static constexpr int kManyPolls = 1 << 23;  // where counting begins again; the pauses between polls are at their longest
+  static constexpr int kEnding = 1 << 30;     // the polls until the next look are the last
 
   int awaited_ = 0;
   int polls_ = 0;

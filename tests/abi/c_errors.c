@@ -228,6 +228,17 @@ static void wrong_members(void) {
   sy_group_options options = small(1000);
   options.timeout_ms = 0;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "timeout_ms = 0");
+  options.timeout_ms = options.rendezvous_timeout_ms = INT64_MAX;  // never
+  CHECK_OK(sy_group_in_process(1, &options, &group));
+  CHECK_OK(sy_group_barrier(group));
+  CHECK_FAILS(sy_group_set_timeout(group, 0), SWITCHYARD_INVALID_ARGUMENT, "timeout = 0 ms");
+  CHECK_FAILS(sy_group_set_timeout(NULL, 1000), SWITCHYARD_INVALID_ARGUMENT, "group is NULL");
+  CHECK_OK(sy_group_set_timeout(group, 1000));
+  CHECK_OK(sy_group_set_timeout(group, INT64_MAX));
+  CHECK_OK(sy_group_barrier(group));
+  CHECK_OK(sy_group_destroy(group));
+  options = small(1000);
+  group = NULL;
   options = small(1000);
   options.deferred_copies = 2;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "deferred_copies = 2");

@@ -32,6 +32,8 @@ void check_payload(ByteSpan payload) {
   const auto mesh_hello = decode_mesh_hello(payload);
   check_round_trip(payload, decode_greeting(payload));
   check_round_trip(payload, hello);
+  check_round_trip(payload, decode_refusal(payload));
+  check_round_trip(payload, decode_welcome(payload));
   check_round_trip(payload, decode_failure(payload));
   check_round_trip(payload, decode_progress(payload));
   check_round_trip(payload, decode_roster(payload));
@@ -123,7 +125,7 @@ class Random {
 };
 
 Bytes valid_payload(Random& random) {
-  switch (random.below(6)) {
+  switch (random.below(8)) {
     case 0: return encode(Greeting{});
     case 1: {
       Hello hello;
@@ -141,6 +143,8 @@ Bytes valid_payload(Random& random) {
       for (size_t r = random.below(70); r > 0; --r) roster.mesh_names.push_back(random.text(random.below(110)));
       return encode(roster);
     }
+    case 5: return encode(Refusal{random.text(random.below(5000)), {}});
+    case 6: return encode(Welcome{});
     default: return encode(MeshHello{static_cast<int32_t>(random.below(9)), static_cast<int32_t>(random.below(9)), {}, {}});
   }
 }
@@ -158,7 +162,7 @@ Bytes some_input(Random& random) {
   const bool bare = random.below(4) == 0;
   for (size_t count = bare ? 1 : random.below(5); count > 0; --count) {
     const Bytes payload = random.below(5) == 0 ? random.bytes(random.below(100)) : valid_payload(random);
-    const Bytes frame = bare ? payload : encode_frame(static_cast<FrameKind>(random.below(14)), random.next(), payload);
+    const Bytes frame = bare ? payload : encode_frame(static_cast<FrameKind>(random.below(15)), random.next(), payload);
     input.insert(input.end(), frame.begin(), frame.end());
   }
   for (size_t damage = random.below(3); damage > 0 && !input.empty(); --damage) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,7 +16,8 @@
 #include <set>
 #include <thread>
 
-#include "protocol/fault_rig.hpp"
+#include "exchange/group_impl.hpp"
+#include "protocol/departures.hpp"
 
 namespace harness {
 namespace {
@@ -201,9 +203,137 @@ TEST(Left, InOrderButTooEarly) {
     FaultRig rig(group);
     rig.round();
     if (group.rank() == 2) return;  // its Group is destroyed: an orderly leave
-    expect_named(outcome_of([&] { rig.round(); }), 2, f);
+    const Outcome o = outcome_of([&] { rig.round(); });
+    f.check(says_that_it_left(o, 2), shown(o));
   });
   EXPECT_EQ(joined(failures), "");
+}
+
+class ALeavingProcess : public testing::TestWithParam<Departure> {};
+
+/// Its own code throws, and its objects and its Group are destroyed on the way out. Deadlines are beyond this program's limit.
+TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
+  Fleet fleet = fleet_of(3, 600s);
+  fleet.options.rendezvous_timeout = 600s;
+  const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
+    const auto body = [&] {
+      GetParam().body(group, [&] {
+        if (group.rank() == 1) throw OwnError();
+      });
+    };
+    try {
+      const Outcome o = outcome_of(body);
+      f.check(says_that_it_left(o, 1), shown(o));
+    } catch (const OwnError&) {
+    }
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Left, ALeavingProcess, testing::ValuesIn(departures()),
+                         [](const auto& d) { return std::string(d.param.name); });
+
+TEST(Left, WhileOthersReceiveTheLastCall) {
+  const auto failures = run_processes(fleet_of(3, 60s), [&](Group& group, Failures&) {
+    LowLatencyRig rig(group);
+    rig.round();
+    rig.dispatch();
+    const auto rows = rig.combine_send();
+    if (group.rank() == 2) std::this_thread::sleep_for(300ms);
+    rows();
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// What a child inherits, and destroys when it ends.
+struct Inherited {
+  std::vector<Group> groups;
+  std::vector<FaultRig> normal;
+  std::vector<LowLatencyRig> low_latency;
+  std::vector<switchyard::Dispatched> rows;
+  std::vector<switchyard::RegisteredMemory> registered;
+  ~Inherited() { clear(); }
+  void clear() {  // in the order that objects and groups ask for
+    registered.clear();
+    rows.clear();
+    low_latency.clear();
+    normal.clear();
+    groups.clear();
+  }
+};
+
+/// Forks a child that ends by exit(), with destructors of static objects, after `first`. False if it did not end, or by a
+/// signal.
+bool child_exits(const std::function<void()>& first) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    first();
+    std::exit(0);
+  }
+  int status = 0;
+  for (int i = 0; i < 3000; ++i) {
+    if (::waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status);
+    std::this_thread::sleep_for(10ms);
+  }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  return false;
+}
+
+TEST(ForkedChild, EndsWithoutItsParentsGroup) {
+  const auto failures = run_processes(fleet_of(3, 60s), [&](Group& given, Failures& f) {
+    static Inherited kept;
+    kept.groups.push_back(std::move(given));
+    Group& group = kept.groups.back();
+    kept.normal.emplace_back(group);
+    kept.low_latency.emplace_back(group);
+    kept.rows.push_back(kept.normal[0].dispatch());
+    const auto round = [&] {
+      kept.normal[0].combine(kept.rows[0]);
+      kept.rows[0] = kept.normal[0].dispatch();
+      kept.low_latency[0].round();
+      group.barrier();
+    };
+    round();
+    if (group.rank() > 0) {
+      f.check(child_exits([] {}), "exit");
+      f.check(child_exits([] { kept.clear(); }), "destruction");
+      f.check(child_exits([] {
+                kept.groups.back().abort(1);
+                const Outcome o = outcome_of([] { kept.groups.back().impl().bootstrap->barrier(1ms); });
+                if (o.code != ErrorCode::invalid_argument) ::raise(SIGKILL);
+              }),
+              "calls of the child");
+    }
+    round();
+    group.barrier();
+    kept.clear();
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
+  static Inherited kept;
+  GroupOptions options = options_with(60s);
+  kept.groups = Group::in_process(2, options);
+  const auto on_all = [&](const std::function<void(size_t)>& body) {
+    std::thread other([&] { body(1); });
+    body(0);
+    other.join();
+  };
+  std::vector<std::unique_ptr<FaultRig>> rigs(2);
+  on_all([&](size_t r) {
+    rigs[r] = std::make_unique<FaultRig>(kept.groups[r]);
+    rigs[r]->round();
+  });
+  std::thread waits([&] { kept.groups[1].barrier(); });  // waits where a child must not destroy what it waits on
+  std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE(child_exits([] {}));
+  kept.groups[0].barrier();
+  waits.join();
+  on_all([&](size_t r) { rigs[r]->round(); });
+  rigs.clear();
+  kept.groups.clear();
 }
 
 /// Leaving in order after the last common call disturbs nobody, in whatever order.

@@ -50,14 +50,16 @@ class Intruders : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
 
 TEST_P(Intruders, WithAnotherTokenIsRefused) {
-  const auto ends = with_intruder(GetParam(), [](ChildRank& me, const std::string& store) {
-    say_outcome(me, {1, 2, store, "another token"}, kLong);
+  // Over TCP it cannot tell rank 0 from a stranger in its place, and comes again until its deadline.
+  const bool at_once = GetParam() == "path";
+  const auto ends = with_intruder(GetParam(), [&](ChildRank& me, const std::string& store) {
+    say_outcome(me, {1, 2, store, "another token"}, at_once ? kLong : Milliseconds{1000});
     me.say("done");
   });
   EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
   EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
-  EXPECT_TRUE(said(ends[2], "refused by rank 0")) << all_said(ends[2]);
-  EXPECT_TRUE(said(ends[2], "job token")) << all_said(ends[2]);
+  EXPECT_TRUE(said(ends[2], at_once ? "refused by rank 0" : "turned away before, without proof")) << all_said(ends[2]);
+  EXPECT_TRUE(said(ends[2], "its job token is another one")) << all_said(ends[2]);
 }
 
 TEST_P(Intruders, WithAnotherWorldIsRefused) {
@@ -88,12 +90,14 @@ TEST_P(Intruders, GarbageIsIgnored) {
 }
 
 TEST_P(Intruders, SilenceHoldsNobodyUp) {
-  // Their connections stay open until all is over; the ranks must not need a handshake deadline to get past them.
+  // More than rank 0 serves at a time, and than wait in its backlog. Their connections stay open until all is over; the ranks
+  // must not need a handshake deadline of theirs to get past them.
+  const auto start = std::chrono::steady_clock::now();
   const Place place(GetParam());
   ForkedRanks processes(3, [&](ChildRank& me) {
     if (me.rank() == 2) {
       std::vector<UniqueFd> held;
-      for (int i = 0; i < 40; ++i) held.push_back(knock(place.store()));
+      for (int i = 0; i < 700; ++i) held.push_back(knock(place.store()));
       me.say("done");
       me.await("end");
       return;
@@ -105,8 +109,73 @@ TEST_P(Intruders, SilenceHoldsNobodyUp) {
   processes.tell(1, "go");
   EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
   EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, Milliseconds{4000}) << "a handshake deadline is 5 s";
   processes.tell(2, "end");
   expect_ok(processes.finish(kLong));
+}
+
+/// Strangers hold the place of rank 0 before it comes, and say what only rank 0 may: that the rank is refused, that all has
+/// failed, that it is admitted.
+TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
+  const Place place("127.0.0.1");
+  ForkedRanks ranks(3, [&](ChildRank& me) {
+    if (me.rank() < 2) {
+      if (me.rank() == 0) me.await("go");
+      return say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
+    }
+    for (int lie = 0; lie < 6; ++lie) {
+      Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
+      std::optional<Listener::Accepted> accepted;
+      while (!(accepted = listener.accept())) ::usleep(1000);
+      Channel channel(std::move(accepted->fd), kMaxHandshakeBytes);
+      if (lie == 0) channel.queue(FrameKind::refusal, encode(Refusal{"before any greeting", {}}));
+      if (lie == 1) channel.queue(FrameKind::failure, encode(Failure{-1, 0, "before any greeting"}));
+      channel.queue(FrameKind::greeting, encode(Greeting{}));
+      channel.flush();
+      std::optional<Frame> hello;
+      while (channel.receive() && !(hello = channel.take())) ::usleep(1000);
+      if (lie == 2) channel.queue(FrameKind::refusal, encode(Refusal{"go away", {}}));
+      if (lie == 3) channel.queue(FrameKind::failure, encode(Failure{0, 0, "all is lost"}));
+      if (lie == 4) channel.queue(FrameKind::progress, encode(Progress{3, 0}));
+      if (lie == 5) channel.queue(FrameKind::welcome, encode(Welcome{}));
+      channel.flush();
+      while (channel.receive()) ::usleep(1000);  // until the rank goes
+    }
+    me.say("done");
+  });
+  ASSERT_TRUE(ranks.wait_until_said(2, "done", kLong));
+  ranks.tell(0, "go");
+  const auto ends = ranks.finish(kLong);
+  for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
+}
+
+/// Where a launcher's variables say so, in a folder that is made if it must be.
+TEST(Rendezvous, RanksMeetAtTheDerivedPlace) {
+  const std::string run = random_token();
+  const auto ends = run_ranks(2, [&](ChildRank& me) {
+    const std::string rank = std::to_string(me.rank());
+    const JoinSpec spec = join_spec_from_environment([&](const char* name) -> const char* {
+      const std::string variable = name;
+      if (variable == "RANK") return rank.c_str();
+      if (variable == "WORLD_SIZE" || variable == "LOCAL_WORLD_SIZE") return "2";
+      if (variable == "MASTER_ADDR") return "here";
+      if (variable == "MASTER_PORT") return "29500";
+      return variable == "TORCHELASTIC_RUN_ID" ? run.c_str() : nullptr;
+    });
+    me.say(spec.store);
+    say_outcome(me, spec, kLong);
+  });
+  for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "joined")) << all_said(end);
+  struct stat info;
+  EXPECT_NE(::lstat(ends[0].said.front().substr(5).c_str(), &info), 0) << "the socket is still there";
+}
+
+TEST(Rendezvous, AFolderOpenToOthersIsNotUsed) {
+  const Place place("path");
+  const std::string folder = place.path().substr(0, place.path().rfind('/'));
+  ASSERT_EQ(::chmod(folder.c_str(), 0777), 0);
+  const auto ends = run_ranks(1, [&](ChildRank& me) { say_outcome(me, {0, 2, place.store(), "token", folder}, kLong); });
+  EXPECT_TRUE(said(ends[0], "closed to others")) << all_said(ends[0]);
 }
 
 /// Speaks the protocol by hand, as a rank that knows the token would.
@@ -284,10 +353,12 @@ TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
       channel.flush();
       std::optional<Frame> hello;
       while (channel.receive() && !(hello = channel.take())) ::usleep(1000);
+      const Nonce nonce = decode_hello(hello.value().payload).value().nonce;
+      channel.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, "a guess", nonce)}));
       channel.queue(FrameKind::progress, encode(Progress{3, 0}));
       Roster roster;
       roster.mesh_names = {"switchyard-test-" + random_token(), "x"};
-      roster.proof = prove(roster, "a guess", decode_hello(hello.value().payload).value().nonce);
+      roster.proof = prove(roster, "a guess", nonce);
       channel.queue(FrameKind::roster, encode(roster));
       channel.flush();
       me.say("lied");

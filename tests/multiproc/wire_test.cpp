@@ -3,6 +3,8 @@
 #include "bootstrap/wire.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <map>
 #include <random>
@@ -61,7 +63,7 @@ TEST(Frames, HaveThePublishedLayout) {
   const Bytes frame = encode_frame(FrameKind::ready, 0x1122334455667788, bytes_of("hey"));
   EXPECT_EQ(to_hex(frame),
             "53575942"
-            "0100"
+            "0200"
             "0600"
             "8877665544332211"
             "0300000000000000"
@@ -104,7 +106,7 @@ TEST(Frames, BadHeadersEndTheStream) {
   };
   EXPECT_NE(error_of(0, 0).find("does not speak this protocol"), std::string::npos);
   EXPECT_NE(error_of(4, 9).find("version 9"), std::string::npos);
-  EXPECT_NE(error_of(6, 13).find("unknown kind 13"), std::string::npos);
+  EXPECT_NE(error_of(6, 14).find("unknown kind 14"), std::string::npos);
   EXPECT_NE(error_of(6, 0).find("unknown kind 0"), std::string::npos);
   EXPECT_NE(error_of(16, 101).find("101 bytes; at most 100"), std::string::npos);
   EXPECT_NE(error_of(23, 0xff).find("at most 100"), std::string::npos);
@@ -160,6 +162,8 @@ TEST(Messages, ShorterOrLongerOnesAreRefused) {
   };
   check(encode(Greeting{}), decode_greeting);
   check(encode(some_hello()), decode_hello);
+  check(encode(Refusal{"text", {}}), decode_refusal);
+  check(encode(Welcome{}), decode_welcome);
   check(encode(Failure{1, 2, "text"}), decode_failure);
   check(encode(Progress{}), decode_progress);
   check(encode(Roster{{}, {"a", "b"}, {}}), decode_roster);
@@ -171,6 +175,7 @@ TEST(Messages, OversizedTextsAreRefusedOrCut) {
   hello.mesh_name = std::string(300, 'x');
   EXPECT_EQ(decode_hello(encode(hello)).value().mesh_name.size(), 100u) << "cut by the sender";
   EXPECT_LE(encode(Failure{0, 0, std::string(100000, 'x')}).size(), kMaxHandshakeBytes);
+  EXPECT_LE(encode(Refusal{std::string(100000, 'x'), {}}).size(), kMaxHandshakeBytes);
   Bytes bytes = encode(some_hello());
   bytes[24] = bytes[25] = std::byte{0xff};  // the length of the host name
   EXPECT_FALSE(decode_hello(bytes));
@@ -229,6 +234,21 @@ TEST(Messages, EveryFieldIsUnderTheProof) {
     bad[i] ^= std::byte{1};
     EXPECT_NE(judge_mesh_hello(decode_mesh_hello(bad).value(), gate, Nonce{}, 1), "") << "byte " << i;
   }
+}
+
+/// Refusal and welcome: of no worth without the token, for another hello, or in place of each other.
+TEST(Messages, AnswersToAHelloAreProved) {
+  Nonce hello{}, other{};
+  other[3] = std::byte{1};
+  const Refusal refusal{"no", {}};
+  const Digest proof = prove(refusal, "token", hello);
+  EXPECT_NE(proof, prove(refusal, "tokem", hello));
+  EXPECT_NE(proof, prove(refusal, "token", other));
+  EXPECT_NE(proof, prove(Refusal{"yes", {}}, "token", hello));
+  const Digest welcome = prove(Welcome{}, "token", hello);
+  EXPECT_NE(welcome, prove(Welcome{}, "tokem", hello));
+  EXPECT_NE(welcome, prove(Welcome{}, "token", other));
+  EXPECT_NE(welcome, prove(Refusal{"", {}}, "token", hello));
 }
 
 TEST(Messages, HostsAreCompared) {
@@ -338,11 +358,31 @@ TEST(Environment, LaunchersGiveRankWorldStoreAndToken) {
     const JoinSpec spec = spec_of(variables);
     EXPECT_EQ(spec.rank, rank);
     EXPECT_EQ(spec.world, world);
-    EXPECT_TRUE(spec.store.starts_with("unix:@switchyard-")) << spec.store;
-    EXPECT_EQ(parse_endpoint(spec.store).kind, Endpoint::Kind::unix_abstract);
+    // In a folder that other users cannot enter: a name of the kernel could be taken by anyone.
+    const Endpoint place = parse_endpoint(spec.store);
+    ASSERT_EQ(place.kind, Endpoint::Kind::unix_path) << spec.store;
+    EXPECT_NE(place.name.find("switchyard-"), std::string::npos) << spec.store;
+    const std::string folder = place.name.substr(0, place.name.rfind('/'));
+    EXPECT_TRUE(is_private_folder(folder) || folder == spec.private_folder) << spec.store;
     EXPECT_EQ(spec.token.size(), 32u);
     EXPECT_EQ(spec.store.find(spec.token), std::string::npos) << "the store's name gives the token away";
   }
+}
+
+TEST(Environment, APrivateFolderIsOnesOwnAndClosed) {
+  char name[] = "/tmp/switchyard-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(name), nullptr);  // mode 0700
+  const std::string folder = name, link = folder + "/link", file = folder + "/file";
+  EXPECT_TRUE(is_private_folder(folder));
+  ASSERT_EQ(::symlink(name, link.c_str()), 0);
+  EXPECT_FALSE(is_private_folder(link)) << "whoever made the link can turn it elsewhere";
+  ASSERT_EQ(::chmod(name, 0750), 0);
+  EXPECT_FALSE(is_private_folder(folder));
+  ASSERT_EQ(::chmod(name, 0701), 0);
+  EXPECT_FALSE(is_private_folder(folder));
+  EXPECT_FALSE(is_private_folder(file)) << "not there";
+  ::unlink(link.c_str());
+  ::rmdir(name);
 }
 
 TEST(Environment, RanksOfOneJobMeetAndJobsDoNot) {

@@ -240,6 +240,8 @@ TEST(CountsInACallWithoutCounts, AreAMismatch) {
     call.timeout_ns = uint64_t{60} * 1000000000u;
     call.operation = operation;
     call.abort_word = memory[rank].data();
+    const uint64_t left = 0;
+    call.left_ranks = &left;
     call.fault = &faults[rank];
     call.fault_claims = &claims;
     call.waits = waits;

@@ -2,6 +2,7 @@
 // Low-latency objects: split calls and their hooks, other calls between the halves, memory.
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <cstring>
 
 #include "protocol/low_latency_harness.hpp"
@@ -68,28 +69,29 @@ TEST(SplitCalls, OtherCallsBetweenTheHalves) {
 
 /// A rank may send before its peers have entered the call, and may leave its own half for later while they finish theirs.
 TEST(SplitCalls, WaitForNobodyAndHoldNobodyUp) {
+  std::barrier<> meet(2);  // not the group's: its calls come in the same order on all ranks
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
     for (int i = 0; i < 3; ++i) {
       if (group.rank() == 0) {
         const auto receive = rig.dispatch_send();
-        group.barrier();  // the other rank has not called yet
-        group.barrier();  // it has returned from its call
+        meet.arrive_and_wait();  // the other rank has not called yet
+        meet.arrive_and_wait();  // it has returned from its call
         receive();
       } else {
-        group.barrier();
+        meet.arrive_and_wait();
         rig.dispatch();
-        group.barrier();
+        meet.arrive_and_wait();
       }
       if (group.rank() == 1) {
         const auto receive = rig.combine_send();
-        group.barrier();
-        group.barrier();
+        meet.arrive_and_wait();
+        meet.arrive_and_wait();
         receive();
       } else {
-        group.barrier();
+        meet.arrive_and_wait();
         rig.combine();
-        group.barrier();
+        meet.arrive_and_wait();
       }
       EXPECT_EQ(rig.out[0], 0x3F80);  // 0.5 * 1 + 0.5 * 1
     }

@@ -204,7 +204,7 @@ TEST(Doctor, JudgesLauncherVariables) {
   EXPECT_EQ(rank_with({}).verdict, Verdict::note);
   const Finding good = rank_with({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "here"}, {"MASTER_PORT", "29500"}});
   EXPECT_EQ(good.verdict, Verdict::ok);
-  EXPECT_EQ(good.value.rfind("rank 1 of 2, meeting at unix:@switchyard-", 0), 0u) << good.value;
+  EXPECT_EQ(good.value.rfind("rank 1 of 2, meeting at unix:", 0), 0u) << good.value;
   const Finding own = rank_with({{"SWITCHYARD_RANK", "0"}, {"SWITCHYARD_WORLD_SIZE", "1"}});
   EXPECT_EQ(own.verdict, Verdict::ok);
   EXPECT_EQ(own.value, "rank 0 of 1");

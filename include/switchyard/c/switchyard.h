@@ -10,9 +10,12 @@
 ///
 /// Errors. Every function returns a switchyard_code_t, except the three that return text. No exception leaves the library.
 /// After a failure sy_last_error() explains; handles returned through `T** out` are then NULL, other outputs are untouched.
-///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _HEAP_EXHAUSTED from a collective call end the peers' calls with
+///   - SWITCHYARD_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls with
 ///     SWITCHYARD_PEER_FAILED, and the group with them (not if the object itself is NULL: then the peers wait until their
 ///     deadline).
+///   - Creation of an object waits for the peers for rendezvous_timeout_ms. What it finds (SWITCHYARD_HEAP_EXHAUSTED, a config
+///     that is out of range on any rank or differs) all ranks report alike; the group stays usable and a smaller object may be
+///     made. A struct that cannot be read is misuse as above.
 ///   - SWITCHYARD_CAPACITY_EXCEEDED and SWITCHYARD_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
 ///   - SWITCHYARD_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
 ///   - SWITCHYARD_SYSTEM also stands for exhausted memory and for anything unexpected.
@@ -63,8 +66,7 @@ const char* sy_version_string(void);
 /// Stable, lower-case name of a code, for example "peer_timeout"; "unknown" for other values. Static storage.
 const char* sy_code_name(switchyard_code_t code);
 
-/// Text of the last failed call of this thread, "" if none failed. Successful calls leave it. Valid until the next failure of
-/// this thread; texts of more than 2047 bytes are cut.
+/// Text of this thread's last failed call, "" if none failed; at most 2047 bytes. Valid until its next failure.
 const char* sy_last_error(void);
 
 /// The full story of a wait that did not end.
@@ -85,7 +87,7 @@ typedef struct sy_wait_report {
 /// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() as it is, if
 /// that failure was of another kind or a pointer is NULL. Of SWITCHYARD_PEER_TIMEOUT:
 switchyard_code_t sy_last_wait_report(sy_wait_report* report);
-/// Of SWITCHYARD_PEER_FAILED: the rank that failed and what it reported (SWITCHYARD_SYSTEM if its process ended).
+/// Of SWITCHYARD_PEER_FAILED: the rank that failed and what it reported (SWITCHYARD_SYSTEM if its process ended or it left).
 switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
 /// Of SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
 switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
@@ -96,13 +98,12 @@ switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
 typedef struct sy_group_options {
   size_t struct_size;
   size_t heap_bytes;              ///< symmetric memory per rank, in bytes; see sy_exchange_heap_bytes_for
-  int64_t timeout_ms;             ///< deadline of every wait inside a call, in [1, 2^31); may differ by rank
-  int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, in [1, 2^31)
+  int64_t timeout_ms;             ///< deadline of every wait inside a call, >= 1 (INT64_MAX: never); may differ by rank
+  int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, to the group or to an object's creation, >= 1
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
   int32_t deferred_copies;  ///< 0 or 1; testing: perform a copy only when it is settled
-  int32_t num_sms;  ///< CUDA: most multiprocessors of any call; 0: the environment's SWITCHYARD_NUM_SMS, or those of the GPU /
-                    ///< ranks on it
+  int32_t num_sms;  ///< CUDA: most multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
   sy_backend backend;
   int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
 } sy_group_options;
@@ -119,10 +120,14 @@ switchyard_code_t sy_group_connect(int32_t rank, int32_t world, const char* stor
 /// This process as one rank, found from SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or from the variables of torchrun,
 /// Open MPI or Slurm. Blocks until all ranks have come.
 switchyard_code_t sy_group_from_environment(const sy_group_options* options, sy_group** group);
+/// The rank leaves: calls of peers that still need it end with SWITCHYARD_PEER_FAILED within about a second. In a child that
+/// was forked by the process that joined: nothing.
 switchyard_code_t sy_group_destroy(sy_group* group);
 
 switchyard_code_t sy_group_rank(const sy_group* group, int32_t* rank);
 switchyard_code_t sy_group_size(const sy_group* group, int32_t* size);
+/// Deadline of every wait inside the calls from now on, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
+switchyard_code_t sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 /// Collective. Waits until all ranks called it.
 switchyard_code_t sy_group_barrier(sy_group* group);
 /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
@@ -338,17 +343,14 @@ typedef struct sy_dispatched_view {
   }
 switchyard_code_t sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
 /// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed out
-/// again, to calls or as row buffers, before its work so far at the time of the destruction is done. The stream outlives the
-/// rows. If it is captured now, the rows belong to its graph as well. CPU: no effect.
+/// again before its work so far at the time of the destruction is done. If it is captured, the rows belong to its graph, too.
 switchyard_code_t sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
 
 /// Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie.
-/// CUDA: for work on any stream: memory that nothing uses any more, and only if there is none the calling thread waits until
-/// some is idle. Errors: pool_exhausted.
+/// CUDA: idle memory, for work on any stream; only if there is none the calling thread waits. Errors: pool_exhausted.
 switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
-/// The same for work on `stream` (CUDA: cudaStream_t), which waits for whatever used that memory before, unless that ran on it
-/// too. While it is captured the rows belong to its graph.
+/// For work on `stream` (cudaStream_t), which waits for who used that memory before. Captured: the rows belong to the graph.
 switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
                                                sy_rows** rows);
 switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view);

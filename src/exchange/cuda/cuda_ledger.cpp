@@ -77,22 +77,12 @@ struct CudaLedgerData final : LedgerData {
 class CudaLedger final : public LedgerImpl {
  public:
   CudaLedger(Group& group, CudaRank& gpu, const LedgerConfig& c) : LedgerImpl(group, c), gpu_(gpu) {
-    group_.check_usable("LedgerCombine");
-    const DeviceGuard guard(gpu_.device());
-    checked([&] {
-      check_config(config, world());
-      tuned_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens);
-      layout_ = ledger_layout(config, world());
-      const size_t bytes = LedgerCombine::memory_required(config, world(), Backend::cuda).total();
-      layout_.base = group_.heap->allocate(bytes, 4096, kept_bytes());
+    construct("LedgerCombine", "LedgerConfig", [&] {
+      const DeviceGuard guard(gpu_.device());
+      take_memory(Backend::cuda);
+      initialize();
+      return hash();
     });
-    try {
-      checked([&] { initialize(); });
-      agree_on_construction(layout_.base, hash(), "LedgerCombine", "LedgerConfig");
-    } catch (...) {
-      group_.heap->release(layout_.base);
-      throw;
-    }
   }
 
   ~CudaLedger() override {
@@ -104,7 +94,6 @@ class CudaLedger final : public LedgerImpl {
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
-    group_.heap->release(layout_.base);
   }
 
   std::shared_ptr<const LedgerData> prepare(const LedgerTables& tables) override {
@@ -200,7 +189,7 @@ class CudaLedger final : public LedgerImpl {
     auto* stream = static_cast<cudaStream_t>(o.stream);
     const int blocks = gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks());
     CudaLedgerParams p;
-    p.l.call = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, Operation::ledger_combine);
+    p.l.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::ledger_combine);
     p.l.call.moved = order_->moved();
     fill_call(p.l, y, probs, data, out);
     p.l.chunks = data.tables.chunks;

@@ -27,8 +27,12 @@ struct MemoryOnDevice final : MemoryHolder {
       graves->bury(std::move(memory));
       return;
     }
-    const DeviceGuard guard(device);
-    memory = DeviceMemory();
+    try {
+      const DeviceGuard guard(device);
+      memory = DeviceMemory();
+    } catch (const Error&) {
+      // Without a context, as in a forked child, nothing is left to free.
+    }
   }
 };
 
@@ -39,9 +43,8 @@ struct CudaLowLatencyBlock final : LowLatencyBlock {
 class CudaLowLatency final : public LowLatencyImpl {
  public:
   CudaLowLatency(Group& group, CudaRank& gpu, const LowLatencyConfig& c) : LowLatencyImpl(group, c), gpu_(gpu) {
-    const DeviceGuard guard(gpu_.device());
-    checked([&] {
-      heap_offset_ = allocate_symmetric();
+    construct([&] {
+      const DeviceGuard guard(gpu_.device());
       const bool one_each = layout_.max_units() <= gpu_.max_blocks();  // a message per block
       const int64_t columns = one_each ? kPartColumns : 2 * kPartColumns;
       const int64_t parts = (config.hidden + columns - 1) / columns;
@@ -50,14 +53,8 @@ class CudaLowLatency final : public LowLatencyImpl {
       };
       dispatch_senders_ = of(warps_or(tuned_.dispatch_warps));
       flat_senders_ = of(warps_or(tuned_.warps));
+      initialize();
     });
-    try {
-      checked([&] { initialize(); });
-      agree_on_construction(heap_offset_, hash(), "LowLatencyExchange", "LowLatencyConfig or tuned");
-    } catch (...) {
-      group_.heap->release(heap_offset_);
-      throw;
-    }
   }
 
   ~CudaLowLatency() override {
@@ -68,7 +65,6 @@ class CudaLowLatency final : public LowLatencyImpl {
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
-    group_.heap->release(heap_offset_);
   }
 
   CallStatistics last_call() override {
@@ -88,7 +84,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
     const LowLatencyState initial{(config.first_epoch - 1) & kEpochMask, 0};
     const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
-    std::byte* flags = group_.heap->view().base[rank()] + heap_offset_;
+    std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
                "state");
     check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, gpu_.copy_stream()), "flags");
@@ -170,7 +166,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     checked([&] {
       const DeviceGuard guard(gpu_.device());
       auto* stream = static_cast<cudaStream_t>(given);
-      context = gpu_.context(static_cast<uint64_t>(group_.options.timeout.count()) * 1000000u, operation);
+      context = gpu_.context(bounded_ns(group_.options.timeout), operation);
       context.moved = order_->moved();
       const CallStream at = order_->begin(stream);
       if (at.capture.active)
@@ -182,7 +178,6 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
   CudaRank& gpu_;
-  size_t heap_offset_ = 0;
   DeviceMemory state_;
   std::optional<CallOrder> order_;
 };

@@ -24,10 +24,8 @@ void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, cudaStream
 }  // namespace
 
 CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c), gpu_(gpu) {
-  group_.check_usable("NormalExchange");
-  const DeviceGuard guard(gpu_.device());
-  checked([&] {
-    check_config(config, world());
+  construct([&] {
+    const DeviceGuard guard(gpu_.device());
     if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
       invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
               std::to_string(most) + " in this layout");
@@ -40,36 +38,31 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
     if (!through_rings())
       tuned_ = group_.tuned(by_expert ? TuningMode::normal_expert_major : TuningMode::normal, config.hidden, config.max_tokens);
     const size_t flags = need.control_bytes + static_cast<size_t>(through_rings() ? rings_.flags_bytes() : 0);
-    heap_offset_ = group_.heap->allocate(need.total(), 4096, flags);
+    heap_offset_ = take_heap(need.total(), flags);
     control_ = ControlLayout{heap_offset_, world(), config.num_experts};
     rings_.base = heap_offset_ + need.control_bytes;
+    build();
   });
-  try {
-    checked([&] {
-      make_pool();
-      const auto columns = static_cast<size_t>(world() + config.num_experts);
-      streams_at_ = (kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4 + 127) / 128 * 128;
-      state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
-      ObjectState initial{};
-      initial.epoch = (config.first_epoch - 1) & kEpochMask;
-      check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
-                 "state");
-      std::byte* const segment = group_.heap->view().base[rank()];
-      set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
-      if (through_rings())
-        set_device_flags(segment + rings_.base, rings_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
-      order_.emplace(gpu_);
-      const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
-      spare_tables_ = pool_->take(tables, Content::staging, Taker{Taker::Kind::nobody});
-      if (!spare_tables_)
-        invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
-                std::to_string(tables));
-    });
-    agree_on_construction(heap_offset_);
-  } catch (...) {
-    group_.heap->release(heap_offset_);
-    throw;
-  }
+}
+
+void CudaNormal::build() {
+  make_pool();
+  const auto columns = static_cast<size_t>(world() + config.num_experts);
+  streams_at_ = (kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4 + 127) / 128 * 128;
+  state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
+  ObjectState initial{};
+  initial.epoch = (config.first_epoch - 1) & kEpochMask;
+  check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()), "state");
+  std::byte* const segment = group_.heap->view().base[rank()];
+  set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
+  if (through_rings())
+    set_device_flags(segment + rings_.base, rings_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
+  order_.emplace(gpu_);
+  const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
+  spare_tables_ = pool_->take(tables, Content::staging, Taker{Taker::Kind::nobody});
+  if (!spare_tables_)
+    invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
+            std::to_string(tables));
 }
 
 void CudaNormal::make_pool() {
@@ -104,7 +97,6 @@ CudaNormal::~CudaNormal() {
     // Without a context nothing is left to free.
   }
   spare_tables_.reset();
-  group_.heap->release(heap_offset_);
 }
 
 TablesShape CudaNormal::shape_of(int64_t tokens) const {
@@ -115,7 +107,7 @@ TablesShape CudaNormal::shape_of(int64_t tokens) const {
 CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation) {
   launch = normal_launch(object.tuned_, operation == Operation::combine, num_sms, object.gpu_.max_blocks());
   if (object.through_rings()) launch.warps = kMoveWarps;
-  context = object.gpu_.context(static_cast<uint64_t>(object.group_.options.timeout.count()) * 1000000u, operation);
+  context = object.gpu_.context(bounded_ns(object.group_.options.timeout), operation);
   context.moved = object.order_->moved();
   at = object.order_->begin(static_cast<cudaStream_t>(given));
   words = object.gpu_.words(capturing());

@@ -92,6 +92,7 @@ class CudaNormal final : public NormalImpl {
   ObjectState* state() const { return state_.as<ObjectState>(); }
   bool through_rings() const { return config.staging == Staging::ring; }
   RingParts ring_parts() const;
+  void build();
   void make_pool();
 
   // cuda_combine.cpp

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -109,6 +110,7 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.operation = operation;
   call.abort_word = reinterpret_cast<const uint64_t*>(call.heap.base[call.heap.rank]);
   call.host_abort_word = host_abort_device_;
+  call.left_ranks = host_abort_device_ + offsetof(HeapHeader, left_ranks) / sizeof(uint64_t);
   call.fault = fault_device_;
   call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
   call.waits = waits_;

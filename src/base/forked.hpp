@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a forked child must not do with its copies of its parent's objects.
+#pragma once
+
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+
+namespace switchyard::detail {
+
+/// The process that made an object. The copy of the object in a forked child shares sockets with it, and lacks its threads and
+/// the memory that a fork does not pass on: the child may do nothing with it, not even destroy it.
+class HomeProcess {
+ public:
+  bool here() const noexcept { return ::getpid() == process_; }
+
+ private:
+  pid_t process_ = ::getpid();
+};
+
+/// Keeps `object` as it is until the process ends; it stays reachable, so it counts as no leak.
+template <class T>
+void keep_for_ever(T* object) noexcept {
+  struct Kept {
+    T* object;
+    Kept* next;
+  };
+  static std::mutex mutex;
+  static Kept* first = nullptr;
+  const std::lock_guard lock(mutex);
+  if (auto* const kept = new (std::nothrow) Kept{object, first}) first = kept;
+}
+
+/// Destroys what `pointer` holds, or keeps it if it belongs to a parent of this process, and takes `next`. T has a HomeProcess
+/// `home`.
+template <class T>
+void replace_at_home(std::unique_ptr<T>& pointer, std::unique_ptr<T> next) noexcept {
+  if (pointer && !pointer->home.here()) keep_for_ever(pointer.release());
+  pointer = std::move(next);
+}
+
+}  // namespace switchyard::detail
