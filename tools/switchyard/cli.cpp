@@ -251,7 +251,7 @@ void require_memory(const std::string& what, double needed, size_t available) {
   const auto most = static_cast<double>(available);
   if (needed <= 0.9 * most) return;
   throw UsageError(what + " need about " + binary_size(needed) + ", " + binary_size(most) +
-                   " are available; make one of them smaller");
+                   " are available, of which a tenth stays free; make one of them smaller");
 }
 
 CLI::Option* Options::finish(CLI::Option* option, const std::string& type_name, const std::string& default_text) {

@@ -36,7 +36,8 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   const auto h = static_cast<double>(s.hidden);
   const double weights = static_cast<double>(experts) * 3 * h * static_cast<double>(s.intermediate) * 2;
   const double rows = static_cast<double>(ranks * s.tokens) * h * 2 * (2.0 * static_cast<double>(topk) * 1.5 + 4);
-  return weights * 1.1 + rows;
+  const double program = (48.0 + 2.0 * static_cast<double>(ranks)) * (1 << 20);  // code, threads, trace, report: measured
+  return weights * 1.1 + rows + program;
 }
 
 /// A group of all GPUs can be expected to work: driver, architecture of the kernels, access of every pair.
