@@ -133,12 +133,11 @@ inline constexpr int kNoLayer = -1;
 
 /// Recorded routing, read from
 ///   - a `.safetensors` file with tensors `[layer{l}.][rank{r}.]topk_ids`, integers of 8 to 64 bits, signed or not, `[T, K]`,
-///   and optionally
-///     `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without `rank{r}.` also
-///     `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
-///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, integers likewise. If its name
-///   contains
-///     `topk_ids`, the file named with `topk_weights` instead, where it exists, holds the weights (float32 or float16).
+///     and optionally `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without `rank{r}.`
+///     also `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
+///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, integers likewise. If its
+///     name contains `topk_ids`, the file named with `topk_weights` instead, where it exists, holds the weights (float32 or
+///     float16).
 ///   - a folder of `.npy` files, each named like a tensor above: `layer3.rank0.topk_ids.npy`.
 /// The kind is told by content, not by name. Ranks count from 0 without gaps; T may differ by rank, K not within a layer.
 ///

@@ -4,11 +4,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
+#include "../../bench/result_file.hpp"
 #include "apart.hpp"
 #include "build_info.hpp"
 #include "cli.hpp"
@@ -132,15 +130,14 @@ bool print_checks(const DemoOutcome& outcome, const std::vector<double>& errors)
   return passed && close;
 }
 
+std::string report_in(const std::string& folder) { return (fs::path(folder) / "report.html").string(); }
+std::string trace_in(const std::string& folder) { return (fs::path(folder) / "trace.json").string(); }
+
 void make_folder(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error) throw UsageError(fmt::format("--out: cannot make the folder '{}': {}", path, error.message()));
-  const std::string probe = path + "/.writable";
-  std::ofstream out(probe);
-  if (!out) throw UsageError(fmt::format("--out: cannot write into '{}': {}", path, std::strerror(errno)));
-  out.close();
-  fs::remove(probe, error);
+  check_outputs({{"--out", report_in(path), kLeastReport}, {"--out", trace_in(path), kLeastJson}});
 }
 
 DemoLimit measure_limit(const DemoPlan& plan, const bench::Machine& machine, Progress& progress) {
@@ -238,9 +235,8 @@ int run_demo(const DemoOptions& asked) {
 
   print_times(plan, outcome, limit);
   const bool passed = print_checks(outcome, errors);
-  const std::string html = (fs::path(options.out) / "report.html").string();
-  const std::string trace = (fs::path(options.out) / "trace.json").string();
-  outcome.trace.write_chrome_json(trace);
+  const std::string html = report_in(options.out), trace = trace_in(options.out);
+  bench::write_file(trace, outcome.trace.chrome_json());
   write_report(html, demo_report(plan, outcome, errors, limit, machine, passed));
   fmt::print(
       "\n  report    {}   (open it in a browser)\n  trace     {}   (open it at https://ui.perfetto.dev or "
