@@ -73,7 +73,8 @@ const CopyRate& CopyLimit::best() const {
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress) {
   const auto num_threads = static_cast<size_t>(std::max(1, options.threads));
-  const auto wanted = static_cast<size_t>(options.llc_factor * static_cast<double>(machine.llc_bytes));
+  const auto wanted = static_cast<size_t>(
+      std::min(options.llc_factor * static_cast<double>(machine.llc_bytes), static_cast<double>(machine.memory_available) / 8));
   const size_t slice = (wanted / num_threads + kPage) / kPage * kPage;
   std::vector<Method> methods;
   methods.push_back({"memcpy, long blocks", [](auto* to, const auto* from, size_t n) { copy_in_pieces(to, from, n, kBlock); }});

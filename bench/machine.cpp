@@ -10,9 +10,10 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <set>
 #include <sstream>
+
+#include "heap/memory_limits.hpp"
 
 namespace switchyard::bench {
 namespace {
@@ -80,48 +81,12 @@ void read_caches(Machine& m) {
   }
 }
 
-/// Folder of this process's control group (version 2), or "".
-std::string control_group() {
-  const std::string line = first_line("/proc/self/cgroup");
-  return line.rfind("0::", 0) == 0 ? "/sys/fs/cgroup" + line.substr(3) : "/sys/fs/cgroup";
-}
-
-/// The tightest limit of this group and its ancestors applies; `read` gives one folder's.
-template <class Read>
-double tightest(Read read) {
-  double best = std::numeric_limits<double>::infinity();
-  for (std::filesystem::path dir = control_group(); dir.string().size() >= std::string("/sys/fs/cgroup").size();
-       dir = dir.parent_path()) {
-    best = std::min(best, read(dir.string()));
-    if (dir == dir.parent_path()) break;
-  }
-  return best;
-}
-
-double quota_of(const std::string& dir) {
-  std::istringstream in(first_line(dir + "/cpu.max"));
-  std::string quota;
-  double period = 0;
-  if (!(in >> quota >> period) || quota == "max" || period <= 0) return std::numeric_limits<double>::infinity();
-  return std::stod(quota) / period;
-}
-
-double memory_left_in(const std::string& dir) {
-  const std::string max = first_line(dir + "/memory.max");
-  if (max.empty() || max == "max") return std::numeric_limits<double>::infinity();
-  const std::string current = first_line(dir + "/memory.current");
-  const auto files = static_cast<double>(parse_size(lookup(dir + "/memory.stat", "inactive_file", ' ')));  // can be taken back
-  const double used = current.empty() ? 0.0 : std::max(0.0, std::stod(current) - files);
-  return std::max(0.0, std::stod(max) - used);
-}
-
 void read_limits(Machine& m) {
-  const double quota = tightest(quota_of);
-  m.cpu_quota = quota < std::numeric_limits<double>::infinity() ? quota : 0;
-  m.memory_bytes = parse_size(lookup("/proc/meminfo", "MemTotal", ':'));
-  m.memory_available = parse_size(lookup("/proc/meminfo", "MemAvailable", ':'));
-  const double left = tightest(memory_left_in);
-  if (left < static_cast<double>(m.memory_available)) m.memory_available = static_cast<size_t>(left);
+  m.cpu_quota = detail::cpu_quota();
+  const detail::MemoryAvailable memory = detail::memory_available();
+  m.memory_bytes = memory.machine_bytes;
+  m.memory_available = memory.bytes;
+  m.memory_limit = memory.limit;
 }
 
 }  // namespace

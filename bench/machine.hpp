@@ -19,11 +19,12 @@ struct Machine {
   double cpu_quota = 0;  ///< cores granted by the control group; 0: unlimited
   int threads_per_core = 1;
   int numa_nodes = 1;
-  size_t l1d_bytes = 0;  ///< of one core
-  size_t l2_bytes = 0;   ///< of one core
-  size_t llc_bytes = 0;  ///< last-level caches of the allowed cores, together
-  size_t memory_bytes = 0;
-  size_t memory_available = 0;  ///< without swapping, the control group's limit considered
+  size_t l1d_bytes = 0;         ///< of one core
+  size_t l2_bytes = 0;          ///< of one core
+  size_t llc_bytes = 0;         ///< last-level caches of the allowed cores, together
+  size_t memory_bytes = 0;      ///< 0: unknown
+  size_t memory_available = 0;  ///< without swapping, within all limits that the library knows; SIZE_MAX: no limit is known
+  std::string memory_limit;     ///< which limit says so
   std::vector<int> cpus;        ///< the allowed ones
 
   /// Cores that this process can keep busy: the affinity mask, capped by the quota. At least 1.

@@ -359,7 +359,7 @@ Options parse(int argc, char** argv) {
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   app.add_option("--seed", o.seed, "Seed of rows and routing")->capture_default_str();
-  app.add_option("--json", o.json_path, "File to write");
+  app.add_option("--json", o.json_path, "File to write; -: standard output");
   app.add_option("--commit", o.commit, "Commit to write down")->capture_default_str();
   try {
     app.parse(argc, argv);
@@ -373,6 +373,7 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
+  if (options.json_path == kStandardOutput) claim_standard_output();
   MPI_Init(&argc, &argv);
   int rank = 0, world = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);

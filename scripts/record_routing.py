@@ -17,10 +17,16 @@ import struct
 import sys
 import threading
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"record_routing: {error}; it is needed: pip install numpy")
 
 MAX_TOPK = 32
-_DTYPES = {"I32": np.dtype("<i4"), "F32": np.dtype("<f4")}
+_DTYPES = {"I8": "|i1", "U8": "|u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8", "F16": "<f2",
+           "F32": "<f4"}
 
 
 def to_numpy(values):
@@ -171,20 +177,59 @@ def save_safetensors(path, tensors, metadata):
             os.remove(temporary)
 
 
-def load_safetensors(path):
-    """(tensors, metadata) of a file that save_safetensors wrote."""
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-        data = file.read()
-    metadata = header.pop("__metadata__", {})
-    tensors = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _DTYPES:
-            raise ValueError(f"{path}: tensor {name}: expected I32 or F32, found {entry['dtype']}")
+def _header(path, start, size):
+    """Length of the header of a safetensors file of `size` bytes that begins with `start`."""
+    kinds = {b"version https://git-lfs": "a Git LFS pointer (git lfs pull fetches the file)", b"\x1f\x8b": "a gzip file (gunzip it)",
+             b"PK": "a zip archive (.npz, or of torch.save)", b"\x93NUMPY": "a .npy file (this script reads .safetensors)"}
+    found = next((kind for mark, kind in kinds.items() if start.startswith(mark)), "another kind of file")
+    length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+    if not 2 <= length <= size - 8:
+        raise ValueError(f"{path}: expected a .safetensors file, found {found}")
+    return length
+
+
+def _array(path, name, entry, data):
+    """Of one header entry: ids as int32 (what fits into none is -1, no expert), the rest as float32."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"{path}: tensor {name}: expected entries dtype, shape and data_offsets")
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{path}: tensor {name}: expected one of {', '.join(_DTYPES)}, found {entry['dtype']}")
+    try:
         begin, end = entry["data_offsets"]
-        tensors[name] = np.frombuffer(data[begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return tensors, metadata
+        values = np.frombuffer(data[begin:end], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: tensor {name}: shape {entry['shape']} and data_offsets {entry['data_offsets']}: {error}") from error
+    if values.dtype.kind == "f":
+        return values.astype("<f4")
+    wide = values > np.iinfo(np.int32).max if values.dtype.kind == "u" else values != values.astype("<i4")
+    return np.where(wide, -1, values.astype("<i4"))
+
+
+def load_safetensors(path):
+    """(tensors, metadata) of a recording. ValueError, naming the file, for what is none."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(64)
+        length = _header(path, start, size)
+        file.seek(8)
+        text = file.read(length)
+        data = file.read()
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected JSON in the header: {error}") from error
+    metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path}: expected a JSON object as header, and as its entry __metadata__")
+    return {name: _array(path, name, entry, data) for name, entry in header.items()}, metadata
+
+
+def experts_of(path, metadata):
+    """E by a recording's metadata, or 0."""
+    text = str(metadata.get("num_experts", "0"))
+    if not text.isdecimal():
+        raise ValueError(f"{path}: num_experts is '{text}'; allowed: an integer")
+    return int(text)
 
 
 def merge(output, inputs):
@@ -207,14 +252,17 @@ def info(path):
     tensors, metadata = load_safetensors(path)
     for key, value in metadata.items():
         print(f"{key}: {value}")
-    experts = int(metadata["num_experts"]) if "num_experts" in metadata else 0
+    experts = experts_of(path, metadata)
     for name, ids in tensors.items():
         if not name.endswith("topk_ids"):
             continue
         kept = ids[(ids >= 0) & ((ids < experts) | (experts == 0))]
-        load = np.bincount(kept, minlength=experts)
+        if kept.dtype.kind not in "iu":
+            raise ValueError(f"{path}: tensor {name}: expected integers, found floating point")
+        load = np.unique(kept, return_counts=True)[1]  # of the experts that were chosen at all
+        experts_here = max(experts, int(kept.max(initial=0)) + 1)
         weighted = name.replace("topk_ids", "topk_weights") in tensors
-        skew = load.max() / load.mean() if kept.size else 0
+        skew = load.max() * experts_here / kept.size if kept.size else 0
         print(f"{name}: {list(ids.shape)}, {'with' if weighted else 'without'} weights, busiest expert / mean {skew:.2f}, "
               f"dropped {1 - kept.size / max(ids.size, 1):.1%}")
 
@@ -228,9 +276,16 @@ def main(arguments):
         else:
             print(__doc__.strip(), file=sys.stderr)
             return 2
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        print(f"record_routing: {error}", file=sys.stderr)
+        sys.stdout.flush()
+    except (OSError, ValueError, MemoryError) as error:
+        if not isinstance(error, BrokenPipeError):  # whoever reads, like head, has read enough
+            print(f"record_routing: {error or 'no memory'}", file=sys.stderr)
+        if isinstance(error, OSError):  # what is left of the output cannot be written either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except KeyboardInterrupt:
+        print("record_routing: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -132,17 +132,19 @@ Routing generate(const GeneratorSpec& spec, int rank, int64_t tokens);
 inline constexpr int kNoLayer = -1;
 
 /// Recorded routing, read from
-///   - a `.safetensors` file with tensors `[layer{l}.][rank{r}.]topk_ids`, int32 or int64 `[T, K]`, and optionally
-///     `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without `rank{r}.` also
-///     `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
-///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, int32 or int64. If its name contains
-///     `topk_ids`, the file named with `topk_weights` instead, where it exists, holds the weights (float32 or float16).
+///   - a `.safetensors` file with tensors `[layer{l}.][rank{r}.]topk_ids`, integers of 8 to 64 bits, signed or not, `[T, K]`,
+///     and optionally `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without `rank{r}.`
+///     also `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
+///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, integers likewise. If its
+///     name contains `topk_ids`, the file named with `topk_weights` instead, where it exists, holds the weights (float32 or
+///     float16).
 ///   - a folder of `.npy` files, each named like a tensor above: `layer3.rank0.topk_ids.npy`.
 /// The kind is told by content, not by name. Ranks count from 0 without gaps; T may differ by rank, K not within a layer.
 ///
 /// open() checks names, types, shapes and sizes of everything and reads no data; memory needed is proportional to the header,
 /// and no size field is believed before it is compared with the file's size. read() reads one tensor pair. Files are not kept
-/// open. Every malformed file gives Error(io) with the text "<file>: <tensor or 'header'>: expected <what>, found <what>".
+/// open. Every malformed file gives Error(io) with the text "<file>: <tensor or 'header'>: expected <what>, found <what>"; a
+/// Git LFS pointer, a compressed file, a .npz or PyTorch file, a web page and the like are named as what they are.
 class RoutingFile {
  public:
   /// \throws Error(io) if the file cannot be opened or is malformed.
@@ -162,7 +164,7 @@ class RoutingFile {
   int num_experts() const noexcept;
   const std::map<std::string, std::string>& metadata() const noexcept;
 
-  /// What was recorded on one rank. Ids are taken as they are (64-bit ones that do not fit become -1, a drop).
+  /// What was recorded on one rank. Ids are taken as they are (those that no int32 holds become -1, a drop).
   /// \param num_experts E; 0 takes it from the metadata. Required for files without it; never less than the metadata's.
   /// \throws Error(invalid_argument) for an unknown layer or rank or a wrong num_experts, Error(io) if reading fails or
   /// finds a weight that is not finite, with its index.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// What limits this process: the one place that knows, for the library and for the command line tool.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace switchyard::detail {
 
@@ -10,12 +12,39 @@ namespace switchyard::detail {
 struct MemoryAvailable {
   uint64_t bytes = UINT64_MAX;
   std::string limit = "no known limit";
+  uint64_t machine_bytes = 0;  ///< of the whole machine; 0: unknown
 };
 
-/// The least of what the machine has available and what the control groups of this process (version 1 or 2) leave of their
-/// limits, reclaimable file cache counted as free. `root` is prepended to /proc and /sys; for tests. Unreadable sources are
-/// skipped.
-MemoryAvailable memory_available(const std::string& root = "");
+/// What system calls say, whatever files there are. UINT64_MAX: no limit, or unknown.
+struct MemoryAsked {
+  uint64_t free = UINT64_MAX;                 ///< sysinfo(2): free and in buffers
+  uint64_t machine = UINT64_MAX;              ///< sysinfo(2)
+  uint64_t address_space_limit = UINT64_MAX;  ///< RLIMIT_AS
+};
+MemoryAsked ask_about_memory();
+
+/// The least of
+///   - what the machine has available (/proc/meminfo; without it, `asked`), under strict overcommit also what may be committed;
+///   - what the control groups of this process (version 1, 2 or both) and their ancestors leave of their limits, reclaimable
+///     file cache counted as free;
+///   - what RLIMIT_AS leaves of the address space.
+/// Unreadable sources are skipped: what is unknown limits nothing. `root` is prepended to every path (tests).
+MemoryAvailable memory_available(const std::string& root, const MemoryAsked& asked = {});
+/// Of this process, now.
+inline MemoryAvailable memory_available() { return memory_available("", ask_about_memory()); }
+
+/// A folder with the files of a control group.
+struct ControlGroup {
+  std::string folder;  ///< ends in '/', without the root
+  bool version1 = false;
+};
+
+/// The groups of this process that may set limits of `controller` ("memory", "cpu"), each followed by its ancestors as far as
+/// they are mounted here. Found by /proc/self/cgroup and /proc/self/mountinfo; where those cannot be read, at the usual places.
+std::vector<ControlGroup> control_groups(const std::string& controller, const std::string& root = "");
+
+/// Cores that the control groups grant to this process; 0: no limit.
+double cpu_quota(const std::string& root = "");
 
 /// "1.50 GiB", "256 MiB", "4096 bytes"; exact byte counts below 1 MiB.
 std::string describe_bytes(uint64_t bytes);

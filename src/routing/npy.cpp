@@ -106,11 +106,13 @@ class HeaderReader {
 };
 
 ElementType type_of(const ByteSource& source, const std::string& descr) {
-  if (descr == "<i4") return ElementType::i32;
-  if (descr == "<i8") return ElementType::i64;
-  if (descr == "<f4") return ElementType::f32;
-  if (descr == "<f2") return ElementType::f16;
-  malformed(source.name(), "array", "descr '<i4' or '<i8' (ids), '<f4' or '<f2' (weights)",
+  constexpr std::pair<std::string_view, ElementType> kTypes[] = {
+      {"|i1", ElementType::i8},  {"|u1", ElementType::u8},  {"<i2", ElementType::i16}, {"<u2", ElementType::u16},
+      {"<i4", ElementType::i32}, {"<u4", ElementType::u32}, {"<i8", ElementType::i64}, {"<u8", ElementType::u64},
+      {"<f4", ElementType::f32}, {"<f2", ElementType::f16}};
+  for (const auto& [name, type] : kTypes)
+    if (descr == name) return type;
+  malformed(source.name(), "array", "descr '|i1', '<i2', '<i4', '<i8' or the same with u (ids), '<f4' or '<f2' (weights)",
             quote_text(descr) + (descr.starts_with('>') ? ", which is big endian" : ""));
 }
 
@@ -125,8 +127,10 @@ bool has_npy_magic(const ByteSource& source) {
 
 TensorInfo parse_npy(const ByteSource& source) {
   const uint64_t size = source.size();
-  if (!has_npy_magic(source))
+  if (!has_npy_magic(source)) {
+    refuse_other_kinds(source);
     malformed(source.name(), "file", "the mark of .npy files in the first 6 bytes", "another beginning");
+  }
   if (size < kPreamble + 4)
     malformed(source.name(), "file", "a .npy file of at least 12 bytes", std::to_string(size) + " bytes");
   unsigned char start[kPreamble + 4];

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/number_formats.hpp"
 #include "routing/check.hpp"
@@ -80,8 +80,8 @@ Index index_tensors(const std::string& file, const TensorTable& table) {
 }
 
 void check_ids(const TensorInfo& ids, bool single) {
-  if (ids.type != ElementType::i32 && ids.type != ElementType::i64) {
-    bad_tensor(ids, "int32 or int64 ids (I32, I64; '<i4', '<i8' in .npy)", quote_text(ids.spelled_type));
+  if (!detail::is_integer(ids.type)) {
+    bad_tensor(ids, "integer ids (I8 to I64, U8 to U64; '|i1' to '<i8', '|u1' to '<u8' in .npy)", quote_text(ids.spelled_type));
   }
   const size_t dimensions = ids.shape.size();
   if (dimensions != 2 && !(single && dimensions == 3)) {
@@ -194,17 +194,31 @@ void read_elements(const TensorInfo& tensor, int64_t begin, int64_t count, Consu
   }
 }
 
+/// Ids that no int32 can hold name no expert; they must not become one's number.
+template <class T>
+void widen_ids(const std::byte* bytes, size_t n, int32_t* out) {
+  for (size_t i = 0; i < n; ++i) {
+    T id;
+    std::memcpy(&id, bytes + i * sizeof id, sizeof id);
+    out[i] = std::in_range<int32_t>(id) ? static_cast<int32_t>(id) : -1;
+  }
+}
+
 void read_ids(const TensorInfo& tensor, int64_t begin, int64_t count, int32_t* out) {
   read_elements(tensor, begin, count, [&](const std::byte* bytes, size_t n) {
-    if (tensor.type == ElementType::i32) {
-      std::memcpy(out, bytes, n * sizeof(int32_t));
-    } else {
-      for (size_t i = 0; i < n; ++i) {
-        int64_t id;
-        std::memcpy(&id, bytes + i * sizeof id, sizeof id);
-        const bool fits = id >= std::numeric_limits<int32_t>::min() && id <= std::numeric_limits<int32_t>::max();
-        out[i] = fits ? static_cast<int32_t>(id) : -1;
-      }
+    switch (tensor.type) {
+      case ElementType::i8: widen_ids<int8_t>(bytes, n, out); break;
+      case ElementType::u8: widen_ids<uint8_t>(bytes, n, out); break;
+      case ElementType::i16: widen_ids<int16_t>(bytes, n, out); break;
+      case ElementType::u16: widen_ids<uint16_t>(bytes, n, out); break;
+      case ElementType::i32: widen_ids<int32_t>(bytes, n, out); break;
+      case ElementType::u32: widen_ids<uint32_t>(bytes, n, out); break;
+      case ElementType::i64: widen_ids<int64_t>(bytes, n, out); break;
+      case ElementType::u64: widen_ids<uint64_t>(bytes, n, out); break;
+      case ElementType::f32:
+      case ElementType::f16:
+      case ElementType::bf16:
+      case ElementType::other: break;  // check_ids refused them
     }
     out += n;
   });

@@ -156,11 +156,11 @@ struct NamedType {
   size_t bytes;
 };
 constexpr NamedType kTypes[] = {
-    {"I32", ElementType::i32, 4},   {"I64", ElementType::i64, 8},       {"F32", ElementType::f32, 4},
-    {"F16", ElementType::f16, 2},   {"BF16", ElementType::bf16, 2},     {"BOOL", ElementType::other, 1},
-    {"U8", ElementType::other, 1},  {"I8", ElementType::other, 1},      {"F8_E4M3", ElementType::other, 1},
-    {"U16", ElementType::other, 2}, {"F8_E5M2", ElementType::other, 1}, {"I16", ElementType::other, 2},
-    {"U32", ElementType::other, 4}, {"U64", ElementType::other, 8},     {"F64", ElementType::other, 8},
+    {"I8", ElementType::i8, 1},         {"U8", ElementType::u8, 1},         {"I16", ElementType::i16, 2},
+    {"U16", ElementType::u16, 2},       {"I32", ElementType::i32, 4},       {"U32", ElementType::u32, 4},
+    {"I64", ElementType::i64, 8},       {"U64", ElementType::u64, 8},       {"F32", ElementType::f32, 4},
+    {"F16", ElementType::f16, 2},       {"BF16", ElementType::bf16, 2},     {"BOOL", ElementType::other, 1},
+    {"F8_E4M3", ElementType::other, 1}, {"F8_E5M2", ElementType::other, 1}, {"F64", ElementType::other, 8},
 };
 
 /// The entry as a tensor whose data lies within the `data_bytes` after the header.
@@ -223,6 +223,7 @@ void check_coverage(const ByteSource& source, const std::map<std::string, Entry>
 }  // namespace
 
 TensorTable parse_safetensors(const ByteSource& source) {
+  refuse_other_kinds(source);
   const uint64_t size = source.size();
   if (size < kLengthBytes + 2) {
     malformed(source.name(), "file", "a safetensors or .npy file of at least 10 bytes", std::to_string(size) + " bytes");

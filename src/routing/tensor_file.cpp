@@ -98,8 +98,14 @@ std::unique_ptr<ByteSource> copy_image(std::span<const std::byte> image, const s
 
 size_t element_bytes(ElementType type) {
   switch (type) {
-    case ElementType::i64: return 8;
+    case ElementType::i8:
+    case ElementType::u8: return 1;
+    case ElementType::i16:
+    case ElementType::u16: return 2;
+    case ElementType::i64:
+    case ElementType::u64: return 8;
     case ElementType::i32:
+    case ElementType::u32:
     case ElementType::f32: return 4;
     case ElementType::f16:
     case ElementType::bf16: return 2;

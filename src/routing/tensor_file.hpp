@@ -45,7 +45,10 @@ std::unique_ptr<ByteSource> open_file(const std::string& path);
 /// A copy of `image`.
 std::unique_ptr<ByteSource> copy_image(std::span<const std::byte> image, const std::string& name);
 
-enum class ElementType : uint8_t { i32, i64, f32, f16, bf16, other };
+enum class ElementType : uint8_t { i8, u8, i16, u16, i32, u32, i64, u64, f32, f16, bf16, other };
+
+/// Of ids.
+constexpr bool is_integer(ElementType type) { return type <= ElementType::u64; }
 
 /// One tensor: what the header says, checked against the size of the file.
 struct TensorInfo {
@@ -72,9 +75,14 @@ struct TensorTable {
 /// Header of a safetensors file: 8 bytes of header length, JSON, data without gaps. \throws Error(io).
 TensorTable parse_safetensors(const ByteSource& source);
 
+/// Throws Error(io) that says what the file is, and what to do, if it begins as files of another kind do: Git LFS pointers,
+/// compressed files and archives, PyTorch's files, web pages, JSON.
+void refuse_other_kinds(const ByteSource& source);
+
 /// True if the file begins as `.npy` files do.
 bool has_npy_magic(const ByteSource& source);
-/// Header of a `.npy` file, format 1, 2 or 3, little endian, C order, int32, int64, float32 or float16. \throws Error(io).
+/// Header of a `.npy` file, format 1, 2 or 3, little endian, C order, integers of 8 to 64 bits, float32 or float16.
+/// \throws Error(io).
 TensorInfo parse_npy(const ByteSource& source);
 
 }  // namespace switchyard::detail

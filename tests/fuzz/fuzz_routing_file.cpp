@@ -37,7 +37,7 @@ void check_file(const RoutingFile& file, size_t image_bytes) {
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t tokens = file.tokens(layer, rank);
       require(tokens >= 0, "tokens are not negative");
-      require(tokens == 0 || static_cast<uint64_t>(tokens) <= image_bytes / 4 / static_cast<uint64_t>(topk),
+      require(tokens == 0 || static_cast<uint64_t>(tokens) <= image_bytes / static_cast<uint64_t>(topk),
               "ids lie in the image");
       const Routing routing = file.read(layer, rank, experts);
       check_routing(routing);

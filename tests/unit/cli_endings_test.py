@@ -136,6 +136,103 @@ class FullDisk(unittest.TestCase):
             self.assertIn(os.strerror(errno.ENOSPC), done.stderr)
 
 
+class Outputs(unittest.TestCase):
+    """What cannot be written is said before anything is measured, as far as it can be known; no signal ends the tool."""
+    POINT = ["bench", "--mode", "low_latency", "--ranks", "1", "--tokens", "1", "--hidden", "64", "--iterations", "20"]
+    TUNE = ["tune", "--ranks", "1", "--tokens", "2", "--hidden", "256", "--iterations", "20"]
+
+    def test_json_alone_on_standard_output(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for args in (self.POINT, [*self.POINT, "--mode", "flat"],
+                         ["bench", "--ranks", "1", "--tokens", "16", "--hidden", "64", "--iterations", "20", "--limit-ms", "1"],
+                         [*self.TUNE, "--out", f"{folder}/tuning"]):
+                code, out, err = run(*args, "--json", "-")
+                self.assertEqual(code, 0, err)
+                self.assertTrue(json.loads(out)["runs"])
+                self.assertIn(f"switchyard {args[0]}", err)  # the table
+            code, out, err = run(*self.POINT, "--html", "-")
+            self.assertEqual((code, out[:15]), (0, "<!DOCTYPE html>"))
+            code, out, err = run(*self.POINT, "--html", "-", "--json", "-")
+            self.assertEqual((code, out), (2, ""))
+            self.assertIn("to which another flag writes", err)
+            code, out, err = run("trace", "--out", "-")
+            self.assertEqual((code, out), (2, ""))
+            self.assertIn("--out: '-' given", err)
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run([cli_test.TOOL, *self.POINT, "--json", "-"], stdout=full, stderr=subprocess.PIPE, text=True,
+                                  timeout=120, check=False)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("cannot write standard output: " + os.strerror(errno.ENOSPC), done.stderr)
+
+    def limited(self, blocks, *args):
+        """The tool where no file may be larger than so many KiB."""
+        return subprocess.run([cli_test.TOOL, *args], capture_output=True, text=True, timeout=120, check=False,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (blocks << 10, blocks << 10)))
+
+    def test_a_limit_of_file_sizes_is_found_before(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/out"
+            for args in ([*self.POINT, "--json", path], [*self.POINT, "--html", path], [*self.TUNE, "--out", path],
+                         ["trace", "--out", path], ["demo", "--out", path]):
+                for blocks in (0, 1):
+                    if args[0] == "tune" and blocks == 1:
+                        continue  # a file of so many bytes can be
+                    done = self.limited(blocks, *args)
+                    self.assertEqual((done.returncode, done.stdout), (2, ""), args)
+                    self.assertRegex(done.stderr, f"^switchyard: --\\w+: cannot write '{path}[^\n]*': " + os.strerror(errno.EFBIG))
+            self.assertEqual([f for _, _, files in os.walk(folder) for f in files], [])
+
+    def test_a_limit_that_is_met_at_the_end_loses_no_table(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "out.json"
+            done = self.limited(4, *self.POINT, "--sweep", "tokens=1,2,3,4", "--json", str(path))
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertEqual(done.stdout.count("PASS"), 4)
+            self.assertIn(f"switchyard: cannot write {path}: " + os.strerror(errno.EFBIG), done.stderr)
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_a_folder_in_the_place_of_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("report.html", "trace.json"):
+                out = Path(folder) / ("in_place_of_" + name)
+                (out / name).mkdir(parents=True)
+                code, printed, err = run("demo", "--out", str(out))
+                self.assertEqual((code, printed), (2, ""))
+                self.assertIn(f"--out: cannot write '{out / name}': " + os.strerror(errno.EISDIR), err)
+            for args in ([*self.POINT, "--json"], [*self.POINT, "--html"], [*self.TUNE, "--json"], [*self.TUNE, "--html"],
+                         ["trace", "--out"]):
+                code, printed, err = run(*args, folder)
+                self.assertEqual((code, printed), (2, ""), args)
+                self.assertIn(f"cannot write '{folder}': " + os.strerror(errno.EISDIR), err)
+
+
+class Inputs(unittest.TestCase):
+    POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+    def test_other_kinds_of_file_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("a.safetensors", "a.topk_ids.npy"):
+                path = Path(folder) / name
+                path.write_text(self.POINTER, encoding="ascii")
+                for verb, flag in (("demo", "--routing"), ("bench", "--routing"), ("verify", "--routings")):
+                    code, out, err = run(verb, flag, str(path))
+                    self.assertIn(code, (2, 3))
+                    self.assertEqual(out, "")
+                    self.assertIn("found a Git LFS pointer (git lfs pull", err)
+
+    def test_the_recorder_has_a_sentence(self):
+        script = Path(__file__).resolve().parents[2] / "scripts" / "record_routing.py"
+        with tempfile.TemporaryDirectory() as folder:
+            for number, content in enumerate((self.POINTER.encode(), b"", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 2) + b"{x",
+                                              struct.pack("<Q", 7) + b'{"a":3}', b"\x1f\x8b\x08 and more", b"PK\x03\x04" + 60 * b"x")):
+                path = Path(folder) / str(number)
+                path.write_bytes(content)
+                for args in (["info", path], ["merge", Path(folder) / "out", path], ["info", folder], ["info", path / "none"]):
+                    done = subprocess.run([sys.executable, script, *args], capture_output=True, text=True, timeout=60, check=False)
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertRegex(done.stderr, r"\Arecord_routing: [^\n]+\n\Z")  # also where there is no numpy
+
+
 class Signals(unittest.TestCase):
     LONG = ["verify", "ledger", "--measured", "1000000", "-M", "8", "-K", "1024"]
 
@@ -184,6 +281,35 @@ class Signals(unittest.TestCase):
                 self.assertEqual(document["stopped"], f"interrupted after {measured} of 6")
                 self.assertIn(f"switchyard: interrupted after {measured} of 6", err)
                 self.assertIn("PASS", out)
+
+    def test_sigterm_keeps_what_was_measured(self):
+        for ranks in ([], ["--processes"]):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "out.json"
+                with subprocess.Popen([cli_test.TOOL, *self.SWEEP, "3000", *ranks, "--json", path], stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True, start_new_session=True) as tool:
+                    self.assertIn("1 token", tool.stderr.readline())
+                    tool.send_signal(signal.SIGTERM)  # timeout(1): to the program, then to its group
+                    os.killpg(tool.pid, signal.SIGTERM)
+                    out, err = tool.communicate(timeout=120)
+                self.assertEqual(tool.returncode, -signal.SIGTERM, err)
+                measured = len(json.loads(path.read_text(encoding="utf-8"))["runs"])
+                self.assertIn(measured, range(1, 6))
+                self.assertIn(f"switchyard: interrupted after {measured} of 6", err)
+                self.assertIn("PASS", out)
+
+    def test_what_follows_the_points_does_not_lose_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "out.json"
+            with subprocess.Popen([cli_test.TOOL, "bench", "--ranks", "1", "--tokens", "16", "--hidden", "64", "--iterations", "20",
+                                   "--limit-ms", "1500", "--json", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  text=True) as tool:
+                while "1 rank, 16 tokens" not in tool.stderr.readline():
+                    pass
+                tool.send_signal(signal.SIGTERM)  # while the copy limit is measured again
+                _, err = tool.communicate(timeout=120)
+            self.assertEqual(tool.returncode, -signal.SIGTERM, err)
+            self.assertEqual(len(json.loads(path.read_text(encoding="utf-8"))["runs"]), 1)
 
     def test_a_second_interrupt_ends_a_sweep_at_once(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -195,6 +195,29 @@ TEST(RoutingImages, AllTypesAndNames) {
   expect_equal(file.read(12, 2, 9), {9, 2, 1, {4, 5}, {}});
 }
 
+/// Ids of one type in both kinds of file; whatever no int32 can hold is no expert.
+template <class T>
+void expect_ids(const std::string& dtype, const std::string& descr, const std::vector<T>& given, const Ids& expected) {
+  const std::string data = bytes_of(given), count = std::to_string(given.size());
+  const size_t bytes = data.size();
+  const std::string header = object({entry("topk_ids", dtype, "[" + count + ",1]", 0, bytes)});
+  EXPECT_EQ(parse_one(safetensors(header, data), 1 << 30).ids, expected) << dtype;
+  EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1)"), data), 1 << 30).ids, expected) << descr;
+  // Of the second rank: counted in elements of this size.
+  EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).ids, Ids{expected[1]}) << descr;
+}
+
+TEST(RoutingImages, IdsOfAllIntegerTypes) {
+  expect_ids<int8_t>("I8", "|i1", {0, 127, -1, -128}, {0, 127, -1, -128});
+  expect_ids<uint8_t>("U8", "|u1", {0, 127, 128, 255}, {0, 127, 128, 255});
+  expect_ids<int16_t>("I16", "<i2", {0, 32767, -1, -32768}, {0, 32767, -1, -32768});
+  expect_ids<uint16_t>("U16", "<u2", {0, 32768, 65535}, {0, 32768, 65535});
+  expect_ids<int32_t>("I32", "<i4", {0, 7, -1, INT32_MIN, INT32_MAX}, {0, 7, -1, INT32_MIN, INT32_MAX});
+  expect_ids<uint32_t>("U32", "<u4", {0, 7, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF}, {0, 7, INT32_MAX, -1, -1});
+  expect_ids<int64_t>("I64", "<i8", {0, 7, -1, (int64_t{1} << 32) + 5, INT64_MIN, INT64_MAX}, {0, 7, -1, -1, -1, -1});
+  expect_ids<uint64_t>("U64", "<u8", {0, 7, (uint64_t{1} << 32) + 5, UINT64_MAX, uint64_t{1} << 63}, {0, 7, -1, -1, -1});
+}
+
 TEST(RoutingImages, NpyVersionsAndSpellings) {
   const std::string data = bytes_of(Ids{1, 2, 3, 4});
   const Routing expected{8, 2, 2, {1, 2, 3, 4}, {}};

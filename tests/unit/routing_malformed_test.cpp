@@ -149,9 +149,9 @@ TEST(MalformedSafetensors, DataSizes) {
 
 TEST(MalformedSafetensors, IdsAndWeights) {
   const std::string name = "tensor 'rank0.topk_ids': expected ";
-  const std::string types = "int32 or int64 ids (I32, I64; '<i4', '<i8' in .npy), found ";
+  const std::string types = "integer ids (I8 to I64, U8 to U64; '|i1' to '<i8', '|u1' to '<u8' in .npy), found ";
   expect_malformed(with_header(ids_entry("F64", "[1,2]", 16), 16), name + types + "'F64'");
-  expect_malformed(with_header(ids_entry("U32", "[1,2]", 8), 8), name + types + "'U32'");
+  expect_malformed(with_header(ids_entry("BOOL", "[1,2]", 2), 2), name + types + "'BOOL'");
   expect_malformed(with_header(ids_entry("I4", "[1,2]", 1), 1), name + types + "'I4'");
   expect_malformed(with_header(ids_entry("I32", "[2]", 8), 8), name + "shape [T, K], found [2]");
   expect_malformed(with_header(ids_entry("I32", "[]", 4), 4), name + "shape [T, K], found []");
@@ -289,10 +289,11 @@ TEST(MalformedNpy, Array) {
   const auto at = [](const std::string& dict, size_t bytes, const std::string& text) {
     expect_malformed(npy(dict, std::string(bytes, '\0')), "array: expected " + text);
   };
-  const std::string types = "descr '<i4' or '<i8' (ids), '<f4' or '<f2' (weights), found ";
+  const std::string types = "descr '|i1', '<i2', '<i4', '<i8' or the same with u (ids), '<f4' or '<f2' (weights), found ";
   at(npy_dict(">i4", "(1, 1)"), 4, types + "'>i4', which is big endian");
   at(npy_dict(">i8", "(1, 1)"), 8, types + "'>i8', which is big endian");
-  at(npy_dict("<u4", "(1, 1)"), 4, types + "'<u4'");
+  at(npy_dict(">u2", "(1, 1)"), 2, types + "'>u2', which is big endian");
+  at(npy_dict("|b1", "(1, 1)"), 1, types + "'|b1'");
   at(npy_dict("<f8", "(1, 1)"), 8, types + "'<f8'");
   at(npy_dict("|O", "(1, 1)"), 8, types + "'|O'");
   at(npy_dict("<i4", "(1, 1)", "True"), 4, "C order (save numpy.ascontiguousarray of it), found fortran_order True");
@@ -300,10 +301,46 @@ TEST(MalformedNpy, Array) {
   at(npy_dict("<i8", "(2, 3)"), 52, "48 bytes of data for '<i8' [2, 3], found 52");
   at(npy_dict("<i4", "(4611686018427387904, 4)"), 0,
      "more than 2^63 bytes of data for '<i4' [4611686018427387904, 4], found 0");
-  at(npy_dict("<f4", "(1, 1)"), 4, "int32 or int64 ids (I32, I64; '<i4', '<i8' in .npy), found '<f4'");
+  at(npy_dict("<f4", "(1, 1)"), 4, "integer ids (I8 to I64, U8 to U64; '|i1' to '<i8', '|u1' to '<u8' in .npy), found '<f4'");
   at(npy_dict("<i4", "(4,)"), 16, "shape [T, K] or [R, T, K], found [4]");
   at(npy_dict("<i4", "()"), 4, "shape [T, K] or [R, T, K], found []");
   at(npy_dict("<i4", "(1, 33)"), 132, "K, the last extent, of 1 to 32, found [1, 33]");
+}
+
+/// What people give in place of a recording, by their own marks (not by names).
+TEST(MalformedFiles, OtherKindsAreNamed) {
+  const auto at = [](const std::string& image, const std::string& kind) {
+    expect_malformed(image, "file: expected a safetensors or .npy file, found " + kind);
+  };
+  const auto zip = [](const std::string& member) {
+    return std::string("PK\x03\x04\x14\0\0\0\0\0", 10) + std::string(16, '\0') + little_endian(member.size(), 2) +
+           std::string(2, '\0') + member + std::string(50, 'x');
+  };
+  const std::string torch = "a PyTorch file (torch.load it, then save its tensors with safetensors.torch.save_file)";
+  const std::string page = "a web page, for example of a login or an error (download the file itself)";
+  const std::string text = "JSON text (save the ids with numpy.save or safetensors instead)";
+  at("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+     "a Git LFS pointer (git lfs pull fetches the file that it stands for)");
+  // As `gzip -n` begins a file: read as a header's length it is 559903, which a file of that size would allow.
+  at(std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10) + std::string(600000, 'x'), "a gzip file (decompress it: gunzip)");
+  at(std::string("\x1f\x8b\x08\0\x5e\x1a\x02\x66\x02\xff", 10), "a gzip file (decompress it: gunzip)");
+  at("\x28\xb5\x2f\xfd\x24 and so on", "a zstd file (decompress it: unzstd)");
+  at(zip("topk_ids.npy"), "a .npz archive (numpy.load it, then numpy.save its array topk_ids as .npy)");
+  at(zip("routing/data.pkl"), torch);
+  at(zip("holiday.jpg"), "a zip archive (unpack it)");
+  at(zip("x").substr(0, 20), "a zip archive (unpack it)");
+  at(std::string("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e\x80", 16), torch);
+  at(std::string("\x80\x04\x95\x10\0\0\0\0\0\0\0", 11),
+     "a Python pickle (load it, then save the ids with numpy.save or safetensors)");
+  at("<!DOCTYPE html>\n<html>", page);
+  at("\xef\xbb\xbf\n  <HTML lang=\"en\">", page);
+  at("{\"topk_ids\": [[1, 2]]}", text);
+  at("[[1, 2], [3, 4]]\n", text);
+  // A header of 559903 bytes begins with gzip's mark, and is none.
+  const std::string one = object({entry("topk_ids", "I32", "[1,1]", 0, 4)});
+  const std::string image = safetensors(one + std::string(559903 - one.size(), ' '), "abcd");
+  ASSERT_EQ(image.substr(0, 3), "\x1f\x8b\x08");
+  EXPECT_EQ(RoutingFile::parse(span_of(image), "file").topk(kNoLayer), 1);
 }
 
 /// Cuts a good file at every length: each of them must be refused, none may read beyond its end.

@@ -183,14 +183,20 @@ std::vector<std::string> limit_notes(double before, double after, double largest
   return notes;
 }
 
-void write_results(const BenchOptions& options, const json& document) {
-  if (!options.json_path.empty()) bench::write_json(options.json_path, document);
-  if (!options.html_path.empty()) bench::write_file(options.html_path, bench_html(document));
+std::exception_ptr write_results(const BenchOptions& options, const json& document) {
+  try {
+    if (!options.json_path.empty()) bench::write_json(options.json_path, document);
+    if (!options.html_path.empty()) bench::write_file(options.html_path, bench_html(document));
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
-void print_written(const BenchOptions& options) {
+void print_written(const BenchOptions& options, const std::exception_ptr& problem) {
+  if (problem) std::rethrow_exception(problem);
   for (const std::string& path : {options.json_path, options.html_path})
-    if (!path.empty()) fmt::print("  written to {}\n", path);
+    if (!path.empty() && path != bench::kStandardOutput) fmt::print("  written to {}\n", path);
 }
 
 BenchOptions with_defaults(const BenchOptions& options, const bench::Machine& machine) {
@@ -261,11 +267,11 @@ int run_bench_cpu(const BenchOptions& options, std::vector<BenchOptions> points)
   document["copy_limit_runs"] = {to_json(before), to_json(after)};
   document["copy_limit_ms"] = first.limit_ms;
   for (const BenchRun& run : runs) document["runs"].push_back(describe(run, limit.best().gbs));
-  write_results(options, document);
+  const std::exception_ptr problem = write_results(options, document);
   print_runs(runs, limit.best().gbs);
   print_legend(points.front(), limit, notes);
   print_failures(runs);
-  print_written(options);
+  print_written(options, problem);
   return stopped.status(std::all_of(runs.begin(), runs.end(), [](const BenchRun& r) { return r.passed(); }));
 }
 
@@ -294,7 +300,7 @@ int run_bench(const BenchOptions& given) {
   BenchOptions options = given;
   if (const auto me = join_launched_ranks()) be_one_of(*me, options);
   std::vector<BenchOptions> points = bench_points(options);
-  check_outputs({{"--json", options.json_path}, {"--html", options.html_path}});
+  check_outputs({{"--json", options.json_path, kLeastJson}, {"--html", options.html_path, kLeastPage}});
   (void)Tuning::from_environment();  // groups would refuse a wrong file
   if (options.mode == "low_latency") return run_bench_low_latency(options, std::move(points));
   if (options.mode == "flat") return run_bench_flat(options, std::move(points));

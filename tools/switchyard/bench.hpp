@@ -94,9 +94,10 @@ bench::CopyLimit limit_now(Progress& progress, const BenchOptions& options, cons
 /// What makes the copy limit hard to believe: one before and one after (GB/s) that differ by more than a third of the larger,
 /// or a share of it above 1.
 std::vector<std::string> limit_notes(double before, double after, double largest_share);
-/// --json and --html of `document`.
-void write_results(const BenchOptions& options, const nlohmann::json& document);
-void print_written(const BenchOptions& options);
+/// --json and --html of `document`. What cannot be written is returned, so that the figures are printed all the same.
+[[nodiscard]] std::exception_ptr write_results(const BenchOptions& options, const nlohmann::json& document);
+/// The last words of a run: which files there are. \throws what write_results returned
+void print_written(const BenchOptions& options, const std::exception_ptr& problem);
 /// \returns the exit status
 int run_bench(const BenchOptions& options);
 

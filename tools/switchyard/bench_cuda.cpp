@@ -468,9 +468,9 @@ int run_bench_cuda(const BenchOptions& options, std::vector<BenchOptions> points
   document["gpus"] = {
       {"names", names}, {"sms", sms}, {"driver", gpus.driver_version}, {"driver_cuda", driver}, {"runtime_cuda", runtime}};
   for (const CudaRun& run : runs) document["runs"].push_back(describe(run));
-  write_results(options, document);
+  const std::exception_ptr problem = write_results(options, document);
   print_runs(runs);
-  print_written(options);
+  print_written(options, problem);
   return stopped.status(std::all_of(runs.begin(), runs.end(), [](const CudaRun& r) { return r.passed(); }));
 }
 

@@ -271,9 +271,9 @@ int run_bench_flat(const BenchOptions& options, std::vector<BenchOptions> points
   if (!gpus.is_null()) document["gpus"] = gpus;
   if (has_mean(runs)) document["geometric_mean_us"] = geometric_mean(runs) * 1e6;
   for (const Run& run : runs) document["runs"].push_back(describe(run));
-  write_results(options, document);
+  const std::exception_ptr problem = write_results(options, document);
   print_runs(runs);
-  print_written(options);
+  print_written(options, problem);
   return stopped.status(std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }));
 }
 

@@ -309,9 +309,9 @@ int run_bench_low_latency(const BenchOptions& options, std::vector<BenchOptions>
   json document = bench_document("switchyard bench --mode low_latency --backend " + options.backend, points.front(), stopped);
   if (!gpus.is_null()) document["gpus"] = gpus;
   for (const Run& run : runs) document["runs"].push_back(describe(run));
-  write_results(options, document);
+  const std::exception_ptr problem = write_results(options, document);
   print_runs(runs);
-  print_written(options);
+  print_written(options, problem);
   return stopped.status(std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.passed(); }));
 }
 

@@ -9,7 +9,8 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
-#include <optional>
+#include <ctime>
+#include <iterator>
 
 #include "bench_low_latency.hpp"
 #include "build_info.hpp"
@@ -238,66 +239,100 @@ namespace {
 
 struct Interrupted : std::exception {};
 
-/// While it lives, the first Ctrl-C is remembered instead of ending the program; the second one ends it.
+/// While it lives, the first Ctrl-C, SIGTERM or SIGHUP is remembered instead of ending the program; the second one ends it.
 class Interrupts {
  public:
   Interrupts() {
-    came = false;
+    came = 0;
     owner = getpid();
-    struct sigaction action {};
-    action.sa_handler = remember;
-    action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
-    sigaction(SIGINT, &action, &before_);
+    for (size_t i = 0; i < std::size(kSignals); ++i) {
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler == SIG_IGN) continue;  // nohup
+      struct sigaction action {};
+      action.sa_handler = remember;
+      action.sa_flags = SA_RESTART;
+      sigaction(kSignals[i], &action, nullptr);
+    }
   }
-  ~Interrupts() { sigaction(SIGINT, &before_, nullptr); }
+  ~Interrupts() {
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  static bool one_came() { return came; }
+  /// The signal that came, or 0.
+  static int which() { return came; }
 
  private:
-  static void remember(int) {
-    came = true;
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+  static int64_t now_ms() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+  }
+
+  static void remember(int signal) {
+    if (came != 0) {
+      // timeout(1) sends its signal to the program and then to its group: that is one request.
+      if (signal != SIGINT && signal == came && now_ms() - came_at < 1000) return;
+      ::signal(signal, SIG_DFL);
+      raise(signal);  // when this handler has returned
+      return;
+    }
+    came_at = now_ms();
+    came = signal;
     static constexpr char kText[] = "\n  interrupted: stops behind this measurement and writes what there is; again: at once\n";
     if (owner == getpid()) [[maybe_unused]]  // ranks that it forked have this handler too
       const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
   }
-  static inline std::atomic<bool> came{false};
+  static inline std::atomic<int> came{0};
+  static inline std::atomic<int64_t> came_at{0};
   static inline std::atomic<pid_t> owner{0};
-  static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<pid_t>::is_always_lock_free);
-  struct sigaction before_ {};
+  static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+  struct sigaction before_[std::size(kSignals)] = {};
 };
 
 }  // namespace
 
 int Stopped::status(bool passed) const {
-  if (!error) return passed ? kExitOk : kExitCheckFailed;
+  const int signal = guard ? Interrupts::which() : 0;
+  if (!error && signal == 0) return passed ? kExitOk : kExitCheckFailed;
   try {
-    std::rethrow_exception(error);
+    if (error) std::rethrow_exception(error);
   } catch (const Interrupted&) {
     fmt::print(stderr, "switchyard: {}\n", what);
-    std::fflush(nullptr);
-    signal(SIGINT, SIG_DFL);
-    raise(SIGINT);  // so that a script that runs this ends, too
-    return kExitRuntime;
   }
+  std::fflush(nullptr);
+  ::signal(signal, SIG_DFL);
+  raise(signal);  // so that a script that runs this ends, too
+  return kExitRuntime;
 }
 
 Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one) {
-  std::optional<Interrupts> interrupts;
-  if (count > 1 && !ranks_are_launched()) interrupts.emplace();
+  Stopped stopped;
+  const auto guard = [&] {
+    if (!stopped.guard && !ranks_are_launched()) stopped.guard = std::make_shared<Interrupts>();
+  };
+  if (count > 1) guard();
   for (size_t i = 0; i < count; ++i) {
     try {
       one(i);
     } catch (const std::exception& e) {
       if (i == 0) throw;
       progress.finish("failed");
-      return {e.what(), std::current_exception()};
+      stopped.what = e.what();
+      stopped.error = std::current_exception();
+      return stopped;
     }
-    if (interrupts && Interrupts::one_came() && i + 1 < count)
-      return {fmt::format("interrupted after {} of {}", i + 1, count), std::make_exception_ptr(Interrupted())};
+    guard();  // there is something to keep
+    if (stopped.guard && Interrupts::which() != 0 && i + 1 < count) {
+      stopped.what = fmt::format("interrupted after {} of {}", i + 1, count);
+      stopped.error = std::make_exception_ptr(Interrupted());
+      return stopped;
+    }
   }
-  return {};
+  return stopped;
 }
 
 json bench_document(const std::string& what, const BenchOptions& any, const Stopped& stopped) {

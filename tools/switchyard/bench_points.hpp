@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -29,11 +30,12 @@ void check_mean_ranks(double mean, int world, int experts, int topk, int64_t see
 struct Stopped {
   std::string what;
   std::exception_ptr error;
+  std::shared_ptr<const void> guard;  ///< while it lives, a signal does not end the program: what was measured gets written
   /// The exit status. \throws the error, or ends the program as Ctrl-C does: call it when what was measured is written
   int status(bool passed) const;
 };
 /// Calls one(0), one(1), ... What the first call throws is thrown, what a later one throws ends the series and is returned. So
-/// does the first Ctrl-C, when the call under way has returned; ranks of a launcher it ends at once.
+/// does the first Ctrl-C, SIGTERM or SIGHUP, when the call under way has returned; ranks of a launcher it ends at once.
 Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one);
 
 /// What --json writes, without runs.

@@ -238,13 +238,18 @@ void check_outputs(const std::vector<OutputFile>& files) {
   std::vector<std::filesystem::path> targets;
   for (const OutputFile& file : files) {
     if (file.path.empty()) continue;
-    const std::string problem = bench::why_not_writable(file.path);
+    const bool standard = file.path == bench::kStandardOutput;
+    if (standard && file.flag != "--json" && file.flag != "--html")
+      throw UsageError(file.flag + ": '-' given; allowed: a file (--json - and --html - write to standard output)");
+    const std::string problem = bench::why_not_writable(file.path, file.least);
     if (!problem.empty()) throw UsageError(file.flag + ": cannot write '" + file.path + "': " + problem);
     std::error_code ignored;
     targets.push_back(std::filesystem::weakly_canonical(std::filesystem::absolute(file.path, ignored), ignored));
     if (std::find(targets.begin(), targets.end() - 1, targets.back()) != targets.end() - 1)
       throw UsageError(file.flag + ": '" + file.path + "' given, to which another flag writes; allowed: a file of its own");
   }
+  for (const OutputFile& file : files)
+    if (file.path == bench::kStandardOutput) bench::claim_standard_output();
 }
 
 void require_memory(const std::string& what, double needed, size_t available) {

@@ -50,11 +50,16 @@ std::string parse_choice(const std::string& flag, const std::string& text, const
 std::vector<std::string> parse_choices(const std::string& flag, const std::string& text,
                                        const std::vector<std::string>& allowed);
 
+/// What the least of each kind of file has, a little less than what tiny runs write.
+inline constexpr size_t kLeastJson = 2048, kLeastPage = 8192, kLeastReport = 28'000;
+
 /// A file that a verb writes when it is done; no path: it does not.
 struct OutputFile {
   std::string flag, path;
+  size_t least = 0;  ///< bytes that it will have at least
 };
-/// What cannot be written is better known before minutes of measuring. Leaves no file behind. \throws UsageError, also if two
+/// What cannot be written is better known before minutes of measuring. Leaves no file behind. --json and --html may say "-":
+/// standard output then gets that document alone, and what the verb prints goes to stderr. \throws UsageError, also if two
 /// flags name the same file
 void check_outputs(const std::vector<OutputFile>& files);
 

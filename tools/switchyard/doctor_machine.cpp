@@ -198,15 +198,18 @@ std::vector<Finding> check_cpu() {
 std::vector<Finding> check_memory() {
   const bench::Machine m = bench::this_machine();
   std::vector<Finding> out;
-  Finding memory{"Memory",
-                 "available",
-                 Verdict::ok,
-                 fmt::format("{} of {}", binary_size(static_cast<double>(m.memory_available)),
-                             binary_size(static_cast<double>(m.memory_bytes))),
-                 "",
-                 ""};
+  Finding memory{
+      "Memory",
+      "available",
+      Verdict::ok,
+      m.memory_available == SIZE_MAX
+          ? m.memory_limit
+          : fmt::format("{} of {} ({})", binary_size(static_cast<double>(m.memory_available)),
+                        m.memory_bytes > 0 ? binary_size(static_cast<double>(m.memory_bytes)) : "unknown", m.memory_limit),
+      "",
+      ""};
   if (m.memory_available < size_t{1} << 30) {
-    memory.verdict = m.memory_available < size_t{256} << 20 ? Verdict::no : Verdict::limited;
+    memory.verdict = m.memory_available < size_t{128} << 20 ? Verdict::no : Verdict::limited;
     memory.reason = "the demo wants about 1 GiB";
     memory.action = "free memory, raise the container's limit, or use smaller shapes (--hidden, --tokens)";
   }

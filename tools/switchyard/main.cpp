@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -198,6 +199,7 @@ static int with_output_written(int status) {
 
 /// `help` and `help VERB` are what people type first.
 int main(int argc, char** argv) try {
+  std::signal(SIGXFSZ, SIG_IGN);                   // writing beyond `ulimit -f` fails, as on a full disk, and has its sentence
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
   std::vector<std::string> args(argv, argv + argc);
   if (args.size() >= 2 && args[1] == "help") {

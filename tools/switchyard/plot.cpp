@@ -51,9 +51,10 @@ int run_plot(const PlotOptions& options) {
   std::error_code not_there;
   if (std::filesystem::equivalent(options.file, html, not_there))
     throw UsageError(fmt::format("--html: '{}' given, which is FILE itself; allowed: another file", html));
-  check_outputs({{"--html", html}});
-  bench::write_file(html, page_of(document, options.file));
-  fmt::print("written to {}\n", html);
+  const std::string page = page_of(document, options.file);
+  check_outputs({{"--html", html, page.size()}});
+  bench::write_file(html, page);
+  if (html != bench::kStandardOutput) fmt::print("written to {}\n", html);
   return kExitOk;
 }
 

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report_html.hpp"
 
-#include <fmt/core.h>
-
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-
-#include "switchyard/status.hpp"
+#include "../../bench/result_file.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -72,11 +66,6 @@ std::string report_html(const nlohmann::json& data) {
   return page;
 }
 
-void write_report(const std::string& path, const nlohmann::json& data) {
-  std::ofstream out(path, std::ios::binary);
-  out << report_html(data);
-  out.close();
-  if (!out) throw Error(ErrorCode::io, fmt::format("cannot write {}: {}", path, std::strerror(errno)));
-}
+void write_report(const std::string& path, const nlohmann::json& data) { bench::write_file(path, report_html(data)); }
 
 }  // namespace switchyard::tool

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "../../bench/result_file.hpp"
 #include "cli.hpp"
 #include "gpu_probe.hpp"
 #include "ranks.hpp"
@@ -149,7 +150,7 @@ int run_trace(const TraceVerbOptions& asked) {
   if (!asked.in.empty()) return summarise_file(asked);
   TraceVerbOptions options = asked;
   BenchOptions& o = options.run;
-  check_outputs({{"--out", options.out}});
+  check_outputs({{"--out", options.out, kLeastJson}});
   const int gpus = fit(options);
   const Scenario s = scenario_of(o);
   TraceOptions trace_options;
@@ -176,11 +177,17 @@ int run_trace(const TraceVerbOptions& asked) {
     const auto& bytes = rank.at("trace").get_binary();
     trace.merge(std::as_bytes(std::span(bytes.data(), bytes.size())));
   }
-  trace.write_chrome_json(options.out);
+  std::exception_ptr problem;  // the summary is printed all the same
+  try {
+    bench::write_file(options.out, trace.chrome_json());
+  } catch (const std::exception&) {
+    problem = std::current_exception();
+  }
   if (options.json)
     fmt::print("{}\n", summary_json(options, s, trace, cost_of(ranks)).dump(2));
   else
     print_summary(options, s, trace, cost_of(ranks));
+  if (problem) std::rethrow_exception(problem);
   return kExitOk;
 }
 

@@ -405,6 +405,18 @@ std::string old_text(const std::string& path) {
   }
 }
 
+/// The tuning file, --json and --html. What cannot be written is returned, so that what was found is printed all the same.
+std::exception_ptr write_all(const TuneOptions& o, const std::string& tuning, const json& document) {
+  try {
+    bench::write_file(o.out, tuning);
+    if (!o.json_path.empty()) bench::write_json(o.json_path, document);
+    if (!o.html_path.empty()) bench::write_file(o.html_path, tune_html(document));
+  } catch (const std::exception&) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 int run_tune(const TuneOptions& asked) {
@@ -413,7 +425,7 @@ int run_tune(const TuneOptions& asked) {
   const std::vector<Shape> shapes = shapes_of(o, place);
   for (const Shape& shape : shapes) check_shape(shape);
   const std::string old = old_text(o.out);
-  check_outputs({{"--out", o.out}, {"--json", o.json_path}, {"--html", o.html_path}});
+  check_outputs({{"--out", o.out, old.size() + 1}, {"--json", o.json_path, kLeastJson}, {"--html", o.html_path, kLeastPage}});
   fmt::print("{}\n  {}, {}, {}, commit {}, {}\n\n", bold("switchyard tune"), place.device, counted(o.ranks, "rank"),
              counted(static_cast<int64_t>(shapes.size()), "shape"), o.commit, bench::utc_now());
   std::fflush(stdout);
@@ -428,15 +440,14 @@ int run_tune(const TuneOptions& asked) {
   const Stopped stopped = in_turn(progress, shapes.size(), [&](size_t i) { all.push_back(tuner.tune(shapes[i])); });
   std::vector<CommentedEntry> entries;
   for (const Tuned& t : all) entries.push_back(commented(o, place, t));
-  bench::write_file(o.out, merged(old, entries));
   const json document = document_of(o, place, all, std::move(tuner.runs), stopped);
-  if (!o.json_path.empty()) bench::write_json(o.json_path, document);
-  if (!o.html_path.empty()) bench::write_file(o.html_path, tune_html(document));
+  const std::exception_ptr problem = write_all(o, merged(old, entries), document);
   print_tables(all);
+  if (problem) std::rethrow_exception(problem);
   const std::string path = std::filesystem::absolute(o.out).lexically_normal().string();
   std::string written = o.out;
   for (const std::string& also : {o.json_path, o.html_path})
-    if (!also.empty()) written += ", " + also;
+    if (!also.empty() && also != bench::kStandardOutput) written += ", " + also;
   fmt::print("\n  written to {}\n", written);
   if (!all.empty() && std::all_of(all.begin(), all.end(), [](const Tuned& t) { return t.entry.values == TuningValues{}; }))
     fmt::print("  Nothing that was tried is better here than the library's own values, which the new entries keep in force.\n");

@@ -212,7 +212,8 @@ void declare_bench(CLI::App& app, VerbOptions& all) {
          "--no-verify", [&o] { o.verify = false; }, "Skip the check of the results")
       ->group("How");
   add.group("Output");
-  add.file("--json", o.json_path, "Write everything that was measured, and on what, as JSON");
+  add.file("--json", o.json_path,
+           "Write everything that was measured, and on what, as JSON; -: to stdout, and the table to stderr");
   add.file("--html", o.html_path, "Write a page with plots over what was swept, and a table");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(
@@ -310,7 +311,8 @@ void declare_tune(CLI::App& app, VerbOptions& all) {
   add.integer("--seed", o.seed, 0, kAnyCount, "Seed of rows and synthetic routing");
   add.group("Output");
   add.file("--out", o.out, "Tuning file; entries of the same device, mode and shape are replaced, others stay");
-  add.file("--json", o.json_path, "Write everything that was measured, and on what, as JSON");
+  add.file("--json", o.json_path,
+           "Write everything that was measured, and on what, as JSON; -: to stdout, and the tables to stderr");
   add.file("--html", o.html_path, "Write a page with a plot for each key that was searched");
   add.text("--commit", o.commit, "TEXT", "Commit to write down instead of the built-in one");
   app.footer(

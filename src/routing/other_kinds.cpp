@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files that are given in place of a recording, told by how they begin.
+#include <algorithm>
+#include <string_view>
+
+#include "routing/tensor_file.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+using namespace std::string_view_literals;
+
+constexpr size_t kLongestStart = 512;
+
+struct Kind {
+  std::string_view start;
+  const char* text;  ///< what it is, and what to do
+};
+constexpr Kind kKinds[] = {
+    {"version https://git-lfs.github.com/spec/"sv, "a Git LFS pointer (git lfs pull fetches the file that it stands for)"},
+    {"\x1f\x8b\x08"sv, "a gzip file (decompress it: gunzip)"},
+    {"\x28\xb5\x2f\xfd"sv, "a zstd file (decompress it: unzstd)"},
+    {"\xfd\x37zXZ\0"sv, "an xz file (decompress it: unxz)"},
+    {"BZh"sv, "a bzip2 file (decompress it: bunzip2)"},
+    {"PK\x05\x06"sv, "an empty zip archive"},
+    {"\x89HDF\r\n\x1a\n"sv, "an HDF5 file (save the ids with numpy.save or safetensors instead)"},
+    {"PAR1"sv, "a Parquet file (save the ids with numpy.save or safetensors instead)"},
+};
+constexpr const char* kTorch = "a PyTorch file (torch.load it, then save its tensors with safetensors.torch.save_file)";
+
+bool blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/// "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark; any case.
+bool begins_as_page(std::string_view text) {
+  for (const std::string_view tag : {"<!doctype"sv, "<html"sv, "<head"sv, "<?xml"sv}) {
+    const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
+    if (text.size() >= tag.size() &&
+        std::equal(tag.begin(), tag.end(), text.begin(), [&](char a, char b) { return a == lower(b); }))
+      return true;
+  }
+  return false;
+}
+
+/// A zip archive, by the name of its first member.
+const char* kind_of_zip(std::string_view start) {
+  constexpr size_t kNameLength = 26, kName = 30;
+  std::string_view name = start.substr(std::min(kName, start.size()));
+  if (start.size() > kNameLength + 1) {
+    const auto byte = [&](size_t at) { return static_cast<size_t>(static_cast<unsigned char>(start[at])); };
+    name = name.substr(0, byte(kNameLength) | byte(kNameLength + 1) << 8);
+  }
+  if (name.ends_with(".npy")) return "a .npz archive (numpy.load it, then numpy.save its array topk_ids as .npy)";
+  const std::string_view file = name.substr(name.rfind('/') + 1);
+  for (const std::string_view member : {"data.pkl"sv, ".format_version"sv, "byteorder"sv, "version"sv})
+    if (file == member) return kTorch;
+  return "a zip archive (unpack it)";
+}
+
+const char* kind_of(std::string_view start) {
+  for (const Kind& kind : kKinds)
+    if (start.starts_with(kind.start)) return kind.text;
+  if (start.starts_with("PK\x03\x04"sv)) return kind_of_zip(start);
+  if (start.size() > 262 && start.substr(257, 5) == "ustar"sv) return "a tar archive (unpack it)";
+  // A pickle of protocol 2 to 5; PyTorch's before 1.6 begins with a number that tells it.
+  if (start.size() >= 2 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5)
+    return start.find("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv) < 8
+               ? kTorch
+               : "a Python pickle (load it, then save the ids with numpy.save or safetensors)";
+  if (start.starts_with("\xef\xbb\xbf"sv)) start.remove_prefix(3);
+  while (!start.empty() && blank(start.front())) start.remove_prefix(1);
+  if (begins_as_page(start)) return "a web page, for example of a login or an error (download the file itself)";
+  const bool text =
+      std::all_of(start.begin(), start.end(), [](char c) { return blank(c) || static_cast<unsigned char>(c) >= ' '; });
+  if (text && (start.starts_with('{') || start.starts_with('[')))
+    return "JSON text (save the ids with numpy.save or safetensors instead)";
+  return nullptr;
+}
+
+}  // namespace
+
+void refuse_other_kinds(const ByteSource& source) {
+  std::string start(std::min<uint64_t>(source.size(), kLongestStart), '\0');
+  source.read(0, std::as_writable_bytes(std::span(start)));
+  // A header length that happens to read as another kind's mark is followed by JSON.
+  if (start.size() > 8 && start.substr(4, 4) == "\0\0\0\0"sv && (start[8] == '{' || blank(start[8]))) return;
+  if (const char* kind = kind_of(start)) malformed(source.name(), "file", "a safetensors or .npy file", kind);
+}
+
+}  // namespace switchyard::detail
