@@ -338,14 +338,14 @@ Group Group::connect(int rank, int world, const std::string& store, const std::s
 Group::Group(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&& other) noexcept {
-  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
   return *this;
 }
-Group::~Group() { replace_at_home(impl_, {}); }
+Group::~Group() { replace_at_home(impl_.pointer(), {}); }
 
-int Group::rank() const noexcept { return impl_->bootstrap->rank(); }
-int Group::size() const noexcept { return impl_->bootstrap->world(); }
-const GroupOptions& Group::options() const noexcept { return impl_->options; }
+int Group::rank() const { return impl_->bootstrap->rank(); }
+int Group::size() const { return impl_->bootstrap->world(); }
+const GroupOptions& Group::options() const { return impl_->options; }
 
 void Group::set_timeout(std::chrono::milliseconds timeout) {
   check_duration("timeout", timeout);
@@ -359,6 +359,11 @@ void Group::barrier() {
 }
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) {
+  if (bytes > 0 && (!mine || !all)) {
+    impl_->post_abort(static_cast<int>(ErrorCode::invalid_argument), 255);
+    throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") + " is null, with bytes = " +
+                                                 std::to_string(bytes) + ": null is for 0 bytes only");
+  }
   impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
 }
 
@@ -367,7 +372,7 @@ void Group::check() const {
   if (impl_->device) impl_->device->raise_soft_fault("check");
 }
 void Group::abort(int32_t reason) noexcept {
-  if (impl_->home.here()) impl_->post_abort(reason, 255);
+  if (impl_ && impl_->home.here()) impl_->post_abort(reason, 255);
 }
 
 void Group::set_trace(Trace* trace) {
@@ -405,7 +410,7 @@ std::vector<WaitStatistics> Group::wait_statistics() const {
   return result;
 }
 
-size_t Group::heap_used() const noexcept { return impl_->heap->used(); }
-size_t Group::heap_size() const noexcept { return impl_->heap->size(); }
+size_t Group::heap_used() const { return impl_->heap->used(); }
+size_t Group::heap_size() const { return impl_->heap->size(); }
 
 }  // namespace switchyard

@@ -90,9 +90,9 @@ void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* pro
 
 }  // namespace detail
 
-int64_t PreparedLedger::tokens() const noexcept { return data_->tokens; }
-int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
-int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
+int64_t PreparedLedger::tokens() const { return data_->tokens; }
+int64_t PreparedLedger::rows() const { return data_->rows; }
+int64_t PreparedLedger::returned_rows() const { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
     : impl_(group.impl().collective_call("LedgerCombine", [&] {
@@ -100,10 +100,10 @@ LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
       })) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
 LedgerCombine& LedgerCombine::operator=(LedgerCombine&& other) noexcept {
-  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
   return *this;
 }
-LedgerCombine::~LedgerCombine() { replace_at_home(impl_, {}); }
+LedgerCombine::~LedgerCombine() { replace_at_home(impl_.pointer(), {}); }
 
 MemoryRequirement LedgerCombine::memory_required(const LedgerConfig& c, int world, Backend) {
   check_config(c, world);
@@ -136,7 +136,7 @@ void combine_by_ledger(const ConstRows& y, const float* probs, std::span<const s
                        [&] { impl.combine(y, probs, impl.prepare_checked(route_meta, tokens), out, options); });
 }
 ConstRows LedgerCombine::returned() const { return impl_->returned(); }
-const LedgerConfig& LedgerCombine::config() const noexcept { return impl_->config; }
+const LedgerConfig& LedgerCombine::config() const { return impl_->config; }
 CallStatistics LedgerCombine::last_call() const { return impl_->last_call(); }
 
 }  // namespace switchyard

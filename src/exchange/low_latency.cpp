@@ -302,6 +302,10 @@ void LowLatencyImpl::receive(uint64_t call) {
 // A rank's warps have about one piece each to receive, if no piece becomes too short to be worth its flag or too long for a
 // warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
 int usual_pieces(const LowLatencyConfig& c, int world) {
+  check_range("world", world, 1, kMaxRanks);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
+  check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
+  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
   const auto of = [&](int64_t columns) { return (c.hidden + columns - 1) / columns; };
   const int64_t rows = std::max<int64_t>(1, c.max_tokens * std::min(world, c.topk));
   const int64_t most = std::min(kMostUsualPieces, of(kFewestPieceColumns)), fewest = of(kMostPieceColumns);
@@ -314,10 +318,10 @@ LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& con
       })) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
 LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&& other) noexcept {
-  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
   return *this;
 }
-LowLatencyExchange::~LowLatencyExchange() { replace_at_home(impl_, {}); }
+LowLatencyExchange::~LowLatencyExchange() { replace_at_home(impl_.pointer(), {}); }
 
 MemoryRequirement LowLatencyExchange::memory_required(const LowLatencyConfig& config, int world) {
   check_config(config, world);
@@ -365,7 +369,7 @@ void LowLatencyExchange::moe_all_to_all(const ConstRows& x, const ExpertIds& ids
   impl_->collective_call("moe_all_to_all", [&] { impl_->all_to_all(x, ids, out, options); });
 }
 
-const LowLatencyConfig& LowLatencyExchange::config() const noexcept { return impl_->config; }
+const LowLatencyConfig& LowLatencyExchange::config() const { return impl_->config; }
 CallStatistics LowLatencyExchange::last_call() const { return impl_->last_call(); }
 
 }  // namespace switchyard

@@ -27,7 +27,7 @@ struct OutOfCall {
 
 void check_config(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
-  check_range("LowLatencyConfig::hidden", c.hidden, 1, int64_t{1} << 20);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
   check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
   check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);

@@ -12,6 +12,9 @@
 
 namespace switchyard::detail {
 
+/// Of LowLatencyConfig.
+inline constexpr int64_t kMostHidden = int64_t{1} << 20;
+
 /// Throws invalid_argument naming the field.
 void check_config(const LowLatencyConfig& config, int world);
 /// Of rows as they travel.

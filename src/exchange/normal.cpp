@@ -3,6 +3,7 @@
 #include "switchyard/normal.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "base/as_error.hpp"
@@ -113,10 +114,10 @@ NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
       })) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
 NormalExchange& NormalExchange::operator=(NormalExchange&& other) noexcept {
-  if (this != &other) replace_at_home(impl_, std::move(other.impl_));
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
   return *this;
 }
-NormalExchange::~NormalExchange() { replace_at_home(impl_, {}); }
+NormalExchange::~NormalExchange() { replace_at_home(impl_.pointer(), {}); }
 
 MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int world, Backend backend) {
   check_config(c, world);
@@ -170,9 +171,9 @@ RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) {
 RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type, void* stream) {
   return as_error("allocate_rows", [&] { return impl_->allocate_rows(handle, type, {true, stream}); });
 }
-GraphMemory NormalExchange::make_graph_memory() { return GraphMemory(impl_.get(), impl_->make_graph_memory()); }
+GraphMemory NormalExchange::make_graph_memory() { return GraphMemory(&*impl_, impl_->make_graph_memory()); }
 void NormalExchange::use_graph_memory(const GraphMemory& memory) {
-  if (memory && memory.maker() != impl_.get())
+  if (memory && memory.maker() != &*impl_)
     throw Error(ErrorCode::invalid_argument, "use_graph_memory: memory was made by another exchange");
   impl_->use_graph_memory(memory.share());
 }
@@ -186,7 +187,7 @@ void Dispatched::used_by(void* stream) {
 void RowBuffer::used_by(void* stream) {
   if (block_) block_->used_by(stream);
 }
-const NormalConfig& NormalExchange::config() const noexcept { return impl_->config; }
+const NormalConfig& NormalExchange::config() const { return impl_->config; }
 CallStatistics NormalExchange::last_call() const { return impl_->last_call(); }
 
 int64_t Handle::tokens() const { return host_data(data()).tokens; }
@@ -210,7 +211,12 @@ Handle Handle::deserialize(std::span<const std::byte> bytes) {
   return as_error("Handle::deserialize", [&] { return Handle(detail::deserialize(bytes)); });
 }
 
-int first_expert(int num_experts, int world, int rank) { return ExpertMap{num_experts, world}.first(rank); }
+int first_expert(int num_experts, int world, int rank) {
+  check_range("first_expert: num_experts", num_experts, 1, std::numeric_limits<int>::max());
+  check_range("first_expert: world", world, 1, kMaxRanks);
+  check_range("first_expert: rank", rank, 0, world);
+  return ExpertMap{num_experts, world}.first(rank);
+}
 
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
   if (num_experts < 1 || world < 1 || world > kMaxRanks || ids.topk < 1 || ids.topk > kMaxTopk || ids.tokens < 0 ||

@@ -60,7 +60,10 @@ class Reader {
 }  // namespace
 
 std::vector<std::byte> Trace::serialize(int rank) const {
-  const detail::Tracer& tracer = impl_->tracers.at(static_cast<size_t>(rank));
+  if (rank < 0 || rank >= world())
+    throw Error(ErrorCode::invalid_argument,
+                "Trace::serialize: rank is " + std::to_string(rank) + "; allowed: 0 to " + std::to_string(world() - 1));
+  const detail::Tracer& tracer = impl_->tracers[static_cast<size_t>(rank)];
   const detail::TickClock clock = impl_->anchors.clock();
   std::vector<std::byte> out;
   put(out, kMagic);
@@ -81,6 +84,7 @@ std::vector<std::byte> Trace::serialize(int rank) const {
 }
 
 void Trace::merge(std::span<const std::byte> bytes) {
+  (void)*impl_;  // throws if there is none
   Reader in(bytes);
   if (in.get<uint64_t>() != kMagic) damaged("the bytes were not made by Trace::serialize");
   const int32_t world_there = in.get<int32_t>();

@@ -407,9 +407,8 @@ TEST(Report, UnwritablePathIsNamed) {
   try {
     write_report("/nonexistent-folder/report.html", {});
     FAIL() << "no error";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), ErrorCode::io);
-    EXPECT_NE(std::string(e.what()).find("/nonexistent-folder/report.html"), std::string::npos);
+  } catch (const std::runtime_error& e) {
+    EXPECT_NE(std::string(e.what()).find("cannot write /nonexistent-folder/report.html"), std::string::npos) << e.what();
   }
 }
 
