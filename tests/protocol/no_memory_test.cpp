@@ -32,6 +32,8 @@ void* take(size_t bytes, size_t alignment) {
 
 }  // namespace
 
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // inlined, take() shows through
+
 void* operator new(size_t bytes) { return take(bytes, 16); }
 void* operator new(size_t bytes, std::align_val_t alignment) { return take(bytes, static_cast<size_t>(alignment)); }
 void operator delete(void* p) noexcept { std::free(p); }
