@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "switchyard/held.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 
@@ -89,14 +90,14 @@ class ExpertMlp {
   /// \throws Error(invalid_argument) before anything is written.
   void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y);
 
-  const ExpertShape& shape() const noexcept;
-  ExpertMemory memory() const noexcept;
+  const ExpertShape& shape() const;
+  ExpertMemory memory() const;
   /// The data type of the products and oneDNN's kernel, for example "bf16 brg:avx512_core_bf16" or "f32 gemm:jit".
   std::string implementation() const;
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  detail::Held<std::unique_ptr<Impl>, detail::kExpertObject> impl_;
 };
 
 /// Weights for demonstrations and tests: a closed form of (seed, global expert, matrix, row, column), so that any rank, or a

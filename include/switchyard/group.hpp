@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "switchyard/held.hpp"
+#include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 
 namespace switchyard {
@@ -72,6 +74,8 @@ struct WaitStatistics {
 /// One rank's membership. Movable, not copyable. Destruction is local (not collective), idempotent and never throws:
 /// memory disappears with its last user. A Group must outlive the exchange objects made from it.
 ///
+/// Members of any object of this library that was moved from, or default-constructed, throw Error(invalid_argument).
+///
 /// Thread safety: one thread at a time per Group and its objects; different ranks' Groups are independent.
 class Group {
  public:
@@ -97,18 +101,19 @@ class Group {
   Group& operator=(Group&&) noexcept;
   ~Group();
 
-  int rank() const noexcept;
-  int size() const noexcept;
-  const GroupOptions& options() const noexcept;
+  int rank() const;
+  int size() const;
+  const GroupOptions& options() const;
 
   /// Collective. Waits until all ranks called it. \throws PeerTimeout, PeerFailed.
   void barrier();
-  /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (size() * bytes).
+  /// Collective. Gathers `bytes` bytes of every rank, in rank order, into `all` (size() * bytes). Neither
+  /// may be null unless `bytes` is 0.
   void all_gather(const void* mine, size_t bytes, void* all);
 
   /// Throws the pending fault of this rank, if any; otherwise returns. Local.
   void check() const;
-  /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent.
+  /// Makes every wait of every rank end with PeerFailed(this rank, reason). Local, idempotent; nothing if moved from.
   void abort(int32_t reason) noexcept;
 
   /// One entry per peer rank. Local. Counters never stop and cost nothing when no wait occurs.
@@ -134,11 +139,11 @@ class Group {
   /// Collective. \throws Error(system) on all ranks if there is no memory: the group still sleeps, and wake() may be called
   /// again. \throws Error(invalid_argument) if the group is awake.
   void wake();
-  bool asleep() const noexcept;
+  bool asleep() const;
 
   /// Bytes of the symmetric heap in use and in total on this rank.
-  size_t heap_used() const noexcept;
-  size_t heap_size() const noexcept;
+  size_t heap_used() const;
+  size_t heap_size() const;
 
   /// Records this rank's calls in `trace` (made for this group's size) from now on; null stops. Local. The trace must outlive
   /// the recording. CPU: the trace must be made for the group's workers. CUDA: kernels record the first num_blocks x num_warps
@@ -149,11 +154,11 @@ class Group {
   void set_trace(Trace* trace);
 
   struct Impl;
-  Impl& impl() const noexcept { return *impl_; }  ///< library internal
+  Impl& impl() const { return *impl_; }  ///< library internal
   explicit Group(std::unique_ptr<Impl> impl) noexcept;
 
  private:
-  std::unique_ptr<Impl> impl_;
+  detail::Held<std::unique_ptr<Impl>, detail::kGroupObject> impl_;
 };
 
 }  // namespace switchyard

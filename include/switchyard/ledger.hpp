@@ -58,7 +58,7 @@ struct LedgerFormatBytes {
   size_t window = 0;      ///< return buffer and two int32 [W], each rounded up to 64 bytes
   size_t guard = 0;       ///< unused bytes before the window
 };
-/// For max_tokens tokens. `blocks`: workers that synchronise through the workspace.
+/// For max_tokens tokens. `blocks`: workers that synchronise through the workspace, in [1, 2^16].
 LedgerFormatBytes ledger_format_bytes(const LedgerConfig& config, int world, int blocks);
 
 /// Where the tables begin in the published format's route meta, in bytes, in the order in which they lie there: int32, little
@@ -91,17 +91,17 @@ class LedgerImpl;
 class PreparedLedger {
  public:
   PreparedLedger() = default;
-  explicit operator bool() const noexcept { return data_ != nullptr; }
-  int64_t tokens() const noexcept;         ///< M
-  int64_t rows() const noexcept;           ///< least number of rows of the expert output
-  int64_t returned_rows() const noexcept;  ///< rows that come back to this rank
+  explicit operator bool() const noexcept { return static_cast<bool>(data_); }
+  int64_t tokens() const;         ///< M
+  int64_t rows() const;           ///< least number of rows of the expert output
+  int64_t returned_rows() const;  ///< rows that come back to this rank
 
   explicit PreparedLedger(std::shared_ptr<const detail::LedgerData> data) : data_(std::move(data)) {}
-  const detail::LedgerData& data() const { return *data_; }                                  ///< library internal
-  const std::shared_ptr<const detail::LedgerData>& share() const noexcept { return data_; }  ///< library internal
+  const detail::LedgerData& data() const { return *data_; }                                            ///< library internal
+  const std::shared_ptr<const detail::LedgerData>& share() const noexcept { return data_.pointer(); }  ///< library internal
 
  private:
-  std::shared_ptr<const detail::LedgerData> data_;
+  detail::Held<std::shared_ptr<const detail::LedgerData>, detail::kPreparedObject> data_;
 };
 
 /// Options of one call. May differ by rank.
@@ -141,7 +141,7 @@ class LedgerCombine {
   /// combine. Local. CUDA: device memory; waits for the last call (after a graph launch, wait for its stream first).
   ConstRows returned() const;
 
-  const LedgerConfig& config() const noexcept;
+  const LedgerConfig& config() const;
   /// Local. CUDA: waits for the call; of replayed graphs only if their calls had as many multiprocessors as the last one
   /// enqueued.
   CallStatistics last_call() const;
@@ -149,7 +149,7 @@ class LedgerCombine {
  private:
   friend void combine_by_ledger(const ConstRows&, const float*, std::span<const std::byte>, LedgerCombine&, int64_t, void*,
                                 const LedgerCombineOptions&);
-  std::unique_ptr<detail::LedgerImpl> impl_;
+  detail::Held<std::unique_ptr<detail::LedgerImpl>, detail::kLedgerObject> impl_;
 };
 
 /// The operator as it is published: LedgerCombine::combine by packed tables, unpack_route_meta(route_meta, window.config(), W,

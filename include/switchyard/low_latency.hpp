@@ -75,7 +75,7 @@ struct LowLatencyConfig {
 /// What LowLatencyConfig::pieces is chosen by, unless it or a tuning says otherwise.
 inline constexpr int64_t kPiecesAtOnce = 2048, kMostUsualPieces = 7, kFewestPieceColumns = 512, kMostPieceColumns = 3584;
 
-/// That choice, in a group of `world` ranks.
+/// That choice, in a group of `world` ranks. \throws Error(invalid_argument) naming the value.
 int usual_pieces(const LowLatencyConfig& config, int world);
 
 /// Options of one dispatch.
@@ -188,11 +188,11 @@ class LowLatencyExchange {
   /// yields +0. The same bits as dispatch and combine with expert_scale. last_call() counts the rows of both ways.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});
 
-  const LowLatencyConfig& config() const noexcept;
+  const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
 
  private:
-  std::unique_ptr<detail::LowLatencyImpl> impl_;
+  detail::Held<std::unique_ptr<detail::LowLatencyImpl>, detail::kLowLatencyObject> impl_;
 };
 
 }  // namespace switchyard

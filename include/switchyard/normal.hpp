@@ -130,7 +130,7 @@ struct LedgerTables {
   std::vector<int32_t> prev_sum_before_rank;   ///< [W, experts_here] rows of sources before s inside local expert
 };
 
-/// What DeepEP's get_dispatch_layout returns. Local.
+/// What DeepEP's get_dispatch_layout returns. Local. \throws Error(invalid_argument) naming the argument.
 struct RoutingLayout {
   std::vector<int32_t> num_tokens_per_rank;    ///< [W] distinct tokens
   std::vector<int32_t> num_tokens_per_expert;  ///< [E] routes
@@ -138,7 +138,8 @@ struct RoutingLayout {
 };
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world);
 
-/// First expert of rank `rank`, and one past its last: [first_expert(r), first_expert(r + 1)).
+/// First expert of rank `rank`, and one past its last: [first_expert(r), first_expert(r + 1)). \throws Error(invalid_argument)
+/// unless num_experts >= 1, world is in [1, kMaxRanks] and rank in [0, world].
 int first_expert(int num_experts, int world, int rank);
 
 namespace detail {
@@ -163,11 +164,11 @@ struct DispatchCounts {
 class Handle {
  public:
   Handle() = default;
-  explicit operator bool() const noexcept { return data_ != nullptr; }
+  explicit operator bool() const noexcept { return static_cast<bool>(data_); }
   int64_t tokens() const;  ///< T
   int64_t rows() const;    ///< M: rows received, padding included
   DispatchCounts counts() const;
-  DispatchMatrices matrices(int num_channels) const;
+  DispatchMatrices matrices(int num_channels) const;  ///< num_channels in [1, 2^20]
   LedgerTables ledger() const;  ///< \throws Error(unsupported) for a dispatch that dropped routes at capacity
   /// Portable bytes (little endian, versioned) and back. \throws Error(invalid_argument) on damaged bytes.
   std::vector<std::byte> serialize() const;
@@ -177,7 +178,7 @@ class Handle {
   const detail::HandleData& data() const { return *data_; }  ///< library internal
 
  private:
-  std::shared_ptr<const detail::HandleData> data_;
+  detail::Held<std::shared_ptr<const detail::HandleData>, detail::kHandleObject> data_;
 };
 
 /// Rows in symmetric memory, for expert outputs: combine reads them where they lie. Freed by the destructor (local); not to be
@@ -268,11 +269,11 @@ class NormalExchange {
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
                float* out_weights = nullptr);
 
-  const NormalConfig& config() const noexcept;
+  const NormalConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
 
  private:
-  std::unique_ptr<detail::NormalImpl> impl_;
+  detail::Held<std::unique_ptr<detail::NormalImpl>, detail::kNormalObject> impl_;
 };
 
 }  // namespace switchyard

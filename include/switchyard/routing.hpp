@@ -147,6 +147,9 @@ inline constexpr int kNoLayer = -1;
 /// Git LFS pointer, a compressed file, a .npz or PyTorch file, a web page and the like are named as what they are.
 class RoutingFile {
  public:
+  RoutingFile(const RoutingFile&) = default;
+  RoutingFile& operator=(const RoutingFile&) = default;
+
   /// \throws Error(io) if the file cannot be opened or is malformed.
   static RoutingFile open(const std::string& path);
   /// The same for a file image in memory, which is copied. `name` is used in error texts only; no weights file is looked for.
@@ -178,6 +181,7 @@ class RoutingFile {
   struct Impl;
 
  private:
+  // No moves: a RoutingFile always stands for a file. Copies share it.
   explicit RoutingFile(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<const Impl> impl_;
 };

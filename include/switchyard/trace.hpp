@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "switchyard/held.hpp"
+
 namespace switchyard {
 
 namespace detail {
@@ -62,14 +64,15 @@ class Trace {
   Trace& operator=(Trace&&) noexcept;
   ~Trace();
 
-  int world() const noexcept;
-  const TraceOptions& options() const noexcept;
+  int world() const;
+  const TraceOptions& options() const;
 
   /// Number for a phase of your own, or of a built-in one of that name. `unit` says what the argument of its spans counts.
   /// Local to this Trace; call it before recording starts.
   uint16_t event(std::string_view name, std::string_view unit = "");
 
-  /// Records from construction to destruction on `rank`'s own track. A null trace records nothing.
+  /// Records from construction to destruction on `rank`'s own track. A null trace, or a rank that it does not
+  /// have, records nothing.
   class [[nodiscard]] Span {
    public:
     Span(Trace* trace, int rank, uint16_t event, int64_t arg = 0) noexcept;
@@ -86,14 +89,14 @@ class Trace {
   };
 
   /// Forgets all events, keeps the memory.
-  void clear() noexcept;
+  void clear();
   /// Records that were forgotten because their track was full: the oldest go first. On GPUs these are spans and the two anchors
   /// that each block leaves per kernel.
-  uint64_t lost() const noexcept;
+  uint64_t lost() const;
 
   /// Most that any rank's times may be off this host's steady clock, in nanoseconds, if the clocks kept their rates while
   /// recording: 0 unless GPUs recorded.
-  uint64_t clock_error_ns() const noexcept;
+  uint64_t clock_error_ns() const;
 
   /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, per rank a
   /// counter of the bytes for or from other ranks that its workers are moving, and, if `flows`, into each wait for a known rank
@@ -108,16 +111,16 @@ class Trace {
   std::vector<TraceSlice> slices() const;
 
   /// One rank's records as bytes, for ranks that are processes; `merge` adds them to another Trace of the same host, world and
-  /// options.
+  /// options. \throws Error(invalid_argument) unless rank is in [0, world).
   std::vector<std::byte> serialize(int rank) const;
   /// \throws Error(invalid_argument) on damaged bytes or other options.
   void merge(std::span<const std::byte> bytes);
 
-  detail::Tracer* tracer(int rank) const noexcept;  ///< library internal
+  detail::Tracer* tracer(int rank) const noexcept;  ///< library internal; null if there is none
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  detail::Held<std::unique_ptr<Impl>, detail::kTraceObject> impl_;
 };
 
 }  // namespace switchyard

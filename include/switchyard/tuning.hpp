@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 
 namespace switchyard {

@@ -75,8 +75,8 @@ constexpr size_t dtype_bytes(DType type) {
   return 0;
 }
 
-/// Number of scales of a row of `hidden` channels; the last group may be short.
-constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return (hidden + group - 1) / group; }
+/// Number of scales of a row of `hidden` channels; the last group may be short. No scales for a group below 1.
+constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return group < 1 ? 0 : (hidden + group - 1) / group; }
 
 /// Bytes of one scale row: the scales, padded to a multiple of 16. Zero for ScaleKind::none.
 constexpr size_t scale_row_bytes(int64_t hidden, ScaleKind kind, int group = kScaleGroup) {

@@ -250,9 +250,9 @@ Group::Group(Group&&) noexcept = default;
 Group& Group::operator=(Group&&) noexcept = default;
 Group::~Group() = default;
 
-int Group::rank() const noexcept { return impl_->bootstrap->rank(); }
-int Group::size() const noexcept { return impl_->bootstrap->world(); }
-const GroupOptions& Group::options() const noexcept { return impl_->options; }
+int Group::rank() const { return impl_->bootstrap->rank(); }
+int Group::size() const { return impl_->bootstrap->world(); }
+const GroupOptions& Group::options() const { return impl_->options; }
 
 void Group::barrier() {
   const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
@@ -261,13 +261,22 @@ void Group::barrier() {
   all_gather(&mine, 1, all.data());
 }
 
-void Group::all_gather(const void* mine, size_t bytes, void* all) { impl_->all_gather(mine, bytes, all, "all_gather"); }
+void Group::all_gather(const void* mine, size_t bytes, void* all) {
+  if (bytes > 0 && (!mine || !all)) {
+    impl_->post_abort(static_cast<int>(ErrorCode::invalid_argument), 255);
+    throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") + " is null, with bytes = " +
+                                                 std::to_string(bytes) + ": null is for 0 bytes only");
+  }
+  impl_->all_gather(mine, bytes, all, "all_gather");
+}
 
 void Group::check() const {
   impl_->check_alive("check");
   if (impl_->device) impl_->device->raise_soft_fault("check");
 }
-void Group::abort(int32_t reason) noexcept { impl_->post_abort(reason, 255); }
+void Group::abort(int32_t reason) noexcept {
+  if (impl_) impl_->post_abort(reason, 255);
+}
 
 void Group::set_trace(Trace* trace) {
   if (impl_->device && impl_->tracer) impl_->device->stop_trace(*impl_->tracer);
@@ -304,7 +313,7 @@ std::vector<WaitStatistics> Group::wait_statistics() const {
   return result;
 }
 
-size_t Group::heap_used() const noexcept { return impl_->heap->used(); }
-size_t Group::heap_size() const noexcept { return impl_->heap->size(); }
+size_t Group::heap_used() const { return impl_->heap->used(); }
+size_t Group::heap_size() const { return impl_->heap->size(); }
 
 }  // namespace switchyard

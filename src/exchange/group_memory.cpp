@@ -106,6 +106,6 @@ void Group::wake() {
   g.collectively("wake", [&] { g.heap->wake(*g.bootstrap, g.options.timeout); });
 }
 
-bool Group::asleep() const noexcept { return impl_->heap->asleep(); }
+bool Group::asleep() const { return impl_->heap->asleep(); }
 
 }  // namespace switchyard

@@ -83,9 +83,9 @@ void LedgerImpl::fill_call(LedgerParams& p, const ConstRows& y, const float* pro
 
 }  // namespace detail
 
-int64_t PreparedLedger::tokens() const noexcept { return data_->tokens; }
-int64_t PreparedLedger::rows() const noexcept { return data_->rows; }
-int64_t PreparedLedger::returned_rows() const noexcept { return data_->returned; }
+int64_t PreparedLedger::tokens() const { return data_->tokens; }
+int64_t PreparedLedger::rows() const { return data_->rows; }
+int64_t PreparedLedger::returned_rows() const { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
     : impl_(group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config)) {}
@@ -120,7 +120,7 @@ void combine_by_ledger(const ConstRows& y, const float* probs, std::span<const s
   window.impl_->combine(y, probs, window.impl_->prepare_checked(route_meta, tokens), out, options);
 }
 ConstRows LedgerCombine::returned() const { return impl_->returned(); }
-const LedgerConfig& LedgerCombine::config() const noexcept { return impl_->config; }
+const LedgerConfig& LedgerCombine::config() const { return impl_->config; }
 CallStatistics LedgerCombine::last_call() const { return impl_->last_call(); }
 
 }  // namespace switchyard

@@ -47,6 +47,7 @@ LedgerTables empty_tables(const LedgerConfig& c, int world, int rank, int64_t to
 
 LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int blocks) {
   check_config(c, world);
+  check_range("blocks", blocks, 1, 1 << 16);
   const int64_t padded = round_up(c.num_experts, kExpertPadding);
   LedgerFormatBytes bytes;
   bytes.workspace = static_cast<size_t>(4 * std::max<int64_t>(64, blocks * (8 + padded)));

@@ -39,12 +39,14 @@ struct OutOfCall {
 
 }  // namespace
 
+constexpr int64_t kMostHidden = int64_t{1} << 20, kMostTokens = 65535;
+
 void check_config(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
-  check_range("LowLatencyConfig::hidden", c.hidden, 1, int64_t{1} << 20);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
   check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
-  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, 65535);
+  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMostTokens);
   check_range("LowLatencyConfig::row_type", static_cast<int64_t>(c.row_type), 0, 2);
   check_range("LowLatencyConfig::scales", static_cast<int64_t>(c.scales), 0, 2);
   check_range("LowLatencyConfig::scale_order", static_cast<int64_t>(c.scale_order), 0, 1);
@@ -430,6 +432,10 @@ void LowLatencyImpl::receive(uint64_t call) {
 // A rank's warps have about one piece each to receive, if no piece becomes too short to be worth its flag or too long for a
 // warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
 int usual_pieces(const LowLatencyConfig& c, int world) {
+  check_range("world", world, 1, kMaxRanks);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
+  check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
+  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMostTokens);
   const auto of = [&](int64_t columns) { return (c.hidden + columns - 1) / columns; };
   const int64_t rows = std::max<int64_t>(1, c.max_tokens * std::min(world, c.topk));
   const int64_t most = std::min(kMostUsualPieces, of(kFewestPieceColumns)), fewest = of(kMostPieceColumns);
@@ -484,7 +490,7 @@ void LowLatencyExchange::moe_all_to_all(const ConstRows& x, const ExpertIds& ids
   impl_->all_to_all(x, ids, out, options);
 }
 
-const LowLatencyConfig& LowLatencyExchange::config() const noexcept { return impl_->config; }
+const LowLatencyConfig& LowLatencyExchange::config() const { return impl_->config; }
 CallStatistics LowLatencyExchange::last_call() const { return impl_->last_call(); }
 
 }  // namespace switchyard

@@ -3,6 +3,7 @@
 #include "switchyard/normal.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "exchange/cuda/device_tables.hpp"
@@ -169,7 +170,7 @@ void Dispatched::used_by(void* stream) {
 void RowBuffer::used_by(void* stream) {
   if (block_) block_->used_by(stream);
 }
-const NormalConfig& NormalExchange::config() const noexcept { return impl_->config; }
+const NormalConfig& NormalExchange::config() const { return impl_->config; }
 CallStatistics NormalExchange::last_call() const { return impl_->last_call(); }
 
 int64_t Handle::tokens() const { return host_data(data()).tokens; }
@@ -183,7 +184,12 @@ LedgerTables Handle::ledger() const { return make_ledger(host_data(data())); }
 std::vector<std::byte> Handle::serialize() const { return detail::serialize(host_data(data())); }
 Handle Handle::deserialize(std::span<const std::byte> bytes) { return Handle(detail::deserialize(bytes)); }
 
-int first_expert(int num_experts, int world, int rank) { return ExpertMap{num_experts, world}.first(rank); }
+int first_expert(int num_experts, int world, int rank) {
+  check_range("first_expert: num_experts", num_experts, 1, std::numeric_limits<int>::max());
+  check_range("first_expert: world", world, 1, kMaxRanks);
+  check_range("first_expert: rank", rank, 0, world);
+  return ExpertMap{num_experts, world}.first(rank);
+}
 
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world) {
   if (num_experts < 1 || world < 1 || world > kMaxRanks || ids.topk < 1 || ids.topk > kMaxTopk || ids.tokens < 0 ||

@@ -277,6 +277,7 @@ void ExpertMlp::forward(const uint16_t* x, std::span<const int64_t> first_row, s
 
 void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) {
   const char* where = "ExpertMlp::forward_rank_major";
+  Impl& impl = *impl_;
   require(ids.tokens >= 0, where, "ids.tokens is " + std::to_string(ids.tokens) + "; allowed: >= 0");
   if (ids.tokens == 0) return;
   require(ids.topk >= 1 && ids.topk <= kMaxTopk, where,
@@ -285,16 +286,16 @@ void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, cons
           "ids.data, x or y is null; allowed only if ids.tokens is 0");
   for (int64_t row = 0; row < ids.tokens;) {
     int64_t num_routes = 0;
-    const int64_t end = impl_->plan_block(ids, weights, row, &num_routes);
-    impl_->run_block(x);
-    impl_->reduce_block(row, end, num_routes, y);
+    const int64_t end = impl.plan_block(ids, weights, row, &num_routes);
+    impl.run_block(x);
+    impl.reduce_block(row, end, num_routes, y);
     row = end;
   }
 }
 
-const ExpertShape& ExpertMlp::shape() const noexcept { return impl_->shape; }
+const ExpertShape& ExpertMlp::shape() const { return impl_->shape; }
 
-ExpertMemory ExpertMlp::memory() const noexcept {
+ExpertMemory ExpertMlp::memory() const {
   const ExpertMemory gate_up = impl_->gate_up.memory(), down = impl_->down.memory();
   return {gate_up.weight_bytes + down.weight_bytes, gate_up.scratch_bytes + down.scratch_bytes + impl_->scratch.bytes()};
 }

@@ -103,8 +103,10 @@ bool dropped_at_capacity(const HandleData& h) {
 }
 
 DispatchMatrices make_matrices(const HandleData& h, int num_channels) {
-  if (num_channels < 1) {
-    throw Error(ErrorCode::invalid_argument, "num_channels is " + std::to_string(num_channels) + "; allowed is 1 or more");
+  constexpr int kMostChannels = 1 << 20;
+  if (num_channels < 1 || num_channels > kMostChannels) {
+    throw Error(ErrorCode::invalid_argument,
+                "num_channels is " + std::to_string(num_channels) + "; allowed: 1 to " + std::to_string(kMostChannels));
   }
   if (h.layout == Layout::expert_major && dropped_at_capacity(h)) {
     throw Error(ErrorCode::unsupported, "matrices of an expert-major dispatch that dropped routes at capacity");

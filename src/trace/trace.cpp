@@ -178,9 +178,11 @@ Trace::Trace(Trace&&) noexcept = default;
 Trace& Trace::operator=(Trace&&) noexcept = default;
 Trace::~Trace() = default;
 
-int Trace::world() const noexcept { return static_cast<int>(impl_->tracers.size()); }
-const TraceOptions& Trace::options() const noexcept { return impl_->options; }
-Tracer* Trace::tracer(int rank) const noexcept { return &impl_->tracers[static_cast<size_t>(rank)]; }
+int Trace::world() const { return static_cast<int>(impl_->tracers.size()); }
+const TraceOptions& Trace::options() const { return impl_->options; }
+Tracer* Trace::tracer(int rank) const noexcept {
+  return impl_ && rank >= 0 && rank < world() ? &impl_->tracers[static_cast<size_t>(rank)] : nullptr;
+}
 
 uint16_t Trace::event(std::string_view name, std::string_view unit) {
   for (size_t i = 0; i < kNumEvents + impl_->user_events.size(); ++i) {
@@ -203,11 +205,11 @@ Trace::Span::~Span() {
   tracer_->tick_span(detail::kHostTrack, event_, begin_, Tracer::ticks(), arg_);
 }
 
-void Trace::clear() noexcept {
+void Trace::clear() {
   for (Tracer& tracer : impl_->tracers) tracer.clear();
 }
 
-uint64_t Trace::lost() const noexcept {
+uint64_t Trace::lost() const {
   uint64_t lost = 0;
   for (const Tracer& tracer : impl_->tracers) {
     for (int track = detail::kHostTrack; track < tracer.workers(); ++track) lost += tracer.lost(track);
@@ -215,7 +217,7 @@ uint64_t Trace::lost() const noexcept {
   return lost;
 }
 
-uint64_t Trace::clock_error_ns() const noexcept {
+uint64_t Trace::clock_error_ns() const {
   uint64_t most = 0;
   for (const Tracer& tracer : impl_->tracers) most = std::max(most, tracer.clock_error_ns());
   return most;

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every header compiles alone.
 
-  public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11
+  public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
+            One that speaks of Error brings it: callers can catch what it documents
   internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails
 """
 import argparse
@@ -36,6 +37,8 @@ def public_jobs(build):
             name = path.relative_to(root).as_posix()
             # Twice: the second inclusion must be harmless.
             text = f'#include "{name}"\n#include "{name}"\nextern int declaration;\n'
+            if path.suffix == ".hpp" and "Error(" in path.read_text(encoding="utf-8"):
+                text += "static_assert(sizeof(switchyard::Error) > 0 && switchyard::ErrorCode::ok == switchyard::ErrorCode(0));\n"
             for compiler in cxx:
                 yield name, [compiler, "-xc++", "-std=c++20", "-Wpedantic", *WARN, *include], text
             if path.suffix == ".h":
