@@ -277,7 +277,7 @@ void ExpertMlp::forward(const uint16_t* x, std::span<const int64_t> first_row, s
 
 void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) {
   const char* where = "ExpertMlp::forward_rank_major";
-  (void)*impl_;  // throws if there is none
+  Impl& impl = *impl_;
   require(ids.tokens >= 0, where, "ids.tokens is " + std::to_string(ids.tokens) + "; allowed: >= 0");
   if (ids.tokens == 0) return;
   require(ids.topk >= 1 && ids.topk <= kMaxTopk, where,
@@ -286,9 +286,9 @@ void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, cons
           "ids.data, x or y is null; allowed only if ids.tokens is 0");
   for (int64_t row = 0; row < ids.tokens;) {
     int64_t num_routes = 0;
-    const int64_t end = impl_->plan_block(ids, weights, row, &num_routes);
-    impl_->run_block(x);
-    impl_->reduce_block(row, end, num_routes, y);
+    const int64_t end = impl.plan_block(ids, weights, row, &num_routes);
+    impl.run_block(x);
+    impl.reduce_block(row, end, num_routes, y);
     row = end;
   }
 }

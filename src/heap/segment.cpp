@@ -81,11 +81,7 @@ namespace {
 
 /// Returns errno, or 0.
 int advise(std::byte* at, size_t bytes, int advice) {
-  int result = 0;
-  do {
-    result = ::madvise(at, bytes, advice);
-  } while (result != 0 && errno == EINTR);
-  return result == 0 ? 0 : errno;
+  return in_parts(bytes, [&](size_t offset, size_t part) { return ::madvise(at + offset, part, advice) == 0 ? 0 : errno; });
 }
 
 }  // namespace
@@ -122,10 +118,9 @@ UniqueFd create_segment_fd(size_t bytes) {
   }
   UniqueFd fd(::memfd_create("switchyard-heap", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw_system("cannot create a heap segment (memfd_create)", errno);
-  int error = 0;
-  do {
-    error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
-  } while (error == EINTR);
+  const int error = in_parts(bytes, [&](size_t offset, size_t part) {
+    return ::posix_fallocate(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(part));
+  });
   if (error != 0) throw_system("cannot commit a heap segment of " + describe_bytes(bytes), error);
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) throw_system("cannot seal a heap segment", errno);
   return fd;

@@ -2,6 +2,8 @@
 // Memory of one rank's segment and a mapping of it.
 #pragma once
 
+#include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <memory>
 
@@ -45,5 +47,28 @@ UniqueFd create_segment_fd(size_t bytes);
 
 /// Bytes in one page.
 size_t page_bytes();
+
+/// Calls step(offset, bytes), which returns 0 or an errno, for the parts of [0, bytes) in turn. A signal may undo what a system
+/// call has done so far (EINTR), and a profiler's timer sends one after the other: parts become half as long each time, down
+/// to a page, so that they get done between two signals. Bounded: EINTR is returned if not even a page gets done in
+/// kMostInterrupts calls.
+template <class Step>
+int in_parts(size_t bytes, const Step& step) {
+  constexpr int kMostInterrupts = 10'000;
+  size_t part = bytes;
+  int interrupts = 0;
+  for (size_t done = 0; done < bytes;) {
+    const size_t now = std::min(part, bytes - done);
+    const int error = step(done, now);
+    if (error == 0) {
+      done += now;
+      interrupts = 0;
+      continue;
+    }
+    if (error != EINTR || ++interrupts > kMostInterrupts) return error;
+    part = std::max(page_bytes(), now / 2 / page_bytes() * page_bytes());
+  }
+  return 0;
+}
 
 }  // namespace switchyard::detail

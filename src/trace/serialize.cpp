@@ -84,17 +84,17 @@ std::vector<std::byte> Trace::serialize(int rank) const {
 }
 
 void Trace::merge(std::span<const std::byte> bytes) {
-  (void)*impl_;  // throws if there is none
+  Impl& impl = *impl_;
   Reader in(bytes);
   if (in.get<uint64_t>() != kMagic) damaged("the bytes were not made by Trace::serialize");
   const int32_t world_there = in.get<int32_t>();
   const int32_t rank = in.get<int32_t>();
   const int32_t blocks = in.get<int32_t>();
   const int32_t warps = in.get<int32_t>();
-  if (world_there != world() || blocks != impl_->options.num_blocks || warps != impl_->options.num_warps) {
+  if (world_there != world() || blocks != impl.options.num_blocks || warps != impl.options.num_warps) {
     damaged("world, num_blocks, num_warps are " + std::to_string(world_there) + ", " + std::to_string(blocks) + ", " +
             std::to_string(warps) + "; this Trace has " + std::to_string(world()) + ", " +
-            std::to_string(impl_->options.num_blocks) + ", " + std::to_string(impl_->options.num_warps));
+            std::to_string(impl.options.num_blocks) + ", " + std::to_string(impl.options.num_warps));
   }
   if (rank < 0 || rank >= world_there)
     damaged("rank is " + std::to_string(rank) + "; allowed: 0 to " + std::to_string(world_there - 1));
@@ -106,7 +106,7 @@ void Trace::merge(std::span<const std::byte> bytes) {
     event_here.push_back(event(name, in.text()));
   }
   constexpr auto kBuiltIn = static_cast<uint16_t>(detail::Event::count_of_events);
-  detail::Tracer& tracer = impl_->tracers[static_cast<size_t>(rank)];
+  detail::Tracer& tracer = impl.tracers[static_cast<size_t>(rank)];
   const uint64_t clock_error_ns = in.get<uint64_t>();
   std::vector<std::pair<int, detail::TraceRecord>> records;  // nothing is appended before all bytes have been understood
   std::vector<uint64_t> lost_there;

@@ -8,8 +8,11 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -378,6 +381,44 @@ TEST(Segment, CannotBeResizedByAnyone) {
   ASSERT_EQ(::fstat(fd.get(), &info), 0);
   EXPECT_EQ(static_cast<size_t>(info.st_blocks) * 512, kMiB) << "every page is committed";
   EXPECT_EQ(info.st_nlink, 0u) << "it has a name";
+}
+
+TEST(Segment, SignalsDoNotStarveIt) {
+  const size_t page = page_bytes(), bytes = 1000 * page + 1;
+  size_t done = 0;
+  int calls = 0;
+  // As a timer does it: what takes longer than its period is undone.
+  const auto timer = [&](size_t longest) {
+    done = 0;
+    calls = 0;
+    return in_parts(bytes, [&, longest](size_t offset, size_t part) {
+      EXPECT_EQ(offset, done);
+      ++calls;
+      if (part > longest) return EINTR;
+      done += part;
+      return 0;
+    });
+  };
+  for (const size_t longest : {bytes, 100 * page, page}) {
+    EXPECT_EQ(timer(longest), 0);
+    EXPECT_EQ(done, bytes);
+    EXPECT_LT(calls, 1100);
+  }
+  EXPECT_EQ(timer(page - 1), EINTR) << "bounded";
+  EXPECT_LT(calls, 100000);
+  EXPECT_EQ(in_parts(bytes, [](size_t, size_t) { return ENOSPC; }), ENOSPC);
+
+  // A real one.
+  struct sigaction before {
+  }, ignore{};
+  ignore.sa_handler = [](int) {};
+  ASSERT_EQ(::sigaction(SIGALRM, &ignore, &before), 0);
+  const itimerval often = {{0, 2000}, {0, 2000}}, never = {};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const UniqueFd fd = create_segment_fd(256 * kMiB);
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  EXPECT_TRUE(fd);
 }
 
 TEST(Segment, AnotherFileIsRefused) {

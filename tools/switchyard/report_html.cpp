@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report_html.hpp"
 
+#include <stdexcept>
+
 #include "../../bench/result_file.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -66,6 +69,12 @@ std::string report_html(const nlohmann::json& data) {
   return page;
 }
 
-void write_report(const std::string& path, const nlohmann::json& data) { bench::write_file(path, report_html(data)); }
+void write_report(const std::string& path, const nlohmann::json& data) {
+  try {
+    bench::write_file(path, report_html(data));
+  } catch (const std::runtime_error& error) {
+    throw Error(ErrorCode::io, error.what());
+  }
+}
 
 }  // namespace switchyard::tool
