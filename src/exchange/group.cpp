@@ -120,9 +120,10 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
       pool(1, 1) {}
 
 Group::Impl::~Impl() {
-  device.reset();  // waits for what this rank's kernels still deliver
+  if (device) device->drain();
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
+  device.reset();
   if (control) heap.reset();  // GPU memory: may be collective
   bootstrap->leave();
 }
@@ -228,7 +229,8 @@ CallContext Group::Impl::begin_call(Operation operation) {
   call.waits = waits.data();
   call.moved = moved.data();
   call.tracer = tracer;
-  call.registered = registered_slots();
+  registered_in_call = registered_slots();
+  call.registered = &registered_in_call;
   return call;
 }
 

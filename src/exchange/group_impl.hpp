@@ -116,6 +116,7 @@ struct Group::Impl {
   const detail::Registration* registration_of(const void* p, size_t bytes) const;
   /// Bit s: slot s is registered on this rank.
   uint64_t registered_slots() const;
+  uint64_t registered_in_call = 0;  ///< that, when the call that runs began; for CallContext
   /// What the tuning in force when the group was formed says of an object on this rank's device.
   TuningValues tuned(TuningMode mode, int64_t hidden, int64_t tokens) const;
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.

@@ -36,7 +36,7 @@ namespace {
 
 constexpr bool kCuda = kBackend == switchyard::Backend::cuda;
 constexpr size_t kNumbers = size_t{1} << 16;
-constexpr int kNumberRooms = 8;
+constexpr int kNumberRooms = 8, kFamilies = kNormals + 2;
 
 int experts_of(const Life& life) { return 3 * life.world + 1; }
 
@@ -88,24 +88,22 @@ size_t heap_bytes_of(const Life& life) {
   return bytes;
 }
 
-Lane::Lane(const Life& life, int lane, Group group, Counts& counts)
-    : life_(life), lane_(static_cast<uint64_t>(lane)), counts_(counts), group_(std::move(group)) {
-  place_.emplace(rank(), life.world);
-  compute_ = place_->stream(0);
-  comm_ = place_->stream(1);
-  verdict_ = place_->make<Verdict>(1);
-  graph_number_ = place_->make<uint64_t>(1);
+Lane::Lane(const Life& life, int lane, Group group, Report& report)
+    : life_(life), lane_(static_cast<uint64_t>(lane)), report_(report), place_(group.rank(), life.world), group_(std::move(group)) {
+  compute_ = place_.stream(0);
+  comm_ = place_.stream(1);
+  verdict_ = place_.make<Verdict>(1);
+  graph_number_ = place_.make<uint64_t>(1);
   for (int i = 0; i < 12; ++i) arrays_.push_back(make_arrays());
   if (lane == 0) {
-    all_reduce_ = place_->make_all_reduce([&](const void* from, size_t bytes, void* to) { group_->all_gather(from, bytes, to); });
+    all_reduce_ = place_.make_all_reduce([&](const void* from, size_t bytes, void* to) { group_->all_gather(from, bytes, to); });
   }
-  for (int i = 0; all_reduce_ && i < kNumberRooms; ++i) numbers_.push_back(place_->make<float>(kNumbers));
+  for (int i = 0; all_reduce_ && i < kNumberRooms; ++i) numbers_.push_back(place_.make<float>(kNumbers));
+  if (all_reduce_) {  // its first call allocates and makes connections, which waits for all that runs on the GPU
+    all_reduce_->sum(numbers_[0], kNumbers);
+    place_.finish(place_.stream(2));
+  }
   make_objects();
-}
-
-Lane::~Lane() {
-  all_reduce_.reset();  // it may wait for a rank that is gone
-  graphs_.clear();
 }
 
 void Lane::make_objects() {
@@ -122,13 +120,13 @@ void Lane::make_objects() {
       if (rows_to(*o, n, r) == 0) ++n.first, r = -1;
     }
     make_inputs(form, arrays, n);
-    place_->order(compute_, comm_);
+    place_.order(compute_, comm_);
     const int64_t tokens = form.tokens(n(), rank());
     DispatchOptions options;
     options.stream = comm_;
     options.size = SizePolicy::worst_case;
     o->first = o->exchange.dispatch(rows_of(arrays, tokens), ids_of(arrays, tokens), nullptr, options).handle;
-    place_->order(comm_, compute_);
+    place_.order(comm_, compute_);
     o->room = room_of(*o);
   }
   group_->barrier();
@@ -149,18 +147,18 @@ Form Lane::form_of(int tokens) const {
 CallArrays Lane::make_arrays() {
   CallArrays a;
   const size_t row = static_cast<size_t>(life_.hidden) * 2;
-  a.x = place_->room(kMaxTokens * row);
-  a.out = place_->room(kMaxTokens * row);
+  a.x = place_.room(kMaxTokens * row);
+  a.out = place_.room(kMaxTokens * row);
   a.int64_ids = arrays_.size() % 2 == 1;
-  a.ids = place_->room(kMaxTokens * kTopk * 8);
-  a.weights = place_->make<float>(kMaxTokens * kTopk);
-  a.factors = place_->make<float>(static_cast<size_t>(experts_of(life_)));
-  a.tokens = place_->make<int32_t>(1);
+  a.ids = place_.room(kMaxTokens * kTopk * 8);
+  a.weights = place_.make<float>(kMaxTokens * kTopk);
+  a.factors = place_.make<float>(static_cast<size_t>(experts_of(life_)));
+  a.tokens = place_.make<int32_t>(1);
   return a;
 }
 
 void Lane::make_inputs(const Form& form, const CallArrays& arrays, CallNumber n) {
-  place_->run(harness::MakeInputs{form, n, rank(), arrays}, compute_);
+  place_.run(harness::MakeInputs{form, n, rank(), arrays}, compute_);
 }
 
 ExpertIds Lane::ids_of(const CallArrays& arrays, int64_t tokens) const {
@@ -193,9 +191,23 @@ void Lane::end_if_told() {
 
 /// The kinds of steps, each as often as its number says.
 void Lane::step() {
+  static const std::string no = std::getenv("SOAK_NO") ? std::getenv("SOAK_NO") : "";
+  const auto without = [&](const char* what) { return no.find(what) != std::string::npos; };
+  if (without("lane1") && lane_ == 1) return;
+  {
+    const uint64_t k = all(1) % 64;
+    const char* const names[] = {"fwd", "cached", "replay", "lowlat", "overflow", "drop", "exhaust", "ledger", "fork", "nccl", "settle"};
+    const uint64_t ends[] = {14, 20, 36, 48, 50, 53, 54, 57, 58, 61, 64};
+    int w = 0;
+    while (k >= ends[w]) ++w;
+    if (without(names[w])) return;
+    if (without("fam") && k >= 20 && k < 36) {
+      if (no.find("fam" + std::to_string(all(2) % kFamilies)) != std::string::npos) return;
+    }
+  }
   if (mine(1) % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(mine(2) % 3000));
   Normal& o = *normals_[all(0) % kNormals];
-  names_[step_] = " object " + std::to_string(all(0) % kNormals);
+  report_.steps[step_] = "object " + std::to_string(all(0) % kNormals);
   const uint64_t kind = all(1) % 64;
   if (kind < 14) return forward(o, false);
   if (kind < 20) return forward(o, true);
@@ -203,7 +215,7 @@ void Lane::step() {
   if (kind < 48) {
     const CallArrays& arrays = next_arrays();
     const Form form = form_of(kMaxTokens);
-    count("low_latency");
+    count("low_latency way " + std::to_string(all(2) % 4));
     return low_latency(form, arrays, number(), static_cast<int>(all(2) % 4));
   }
   if (kind < 50) return overflow(o, false);
@@ -223,13 +235,13 @@ void Lane::forward(Normal& o, bool again) {
   call.arrays = next_arrays();
   call.number = number();
   call.options.num_sms = 0;
-  if (all(2) % 4 == 0) call.options.size = SizePolicy::exact;
+  if (all(2) % 4 == 0 && !std::getenv("SOAK_NOEXACT")) call.options.size = SizePolicy::exact;
   again = again && !o.routed.empty();
   count(again ? "cached" : "forward");
   if (again) {
     call.again = &o.routed[all(3) % o.routed.size()];
     call.routed = call.again->number;
-    place_->run(MakeRows{call.form, call.number, call.routed, rank(), call.arrays.x, call.arrays.out}, compute_);
+    place_.run(MakeRows{call.form, call.number, call.routed, rank(), call.arrays.x, call.arrays.out}, compute_);
   } else {
     call.routed = call.number;
     make_inputs(call.form, call.arrays, call.number);
@@ -242,39 +254,43 @@ void Lane::forward(Normal& o, bool again) {
 
 /// Dispatch, experts, combine and the judge: the calls on one stream, the rest on another, or all on one.
 Dispatched Lane::layer(Normal& o, const LayerCall& call) {
-  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
+  void* const comm = all(4) % 4 == 0 || std::getenv("SOAK_ONE") ? compute_ : comm_;
   const bool on_device = call.captured && kCuda;
   const int64_t tokens = on_device ? call.form.max_tokens : call.form.tokens(call.routed(), rank());
   DispatchOptions options = call.options;
   options.stream = comm;
   if (on_device) options.device_tokens = call.arrays.tokens;
-  place_->order(compute_, comm);
+  place_.order(compute_, comm);
   Dispatched d = call.again ? o.exchange.dispatch(rows_of(call.arrays, tokens), call.again->handle, options)
                             : o.exchange.dispatch(rows_of(call.arrays, tokens), ids_of(call.arrays, tokens), nullptr, options);
-  place_->order(comm, compute_);
+  place_.check_capture(compute_, "dispatch");
+  place_.order(comm, compute_);
   if (comm != compute_) d.used_by(compute_);
+  place_.check_capture(compute_, "used_by");
   const RowBuffer y = o.exchange.allocate_rows(d.handle, kType, compute_);
+  place_.check_capture(compute_, "allocate_rows");
   compute(o, call, d, y.rows());
-  place_->order(compute_, comm);
+  place_.order(compute_, comm);
   switchyard::CombineOptions sum;
   sum.stream = comm;
   const bool odd = call.captured || all(5) % 2 == 1;  // ranks capture at different times
   if (o.exchange.config().layout == Layout::expert_major && odd) sum.order = CombineOrder::per_route;
   o.exchange.combine(y.rows(), d.handle, call.arrays.out, sum);
-  place_->order(comm, compute_);
+  place_.check_capture(compute_, "combine");
+  place_.order(comm, compute_);
   const uint8_t* const dropped = d.dropped.empty() ? nullptr : d.dropped.data();
-  place_->run(JudgeLayer{call.form, call.number, call.routed, rank(), dropped, call.fails, call.arrays.out, verdict_}, compute_);
+  place_.run(JudgeLayer{call.form, call.number, call.routed, rank(), dropped, call.fails, call.arrays.out, verdict_}, compute_);
   return d;
 }
 
 void Lane::compute(Normal& o, const LayerCall& call, const Dispatched& d, const switchyard::Rows& y) {
   if (call.fails) return;  // nothing was delivered, not even which rows are whose
   if (o.exchange.config().layout == Layout::rank_major) {
-    place_->run(RankMajorExperts{call.form, rank(), d.x.data, d.topk_ids.data(), y.data, y.rows}, compute_);
+    place_.run(RankMajorExperts{call.form, rank(), d.x.data, d.topk_ids.data(), y.data, y.rows}, compute_);
     return;
   }
   const ExpertRow row{call.form, call.number, call.routed, rank(), d.x.data, y.data, verdict_};
-  place_->run(ExpertMajorExperts{row, d.row_source.data(), d.expert_first_row.data(), y.rows}, compute_);
+  place_.run(ExpertMajorExperts{row, d.row_source.data(), d.expert_first_row.data(), y.rows}, compute_);
 }
 
 /// Lets go of rows as a garbage collector would: whenever this rank likes.
@@ -331,7 +347,7 @@ void Lane::overflow(Normal& o, bool drop) {
   if (kCuda) settle();  // what fails after it is this
   must_fail(ErrorCode::capacity_exceeded, "a dispatch beyond the capacity", [&] {
     (void)layer(o, call);
-    place_->finish(compute_);
+    place_.finish(compute_);
     group_->check();
   });
 }
@@ -361,9 +377,10 @@ void Lane::exhaust(Normal& o) {
   must_fail(ErrorCode::pool_exhausted, full ? "a dispatch without room" : "a dispatch to a rank without room", [&] {
     (void)layer(o, call);
     if (full) throw std::runtime_error("the rank without room was not told at once");
-    place_->finish(compute_);
+    place_.finish(compute_);
     group_->check();
   });
+  place_.order(comm_, compute_);  // the rank without room took part in a call there
 }
 
 void Lane::by_ledger() {
@@ -381,7 +398,7 @@ void Lane::by_ledger() {
   const RowBuffer y = o.exchange.allocate_rows(d.handle, kType, compute_);
   compute(o, call, d, y.rows());
   ledger_->combine(y.rows(), nullptr, d.handle.ledger(), call.arrays.out, {.stream = compute_});
-  place_->run(JudgeLayer{call.form, call.number, call.routed, rank(), nullptr, false, call.arrays.out, verdict_}, compute_);
+  place_.run(JudgeLayer{call.form, call.number, call.routed, rank(), nullptr, false, call.arrays.out, verdict_}, compute_);
 }
 
 // ---- low latency ----
@@ -389,9 +406,9 @@ void Lane::by_ledger() {
 /// way 0: two calls; 1: halves with work between them; 2: the experts in combine; 3: all in one launch.
 void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n, int way) {
   make_inputs(form, arrays, n);
-  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
+  void* const comm = all(4) % 4 == 0 || std::getenv("SOAK_ONE") ? compute_ : comm_;
   LowLatencyExchange& exchange = *low_latency_;
-  place_->order(compute_, comm);
+  place_.order(compute_, comm);
   const ConstRows x = rows_of(arrays, form.max_tokens);
   const ExpertIds ids = ids_of(arrays, form.max_tokens);
   if (way == 3) {
@@ -405,10 +422,10 @@ void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n,
     } else {
       exchange.dispatch(x, ids, *received_, options);
     }
-    place_->order(comm, compute_);
+    place_.order(comm, compute_);
     const ExpertRow row{form, n, n, rank(), received_->x.data, answers_->data, verdict_};
-    place_->run(MaskedExperts{row, received_->rows_of_expert, received_->row_source, received_->rows_per_expert}, compute_);
-    place_->order(compute_, comm);
+    place_.run(MaskedExperts{row, received_->rows_of_expert, received_->row_source, received_->rows_per_expert}, compute_);
+    place_.order(compute_, comm);
     switchyard::LowLatencyCombineOptions sum{.stream = comm};
     const bool odd = n.replays != nullptr || all(5) % 2 == 1;  // ranks capture at different times
     if (way == 0 && odd) sum.order = CombineOrder::per_rank;
@@ -421,31 +438,36 @@ void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n,
       exchange.combine(y, *received_, arrays.out, sum);
     }
   }
-  place_->order(comm, compute_);
-  place_->run(JudgeLayer{form, n, n, rank(), nullptr, false, arrays.out, verdict_}, compute_);
+  place_.order(comm, compute_);
+  place_.run(JudgeLayer{form, n, n, rank(), nullptr, false, arrays.out, verdict_}, compute_);
 }
 
 // ---- graphs ----
 
-/// A graph of the family that all ranks replay now, of a size that this rank chooses, captured when it is first wanted.
-void Lane::replay() {
-  const int family = static_cast<int>(all(2) % (kNormals + 2));
-  const int size = static_cast<int>(mine(3) % kGraphTokens.size());
+/// Captured when it is first wanted.
+Lane::Sized& Lane::graph_of(int family, int size) {
   const auto [place, is_new] = graphs_.try_emplace({family, size});
   Sized& sized = place->second;
   if (is_new) {
     count("captures");
     sized.arrays = make_arrays();
     const Form form = form_of(kGraphTokens[static_cast<size_t>(size)]);
-    sized.graph = place_->capture(compute_, [this, family, form, &sized] {
+    sized.graph = place_.capture(compute_, [this, family, form, &sized] {
       if (family < kNormals) return normal_graph(*normals_[static_cast<size_t>(family)], form, sized.arrays);
       const CallNumber n{0, graph_number_, 16};
       low_latency(form, sized.arrays, n, family == kNormals ? 1 : 3);
       low_latency(form, sized.arrays, {1, graph_number_, 16}, 0);
     });
   }
-  count("replays");
-  place_->run(SetNumber{graph_number_, static_cast<uint64_t>(step_)}, compute_);
+  return sized;
+}
+
+/// A graph of the family that all ranks replay now, of a size that this rank chooses.
+void Lane::replay() {
+  const int family = static_cast<int>(all(2) % kFamilies);
+  Sized& sized = graph_of(family, static_cast<int>(mine(3) % kGraphTokens.size()));
+  count("replays of family " + std::to_string(family));
+  place_.run(SetNumber{graph_number_, static_cast<uint64_t>(step_)}, compute_);
   sized.graph->launch(compute_);
 }
 
@@ -496,36 +518,36 @@ void Lane::add_up() {
   if (numbers_used_ == numbers_.size()) settle();
   count("all_reduces");
   float* const numbers = numbers_[numbers_used_++];
-  void* const stream = place_->stream(2);
+  void* const stream = place_.stream(2);
   const auto world = static_cast<float>(life_.world), value = static_cast<float>(step_);
-  place_->run(FillNumbers{numbers, kNumbers, value + static_cast<float>(rank())}, stream);
+  place_.run(FillNumbers{numbers, kNumbers, value + static_cast<float>(rank())}, stream);
   all_reduce_->sum(numbers, kNumbers);
   const float sum = world * value + world * (world - 1) / 2;
-  place_->run(JudgeNumbers{numbers, kNumbers, sum, number()(), verdict_}, stream);
+  place_.run(JudgeNumbers{numbers, kNumbers, sum, number()(), verdict_}, stream);
 }
 
 /// Waits for everything so far and looks at what the judges found.
 void Lane::settle() {
   count("settled");
-  place_->finish(compute_);
-  place_->finish(comm_);
+  place_.finish(compute_);
+  place_.finish(comm_);
   group_->check();
-  while (!place_->done(place_->stream(2))) {  // it may wait for a rank that is gone
+  while (!place_.done(place_.stream(2))) {  // it may wait for a rank that is gone
     group_->check();
     std::this_thread::sleep_for(100us);
   }
   numbers_used_ = 0;
-  const Verdict verdict = place_->read(verdict_);
-  counts_["layers_judged"] += verdict.calls;
-  counts_["expert_rows_judged"] += verdict.rows;
+  const Verdict verdict = place_.read(verdict_);
+  report_.counts["layers_judged"] += verdict.calls;
+  report_.counts["expert_rows_judged"] += verdict.rows;
   if (verdict.mismatches != 0) {
     throw std::runtime_error(std::to_string(verdict.mismatches) + " wrong elements; the first: kind " +
                              std::to_string(verdict.what) + ", call " + std::to_string(verdict.call) + " (step " +
-                             std::to_string(verdict.call / 16) + ":" + names_[static_cast<int>(verdict.call / 16)] +
+                             std::to_string(verdict.call / 16) + ":" + report_.steps[static_cast<int>(verdict.call / 16)] +
                              "), place " + std::to_string(verdict.place) + ": expected " +
                              std::to_string(verdict.expected) + ", got " + std::to_string(verdict.got));
   }
-  place_->run(ClearVerdict{verdict_}, compute_);
+  place_.run(ClearVerdict{verdict_}, compute_);
 }
 
 /// The error must come, unless a peer has ended.

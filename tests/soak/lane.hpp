@@ -35,8 +35,7 @@ size_t heap_bytes_of(const Life& life);
 class Lane {
  public:
   /// Collective. In the thread that will run it.
-  Lane(const Life& life, int lane, switchyard::Group group, Counts& counts);
-  ~Lane();
+  Lane(const Life& life, int lane, switchyard::Group group, Report& report);
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
@@ -87,8 +86,8 @@ class Lane {
   switchyard::ConstRows rows_of(const CallArrays& arrays, int64_t tokens) const;
   int64_t rows_to(const Normal& o, CallNumber n, int to) const;
   void count(const std::string& what) {
-    ++counts_["steps_" + what];
-    names_[step_] += " " + what;
+    ++report_.counts["steps_" + what];
+    report_.steps[step_] += " " + what;
   }
 
   void make_objects();
@@ -102,6 +101,7 @@ class Lane {
   void exhaust(Normal& o);
   void by_ledger();
   void low_latency(const Form& form, const CallArrays& arrays, CallNumber n, int way);
+  Sized& graph_of(int family, int size);
   void replay();
   void normal_graph(Normal& o, const Form& form, const CallArrays& arrays);
   void fork_helper();
@@ -113,11 +113,11 @@ class Lane {
 
   const Life& life_;
   const uint64_t lane_;
-  Counts& counts_;
+  Report& report_;
+  Place place_;
+  std::unique_ptr<AllReduce> all_reduce_;  ///< goes after the group: what it waits for may never come
   std::optional<switchyard::Group> group_;
-  std::optional<Place> place_;
   int step_ = 0;
-  std::map<int, std::string> names_;  ///< what each step did
   void *compute_ = nullptr, *comm_ = nullptr;
   std::vector<CallArrays> arrays_;
   size_t next_ = 0;
@@ -129,7 +129,6 @@ class Lane {
   std::optional<switchyard::LowLatencyRows> answers_;
   std::optional<switchyard::LedgerCombine> ledger_;
   std::map<std::pair<int, int>, Sized> graphs_;  ///< by family and size
-  std::unique_ptr<AllReduce> all_reduce_;
   std::vector<float*> numbers_;
   size_t numbers_used_ = 0;
 };

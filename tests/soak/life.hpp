@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -30,7 +31,7 @@ struct Life {
 
 /// Of numbers that must be equal on all ranks, and of numbers of one rank.
 inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
-  uint64_t x = seed;
+  uint64_t x = seed * 0xD1342543DE82EF95u + 1;
   for (const uint64_t word : {a, b}) {
     x = (x ^ word) * 0x9E3779B97F4A7C15u + 0xD1B54A32D192ED03u;
     x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
@@ -55,7 +56,17 @@ inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, in
   return life;
 }
 
-/// What lanes did, by name.
-using Counts = std::map<std::string, uint64_t>;
+/// What a lane did: how often, by name, and in each step.
+struct Report {
+  std::map<std::string, uint64_t> counts;
+  std::map<int, std::string> steps;
+  std::string last_steps() const {
+    std::string text;
+    int left = std::getenv("SOAK_T") ? 80 : 12;
+    for (auto at = steps.rbegin(); at != steps.rend() && left-- > 0; ++at)
+      text = " " + std::to_string(at->first) + ":" + at->second + "," + text;
+    return text;
+  }
+};
 
 }  // namespace soak

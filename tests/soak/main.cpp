@@ -18,10 +18,11 @@
 namespace {
 
 using namespace std::chrono_literals;
-using soak::Counts;
 using soak::End;
 using soak::kLanes;
 using soak::Life;
+using soak::Report;
+using Counts = std::map<std::string, uint64_t>;
 using switchyard::Group;
 using switchyard::GroupOptions;
 using switchyard::test::ChildRank;
@@ -35,7 +36,7 @@ const char kUsage[] =
     "  --seconds  how long new lives begin (60)\n"
     "  --seed     of all that is drawn (1)\n"
     "  --ranks    of each group (CPU: 3; GPU: as many as there are, at least 2)\n"
-    "  --as       threads of a process, processes, or some lives so, others so (both)\n"
+    "  --as       threads of a process, processes, or some lives so, others so (both; ranks that share a GPU: processes)\n"
     "  --life     only this life, 0, 1, ...\n";
 
 struct Options {
@@ -62,7 +63,7 @@ bool parse(int argc, char** argv, Options& o) {
 }
 
 /// Runs the lane and says what is wrong with how it ended, or nothing.
-std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet, Counts& counts,
+std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet, Report& report,
                      const std::function<Group()>& join) {
   const bool hit = life.end == End::killed || (life.end == End::throws && lane == life.victim_lane);
   bool met = false;
@@ -71,17 +72,17 @@ std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet,
   };
   std::string wrong;
   try {
-    soak::Lane worker(life, lane, join(), counts);
+    soak::Lane worker(life, lane, join(), report);
     meet.arrive_and_wait();  // no rank ends before all its lanes are there
     met = true;
     worker.run();
     if (hit && life.world > 1) wrong = "it has not heard of the end of rank " + std::to_string(life.victim);
   } catch (const soak::OwnError&) {
-    ++counts["ranks_threw"];
+    ++report.counts["ranks_threw"];
   } catch (const switchyard::PeerFailed& error) {
     const bool of_victim = error.rank() == life.victim || life.world > 2;  // or of one that heard of it before
     if (hit && rank != life.victim && of_victim) {
-      ++counts[life.end == End::killed ? "heard_of_the_killed" : "heard_of_the_thrower"];
+      ++report.counts[life.end == End::killed ? "heard_of_the_killed" : "heard_of_the_thrower"];
     } else {
       wrong = error.what();
     }
@@ -89,14 +90,15 @@ std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet,
     wrong = error.what();
   }
   meet_once();
-  return wrong.empty() ? "" : "rank " + std::to_string(rank) + ", lane " + std::to_string(lane) + ": " + wrong;
+  if (wrong.empty()) return "";
+  return "rank " + std::to_string(rank) + ", lane " + std::to_string(lane) + ": " + wrong + " (last steps:" + report.last_steps() + ")";
 }
 
 GroupOptions group_options(const Life& life) {
   GroupOptions options;
   options.backend = soak::kBackend;
   options.heap_bytes = soak::heap_bytes_of(life);
-  options.timeout = 30s;
+  options.timeout = std::chrono::seconds(std::getenv("SOAK_T") ? std::atoi(std::getenv("SOAK_T")) : 30);
   options.num_sms = soak::num_sms_for(life.world, kLanes);
   return options;
 }
@@ -117,14 +119,14 @@ void run_here(const Life& life, const std::vector<int>& ranks, const std::string
     std::barrier<>& meet = *meets.emplace_back(std::make_unique<std::barrier<>>(kLanes));
     for (int lane = 0; lane < kLanes; ++lane) {
       threads.emplace_back([&, rank, lane] {
-        Counts counts;
-        const std::string text = run_lane(life, rank, lane, meet, counts, [&] {
+        soak::Report report;
+        const std::string text = run_lane(life, rank, lane, meet, report, [&] {
           if (!life.processes) return std::move(groups[static_cast<size_t>(lane)][static_cast<size_t>(rank)]);
           return Group::connect(rank, life.world, store + std::to_string(lane), "soak", options);
         });
         const std::lock_guard hold(lock);
         if (!text.empty()) wrong += (wrong.empty() ? "" : "; ") + text;
-        for (const auto& [name, count] : counts) total[name] += count;
+        for (const auto& [name, count] : report.counts) total[name] += count;
       });
     }
   }
@@ -190,6 +192,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   const int world = options.ranks > 0 ? static_cast<int>(options.ranks) : kCuda ? std::max(2, gpus) : 3;
+  // Where ranks that are threads share a GPU, none may allocate, free or capture while another's kernels wait: no such worker.
+  if (kCuda && gpus < world) options.threads = false, options.processes = true;
   constexpr int kFewestSteps = kCuda ? 300 : 60;
   constexpr int kWidths[3] = {kCuda ? 256 : 64, kCuda ? 1024 : 128, kCuda ? 2048 : 256};
   const auto begin = std::chrono::steady_clock::now();

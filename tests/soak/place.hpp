@@ -57,6 +57,8 @@ class Place {
     return value;
   }
 
+  /// \throws std::runtime_error if `stream` is captured and the capture is void, after `what`.
+  void check_capture(void* stream, const char* what) const;
   /// One of three streams; null on the CPU.
   void* stream(int i) const;
   /// What is enqueued on `after` from now on comes after what is enqueued on `before`.

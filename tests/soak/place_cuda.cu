@@ -26,17 +26,19 @@ void must(cudaError_t error, const char* what) {
 
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
+/// The first `most` of a job.
 template <class Job>
-__global__ void job_kernel(const Job job) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < job.size(); i += step) job(i);
+__global__ void job_kernel(const Job job, int64_t most) {
+  const int64_t step = int64_t{gridDim.x} * blockDim.x, end = job.size() < most ? job.size() : most;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < end; i += step) job(i);
 }
 
-/// Before anything waits on the GPU: a kernel that is loaded at its first launch waits for all that run.
+/// Before anything waits on the GPU: the first launch of a kernel may wait for all that run, to load it or to make room for its
+/// stack.
 template <class... Jobs>
-void load() {
-  cudaFuncAttributes attributes;
-  (must(cudaFuncGetAttributes(&attributes, job_kernel<Jobs>), "cudaFuncGetAttributes"), ...);
+void warm_up(cudaStream_t stream) {
+  (job_kernel<<<1, kThreads, 0, stream>>>(Jobs{}, 0), ...);
+  must(cudaStreamSynchronize(stream), "first launch of the jobs");
 }
 
 class Captured final : public Place::Graph {
@@ -52,6 +54,7 @@ class Captured final : public Place::Graph {
     }
     must(cudaStreamEndCapture(stream, &graph_), "cudaStreamEndCapture");
     must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
   }
   ~Captured() override {
     if (exec_) (void)cudaGraphExecDestroy(exec_);
@@ -98,10 +101,10 @@ Place::Place(int rank, int world) : impl_(std::make_unique<Impl>()) {
   me.rank = rank, me.world = world;
   must(cudaGetDeviceCount(&me.gpus), "cudaGetDeviceCount");
   must(cudaSetDevice(rank % me.gpus), "cudaSetDevice");
-  load<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber, ClearVerdict,
-       FillNumbers, JudgeNumbers>();
   for (auto& stream : me.streams) must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   for (auto& event : me.events) must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+  warm_up<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber, ClearVerdict,
+          FillNumbers, JudgeNumbers>(me.streams[0]);
 }
 
 Place::~Place() {
@@ -120,6 +123,12 @@ std::byte* Place::room(size_t bytes) {
   must(cudaMemset(p, 0, bytes), "cudaMemset");
   must(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   return static_cast<std::byte*>(p);
+}
+
+void Place::check_capture(void* stream, const char* what) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  must(cudaStreamIsCapturing(as_stream(stream), &status), what);
+  if (status == cudaStreamCaptureStatusInvalidated) throw std::runtime_error(std::string(what) + " has voided the capture");
 }
 
 void* Place::stream(int i) const { return impl_->streams.at(static_cast<size_t>(i)); }
@@ -143,7 +152,7 @@ void Place::finish(void* stream) { must(cudaStreamSynchronize(as_stream(stream))
 template <class Job>
 void Place::run(const Job& job, void* stream) {
   const int64_t blocks = std::clamp<int64_t>((job.size() + kThreads - 1) / kThreads, 1, kMostBlocks);
-  job_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, as_stream(stream)>>>(job);
+  job_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, as_stream(stream)>>>(job, INT64_MAX);
   must(cudaGetLastError(), "a job");
 }
 template void Place::run(const harness::MakeInputs&, void*);

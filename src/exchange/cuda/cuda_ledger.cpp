@@ -89,8 +89,8 @@ class CudaLedger final : public LedgerImpl {
     try {
       const DeviceGuard guard(gpu_.device());
       order_.reset();
-      state_ = DeviceMemory();
-      ledgers_ = DeviceMemory();
+      gpu_.let_go(std::move(state_));
+      gpu_.let_go(std::move(ledgers_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }

@@ -61,7 +61,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     try {
       const DeviceGuard guard(gpu_.device());
       order_.reset();
-      state_ = DeviceMemory();
+      gpu_.let_go(std::move(state_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
