@@ -163,18 +163,16 @@ class CudaLowLatency final : public LowLatencyImpl {
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, Launch&& launch) {
-    checked([&] {
-      const DeviceGuard guard(gpu_.device());
-      auto* stream = static_cast<cudaStream_t>(given);
-      context = gpu_.context(bounded_ns(group_.options.timeout), operation);
-      context.moved = order_->moved();
-      const CallStream at = order_->begin(stream);
-      if (at.capture.active)
-        for (const void* p : used)
-          if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
-      launch(blocks, stream);
-      order_->end(at, blocks * warps);
-    });
+    const DeviceGuard guard(gpu_.device());
+    auto* stream = static_cast<cudaStream_t>(given);
+    context = gpu_.context(bounded_ns(group_.options.timeout), operation);
+    context.moved = order_->moved();
+    const CallStream at = order_->begin(stream);
+    if (at.capture.active)
+      for (const void* p : used)
+        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
+    launch(blocks, stream);
+    order_->end(at, blocks * warps);
   }
 
   CudaRank& gpu_;
