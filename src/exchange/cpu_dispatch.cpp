@@ -131,6 +131,7 @@ Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const f
   h->identity = mix_hash(object(), call.epoch);
   h->max_tokens = config.max_tokens;
   h->hidden = config.hidden;
+  h->reports_drops = options.overflow == Overflow::drop_and_report;
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, ids.tokens * ids.topk);
     build_owner_side(local_, *h);

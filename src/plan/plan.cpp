@@ -115,7 +115,6 @@ void place_routes(const LocalPlan& local, HandleData& h) {
     const int64_t record = records[idx(owner)] + local.rank_index[idx(f)];
     const int64_t row = h.layout == Layout::rank_major ? record : starts[idx(id)] + local.expert_index[idx(f)];
     if (row >= h.counts.capacity[idx(owner)]) {
-      if (h.dropped.empty()) h.dropped.assign(idx(routes), 0);
       h.dropped[idx(f)] = 1;
       h.ids[idx(f)] = -1;
       if (h.layout == Layout::rank_major) continue;  // the record would not fit either
@@ -169,7 +168,7 @@ void build_owner_side(const LocalPlan& local, HandleData& h) {
   h.ids = local.ids;
   h.route_row.resize(idx(routes));
   h.route_record.resize(idx(routes));
-  h.dropped.clear();
+  h.dropped.assign(h.reports_drops ? idx(routes) : 0, 0);
   place_routes(local, h);
   list_sends(local, h);
 
@@ -239,20 +238,17 @@ void build_receiver_side(HandleData& h) {
   count_kept(h, kept);
   h.kept_per_expert.assign(idx(here), 0);
   h.aligned_per_expert.assign(idx(here), 0);
-  h.dropped_here.assign(idx(world) * idx(here), 0);
-  bool any_dropped = false;
+  h.dropped_here.assign(h.reports_drops ? idx(world) * idx(here) : 0, 0);
   for (int el = 0; el < here; ++el) {
     for (int source = 0; source < world; ++source) {
       const size_t at = idx(source) * idx(here) + idx(el);
       h.kept_per_expert[idx(el)] += kept[at];
-      h.dropped_here[at] = h.counts.s(source, first + el) - kept[at];
-      any_dropped = any_dropped || h.dropped_here[at] > 0;
+      if (h.reports_drops) h.dropped_here[at] = h.counts.s(source, first + el) - kept[at];
     }
     h.aligned_per_expert[idx(el)] = round_up(h.kept_per_expert[idx(el)], h.alignment);
     if (h.layout == Layout::expert_major)
       h.aligned_per_expert[idx(el)] = std::min(h.aligned_per_expert[idx(el)], h.rows - h.first_row[idx(el)]);
   }
-  if (!any_dropped) h.dropped_here.clear();
 }
 
 }  // namespace switchyard::detail

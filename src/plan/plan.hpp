@@ -95,6 +95,7 @@ struct HandleData {
   int64_t max_tokens = 0;
   int64_t hidden = 0;
   uint64_t identity = 0;  ///< of the call that made it, equal on all its ranks: calls by handles compare it
+  bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `dropped_here` have their full length
   GatheredCounts counts;
   ExpertMap map;
 
@@ -105,7 +106,7 @@ struct HandleData {
   std::vector<int64_t> send_begin;    ///< [T + 1] range in `sends` of each token; ranks ascending inside a token
   std::vector<SendEntry> sends;
   std::vector<float> weights;    ///< [T * K] as given to dispatch, or empty
-  std::vector<uint8_t> dropped;  ///< [T * K] 1 = dropped at capacity; empty if no route of this rank was
+  std::vector<uint8_t> dropped;  ///< [T * K] 1 = dropped at capacity; empty unless reports_drops
 
   // Receiver side.
   int64_t rows = 0;            ///< rows delivered here, padding included
@@ -120,7 +121,7 @@ struct HandleData {
   std::vector<int64_t> first_row;     ///< expert-major: [experts here]
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
-  std::vector<int64_t> dropped_here;        ///< [W * experts here], empty if nothing was dropped here
+  std::vector<int64_t> dropped_here;        ///< [W * experts here], empty unless reports_drops
 
   /// Source rank of a record.
   int record_source(int64_t record) const;
@@ -133,7 +134,8 @@ std::vector<int32_t> records_by_chunk(const HandleData& h);
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
-/// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller.
+/// applying each destination's capacity. O(W * E + T * K). The caller sets `reports_drops` before, without which no route may
+/// exceed a capacity, and `rows_allocated` and `records_allocated` after.
 void build_owner_side(const LocalPlan& local, HandleData& h);
 
 /// After all records have landed (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,

@@ -256,13 +256,15 @@ void read_owner_side(Reader& in, HandleData& h) {
   for (const int32_t id : h.ids) in_range(id, -1, h.counts.experts - 1, "an expert id");
   if (in.get_flag()) h.weights = in.get_vector<float>(routes, "weights");
   std::vector<int32_t> dropped_record;
-  if (in.get_flag()) {
+  const bool given = in.get_flag();
+  h.reports_drops = given || dropped_at_capacity(h);  // earlier versions left the arrays out if this rank lost no route
+  if (given) {
     h.dropped = in.get_vector<uint8_t>(routes, "dropped");
     require(std::all_of(h.dropped.begin(), h.dropped.end(), [](uint8_t d) { return d <= 1; }), "dropped is neither 0 nor 1");
-    require(std::find(h.dropped.begin(), h.dropped.end(), 1) != h.dropped.end(), "dropped is given but empty");
     dropped_record = in.get_vector<int32_t>(routes, "records of dropped routes");
   } else {
-    dropped_record.assign(idx(h.topk), -1);  // serves every token
+    h.dropped.assign(h.reports_drops ? idx(routes) : 0, 0);
+    dropped_record.assign(idx(h.reports_drops ? routes : h.topk), -1);  // without drops one token's serve all
   }
   h.route_row.assign(idx(routes), -1);
   h.route_record.assign(idx(routes), -1);
@@ -395,8 +397,8 @@ std::vector<std::byte> serialize(const HandleData& h) {
   out.put_vector(h.ids);
   out.put(static_cast<uint8_t>(!h.weights.empty()));
   if (!h.weights.empty()) out.put_vector(h.weights);
-  out.put(static_cast<uint8_t>(!h.dropped.empty()));
-  if (!h.dropped.empty()) {
+  out.put(static_cast<uint8_t>(h.reports_drops));
+  if (h.reports_drops) {
     std::vector<int32_t> dropped_record(h.dropped.size(), -1);
     for (size_t f = 0; f < h.dropped.size(); ++f) {
       if (h.dropped[f]) dropped_record[f] = h.route_record[f];

@@ -222,6 +222,7 @@ void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertId
   const bool exact = o.size == SizePolicy::exact;
   std::exception_ptr error;
   h = new_handle(ids.tokens, call, error);
+  h->reports_drops = o.overflow == Overflow::drop_and_report;
   auto& device = static_cast<CudaHandle&>(*h->device);
   PlanParams plan = plan_params(call, device, ids, weights, o, sig);
   const auto offer = [&] {
@@ -320,8 +321,10 @@ Dispatched CudaNormal::deliver(const std::shared_ptr<const HandleData>& h, const
   }
   out.tokens_per_expert = {handle.tables.kept, here};
   out.aligned_per_expert = {handle.tables.aligned, here};
-  out.dropped = {handle.tables.dropped, static_cast<size_t>(h->tokens) * topk};
-  out.dropped_per_source = {handle.tables.dropped_here, here * static_cast<size_t>(world())};
+  if (h->reports_drops) {
+    out.dropped = {handle.tables.dropped, static_cast<size_t>(h->tokens) * topk};
+    out.dropped_per_source = {handle.tables.dropped_here, here * static_cast<size_t>(world())};
+  }
   outputs.rows->companions = {handle.tables_block, handle.received_block};
   out.block = outputs.rows;
   out.handle = Handle(h);
