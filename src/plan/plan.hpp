@@ -94,7 +94,7 @@ struct HandleData {
   int64_t tokens = 0;
   int64_t max_tokens = 0;
   int64_t hidden = 0;
-  uint64_t identity = 0;  ///< of the call that made it, equal on all its ranks: calls by handles compare it
+  uint64_t identity = 0;       ///< of the call that made it, equal on all its ranks: calls by handles compare it
   bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `dropped_here` have their full length
   GatheredCounts counts;
   ExpertMap map;
@@ -134,9 +134,17 @@ std::vector<int32_t> records_by_chunk(const HandleData& h);
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
-/// applying each destination's capacity. O(W * E + T * K). The caller sets `reports_drops` before, without which no route may
-/// exceed a capacity, and `rows_allocated` and `records_allocated` after.
+/// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller,
+/// and before `reports_drops`, without which no route may exceed a capacity.
 void build_owner_side(const LocalPlan& local, HandleData& h);
+
+/// The receiver's part of that: `rows`, `num_records` and `first_row`, from the counts.
+void place_rows_here(HandleData& h);
+
+/// [W + 1] records here by source, as far as they are kept.
+std::vector<int64_t> record_ranges(const HandleData& h);
+/// Expert-major: [experts here, 2] rows without a source behind those of each expert, as ranges. Rank-major: none.
+std::vector<int64_t> padding_ranges(const HandleData& h);
 
 /// After all records have landed (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
 /// aligned_per_expert and dropped_here. O(records * K).

@@ -332,8 +332,7 @@ typedef struct sy_dispatched_view {
   const int64_t* tokens_per_expert;   ///< [experts_here] kept routes of all sources to each local expert
   const int64_t* aligned_per_expert;  ///< [experts_here] the same, rounded up to expert_alignment
 
-  // SWITCHYARD_OVERFLOW_DROP_AND_REPORT: full length, all zero where nothing was dropped. SWITCHYARD_OVERFLOW_FAIL: NULL. Cached
-  // dispatch: as the dispatch that made the handle.
+  // With Overflow drop_and_report (also cached dispatch by its handle): zeros where nothing was dropped. With fail: NULL.
   const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
   const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here
 } sy_dispatched_view;
