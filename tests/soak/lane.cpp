@@ -191,20 +191,6 @@ void Lane::end_if_told() {
 
 /// The kinds of steps, each as often as its number says.
 void Lane::step() {
-  static const std::string no = std::getenv("SOAK_NO") ? std::getenv("SOAK_NO") : "";
-  const auto without = [&](const char* what) { return no.find(what) != std::string::npos; };
-  if (without("lane1") && lane_ == 1) return;
-  {
-    const uint64_t k = all(1) % 64;
-    const char* const names[] = {"fwd", "cached", "replay", "lowlat", "overflow", "drop", "exhaust", "ledger", "fork", "nccl", "settle"};
-    const uint64_t ends[] = {14, 20, 36, 48, 50, 53, 54, 57, 58, 61, 64};
-    int w = 0;
-    while (k >= ends[w]) ++w;
-    if (without(names[w])) return;
-    if (without("fam") && k >= 20 && k < 36) {
-      if (no.find("fam" + std::to_string(all(2) % kFamilies)) != std::string::npos) return;
-    }
-  }
   if (mine(1) % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(mine(2) % 3000));
   Normal& o = *normals_[all(0) % kNormals];
   report_.steps[step_] = "object " + std::to_string(all(0) % kNormals);
@@ -235,7 +221,7 @@ void Lane::forward(Normal& o, bool again) {
   call.arrays = next_arrays();
   call.number = number();
   call.options.num_sms = 0;
-  if (all(2) % 4 == 0 && !std::getenv("SOAK_NOEXACT")) call.options.size = SizePolicy::exact;
+  if (all(2) % 4 == 0) call.options.size = SizePolicy::exact;
   again = again && !o.routed.empty();
   count(again ? "cached" : "forward");
   if (again) {
@@ -254,7 +240,7 @@ void Lane::forward(Normal& o, bool again) {
 
 /// Dispatch, experts, combine and the judge: the calls on one stream, the rest on another, or all on one.
 Dispatched Lane::layer(Normal& o, const LayerCall& call) {
-  void* const comm = all(4) % 4 == 0 || std::getenv("SOAK_ONE") ? compute_ : comm_;
+  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
   const bool on_device = call.captured && kCuda;
   const int64_t tokens = on_device ? call.form.max_tokens : call.form.tokens(call.routed(), rank());
   DispatchOptions options = call.options;
@@ -406,7 +392,7 @@ void Lane::by_ledger() {
 /// way 0: two calls; 1: halves with work between them; 2: the experts in combine; 3: all in one launch.
 void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n, int way) {
   make_inputs(form, arrays, n);
-  void* const comm = all(4) % 4 == 0 || std::getenv("SOAK_ONE") ? compute_ : comm_;
+  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
   LowLatencyExchange& exchange = *low_latency_;
   place_.order(compute_, comm);
   const ConstRows x = rows_of(arrays, form.max_tokens);

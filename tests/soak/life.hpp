@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -62,7 +61,7 @@ struct Report {
   std::map<int, std::string> steps;
   std::string last_steps() const {
     std::string text;
-    int left = std::getenv("SOAK_T") ? 80 : 12;
+    int left = 12;
     for (auto at = steps.rbegin(); at != steps.rend() && left-- > 0; ++at)
       text = " " + std::to_string(at->first) + ":" + at->second + "," + text;
     return text;

@@ -98,7 +98,7 @@ GroupOptions group_options(const Life& life) {
   GroupOptions options;
   options.backend = soak::kBackend;
   options.heap_bytes = soak::heap_bytes_of(life);
-  options.timeout = std::chrono::seconds(std::getenv("SOAK_T") ? std::atoi(std::getenv("SOAK_T")) : 30);
+  options.timeout = 30s;
   options.num_sms = soak::num_sms_for(life.world, kLanes);
   return options;
 }
