@@ -11,9 +11,7 @@ namespace soak {
 inline constexpr int kLanes = 2;  ///< of each rank, each with a thread, a group, objects and streams of its own
 
 enum class End { in_order, throws, killed };
-inline const char* name_of(End end) {
-  return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed";
-}
+inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
 
 /// Steps in which all ranks certainly make a call that needs the others.
 inline constexpr int kStepsToHear = 12;

@@ -17,8 +17,8 @@ namespace soak {
 namespace {
 
 constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMostBlocks = 64;
-/// Taken at once: an allocation may wait for all kernels on the GPU, also another lane's, which wait for peers whose hosts may be
-/// waiting likewise.
+/// Taken at once: an allocation may wait for all kernels on the GPU, also another lane's, which wait for peers whose hosts may
+/// be waiting likewise.
 constexpr size_t kRoom = size_t{96} << 20;
 
 void must(cudaError_t error, const char* what) {
@@ -110,8 +110,8 @@ Place::Place(int rank, int world) : impl_(std::make_unique<Impl>()) {
   must(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   for (auto& stream : me.streams) must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   for (auto& event : me.events) must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-  warm_up<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber, ClearVerdict,
-          FillNumbers, JudgeNumbers>(me.streams[0]);
+  warm_up<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber,
+          ClearVerdict, FillNumbers, JudgeNumbers>(me.streams[0]);
 }
 
 Place::~Place() {

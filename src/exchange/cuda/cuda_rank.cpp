@@ -135,7 +135,7 @@ void CudaRank::drain() noexcept {
   constexpr int kLooks = 50;
   const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
   if (*graphs_ == 0 || still_waits()) return;
-  for (int i = 0; i < kLooks && *graphs_ > 0; ++i) std::this_thread::sleep_for(kLook);
+  for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
   if (*graphs_ == 0) return;
   const auto wait = [gpu = device()] {
     try {

@@ -75,9 +75,9 @@ class CudaRank final : public DeviceRank {
   /// A call is captured: until its graph is gone, replays may run.
   void note_capture(const CaptureState& capture);
   /// Waits for the replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for
-  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it ends
-  /// after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for the
-  /// rest.
+  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it
+  /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
+  /// the rest.
   void drain() noexcept override;
   /// Of an object that goes, after drain(): freed now, or, if replays may still use it, with this rank.
   void let_go(DeviceMemory memory);

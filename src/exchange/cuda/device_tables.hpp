@@ -34,9 +34,9 @@ enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
 
 /// Of a rank, what a call of normal mode reads when it begins.
 struct RankWords {
-  uint64_t heard = 0;                        ///< faults that the host had heard of when it enqueued the call
-  const uint64_t* heard_now = nullptr;       ///< captured calls: the same when the kernel runs, instead
-  uint64_t* fault_numbers = nullptr;         ///< faults of this rank so far
+  uint64_t heard = 0;                   ///< faults that the host had heard of when it enqueued the call
+  const uint64_t* heard_now = nullptr;  ///< captured calls: the same when the kernel runs, instead
+  uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
 };
 
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
