@@ -10,19 +10,24 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "bench/measure.hpp"
-#include "bench/stream_copy.hpp"
 #include "switchyard/status.hpp"
-#include "tools/switchyard/bench.hpp"
-#include "tools/switchyard/bench_points.hpp"
-#include "tools/switchyard/cli.hpp"
-#include "tools/switchyard/exchange_check.hpp"
-#include "tools/switchyard/moe_reference.hpp"
-#include "tools/switchyard/numbers.hpp"
-#include "tools/switchyard/progress.hpp"
-#include "tools/switchyard/ranks.hpp"
-#include "tools/switchyard/report_html.hpp"
-#include "tools/switchyard/routing_source.hpp"
+#include "tools/bench/case.hpp"
+#include "tools/bench/points.hpp"
+#include "tools/check/exchange_check.hpp"
+#include "tools/check/numbers.hpp"
+#include "tools/run/rows.hpp"
+#include "tools/cli/flags.hpp"
+#include "tools/cli/options.hpp"
+#include "tools/cli/outputs.hpp"
+#include "tools/cli/progress.hpp"
+#include "tools/cli/verb.hpp"
+#include "tools/cli/words.hpp"
+#include "tools/demo/moe_reference.hpp"
+#include "tools/measure/figures.hpp"
+#include "tools/measure/stream_copy.hpp"
+#include "tools/report/demo_page.hpp"
+#include "tools/run/ranks.hpp"
+#include "tools/run/routing_source.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -277,16 +282,47 @@ TEST(CommandLine, Integers) {
 
 TEST(CommandLine, ErrorsOfTheLibraryNameFlags) {
   const std::vector<std::string> verify = {"--tokens", "--hidden", "--ranks", "--topk"}, ledger = {"-M", "-K", "--pes"};
-  EXPECT_EQ(in_flags("LowLatencyConfig::max_tokens = 70000: must be in [1, 65535]", verify),
+  const auto text = [](const std::string& what, const std::string& field, const std::vector<std::string>& flags) {
+    return text_with_flags(Error(ErrorCode::invalid_argument, what, field), flags);
+  };
+  EXPECT_EQ(text("LowLatencyConfig::max_tokens = 70000: must be in [1, 65535]", "LowLatencyConfig::max_tokens", verify),
             "--tokens = 70000: must be in [1, 65535]");
-  EXPECT_EQ(in_flags("LedgerConfig::max_tokens = -1: must be", ledger), "-M = -1: must be");
-  EXPECT_EQ(in_flags("max_tokens * topk * world (received rows) = 9: must", verify),
+  EXPECT_EQ(text("LedgerConfig::max_tokens = -1: must be", "LedgerConfig::max_tokens", ledger), "-M = -1: must be");
+  EXPECT_EQ(text("max_tokens * topk * world (received rows) = 9: must", "max_tokens * topk * world", verify),
             "--tokens * --topk * --ranks (received rows) = 9: must");
-  EXPECT_EQ(in_flags("num_blocks x num_warps: 64 x 256 given", {"--blocks", "--warps"}), "--blocks x --warps: 64 x 256 given");
-  EXPECT_EQ(in_flags("rank 1: DispatchOptions::num_sms = 200: must be", {"--sms"}), "rank 1: --sms = 200: must be");
-  EXPECT_EQ(in_flags("rank 3: NormalConfig::hidden = 3: must be", verify), "rank 3: --hidden = 3: must be");
-  for (const char* same : {"RingSettings::slots = 1: must", "/hidden/a.npy: cannot open", "hiddens", "", "--tokens: '0' given"})
-    EXPECT_EQ(in_flags(same, verify), same);
+  EXPECT_EQ(text("num_blocks x num_warps: 64 x 256 given", "num_blocks x num_warps", {"--blocks", "--warps"}),
+            "--blocks x --warps: 64 x 256 given");
+  EXPECT_EQ(text("rank 1: DispatchOptions::num_sms = 200: must be", "DispatchOptions::num_sms", {"--sms"}),
+            "rank 1: --sms = 200: must be");
+  for (const auto& [same, field] : {std::pair("RingSettings::slots = 1: must", "RingSettings::slots"), {"hiddens", ""}, {"", ""},
+                                    {"x.rows = 3: must", "x.rows"}, {"hidden = 3", "no part of it"}})
+    EXPECT_EQ(text(same, field, verify), same);
+}
+
+TEST(CommandLine, ChecksOfTheLibraryNameTheirFields) {
+  NormalConfig config;
+  config.hidden = 3;
+  try {
+    (void)NormalExchange::heap_bytes_for(config, 2);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.field(), "hidden");
+    EXPECT_EQ(e.field().data(), e.what() + std::string(e.what()).find("hidden"));
+  }
+  config.hidden = 64;
+  config.topk = 1000;
+  RankJob job;  // each rank refuses, and all hear of the lowest one
+  job.world = 2;
+  job.group.heap_bytes = size_t{1} << 20;
+  for (const bool processes : {false, true}) {
+    job.processes = processes;
+    try {
+      run_ranks(job, [&](Group& group, RankLink&) -> json { return NormalExchange(group, config).config().topk; });
+      ADD_FAILURE() << "no error";
+    } catch (const RankError& e) {
+      EXPECT_EQ(e.field(), "NormalConfig::topk") << e.what();
+    }
+  }
 }
 
 TEST(CommandLine, MemoryIsAskedForBeforeItIsTaken) {
@@ -415,17 +451,17 @@ TEST(Report, UnwritablePathIsNamed) {
 TEST(Measure, PercentilesByNearestRank) {
   std::vector<double> v;
   for (int i = 100; i >= 1; --i) v.push_back(i);
-  const bench::Times t = bench::summarize(v);
+  const measure::Times t = measure::summarize(v);
   EXPECT_EQ(t.p50, 50);
   EXPECT_EQ(t.p99, 99);
   EXPECT_EQ(t.min, 1);
   EXPECT_EQ(t.max, 100);
-  EXPECT_EQ(bench::summarize({7.0}).p99, 7);
-  EXPECT_STREQ(bench::tail_name(100), "p99");
+  EXPECT_EQ(measure::summarize({7.0}).p99, 7);
+  EXPECT_STREQ(measure::tail_name(100), "p99");
   v.pop_back();  // of 99 it is the maximum
-  EXPECT_EQ(bench::summarize(v).p99, 100);
-  EXPECT_STREQ(bench::tail_name(99), "max");
-  EXPECT_EQ(bench::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
+  EXPECT_EQ(measure::summarize(v).p99, 100);
+  EXPECT_STREQ(measure::tail_name(99), "max");
+  EXPECT_EQ(measure::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
 }
 
 TEST(Measure, ALimitThatIsHardToBelieveIsNoted) {
@@ -462,16 +498,16 @@ TEST(Measure, UniformRoutingHasItsMeanNumberOfRanks) {
 }
 
 TEST(Measure, BytesByHand) {
-  const bench::ExchangeBytes b = bench::exchange_bytes(10, 30, 20, 80, 2, 3, 5);
+  const measure::ExchangeBytes b = measure::exchange_bytes(10, 30, 20, 80, 2, 3, 5);
   EXPECT_EQ(b.logical, 240);
   EXPECT_EQ(b.payload, 90);
   EXPECT_EQ(b.remote, 60);
   EXPECT_EQ(b.dispatch_limit, 110);
   EXPECT_EQ(b.combine_limit, 200);
-  EXPECT_EQ(bench::rotation_sets(10, 100, 1e9), 32);
-  EXPECT_EQ(bench::rotation_sets(100, 100, 1e9), 4);
-  EXPECT_EQ(bench::rotation_sets(1e9, 100, 1e9), 2);
-  EXPECT_EQ(bench::rotation_sets(100, 1000, 700), 7);
+  EXPECT_EQ(measure::rotation_sets(10, 100, 1e9), 32);
+  EXPECT_EQ(measure::rotation_sets(100, 100, 1e9), 4);
+  EXPECT_EQ(measure::rotation_sets(1e9, 100, 1e9), 2);
+  EXPECT_EQ(measure::rotation_sets(100, 1000, 700), 7);
 }
 
 TEST(Measure, StreamCopyCopiesEveryByteAndNoMore) {
@@ -479,7 +515,7 @@ TEST(Measure, StreamCopyCopiesEveryByteAndNoMore) {
     std::vector<std::byte> from(bytes + 8), storage(bytes + 256, std::byte{0xAB});
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
     const size_t offset = 64 - reinterpret_cast<uintptr_t>(storage.data()) % 64;
-    bench::stream_copy(storage.data() + offset, from.data() + 3, bytes);
+    measure::stream_copy(storage.data() + offset, from.data() + 3, bytes);
     EXPECT_EQ(std::memcmp(storage.data() + offset, from.data() + 3, bytes), 0) << bytes;
     for (size_t i = 0; i < 64; ++i) ASSERT_EQ(storage[offset + bytes + i], std::byte{0xAB}) << bytes;
   }

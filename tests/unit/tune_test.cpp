@@ -13,8 +13,8 @@
 #include <set>
 
 #include "switchyard/status.hpp"
-#include "tools/switchyard/tune_file.hpp"
-#include "tools/switchyard/tune_search.hpp"
+#include "tools/tune/file.hpp"
+#include "tools/tune/search.hpp"
 
 namespace switchyard::tool {
 namespace {
