@@ -185,14 +185,16 @@ void Options::toggle_off(const std::string& flag, bool& target, const std::strin
 void Options::json_output(bool& target, const std::string& help) {
   const std::string flag = "--json", standard = measure::kStandardOutput;
   const auto take = [&target, flag, standard, help](const std::string& text) {
-    if (text != standard) throw UsageError(flag + ": '" + text + "' given, but it is a switch that takes no value (" + help + ")");
+    if (text != standard)
+      throw UsageError(flag + ": '" + text + "' given, but it is a switch that takes no value (" + help + ")");
     target = true;
   };
   app_->add_option_function<std::string>(flag, take, wrapped(help, kHelpWidth))
       ->group(group_)
       ->type_name("")
       ->expected(0, 1)
-      ->default_str(standard)
+      ->default_str(standard)  // what it has without a value
+      ->option_text(" ")       // in the help it looks like a toggle
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's modes: what is true of a mode whichever verb runs it. What a verb does in a mode stands in that verb's own table:
-// bench/driver.cpp, verify/case.cpp, trace/calls.cpp, tune/tune.cpp.
+// The tool's modes: what is true of a mode whichever verb runs it. What a verb does in a mode stands in that verb's own table,
+// in tools/bench/driver.cpp, tools/verify/case.cpp, tools/trace/calls.cpp and tools/tune/tune.cpp.
 #pragma once
 
 #include <string>
