@@ -18,8 +18,8 @@
 #include <stdexcept>
 
 #include "check/oracle.hpp"
-#include "run/routing_source.hpp"
 #include "measure/figures.hpp"
+#include "run/routing_source.hpp"
 
 // The sum is compiled for several instruction sets, as the library's is.
 #if defined(__GNUC__) && !defined(__clang__)

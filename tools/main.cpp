@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "cli/verb.hpp"
-#include "cli/words.hpp"
 #include "cli/build_info.hpp"
 #include "cli/flags.hpp"
 #include "cli/options.hpp"
+#include "cli/verb.hpp"
+#include "cli/words.hpp"
 #include "switchyard/status.hpp"
 #include "verbs.hpp"
 

@@ -15,12 +15,13 @@
 #include "tools/bench/points.hpp"
 #include "tools/check/exchange_check.hpp"
 #include "tools/check/numbers.hpp"
-#include "tools/run/rows.hpp"
+#include "tools/cli/verb.hpp"
 #include "tools/demo/moe_reference.hpp"
 #include "tools/measure/figures.hpp"
 #include "tools/measure/stream_copy.hpp"
 #include "tools/report/demo_page.hpp"
 #include "tools/run/ranks.hpp"
+#include "tools/run/rows.hpp"
 
 namespace switchyard::tool {
 namespace {

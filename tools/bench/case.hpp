@@ -80,7 +80,7 @@ class BenchCaseOf : public BenchCase {
   /// Of the first point.
   const BenchOptions& any() const { return runs_.front().options; }
   const char* tail() const { return measure::tail_name(any().iterations); }
-  /// Below the table: why there is no p99, and what failed.
+  /// Below the table: why there is no p99.
   void print_tail_of_table() const { print_tail(any()); }
   void print_failures() const {
     for (const Run& r : runs_)

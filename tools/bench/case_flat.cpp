@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "bench/latency.hpp"
-#include "run/rows.hpp"
 #include "cli/style.hpp"
+#include "run/rows.hpp"
 
 namespace switchyard::tool {
 namespace {

@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "cli/outputs.hpp"
 #include "bench/case.hpp"
 #include "check/exchange_check.hpp"
 #include "check/row_moves.hpp"
+#include "cli/outputs.hpp"
 #include "cli/style.hpp"
 #include "device/device_copy.hpp"
 #include "device/gpu_probe.hpp"

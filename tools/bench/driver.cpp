@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <stdexcept>
 
-#include "cli/outputs.hpp"
-#include "cli/verb.hpp"
 #include "bench/points.hpp"
 #include "cli/build_info.hpp"
+#include "cli/outputs.hpp"
+#include "cli/verb.hpp"
 #include "measure/result_file.hpp"
 #include "report/bench_page.hpp"
 #include "run/in_turn.hpp"

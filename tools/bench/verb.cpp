@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options of `switchyard bench`.
+#include "bench/driver.hpp"
 #include "cli/options.hpp"
 #include "cli/verb.hpp"
-#include "bench/driver.hpp"
 #include "device/clock.hpp"
 #include "run/names.hpp"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "measure/gpu/gpu_rank.hpp"
 #include "check/oracle.hpp"
+#include "measure/gpu/gpu_rank.hpp"
 
 namespace switchyard::tool {
 

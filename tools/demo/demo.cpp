@@ -7,15 +7,15 @@
 #include <nlohmann/json.hpp>
 #include <filesystem>
 
-#include "cli/outputs.hpp"
-#include "cli/verb.hpp"
-#include "measure/result_file.hpp"
-#include "run/apart.hpp"
 #include "cli/build_info.hpp"
+#include "cli/outputs.hpp"
+#include "cli/style.hpp"
+#include "cli/verb.hpp"
 #include "demo/moe_reference.hpp"
 #include "device/rank_device.hpp"
+#include "measure/result_file.hpp"
 #include "report/demo_page.hpp"
-#include "cli/style.hpp"
+#include "run/apart.hpp"
 
 namespace switchyard::tool {
 namespace {

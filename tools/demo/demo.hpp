@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "measure/figures.hpp"
 #include "check/check_result.hpp"
 #include "check/oracle.hpp"
-#include "device/gpu_probe.hpp"
 #include "cli/progress.hpp"
 #include "cli/verb.hpp"
+#include "device/gpu_probe.hpp"
+#include "measure/figures.hpp"
 #include "run/routing_source.hpp"
 #include "switchyard/trace.hpp"
 

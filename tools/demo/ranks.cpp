@@ -10,13 +10,13 @@
 #include <optional>
 #include <span>
 
+#include "check/exchange_check.hpp"
+#include "cli/style.hpp"
 #include "demo/demo.hpp"
 #include "device/device_copy.hpp"
-#include "check/exchange_check.hpp"
 #include "device/rank_device.hpp"
 #include "run/names.hpp"
 #include "run/ranks.hpp"
-#include "cli/style.hpp"
 #include "switchyard/expert.hpp"
 
 namespace switchyard::tool {

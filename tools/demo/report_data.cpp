@@ -8,8 +8,8 @@
 #include <map>
 
 #include "cli/build_info.hpp"
-#include "demo/demo.hpp"
 #include "cli/style.hpp"
+#include "demo/demo.hpp"
 
 namespace switchyard::tool {
 namespace {

@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "device/rank_device.hpp"
 #include "measure/gpu/descriptor_exchange.hpp"
 #include "measure/gpu/timer_tick.hpp"
-#include "device/rank_device.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::tool {

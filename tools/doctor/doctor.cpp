@@ -14,12 +14,12 @@
 #include <filesystem>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "cli/build_info.hpp"
 #include "cli/outputs.hpp"
+#include "cli/style.hpp"
 #include "cli/verb.hpp"
 #include "cli/words.hpp"
-#include "cli/build_info.hpp"
 #include "device/rank_device.hpp"
-#include "cli/style.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/tuning.hpp"
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "run/apart.hpp"
-#include "doctor/doctor.hpp"
-#include "device/rank_device.hpp"
 #include "cli/style.hpp"
+#include "device/rank_device.hpp"
+#include "doctor/doctor.hpp"
+#include "run/apart.hpp"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::tool {

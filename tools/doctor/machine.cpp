@@ -14,10 +14,10 @@
 #include <set>
 #include <sstream>
 
+#include "cli/style.hpp"
+#include "doctor/doctor.hpp"
 #include "measure/machine.hpp"
 #include "run/ranks.hpp"
-#include "doctor/doctor.hpp"
-#include "cli/style.hpp"
 
 namespace switchyard::tool {
 namespace {

@@ -11,10 +11,10 @@
 #include <filesystem>
 #include <limits>
 
+#include "cli/build_info.hpp"
 #include "cli/options.hpp"
 #include "cli/verb.hpp"
 #include "cli/words.hpp"
-#include "cli/build_info.hpp"
 #include "run/rows.hpp"
 
 namespace switchyard::tool {

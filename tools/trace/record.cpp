@@ -10,8 +10,8 @@
 #include <span>
 
 #include "cli/outputs.hpp"
-#include "cli/verb.hpp"
 #include "cli/style.hpp"
+#include "cli/verb.hpp"
 #include "device/gpu_probe.hpp"
 #include "measure/result_file.hpp"
 #include "run/ranks.hpp"

@@ -10,11 +10,11 @@
 #include <string>
 #include <utility>
 
-#include "measure/machine.hpp"
-#include "measure/figures.hpp"
-#include "cli/build_info.hpp"
 #include "check/numbers.hpp"
+#include "cli/build_info.hpp"
 #include "cli/style.hpp"
+#include "measure/figures.hpp"
+#include "measure/machine.hpp"
 #include "trace/calls.hpp"
 
 namespace switchyard::tool {

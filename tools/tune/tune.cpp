@@ -10,13 +10,13 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "cli/outputs.hpp"
-#include "cli/verb.hpp"
-#include "cli/words.hpp"
 #include "bench/driver.hpp"
 #include "cli/build_info.hpp"
+#include "cli/outputs.hpp"
 #include "cli/progress.hpp"
 #include "cli/style.hpp"
+#include "cli/verb.hpp"
+#include "cli/words.hpp"
 #include "device/gpu_probe.hpp"
 #include "measure/result_file.hpp"
 #include "report/tune_page.hpp"

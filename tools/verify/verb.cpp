@@ -4,9 +4,9 @@
 
 #include "cli/options.hpp"
 #include "cli/verb.hpp"
-#include "run/routing_source.hpp"
 #include "device/clock.hpp"
 #include "run/names.hpp"
+#include "run/routing_source.hpp"
 #include "verify/ledger.hpp"
 #include "verify/verify.hpp"
 

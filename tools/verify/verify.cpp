@@ -8,11 +8,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/outputs.hpp"
-#include "cli/verb.hpp"
 #include "cli/build_info.hpp"
+#include "cli/outputs.hpp"
 #include "cli/progress.hpp"
 #include "cli/style.hpp"
+#include "cli/verb.hpp"
 #include "device/gpu_probe.hpp"
 #include "device/rank_device.hpp"
 #include "measure/machine.hpp"
