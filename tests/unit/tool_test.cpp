@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line tool's own parts: its oracle must accept what is right and refuse what is wrong.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "switchyard/status.hpp"
 #include "tools/bench/case.hpp"

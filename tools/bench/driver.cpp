@@ -112,7 +112,7 @@ int run_bench(const BenchOptions& given) {
   one->begin(progress, points.front());
   const Stopped stopped = in_turn(progress, points.size(), [&](size_t i) {
     progress.stage(point_title(points[i]), 100);
-    progress.finish(one->measure(points[i], progress));
+    return one->measure(points[i], progress);
   });
   one->end(progress, points.front());
   json document = document_of(one->what(), points.front(), stopped);

@@ -75,8 +75,8 @@ void check_words(const BenchOptions& o) {
         "--order: 'per_route' given with --layout rank_major, whose rows are one per (token, rank); allowed: per_rank, or "
         "--layout expert_major");
   if (mode.plain_rows && (fp8 || quantised))
-    throw UsageError(
-        fmt::format("--mode {}: rows travel as they are; allowed: --dtype bf16, f16 or f32, --quantize none", mode.name));
+    throw UsageError(fmt::format(
+        "--mode: '{}' given with fp8 rows; its rows travel as they are: --dtype bf16, f16 or f32, --quantize none", mode.name));
   if (fp8 && quantised) throw UsageError("--quantize: fp8 rows are quantised already; allowed with --dtype bf16, f16 or f32");
   if (sent_scales(o) == ScaleKind::none && scale_order_named(o.scale_order) == ScaleOrder::column_major)
     throw UsageError(

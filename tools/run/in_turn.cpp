@@ -89,15 +89,16 @@ int Stopped::status(bool passed) const {
   return kExitRuntime;
 }
 
-Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one) {
+Stopped in_turn(Progress& progress, size_t count, const std::function<std::string(size_t)>& one) {
   Stopped stopped;
   const auto guard = [&] {
     if (!stopped.guard && !ranks_are_launched()) stopped.guard = std::make_shared<Interrupts>();
   };
   if (count > 1) guard();
   for (size_t i = 0; i < count; ++i) {
+    std::string words;
     try {
-      one(i);
+      words = one(i);
     } catch (const std::exception& e) {
       if (i == 0) throw;
       progress.finish("failed");
@@ -105,7 +106,8 @@ Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_
       stopped.error = std::current_exception();
       return stopped;
     }
-    guard();  // there is something to keep
+    guard();  // there is something to keep, as the next line says
+    progress.finish(words);
     if (stopped.guard && Interrupts::which() != 0 && i + 1 < count) {
       stopped.what = fmt::format("interrupted after {} of {}", i + 1, count);
       stopped.error = std::make_exception_ptr(Interrupted());

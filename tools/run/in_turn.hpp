@@ -20,8 +20,9 @@ struct Stopped {
   /// The exit status. \throws the error, or ends the program as Ctrl-C does: call it when what was measured is written
   int status(bool passed) const;
 };
-/// Calls one(0), one(1), ... What the first call throws is thrown, what a later one throws ends the series and is returned. So
-/// does the first Ctrl-C, SIGTERM or SIGHUP, when the call under way has returned; ranks of a launcher it ends at once.
-Stopped in_turn(Progress& progress, size_t count, const std::function<void(size_t)>& one);
+/// Calls one(0), one(1), ..., each of which returns the words that its stage of `progress` ends with. What the first call
+/// throws is thrown, what a later one throws ends the series and is returned. So does the first Ctrl-C, SIGTERM or SIGHUP, when
+/// the call under way has returned; ranks of a launcher it ends at once.
+Stopped in_turn(Progress& progress, size_t count, const std::function<std::string(size_t)>& one);
 
 }  // namespace switchyard::tool

@@ -68,16 +68,17 @@ struct TuneMode {
   const char* layout;
   int64_t alignment;
   int64_t usual_tokens;
-  bool on_cpu;                                           ///< has something to tune there
-  bool quantised;                                        ///< --quantize applies
-  void (*check)(const BenchOptions& shape);              ///< throws what is wrong before anything is measured
-  json (*measured)(const BenchOptions& shape, int gpus); ///< \throws RankError, UsageError
+  bool on_cpu;                                            ///< has something to tune there
+  bool quantised;                                         ///< --quantize applies
+  void (*check)(const BenchOptions& shape);               ///< throws what is wrong before anything is measured
+  json (*measured)(const BenchOptions& shape, int gpus);  ///< \throws RankError, UsageError
 };
 /// In the order in which they are tuned: what is found for low_latency is in force when flat is measured. Of normal mode with
 /// expert-major rows, aligned as grouped GEMMs want them.
 constexpr TuneMode kModes[] = {
     {TuningMode::normal, kNormal, "rank_major", 1, 4096, false, false, check_bench_shape, measured_bench_shape},
-    {TuningMode::normal_expert_major, kNormal, "expert_major", 128, 4096, false, false, check_bench_shape, measured_bench_shape},
+    {TuningMode::normal_expert_major, kNormal, "expert_major", 128, 4096, false, false, check_bench_shape,
+     measured_bench_shape},
     {TuningMode::low_latency, kLowLatency, "rank_major", 1, 128, true, true, check_bench_shape, measured_bench_shape},
     {TuningMode::flat, kFlat, "rank_major", 1, 128, false, false, check_bench_shape, measured_bench_shape},
     {TuningMode::ledger, kLedger, "rank_major", 1, 128, false, false, check_ledger_shape, measured_ledger_shape}};
@@ -194,8 +195,8 @@ std::vector<Shape> shapes_of(const TuneOptions& o, const Place& place) {
     const std::vector<int64_t> usual{mode.usual_tokens};
     for (const int64_t hidden : o.hidden)
       for (const int64_t tokens : o.tokens.empty() ? usual : o.tokens)
-        shapes.push_back({{place.device, mode.tuning, static_cast<int>(o.ranks), hidden, tokens},
-                          base_of(o, place, mode, hidden, tokens)});
+        shapes.push_back(
+            {{place.device, mode.tuning, static_cast<int>(o.ranks), hidden, tokens}, base_of(o, place, mode, hidden, tokens)});
   }
   return shapes;
 }
@@ -451,7 +452,10 @@ int run_tune(const TuneOptions& asked) {
   }
   Tuner tuner(o, place, entries_other_than(old, o.out, shapes), progress);
   std::vector<Tuned> all;
-  const Stopped stopped = in_turn(progress, shapes.size(), [&](size_t i) { all.push_back(tuner.tune(shapes[i])); });
+  const Stopped stopped = in_turn(progress, shapes.size(), [&](size_t i) {
+    all.push_back(tuner.tune(shapes[i]));
+    return "";  // its stages have ended
+  });
   std::vector<CommentedEntry> entries;
   for (const Tuned& t : all) entries.push_back(commented(o, place, t));
   const json document = document_of(o, place, all, std::move(tuner.runs), stopped);
