@@ -42,8 +42,8 @@ class Error : public std::runtime_error {
     if (at != std::string::npos) field_at_ = at, field_size_ = field.size();
   }
   ErrorCode code() const noexcept { return code_; }
-  /// The field or argument whose value was refused, "NormalConfig::hidden" or "topk", or a product of them, "max_tokens * topk";
-  /// a part of what(). Empty where an error is about something else.
+  /// The field or argument whose value was refused, "NormalConfig::hidden" or "topk", or a product of them, "max_tokens *
+  /// topk"; a part of what(). Empty where an error is about something else.
   std::string_view field() const noexcept { return {what() + field_at_, field_size_}; }
 
  private:

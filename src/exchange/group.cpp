@@ -59,8 +59,7 @@ GroupOptions completed(GroupOptions options) {
 void check_options(const GroupOptions& o) {
   detail::check_range("GroupOptions::num_blocks", o.num_blocks, 1, 1024);
   detail::check_range("GroupOptions::num_warps", o.num_warps, 1, 1024);
-  if (o.num_sms < 0)
-    detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
+  if (o.num_sms < 0) detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
   check_duration("GroupOptions::timeout", o.timeout);
   check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
 }

@@ -138,13 +138,14 @@ void LedgerImpl::check_call(const ConstRows& y, const PreparedLedger& ledger, co
   const LedgerData& data = ledger.data();
   if (data.object != id_) invalid("ledger was prepared by another LedgerCombine");
   if (y.dtype != config.row_type)
-    invalid("expert_output.dtype", std::string(" = ") + name_of(y.dtype) + ": must be LedgerConfig::row_type, " +
-            name_of(config.row_type));
+    invalid("expert_output.dtype",
+            std::string(" = ") + name_of(y.dtype) + ": must be LedgerConfig::row_type, " + name_of(config.row_type));
   if (y.cols != config.hidden)
-    invalid("expert_output.cols", " = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " +
-            std::to_string(config.hidden));
+    invalid("expert_output.cols",
+            " = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " + std::to_string(config.hidden));
   if (y.rows < data.rows)
-    invalid("expert_output.rows", " = " + std::to_string(y.rows) + ": the ledger speaks of " + std::to_string(data.rows) + " rows");
+    invalid("expert_output.rows",
+            " = " + std::to_string(y.rows) + ": the ledger speaks of " + std::to_string(data.rows) + " rows");
   if (!y.data && data.rows > 0) invalid("expert_output.data", " is null");
   if (!out && data.tokens > 0) invalid("out", " is null");
 }

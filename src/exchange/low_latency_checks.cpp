@@ -70,21 +70,23 @@ void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
 
 void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
   if (ids.topk != config.topk)
-    invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
+    invalid("ids.topk",
+            " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
   check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
   if (!ids.data && ids.tokens > 0) invalid("ids.data", " is null");
   if (x.rows != ids.tokens)
     invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
   if (x.cols != config.hidden)
-    invalid("x.cols", " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+    invalid("x.cols",
+            " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!x.data && x.rows > 0) invalid("x.data", " is null");
   const bool fp8 = x.dtype == DType::fp8_e4m3 && config.scales != ScaleKind::none;
   if (x.dtype != config.row_type && !fp8)
-    invalid("x.dtype", std::string(" = ") + name_of(x.dtype) + ": must be LowLatencyConfig::row_type, " + name_of(config.row_type) +
-            (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+    invalid("x.dtype", std::string(" = ") + name_of(x.dtype) + ": must be LowLatencyConfig::row_type, " +
+                           name_of(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
   if (fp8 && x.scale_kind != config.scales)
     invalid("x.scale_kind", " = " + std::to_string(static_cast<int>(x.scale_kind)) + ": must be LowLatencyConfig::scales, " +
-            std::to_string(static_cast<int>(config.scales)));
+                                std::to_string(static_cast<int>(config.scales)));
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
     invalid("x.scale_kind", std::string(": ") + name_of(x.dtype) + " rows have no scales");
@@ -112,7 +114,8 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (y.rows != output.x.rows)
     invalid("y.rows", " = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
   if (y.cols != config.hidden)
-    invalid("y.cols", " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+    invalid("y.cols",
+            " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!y.data && y.rows > 0) invalid("y.data", " is null");
   if (!out && output.block->tokens > 0) invalid("out", " is null");
   check_range("LowLatencyCombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
@@ -143,7 +146,7 @@ void LowLatencyImpl::check_row_function(const AllToAllOptions& o) const {
   const Backend backend = group_.options.backend;
   if (o.row_function->impl()->backend != backend)
     invalid("AllToAllOptions::row_function", std::string(" is made for the other backend: this group takes ") +
-            (backend == Backend::cpu ? "RowFunction::on_cpu" : "row_function_on_gpu"));
+                                                 (backend == Backend::cpu ? "RowFunction::on_cpu" : "row_function_on_gpu"));
   check_row_function(*o.row_function->impl());
 }
 

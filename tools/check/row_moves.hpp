@@ -20,15 +20,15 @@ RowCounts count_rows(const Scenario& s);
 
 struct PlannedMoves {
   std::vector<measure::RowMoves> moves;  ///< of all ranks: rank-major rows, per (destination, source) in the order of tokens
-  double mean_ranks = 0;                ///< per token
-  int64_t remote_pairs = 0;             ///< (token, other rank) of the rank that sends most
+  double mean_ranks = 0;                 ///< per token
+  int64_t remote_pairs = 0;              ///< (token, other rank) of the rank that sends most
 };
 PlannedMoves plan_moves(const Scenario& s);
 
 /// A row per route where it lies in the expert-major rows of its rank, ranks ascending in each token.
 struct PlannedRoutes {
   std::vector<measure::RowMoves> moves;  ///< of all ranks
-  int64_t most_rows = 0;               ///< at any rank, padding included
+  int64_t most_rows = 0;                 ///< at any rank, padding included
 };
 PlannedRoutes plan_routes(const Scenario& s);
 

@@ -157,11 +157,11 @@ class DemoRank {
 
     const auto* result = reinterpret_cast<const uint8_t*>(out.data());
     json result_of_step = {{"times", {t.gate, t.dispatch, t.expert, t.combine, t.copies}},
-                 {"rows", host.view.rows},
-                 {"remote", remote_bytes},
-                 {"ids", routing.ids},
-                 {"weights", routing.weights},
-                 {"out", json::binary({result, result + bytes})}};
+                           {"rows", host.view.rows},
+                           {"remote", remote_bytes},
+                           {"ids", routing.ids},
+                           {"weights", routing.weights},
+                           {"out", json::binary({result, result + bytes})}};
     add_checks(step, host.view, combine_as_is(exchange, *d, in.out), routing, checks);
     return result_of_step;
   }
@@ -232,7 +232,8 @@ class DemoRank {
   }
 
   /// `d` and `out`, the combine of its own rows, in host memory.
-  void add_checks(int64_t step, const Dispatched& d, const RowArray& out, const Routing& routing, std::vector<CheckResult>& checks) {
+  void add_checks(int64_t step, const Dispatched& d, const RowArray& out, const Routing& routing,
+                  std::vector<CheckResult>& checks) {
     Scenario s = plan_.shape;
     s.routing = plan_.gated() ? gathered(routing) : plan_.routing[at(step)];
     SentRows sent;

@@ -127,7 +127,7 @@ json throughput(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic&
   const double row = static_cast<double>(o.hidden) * 2;
   const measure::ExchangeBytes bytes =
       measure::exchange_bytes(o.ranks * o.tokens, traffic.pairs / o.steps, traffic.remote_pairs / o.steps,
-                            traffic.routes_total / o.steps, row, row, row);
+                              traffic.routes_total / o.steps, row, row, row);
   return {{"limit", {{"gbs", limit.gbs}, {"note", limit.note}}},
           {"items",
            {{{"name", "dispatch"}, {"gbs", bytes.dispatch_limit / times_of(outcome, &StepTimes::dispatch).p50 / 1e9}},

@@ -67,8 +67,8 @@ class HostClock final : public Clock {
 
 std::unique_ptr<Clock> make_host_clock(Group& group) { return std::make_unique<HostClock>(group); }
 
-std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, const std::function<void()>& call, int64_t warmup,
-                                      int64_t n) {
+std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, const std::function<void()>& call,
+                                      int64_t warmup, int64_t n) {
   if (late_us == 0) return clock.time(call, warmup, n);
   const auto late = static_cast<double>(late_us);
   std::vector<double> seconds = clock.time(

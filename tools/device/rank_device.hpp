@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where one rank's calls run, as the verbs use it: a stream, memory, copies. It is a GPU or the host itself. Builds without CUDA
-// have the same functions; there those of GPUs say so.
+// Where one rank's calls run, as the verbs use it: a stream, memory, copies. It is a GPU or the host itself. Builds without
+// CUDA have the same functions; there those of GPUs say so.
 #pragma once
 
 #include <cstddef>
@@ -61,9 +61,9 @@ class Mirror {
 
 /// Of rank `rank`, for the calling thread: GPU rank modulo `gpus`, or the host if there are 0. Never null. Of a GPU, stream and
 /// arena are made at the first call and kept until the process ends: while a kernel waits for a peer, nothing may be allocated
-/// or freed on a GPU that the two share, and a new stream may share a queue with that kernel. A larger arena than before is made
-/// anew: ask for the largest first, and let all ranks meet afterwards. \throws UsageError for GPUs without CUDA code in this
-/// build; Error(system) naming the failed call.
+/// or freed on a GPU that the two share, and a new stream may share a queue with that kernel. A larger arena than before is
+/// made anew: ask for the largest first, and let all ranks meet afterwards. \throws UsageError for GPUs without CUDA code in
+/// this build; Error(system) naming the failed call.
 std::shared_ptr<RankDevice> rank_device(int rank, int gpus, size_t arena_bytes);
 std::shared_ptr<RankDevice> gpu_device(int rank, int gpus, size_t arena_bytes);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of `switchyard demo`: one self-contained HTML file with data, style and script inside, nothing fetched from anywhere.
+// The report of `switchyard demo`: one self-contained HTML file with data, style and script inside, nothing fetched from
+// anywhere.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

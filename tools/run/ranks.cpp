@@ -169,7 +169,8 @@ struct Child {
   }
   const bool ok = outcome.error.empty();
   const std::vector<uint8_t> bytes = json::to_cbor(
-      ok ? outcome.result : json{outcome.error, static_cast<int32_t>(outcome.code), outcome.distance, outcome.joined, outcome.field});
+      ok ? outcome.result
+         : json{outcome.error, static_cast<int32_t>(outcome.code), outcome.distance, outcome.joined, outcome.field});
   send_message(pipe, ok ? kResult : kFailure, bytes.data(), bytes.size());
   _exit(0);
 }
@@ -193,8 +194,12 @@ void take_messages(Child& child, int rank, const OnProgress& on_progress) {
     if (type == kResult)
       child.outcome = {std::move(message), ""};
     else
-      child.outcome = {json(), message[0].get<std::string>(), static_cast<ErrorCode>(message[1].get<int32_t>()),
-                       message[2].get<int>(), message[3].get<bool>(), message[4].get<std::string>()};
+      child.outcome = {json(),
+                       message[0].get<std::string>(),
+                       static_cast<ErrorCode>(message[1].get<int32_t>()),
+                       message[2].get<int>(),
+                       message[3].get<bool>(),
+                       message[4].get<std::string>()};
   }
   child.buffer.erase(0, at);
 }

@@ -19,7 +19,8 @@ class LowLatencyCalls final : public TracedCalls {
   LowLatencyCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)
       : flat_(mode_named(o.mode).one_launch),
         order_(order_named(o.order)),
-        rank_(s, low_latency_config(o, s), rows_named(o.dtype).type, group, device, {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)}) {
+        rank_(s, low_latency_config(o, s), rows_named(o.dtype).type, group, device,
+              {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)}) {
     rank_.prepare(0, flat_ ? LowLatencyRank::Experts::scale : LowLatencyRank::Experts::compute);
   }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
@@ -113,7 +114,8 @@ class LedgerCalls final : public TracedCalls {
       NormalExchange exchange(group, dispatch_config(o, s));
       ExpertIds ids = mine.expert_ids();
       ids.data = device.upload(mine.ids.data(), mine.ids.size() * 4);
-      const RowArray x = token_rows(s.seed, 0, group.rank(), tokens, dispatch_config(o, s).hidden, rows_named(o.dtype).type, ScaleKind::none);
+      const RowArray x =
+          token_rows(s.seed, 0, group.rank(), tokens, dispatch_config(o, s).hidden, rows_named(o.dtype).type, ScaleKind::none);
       ConstRows rows = x.view();
       rows.data = device.upload(rows.data, static_cast<size_t>(x.rows()) * x.row_bytes());
       DispatchOptions d;
@@ -150,7 +152,9 @@ class LedgerCalls final : public TracedCalls {
     c.row_type = rows_named(o.dtype).type;
     return c;
   }
-  static size_t row_bytes(const BenchOptions& o) { return static_cast<size_t>(o.hidden) * dtype_bytes(rows_named(o.dtype).type); }
+  static size_t row_bytes(const BenchOptions& o) {
+    return static_cast<size_t>(o.hidden) * dtype_bytes(rows_named(o.dtype).type);
+  }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
     const Backend backend = backend_named(o.backend);
     return std::max(NormalExchange::heap_bytes_for(dispatch_config(o, s), s.world, backend),

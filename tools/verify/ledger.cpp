@@ -330,10 +330,8 @@ LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
     o.pes = 2;
   }
   const bool cpu = backend_named(o.backend) == Backend::cpu;
-  if (cpu && o.sms > 0)
-    throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
-  if (cpu && o.late_us > 0)
-    throw UsageError("--late-us: given with --backend cpu; only replayed kernels are timed so");
+  if (cpu && o.sms > 0) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
+  if (cpu && o.late_us > 0) throw UsageError("--late-us: given with --backend cpu; only replayed kernels are timed so");
   return o;
 }
 

@@ -88,11 +88,8 @@ class Report {
       (r.passed ? t.passed : t.failed) += 1;
       t.compared += r.compared;
     }
-    cases_.push_back({{"case", describe(c)},
-                      {"seconds", seconds},
-                      {"problem", ""},
-                      {"checks", checks_json(checks)},
-                      {"passed", passed}});
+    cases_.push_back(
+        {{"case", describe(c)}, {"seconds", seconds}, {"problem", ""}, {"checks", checks_json(checks)}, {"passed", passed}});
     failed_ += passed ? 0 : 1;
     if (!options_.json) print_case(c, checks, seconds, options_.verbose);
   }
@@ -139,11 +136,11 @@ class Report {
   void print_report() const {
     print_json({{"cases", cases_},
                 {"passed", failed_ + not_run_ == 0},
-                         {"problem", problem_},
-                         {"commit", source_commit()},
-                         {"date", measure::utc_now()},
-                         {"backend", options_.backend},
-                         {"ranks_are", options_.processes ? "processes" : "threads"}});
+                {"problem", problem_},
+                {"commit", source_commit()},
+                {"date", measure::utc_now()},
+                {"backend", options_.backend},
+                {"ranks_are", options_.processes ? "processes" : "threads"}});
   }
 
   const VerifyOptions& options_;
