@@ -2,16 +2,33 @@
 #include "exchange/exchange_base.hpp"
 
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 namespace switchyard::detail {
 
+namespace {
+
+/// The field in a name of check_range().
+std::string_view field_in(std::string_view name) {
+  name = name.substr(0, name.find(" ("));
+  const size_t function = name.rfind(": ");
+  return function == std::string_view::npos ? name : name.substr(function + 2);
+}
+
+}  // namespace
+
 void invalid(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+void invalid(const std::string& field, const std::string& rest) {
+  throw Error(ErrorCode::invalid_argument, field + rest, field);
+}
 
 void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high)
-    invalid(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
-            std::to_string(high) + "]");
+  if (value >= low && value <= high) return;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
+                  std::to_string(high) + "]",
+              field_in(name));
 }
 
 const char* name_of(DType type) {
@@ -27,8 +44,10 @@ const char* name_of(DType type) {
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
-    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
-            std::to_string(bytes) + " bytes: must be a multiple of 16");
+    throw Error(ErrorCode::invalid_argument,
+                std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
+                    std::to_string(bytes) + " bytes: must be a multiple of 16",
+                "hidden");
   return bytes;
 }
 
@@ -36,7 +55,7 @@ void rethrow_agreed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& own) {
-    throw AgreedError(own.code(), own.what());
+    throw AgreedError(own.code(), own.what(), own.field());
   }
 }
 

@@ -20,8 +20,11 @@ namespace switchyard::detail {
 
 inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 1;
 
-/// Throw Error(invalid_argument) with a text that names the argument, what was given and what is allowed.
+/// Throw Error(invalid_argument) with a text that names the argument, what was given and what is allowed. A text that begins
+/// with the field that it is about is given in two parts.
 [[noreturn]] void invalid(const std::string& text);
+[[noreturn]] void invalid(const std::string& field, const std::string& rest);
+/// `name` may say more than the field: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 /// Bytes of a row; they must be a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);

@@ -44,18 +44,18 @@ void check_options(const DispatchOptions& o) {
 RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, int64_t tokens) const {
   check_options(o);
   if (x.rows != tokens)
-    invalid("x.rows = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(tokens));
+    invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(tokens));
   if (x.cols != config.hidden)
-    invalid("x.cols = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
-  if (!x.data && tokens > 0) invalid("x.data is null");
+    invalid("x.cols", " = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (!x.data && tokens > 0) invalid("x.data", " is null");
   check_range("x.dtype", static_cast<int64_t>(x.dtype), 0, 3);
   const bool fp8 = x.dtype == DType::fp8_e4m3;
   if (fp8 && o.quantize != ScaleKind::none)
-    invalid("DispatchOptions::quantize: rows are fp8 already; quantize only bf16, f16 or f32 rows");
-  if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind = none: fp8 rows need scales (f32 or ue8m0)");
-  if (fp8 && !x.scales && tokens > 0) invalid("x.scales is null: fp8 rows need scales");
+    invalid("DispatchOptions::quantize", ": rows are fp8 already; quantize only bf16, f16 or f32 rows");
+  if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind", " = none: fp8 rows need scales (f32 or ue8m0)");
+  if (fp8 && !x.scales && tokens > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
-    invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
+    invalid("x.scale_kind", std::string(": ") + name_of(x.dtype) + " rows have no scales");
   RowFormat f{};
   f.src_type = x.dtype;
   f.quantize = o.quantize != ScaleKind::none;
@@ -65,19 +65,19 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   f.row_bytes = checked_row_bytes(f.quantize ? "quantized rows" : "x", config.hidden, f.type);
   f.scale_bytes = static_cast<int64_t>(scale_row_bytes(config.hidden, f.scales));
   if (config.staging == Staging::ring && f.row_bytes + f.scale_bytes > rings_.record_at())
-    invalid(std::string("x.dtype = ") + name_of(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+    invalid("x.dtype", std::string(" = ") + name_of(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
   return f;
 }
 
 void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
-    invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
+    invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
   check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-  if (!ids.data && ids.tokens > 0) invalid("ids.data is null");
+  if (!ids.data && ids.tokens > 0) invalid("ids.data", " is null");
 }
 
 void NormalImpl::check_handle(const Handle& handle) const {
-  if (!handle) invalid("handle is empty");
+  if (!handle) invalid("handle", " is empty");
   const HandleData& h = handle.data();
   if (h.counts.world != world() || h.rank != rank())
     invalid("handle was made by rank " + std::to_string(h.rank) + " of " + std::to_string(h.counts.world) + ", this is rank " +
@@ -97,14 +97,14 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t
     throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
   check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
   if (y.rows < rows)
-    invalid("y.rows = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(rows) + " rows");
+    invalid("y.rows", " = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(rows) + " rows");
   if (y.cols != config.hidden)
-    invalid("y.cols = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
-  if (!y.data && rows > 0) invalid("y.data is null");
-  if (!out && h.tokens > 0) invalid("out is null");
+    invalid("y.cols", " = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (!y.data && rows > 0) invalid("y.data", " is null");
+  if (!out && h.tokens > 0) invalid("out", " is null");
   const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
   if (config.staging == Staging::ring && bytes > rings_.scale_at())
-    invalid(std::string("y.dtype = ") + name_of(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+    invalid("y.dtype", std::string(" = ") + name_of(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
   check_range("CombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
   if (o.order == CombineOrder::per_route && !expert_major)
     throw Error(ErrorCode::unsupported,
@@ -114,10 +114,10 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t
                 "CombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; pass them "
                 "to dispatch or use per_route");
   if (out_weights && (expert_major || (!o.weights && rows > 0)))
-    invalid("out_weights: only for rank-major combine with CombineOptions::weights");
+    invalid("out_weights", ": only for rank-major combine with CombineOptions::weights");
   if (!expert_major && o.weights && !out_weights && h.tokens > 0)
-    invalid("out_weights is null, but CombineOptions::weights is given");
-  if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1] without bias[0]");
+    invalid("out_weights", " is null, but CombineOptions::weights is given");
+  if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1]", " without bias[0]");
 }
 
 uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values) const {

@@ -27,11 +27,11 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
   construct([&] {
     const DeviceGuard guard(gpu_.device());
     if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
-      invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
-              std::to_string(most) + " in this layout");
+      invalid("NormalConfig::num_experts",
+              " = " + std::to_string(config.num_experts) + ": CUDA takes at most " + std::to_string(most) + " in this layout");
     if (config.max_tokens > kMaxTokensPerPlanBlock * gpu_.max_blocks())
-      invalid("NormalConfig::max_tokens = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
-              std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
+      invalid("NormalConfig::max_tokens", " = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
+                                              std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
     rings_ = ring_layout(config, world());
     const bool by_expert = config.layout == Layout::expert_major;
@@ -61,8 +61,8 @@ void CudaNormal::build() {
   const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
   spare_tables_ = pool_->take(tables, Content::staging, Taker{Taker::Kind::nobody});
   if (!spare_tables_)
-    invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
-            std::to_string(tables));
+    invalid("NormalConfig::pool_bytes",
+            " = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " + std::to_string(tables));
 }
 
 void CudaNormal::make_pool() {

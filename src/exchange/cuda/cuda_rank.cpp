@@ -60,8 +60,8 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool 
   limits_.shared_bytes = static_cast<uint32_t>(shared);
   max_blocks_ = limits_.multiprocessors / ranks_here_;
   if (num_sms > max_blocks_)
-    invalid("GroupOptions::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
-            "] (multiprocessors of the GPU / ranks on it)");
+    invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
+                                         "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
   int major = 0;
   check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()), "device attribute");
@@ -310,8 +310,9 @@ std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConf
 
 void CudaRank::check_sms(const char* name, int num_sms) const {
   if (num_sms < 0 || num_sms > max_blocks())
-    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks()) +
-            "] (multiprocessors of the GPU / ranks on it, or GroupOptions::num_sms)");
+    invalid(std::string(name) + "::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " +
+                                                 std::to_string(max_blocks()) +
+                                                 "] (multiprocessors of the GPU / ranks on it, or GroupOptions::num_sms)");
 }
 
 void CudaRank::check_stream(cudaStream_t stream) const {
@@ -320,10 +321,11 @@ void CudaRank::check_stream(cudaStream_t stream) const {
   const cudaError_t status = cudaStreamGetDevice(stream, &on);
   if (status != cudaSuccess) {
     (void)cudaGetLastError();
-    invalid(std::string("stream: not a stream of GPU ") + std::to_string(device()) + " (" + cudaGetErrorString(status) + ")");
+    invalid("stream",
+            std::string(": not a stream of GPU ") + std::to_string(device()) + " (" + cudaGetErrorString(status) + ")");
   }
   if (on != device())
-    invalid("stream is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
+    invalid("stream", " is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
 }
 
 void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) const {

@@ -69,9 +69,10 @@ std::array<char, 16> uuid_of(int device) {
 Claim make_claim(size_t bytes, int device) {
   constexpr size_t kLargest = size_t{1} << 46;
   if (bytes <= kHeapHeaderBytes || bytes > kLargest) {
-    throw Error(ErrorCode::invalid_argument, "heap_bytes = " + std::to_string(bytes) + ": must be more than " +
-                                                 std::to_string(kHeapHeaderBytes) + " (the header) and at most " +
-                                                 std::to_string(kLargest));
+    throw Error(ErrorCode::invalid_argument,
+                "heap_bytes = " + std::to_string(bytes) + ": must be more than " + std::to_string(kHeapHeaderBytes) +
+                    " (the header) and at most " + std::to_string(kLargest),
+                "heap_bytes");
   }
   Claim claim;
   claim.bytes = bytes;
