@@ -4,11 +4,11 @@
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
-//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fetch, A::fetch_words, A::multicast_fetched,
+//   moving rows   A::copy, A::multicast_to, A::fetch, A::fetch_words, A::multicast_fetched,
 //                 A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
-//   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::publish_entry, A::poll_all, A::poll_from,
-//                 A::fetch_add, A::take, A::post, A::peek, A::block_sync
+//   flags         A::load_acquire, A::store_release, A::publish_to, A::publish_entry, A::poll_from, A::fetch_add,
+//                 A::take, A::post, A::peek, A::block_sync
 //   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::locate_many, A::count,
 //                 A::count_max, A::cold, A::aside, A::now_ns, A::pause
 //
@@ -156,9 +156,8 @@ struct Located {
 
 /// What protocol templates require. `bool` results are uniform over the warp.
 template <class A>
-concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const void* src, size_t bytes, uint64_t* flag,
-                        uint64_t* const* flags, const uint64_t* const* polled, uint64_t value, int n, const ReduceSpec& reduce,
-                        uint8_t* q, int64_t hidden) {
+concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t bytes, uint64_t* flag, uint64_t value, int n,
+                        const ReduceSpec& reduce, uint8_t* q, int64_t hidden) {
   // Position. block() in [0, num_blocks()), warp() in [0, warps_per_block()); index() in [0, total()) over the whole rank.
   { w.block() } -> std::convertible_to<int>;
   { w.warp() } -> std::convertible_to<int>;
@@ -169,9 +168,9 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
-  A::copy(w, dst, src, bytes);                          // any size and alignment; fast if all are multiples of 16
-  A::multicast_copy(w, dsts, n, src, bytes);            // src is read once and written to dsts[0..n)
-  A::multicast_to(w, n, AnyDestination{}, src, bytes);  // the same to f(i), i in [0, n), n <= 64; null: nowhere
+  A::copy(w, dst, src, bytes);  // any size and alignment; fast if all are multiples of 16
+  // src is read once and written to f(i), i in [0, n), n <= 64; null: nowhere.
+  A::multicast_to(w, n, AnyDestination{}, src, bytes);
   // The same in two steps: a row is asked for before it is known where to. It is read at any time between them, or later.
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch(w, src, bytes));
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // of a few words of 4 bytes
@@ -204,12 +203,11 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
 
   { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
   A::template store_release<Scope::system>(w, flag, value, Site::counts);
-  A::template publish<Scope::system>(w, flags, n, value, Site::counts);  // release of value to n flags
-  // Index of the first flag that has not reached `value` (flag_reached), or -1: then all of them are acquired.
-  { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
-  // The same over f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side.
+  // Release of f(i).value to f(i).flag, i in [0, n), any n: on a GPU the lanes look up the flags side by side.
   A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site::counts);
   A::publish_entry(w, n, AnyFlagStore{}, Site::counts);  // as publish_to<system>, of what was complete when this kernel began
+  // Index of the first flag f(i), i in [0, n), that has not reached `value` (flag_reached), or -1: then all of them are
+  // acquired.
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
   requires A::kTakenAtOnce >= 1;  // rows that a warp had better take at a time: 1 where take costs little

@@ -72,10 +72,6 @@ struct LowLatencyLayout {
     const auto quotient = [](const Divisor& by, uint32_t n) { return kFast ? by.quotient_fast(n) : by.quotient(n); };
     return static_cast<int>(e < wide ? quotient(by_wide, e) : extra + quotient(by_each, e - wide));
   }
-  SWITCHYARD_FN bool owns(int rank, int32_t expert) const {
-    const int first = first_expert(rank);
-    return expert >= first && expert < first + experts_of(rank);
-  }
   SWITCHYARD_FN int units_per_token() const { return entries == topk ? 1 : topk; }
   SWITCHYARD_FN int max_units() const { return at.units; }
   SWITCHYARD_FN int token_of(int unit) const {

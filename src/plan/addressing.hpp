@@ -28,11 +28,6 @@ struct ExpertMap {
   SWITCHYARD_FN int max_count() const { return experts / world + (experts % world ? 1 : 0); }
 };
 
-/// Strided (shape-static) slot of the i-th distinct (token, expert) pair of `source`: row inside the expert's fixed region.
-SWITCHYARD_FN constexpr int64_t strided_slot(int local_expert, int world, int64_t max_tokens, int source, int64_t i) {
-  return (static_cast<int64_t>(local_expert) * world + source) * max_tokens + i;
-}
-
 /// Expert-major dispatch tells its receivers in so many steps what has come, so that they can place repeated routes meanwhile.
 /// Chunks become shorter, because nothing else goes on while the last one is placed.
 inline constexpr int kRowChunks = 6;

@@ -76,12 +76,6 @@ int64_t GatheredCounts::rows_needed(Layout layout, int alignment, int dest) cons
   return first.back();
 }
 
-int HandleData::record_source(int64_t record) const {
-  int source = 0;
-  for (int64_t end = counts.d(0, rank); record >= end && source + 1 < counts.world; end += counts.d(source, rank)) ++source;
-  return source;
-}
-
 namespace {
 
 /// First row, at its expert's rank, of this rank's segment of every expert.

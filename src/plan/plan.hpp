@@ -121,9 +121,6 @@ struct HandleData {
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
   std::vector<int64_t> dropped_here;        ///< [W * experts here], empty if nothing was dropped here
-
-  /// Source rank of a record.
-  int record_source(int64_t record) const;
 };
 
 /// [kRowChunks * W] records of this rank's tokens at each rank, up to the end of each chunk.
