@@ -55,7 +55,7 @@ if(SWITCHYARD_INSTALL)
   set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)
   install(TARGETS ${main} EXPORT switchyard)
   install(DIRECTORY include/switchyard ${PROJECT_BINARY_DIR}/include/switchyard DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-          FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h" PATTERN "cuda" EXCLUDE)
+          FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h" PATTERN "*.def" PATTERN "cuda" EXCLUDE)
   if(SWITCHYARD_CUDA)
     install(TARGETS switchyard_device EXPORT switchyard)
     install(DIRECTORY include/switchyard/cuda DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/switchyard)

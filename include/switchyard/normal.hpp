@@ -253,14 +253,11 @@ class GraphMemory {
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
+/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us).
 struct CallStatistics {
-  uint64_t remote_bytes = 0;  ///< payload that went to (dispatch) or came from (combine) other ranks
-  uint64_t local_bytes = 0;   ///< the same for this rank itself
-  uint64_t copied_bytes = 0;  ///< local copies: repeated routes, staging of ordinary memory
-  uint64_t payload_rows = 0;  ///< rows sent (dispatch) or read (combine), own rank included
-  uint64_t metadata_bytes = 0;
-  double plan_us = 0;   ///< counting, exchange of counts, addresses
-  double total_us = 0;  ///< entry to exit
+#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SWITCHYARD_STATISTIC_TIME(name) double name = 0;
+#include "switchyard/statistics.def"
 };
 
 /// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.

@@ -14,20 +14,10 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
             std::to_string(high) + "]");
 }
 
-const char* name_of(DType type) {
-  switch (type) {
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::f32: return "f32";
-    case DType::fp8_e4m3: return "fp8_e4m3";
-  }
-  return "unknown";
-}
-
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
-    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
+    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + to_string(type) + " elements has " +
             std::to_string(bytes) + " bytes: must be a multiple of 16");
   return bytes;
 }
@@ -93,11 +83,9 @@ void ExchangeBase::construct(const char* object, const char* config, const std::
 CallStatistics sum_moved(std::span<const MoveCounter> moved) {
   CallStatistics sum;
   for (const MoveCounter& m : moved) {
-    sum.remote_bytes += m.remote_bytes;
-    sum.local_bytes += m.local_bytes;
-    sum.copied_bytes += m.copied_bytes;
-    sum.payload_rows += m.rows;
-    sum.metadata_bytes += m.metadata_bytes;
+#define SWITCHYARD_STATISTIC_MOVED(name) sum.name += m.name;
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
   }
   return sum;
 }

@@ -26,7 +26,6 @@ inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 /// Bytes of a row; they must be a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
-const char* name_of(DType type);
 
 /// Throws this rank's error, of which the others have heard in the call itself.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);

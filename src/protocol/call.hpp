@@ -52,11 +52,9 @@ struct WaitCounter {
 
 /// Rows and bytes that one warp moved. Written by that warp only.
 struct MoveCounter {
-  uint64_t remote_bytes = 0;
-  uint64_t local_bytes = 0;
-  uint64_t copied_bytes = 0;
-  uint64_t rows = 0;
-  uint64_t metadata_bytes = 0;
+#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
 };
 
 /// The i-th of n places, i in [0, n), from `first` in [0, n] on and around.

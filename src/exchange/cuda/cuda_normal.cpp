@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -173,8 +174,7 @@ void CudaNormal::use_graph_memory(std::shared_ptr<void> memory) {
 RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type, const RowStream& on) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
-  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
-    invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
+  check_combining_type("allocate_rows: type", type);
   const int64_t rows = handle.data().rows_allocated;
   const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type);
   const DeviceGuard guard(gpu_.device());
