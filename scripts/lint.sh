@@ -90,6 +90,7 @@ check format check_format
 check sizes python3 scripts/lint_sizes.py "${sizes[@]}"
 check text python3 scripts/lint_text.py "${text[@]}"
 check sources python3 scripts/lint_sources.py
+check layers python3 scripts/lint_layers.py
 check results check_results
 check shell check_shell
 check python check_python

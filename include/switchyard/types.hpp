@@ -81,7 +81,10 @@ enum class SizePolicy : uint8_t {
 };
 template <>
 struct NamesOf<SizePolicy> {
-  static constexpr Named<SizePolicy> all[] = {{SizePolicy::exact, "exact"}, {SizePolicy::capacity, "capacity"}, {SizePolicy::worst_case, "worst_case"}, {SizePolicy::automatic, "automatic"}};
+  static constexpr Named<SizePolicy> all[] = {{SizePolicy::exact, "exact"},
+                                              {SizePolicy::capacity, "capacity"},
+                                              {SizePolicy::worst_case, "worst_case"},
+                                              {SizePolicy::automatic, "automatic"}};
 };
 
 /// What happens if a rank would receive more rows than the caller's capacity. All ranks take the same decision.
@@ -110,41 +113,33 @@ struct NamesOf<CombineOrder> {
 
 /// Bytes of one element.
 constexpr size_t dtype_bytes(DType type) {
-  switch (type) {
 #define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, ...) \
-  case DType::name: return bytes;
+  if (type == DType::name) return bytes;
 #include "switchyard/dtypes.def"
-  }
   return 0;
 }
 
 /// True if combine takes rows of this type.
 constexpr bool dtype_combines(DType type) {
-  switch (type) {
 #define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, ...) \
-  case DType::name: return combines;
+  if (type == DType::name) return combines;
 #include "switchyard/dtypes.def"
-  }
   return false;
 }
 
 /// True if a dispatch can quantise rows of this type.
 constexpr bool dtype_quantises(DType type) {
-  switch (type) {
 #define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) \
-  case DType::name: return quantises;
+  if (type == DType::name) return quantises;
 #include "switchyard/dtypes.def"
-  }
   return false;
 }
 
 /// True if rows of this type come with scales.
 constexpr bool dtype_has_scales(DType type) {
-  switch (type) {
 #define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) \
-  case DType::name: return has_scales;
+  if (type == DType::name) return has_scales;
 #include "switchyard/dtypes.def"
-  }
   return false;
 }
 

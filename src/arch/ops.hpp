@@ -26,47 +26,12 @@
 
 namespace switchyard::detail {
 
-/// Every flag of every protocol. One row per name in docs/concepts/flags.md; names appear in PeerTimeout. In builds for the
-/// mutation suite each side's memory order is looked up at run time by site (arch/cpu/order_table.hpp).
-enum class Site : uint8_t {
-  none = 0,
-  counts,        ///< a rank's counts row has arrived here            (peer -> here, per peer)
-  placement,     ///< where a peer wants its rows                      (peer -> here, per peer)
-  rows,          ///< all rows of a source have landed                 (source -> here, per source)
-  outputs,       ///< a peer's expert outputs are ready to be pulled   (peer -> here, per peer)
-  pulled,        ///< a peer has finished reading my expert outputs    (peer -> here, per peer)
-  ring_tail,     ///< rows appended to a ring                          (producer -> consumer, per ring)
-  ring_head,     ///< rows consumed from a ring                        (consumer -> producer, per ring)
-  call_header,   ///< a peer has entered a low-latency call           (peer -> here, per peer)
-  expert_count,  ///< a peer's rows for an expert, in the value       (peer -> here, per expert and peer)
-  message,       ///< a low-latency message has landed                (source -> here, per message)
-  returned,      ///< a row or sum has come back                       (peer -> here, per word of a slot)
-  ledger_rows,   ///< my tokens' rows are back from a peer's experts  (peer -> here, per peer)
-  local_sends,   ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
-  barrier,       ///< group barrier                                    (peer -> here, per peer)
-  count_of_sites,
-};
-SWITCHYARD_FN constexpr const char* site_name(Site site) {
-  switch (site) {
-    case Site::none: return "none";
-    case Site::counts: return "counts";
-    case Site::placement: return "placement";
-    case Site::rows: return "rows";
-    case Site::outputs: return "outputs";
-    case Site::pulled: return "pulled";
-    case Site::ring_tail: return "ring_tail";
-    case Site::ring_head: return "ring_head";
-    case Site::call_header: return "call_header";
-    case Site::expert_count: return "expert_count";
-    case Site::message: return "message";
-    case Site::returned: return "returned";
-    case Site::ledger_rows: return "ledger_rows";
-    case Site::local_sends: return "local_sends";
-    case Site::barrier: return "barrier";
-    case Site::count_of_sites: break;
-  }
-  return "?";
-}
+/// Which flag of which protocol an op acts on. What the values mean is the protocols' (layout/sites.def); an arch only looks
+/// orders up by them, in builds for the mutation suite (arch/cpu/order_table.hpp).
+enum class Site : uint8_t;
+inline constexpr int kMostSites = 64;
+/// Of the words of telling rows, whose ops name none.
+inline constexpr Site kTellingSite{11};
 
 /// Who must see a release, or whose release an acquire must see.
 enum class Scope : uint8_t { device, system };
@@ -201,15 +166,15 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   // its scales must have room.
   A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
-  { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
-  A::template store_release<Scope::system>(w, flag, value, Site::counts);
+  { A::template load_acquire<Scope::system>(flag, Site{}) } -> std::same_as<uint64_t>;
+  A::template store_release<Scope::system>(w, flag, value, Site{});
   // Release of f(i).value to f(i).flag, i in [0, n), any n: on a GPU the lanes look up the flags side by side.
-  A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site::counts);
-  A::publish_entry(w, n, AnyFlagStore{}, Site::counts);  // as publish_to<system>, of what was complete when this kernel began
+  A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site{});
+  A::publish_entry(w, n, AnyFlagStore{}, Site{});  // as publish_to<system>, of what was complete when this kernel began
   // Index of the first flag f(i), i in [0, n), that has not reached `value` (flag_reached), or -1: then all of them are
   // acquired.
-  { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
-  { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
+  { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site{}) } -> std::convertible_to<int>;
+  { A::template fetch_add<Scope::device>(w, flag, value, Site{}) } -> std::same_as<uint64_t>;  // acquire-release
   requires A::kTakenAtOnce >= 1;  // rows that a warp had better take at a time: 1 where take costs little
   { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, inside a device; orders nothing; the old value
   A::post(w, flag, value);                      // a word that says all it has to say itself: orders nothing, for any rank

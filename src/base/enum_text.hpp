@@ -12,8 +12,7 @@ namespace switchyard::detail {
 /// "a", "a or b", "a, b or c".
 inline std::string any_of(const std::vector<std::string>& choices) {
   std::string text;
-  for (size_t i = 0; i < choices.size(); ++i)
-    text += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i];
+  for (size_t i = 0; i < choices.size(); ++i) text += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i];
   return text;
 }
 

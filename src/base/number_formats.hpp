@@ -129,11 +129,9 @@ inline void store_element(void* row, DType type, int64_t i, float value) {
 /// Calls f with `type`, which is a constant there: loops inside are compiled for it.
 template <class F>
 SWITCHYARD_FN void with_type(DType type, F&& f) {
-  switch (type) {
 #define SWITCHYARD_ROW_TYPE(name, ...) \
-  case DType::name: return f(std::integral_constant<DType, DType::name>{});
+  if (type == DType::name) return f(std::integral_constant<DType, DType::name>{});
 #include "switchyard/dtypes.def"
-  }
 }
 
 /// Calls f<type>() for a type that combine takes; does nothing for others.

@@ -70,7 +70,8 @@ switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config,
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement, NormalExchange::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
+    write_requirement(requirement,
+                      NormalExchange::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 

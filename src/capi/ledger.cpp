@@ -146,7 +146,8 @@ switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* conf
                                                     sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement, LedgerCombine::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
+    write_requirement(requirement,
+                      LedgerCombine::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 

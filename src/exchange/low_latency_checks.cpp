@@ -47,8 +47,8 @@ void check_config(const LowLatencyConfig& c, int world) {
 void LowLatencyImpl::check_combined(DType type, const char* name) const {
   check_combined_rows(name, type);
   if (dtype_bytes(type) > dtype_bytes(config.row_type))
-    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::row_type, " + to_string(config.row_type) +
-            ", which sizes the memory");
+    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::row_type, " +
+            to_string(config.row_type) + ", which sizes the memory");
 }
 
 void LowLatencyImpl::check_idle(const char* operation) const {
@@ -79,8 +79,8 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) cons
   if (!x.data && x.rows > 0) invalid("x.data is null");
   const bool fp8 = dtype_has_scales(x.dtype) && config.scales != ScaleKind::none;
   if (x.dtype != config.row_type && !fp8)
-    invalid(std::string("x.dtype = ") + to_string(x.dtype) + ": must be LowLatencyConfig::row_type, " + to_string(config.row_type) +
-            (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+    invalid(std::string("x.dtype = ") + to_string(x.dtype) + ": must be LowLatencyConfig::row_type, " +
+            to_string(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
   if (fp8 && x.scale_kind != config.scales)
     invalid("x.scale_kind = " + text_of(x.scale_kind) + ": must be LowLatencyConfig::scales, " + to_string(config.scales));
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales is null: fp8 rows need scales");

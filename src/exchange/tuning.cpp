@@ -96,8 +96,8 @@ class Line {
 
   TuningMode mode(const Pair& pair) const {
     if (const auto known = from_string<TuningMode>(pair.value)) return *known;
-    fail("mode = '" + std::string(pair.value) +
-         "': must be " + detail::names_where<TuningMode>([](TuningMode) { return true; }));
+    fail("mode = '" + std::string(pair.value) + "': must be " +
+         detail::names_where<TuningMode>([](TuningMode) { return true; }));
   }
 
  private:

@@ -10,7 +10,7 @@
 
 #include "base/exact_division.hpp"
 #include "layout/heap_view.hpp"
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 
 namespace switchyard::detail {
 

@@ -143,18 +143,6 @@ void list_sends(const LocalPlan& local, HandleData& h) {
 
 }  // namespace
 
-std::vector<int32_t> records_by_chunk(const HandleData& h) {
-  const size_t world = idx(h.counts.world);
-  std::vector<int32_t> out(kRowChunks * world), count(world, 0);
-  int64_t t = 0;
-  for (int c = 0; c < kRowChunks; ++c) {
-    for (; t < row_chunk_end(h.tokens, c); ++t)
-      for (int64_t i = h.send_begin[idx(t)]; i < h.send_begin[idx(t + 1)]; ++i) ++count[idx(h.sends[idx(i)].rank)];
-    std::copy(count.begin(), count.end(), out.begin() + static_cast<std::ptrdiff_t>(idx(c) * world));
-  }
-  return out;
-}
-
 void build_owner_side(const LocalPlan& local, HandleData& h) {
   const int64_t routes = local.tokens * local.topk;
   h.map = local.map;

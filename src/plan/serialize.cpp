@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "plan/views.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::detail {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plan/plan.hpp"
-#include "switchyard/normal.hpp"
+#include "switchyard/plan_tables.hpp"
 
 namespace switchyard::detail {
 

@@ -6,6 +6,7 @@
 
 #include "arch/ops.hpp"
 #include "layout/heap_view.hpp"
+#include "layout/sites.hpp"
 #include "trace/device_trace.hpp"
 #include "trace/tracer.hpp"
 

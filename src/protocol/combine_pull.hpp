@@ -12,6 +12,7 @@
 #pragma once
 
 #include "plan/plan.hpp"
+#include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
 #include "protocol/deal.hpp"
 

@@ -17,6 +17,7 @@
 
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
+#include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
 #include "protocol/deal.hpp"
 

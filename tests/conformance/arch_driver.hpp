@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arch/ops.hpp"
+#include "layout/sites.hpp"
 
 namespace switchyard::conformance {
 

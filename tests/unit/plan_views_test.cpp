@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/views.hpp"
+#include "switchyard/status.hpp"
 #include "unit/plan_cluster.hpp"
 
 namespace plan_test {

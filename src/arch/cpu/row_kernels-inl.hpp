@@ -152,7 +152,8 @@ class ReadAhead {
 
 // ---- Conversion -------------------------------------------------------------------------------------------
 
-/// One row type that combine takes: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even (NaN stays NaN).
+/// One row type that combine takes: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even
+/// (NaN stays NaN).
 template <DType T>
 struct VectorRow;
 

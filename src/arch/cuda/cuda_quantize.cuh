@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "arch/cuda/cuda_rows.cuh"
-#include "base/exact_division.hpp"
+#include "arch/cuda/divide_by.hpp"
 
 namespace switchyard::detail {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "arch/gpu_runtime.hpp"
 
 namespace switchyard::detail {
 
@@ -15,7 +15,7 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   /// Waits for `stream`, on which it writes the zeros.
-  DeviceMemory(size_t bytes, cudaStream_t stream);
+  DeviceMemory(size_t bytes, gpu::Stream stream);
   DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(data_, other.data_);

@@ -9,6 +9,7 @@
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
 #include "protocol/call.hpp"
+#include "protocol/chunks.hpp"
 
 namespace switchyard::detail {
 
