@@ -15,6 +15,7 @@
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
+#include "layout/sites.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

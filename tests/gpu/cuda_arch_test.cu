@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "arch/cuda/cuda_arch.cuh"
+#include "layout/sites.hpp"
 
 namespace {
 
