@@ -113,33 +113,45 @@ struct NamesOf<CombineOrder> {
 
 /// Bytes of one element.
 constexpr size_t dtype_bytes(DType type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, ...) \
-  if (type == DType::name) return bytes;
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, ...) case DType::name: return bytes;
 #include "switchyard/dtypes.def"
+  }
+  // clang-format on
   return 0;
 }
 
 /// True if combine takes rows of this type.
 constexpr bool dtype_combines(DType type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, ...) \
-  if (type == DType::name) return combines;
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, ...) case DType::name: return combines;
 #include "switchyard/dtypes.def"
+  }
+  // clang-format on
   return false;
 }
 
 /// True if a dispatch can quantise rows of this type.
 constexpr bool dtype_quantises(DType type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) \
-  if (type == DType::name) return quantises;
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) case DType::name: return quantises;
 #include "switchyard/dtypes.def"
+  }
+  // clang-format on
   return false;
 }
 
 /// True if rows of this type come with scales.
 constexpr bool dtype_has_scales(DType type) {
-#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) \
-  if (type == DType::name) return has_scales;
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) case DType::name: return has_scales;
 #include "switchyard/dtypes.def"
+  }
+  // clang-format on
   return false;
 }
 

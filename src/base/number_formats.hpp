@@ -129,9 +129,12 @@ inline void store_element(void* row, DType type, int64_t i, float value) {
 /// Calls f with `type`, which is a constant there: loops inside are compiled for it.
 template <class F>
 SWITCHYARD_FN void with_type(DType type, F&& f) {
-#define SWITCHYARD_ROW_TYPE(name, ...) \
-  if (type == DType::name) return f(std::integral_constant<DType, DType::name>{});
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, ...) case DType::name: return f(std::integral_constant<DType, DType::name>{});
 #include "switchyard/dtypes.def"
+  }
+  // clang-format on
 }
 
 /// Calls f<type>() for a type that combine takes; does nothing for others.
