@@ -92,6 +92,12 @@ inline Status give_to_graph(Graph graph, GraphObject object) {
 /// On the current device.
 inline Status allocate(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 inline Status release(void* memory) { return cudaFree(memory); }
+/// The same in the order of streams, if the device has pools for it: neither call waits for other work.
+inline Status has_pools(int* pools, int device) {
+  return cudaDeviceGetAttribute(pools, cudaDevAttrMemoryPoolsSupported, device);
+}
+inline Status allocate_in_order(void** memory, size_t bytes, Stream stream) { return cudaMallocAsync(memory, bytes, stream); }
+inline Status release_in_order(void* memory, Stream stream) { return cudaFreeAsync(memory, stream); }
 inline Status room(size_t* free, size_t* total) { return cudaMemGetInfo(free, total); }
 
 inline Status fill(void* to, int byte, size_t bytes, Stream stream) { return cudaMemsetAsync(to, byte, bytes, stream); }

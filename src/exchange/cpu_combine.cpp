@@ -18,14 +18,7 @@ const void* data_or_null(const std::vector<float>& v) { return v.empty() ? nullp
 
 void CpuNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
   group_.check_usable("combine");
-  in_call("combine", [&] {
-    check_combine(y, handle, handle ? handle.data().rows : 0, out, o, out_weights);
-    combine_checked(y, handle, out, o, out_weights);
-  });
-}
-
-void CpuNormal::combine_checked(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o,
-                                float* out_weights) {
+  check_combine(y, handle, handle ? handle.data().rows : 0, out, o, out_weights);
   const uint64_t start = Cpu::now_ns();
   const HandleData& h = handle.data();
   const CallContext call = begin_call(Operation::combine);

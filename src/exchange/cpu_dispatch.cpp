@@ -86,7 +86,7 @@ void CpuNormal::check_capacity(const GatheredCounts& counts, const DispatchOptio
   for (int r = 0; r < world(); ++r) {
     const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
     if (needed > capacity)
-      throw Error(
+      throw AgreedError(
           ErrorCode::capacity_exceeded,
           "dispatch (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) + " would receive " +
               std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
@@ -103,13 +103,8 @@ void CpuNormal::choose_sizes(const DispatchOptions& options, HandleData& h) cons
   if (options.size != SizePolicy::exact) h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : records;
 }
 
-Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) {
+Dispatched CpuNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
   group_.check_usable("dispatch");
-  return in_call("dispatch", [&] { return dispatch_fresh(x, ids, weights, options); });
-}
-
-Dispatched CpuNormal::dispatch_fresh(const ConstRows& x, const ExpertIds& ids, const float* weights,
-                                     const DispatchOptions& given) {
   DispatchOptions options = given;
   if (options.size == SizePolicy::automatic) options.size = SizePolicy::exact;
   const uint64_t start = Cpu::now_ns();
@@ -153,10 +148,6 @@ Dispatched CpuNormal::dispatch_fresh(const ConstRows& x, const ExpertIds& ids, c
 
 Dispatched CpuNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   group_.check_usable("cached dispatch");
-  return in_call("cached dispatch", [&] { return dispatch_cached(x, handle, options); });
-}
-
-Dispatched CpuNormal::dispatch_cached(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
   const uint64_t start = Cpu::now_ns();
   check_handle(handle);
   const RowFormat format = check_rows(x, options, handle.data().tokens);

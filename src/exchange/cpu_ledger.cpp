@@ -31,20 +31,7 @@ class CpuLedger final : public LedgerImpl {
   void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
                const LedgerCombineOptions&) override {
     group_.check_usable("ledger combine");
-    in_call("ledger combine", [&] {
-      check_call(y, ledger, out);
-      combine_checked(y, probs, ledger, out);
-    });
-  }
-
-  ConstRows returned() override {
-    group_.check_usable("LedgerCombine::returned");
-    return {group_.heap->view().local(layout_.buffer(epoch_)), filled_[epoch_ & 1], config.hidden, config.row_type};
-  }
-  CallStatistics last_call() override { return stats_; }
-
- private:
-  void combine_checked(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out) {
+    check_call(y, ledger, out);
     const uint64_t start = Cpu::now_ns();
     const LedgerData& data = ledger.data();
     LedgerParams p;
@@ -69,6 +56,13 @@ class CpuLedger final : public LedgerImpl {
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
 
+  ConstRows returned() override {
+    group_.check_usable("LedgerCombine::returned");
+    return {group_.heap->view().local(layout_.buffer(epoch_)), filled_[epoch_ & 1], config.hidden, config.row_type};
+  }
+  CallStatistics last_call() override { return stats_; }
+
+ private:
   uint64_t epoch_ = 0;  // of the last call
   std::vector<uint64_t> sends_done_;
   int64_t filled_[2] = {};  // rows of the calls of each parity

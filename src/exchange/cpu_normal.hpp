@@ -69,8 +69,6 @@ class CpuNormal final : public NormalImpl {
   }
 
   // cpu_dispatch.cpp
-  Dispatched dispatch_fresh(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options);
-  Dispatched dispatch_cached(const ConstRows& x, const Handle& handle, const DispatchOptions& options);
   void gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts);
   void check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const;
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
@@ -89,7 +87,6 @@ class CpuNormal final : public NormalImpl {
                      const RowFormat& format) const;
 
   // cpu_combine.cpp
-  void combine_checked(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
   void combine_direct(const CallContext& call, uint64_t sig, struct CombineParams& params);
   void combine_ring(const CallContext& call, uint64_t sig, struct CombineParams& params);
 

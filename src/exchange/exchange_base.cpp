@@ -22,24 +22,6 @@ int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   return bytes;
 }
 
-bool peers_know_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::capacity_exceeded:
-    case ErrorCode::pool_exhausted:
-    case ErrorCode::peer_timeout:
-    case ErrorCode::peer_failed:
-    case ErrorCode::mismatch: return true;
-    case ErrorCode::ok:
-    case ErrorCode::invalid_argument:
-    case ErrorCode::unsupported:
-    case ErrorCode::heap_exhausted:
-    case ErrorCode::rendezvous:
-    case ErrorCode::io:
-    case ErrorCode::system: break;
-  }
-  return false;
-}
-
 void rethrow_agreed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);

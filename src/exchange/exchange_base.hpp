@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the exchange objects of all modes and backends share: argument checks, telling the peers of a failure, agreement at
+// What the exchange objects of all modes and backends share: argument checks, the frame of collective calls, agreement at
 // construction.
 #pragma once
 
@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 
-#include "base/as_error.hpp"
 #include "base/forked.hpp"
 #include "base/mix_hash.hpp"
 #include "exchange/group_impl.hpp"
@@ -27,7 +26,7 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 /// Bytes of a row; they must be a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 
-/// Throws this rank's error, of which the others have heard in the call itself.
+/// Throws this rank's error as one that all ranks throw: the others have heard of it in the call itself.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
 
 class ExchangeBase {
@@ -58,21 +57,6 @@ class ExchangeBase {
   /// This object's block of the symmetric heap, until it is destroyed. Once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
-  /// Runs `check`; if it throws, the peers' waits end before the exception goes on, as Error.
-  template <class F>
-  void checked(F&& check) {
-    telling(
-        "collective call", [](ErrorCode) { return false; }, check);
-  }
-  /// Runs the whole of a collective call; likewise, but pool_exhausted and capacity_exceeded are raised by all ranks together,
-  /// in step.
-  template <class F>
-  decltype(auto) in_call(const char* name, F&& call) {
-    const auto by_all = [](ErrorCode code) {
-      return code == ErrorCode::pool_exhausted || code == ErrorCode::capacity_exceeded;
-    };
-    return telling(name, by_all, call);
-  }
   /// Runs `body` on all workers. If one throws, the others' waits end too, here and on the peers.
   template <class F>
   void on_workers(F&& body) {
@@ -90,21 +74,6 @@ class ExchangeBase {
   const uint64_t object_;  ///< of the group's exchanges, from 1; the same on all ranks
 
  private:
-  template <class Known, class F>
-  decltype(auto) telling(const char* name, const Known& known, F&& body) {
-    try {
-      return as_error(name, body);
-    } catch (const AgreedError&) {
-      throw;
-    } catch (const Error& error) {
-      if (!known(error.code()) && group_.abort_word() == 0) group_.post_abort(static_cast<int>(error.code()), 255);
-      throw;
-    } catch (...) {  // no standard exception: a thread that is being ended
-      group_.post_abort(static_cast<int>(ErrorCode::system), 255);
-      throw;
-    }
-  }
-
   std::optional<size_t> heap_block_;
 };
 

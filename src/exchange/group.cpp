@@ -17,6 +17,10 @@ namespace switchyard {
 
 using namespace detail;
 
+bool detail::peers_know_of(ErrorCode code) {
+  return code == ErrorCode::peer_timeout || code == ErrorCode::peer_failed || code == ErrorCode::mismatch;
+}
+
 const char* detail::operation_name(Operation operation) {
   switch (operation) {
     case Operation::dispatch: return "dispatch";
@@ -120,9 +124,10 @@ Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const Grou
       pool(1, 1) {}
 
 Group::Impl::~Impl() {
-  device.reset();  // waits for what this rank's kernels still deliver
+  if (device) device->drain();
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
+  device.reset();
   if (control) heap.reset();  // GPU memory: may be collective
   bootstrap->leave();
 }
@@ -228,7 +233,8 @@ CallContext Group::Impl::begin_call(Operation operation) {
   call.waits = waits.data();
   call.moved = moved.data();
   call.tracer = tracer;
-  call.registered = registered_slots();
+  registered_in_call = registered_slots();
+  call.registered = &registered_in_call;
   return call;
 }
 
@@ -240,7 +246,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
                           abort_awaited(word) == fault.awaited_rank;
   if (fault.aborted && !same_story) {
-    if (abort_is_left(word)) post_word(word);  // nobody else may wait for that rank
+    if (abort_is_left(word) || abort_word() == 0) post_word(word);  // who has left, or what only GPUs were told of
     throw_abort(word, operation);
   }
   // Either this rank's deadline passed, or another rank's did while both waited for the same third one.
@@ -359,12 +365,13 @@ void Group::barrier() {
 }
 
 void Group::all_gather(const void* mine, size_t bytes, void* all) {
-  if (bytes > 0 && (!mine || !all)) {
-    impl_->post_abort(static_cast<int>(ErrorCode::invalid_argument), 255);
-    throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") + " is null, with bytes = " +
-                                                 std::to_string(bytes) + ": null is for 0 bytes only");
-  }
-  impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
+  impl_->collective_call("all_gather", [&] {
+    if (bytes > 0 && (!mine || !all))
+      throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") +
+                                                   " is null, with bytes = " + std::to_string(bytes) +
+                                                   ": null is for 0 bytes only");
+    impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
+  });
 }
 
 void Group::check() const {

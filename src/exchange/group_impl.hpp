@@ -41,7 +41,7 @@ struct Registration {
   std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
 };
 
-/// True if all ranks have an error of this code, or were told of it: nobody waits for a rank that throws it.
+/// True for an error that a rank throws because of an abort, its own or another rank's, or that its peers find by themselves.
 bool peers_know_of(ErrorCode code);
 
 }  // namespace detail
@@ -70,8 +70,8 @@ struct Group::Impl {
   void check_alive(const char* context);
   /// Of every call that uses the heap: also throws while the group sleeps.
   void check_usable(const char* context);
-  /// The whole of a collective call, whatever throws in it: unless all ranks have the error alike, the peers' waits end before
-  /// it goes on. Standard exceptions leave as Error.
+  /// The whole of a collective call, whatever throws in it. Standard exceptions leave as Error. The peers' waits end before an
+  /// exception goes on, unless they know: it is an AgreedError, which all ranks throw in step, or peers_know_of() its code.
   template <class F>
   decltype(auto) collective_call(const char* operation, F&& call) {
     try {
@@ -116,6 +116,7 @@ struct Group::Impl {
   const detail::Registration* registration_of(const void* p, size_t bytes) const;
   /// Bit s: slot s is registered on this rank.
   uint64_t registered_slots() const;
+  uint64_t registered_in_call = 0;  ///< that, when the call that runs began; for CallContext
   /// What the tuning in force when the group was formed says of an object on this rank's device.
   TuningValues tuned(TuningMode mode, int64_t hidden, int64_t tokens) const;
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.

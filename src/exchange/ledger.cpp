@@ -44,18 +44,14 @@ uint64_t LedgerImpl::hash() const {
   return h;
 }
 
-PreparedLedger LedgerImpl::prepare_checked(const LedgerTables& tables) {
+PreparedLedger LedgerImpl::prepare_in_call(const LedgerTables& tables) {
   group_.check_usable("ledger combine");
-  std::shared_ptr<const LedgerData> data;
-  checked([&] { data = prepare(tables); });
-  return PreparedLedger(std::move(data));
+  return PreparedLedger(prepare(tables));
 }
 
-PreparedLedger LedgerImpl::prepare_checked(std::span<const std::byte> route_meta, int64_t tokens) {
+PreparedLedger LedgerImpl::prepare_in_call(std::span<const std::byte> route_meta, int64_t tokens) {
   group_.check_usable("ledger combine");
-  LedgerTables tables;
-  checked([&] { tables = unpack_route_meta(route_meta, config, world(), rank(), tokens); });
-  return prepare_checked(tables);
+  return prepare_in_call(unpack_route_meta(route_meta, config, world(), rank(), tokens));
 }
 
 void LedgerImpl::fill(const LedgerTables& tables, LedgerData& data) const {
@@ -127,13 +123,13 @@ void LedgerCombine::combine(const ConstRows& y, const float* probs, const Prepar
 }
 void LedgerCombine::combine(const ConstRows& y, const float* probs, const LedgerTables& tables, void* out,
                             const LedgerCombineOptions& options) {
-  impl_->collective_call("ledger combine", [&] { impl_->combine(y, probs, impl_->prepare_checked(tables), out, options); });
+  impl_->collective_call("ledger combine", [&] { impl_->combine(y, probs, impl_->prepare_in_call(tables), out, options); });
 }
 void combine_by_ledger(const ConstRows& y, const float* probs, std::span<const std::byte> route_meta, LedgerCombine& window,
                        int64_t tokens, void* out, const LedgerCombineOptions& options) {
   LedgerImpl& impl = *window.impl_;
   impl.collective_call("ledger combine",
-                       [&] { impl.combine(y, probs, impl.prepare_checked(route_meta, tokens), out, options); });
+                       [&] { impl.combine(y, probs, impl.prepare_in_call(route_meta, tokens), out, options); });
 }
 ConstRows LedgerCombine::returned() const { return impl_->returned(); }
 const LedgerConfig& LedgerCombine::config() const { return impl_->config; }

@@ -48,8 +48,8 @@ class LedgerImpl : protected ExchangeBase {
   virtual ConstRows returned() = 0;
   virtual CallStatistics last_call() = 0;
   /// prepare() as the first part of a collective call.
-  PreparedLedger prepare_checked(const LedgerTables& tables);
-  PreparedLedger prepare_checked(std::span<const std::byte> route_meta, int64_t tokens);
+  PreparedLedger prepare_in_call(const LedgerTables& tables);
+  PreparedLedger prepare_in_call(std::span<const std::byte> route_meta, int64_t tokens);
 
   const LedgerConfig config;
 

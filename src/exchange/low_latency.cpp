@@ -184,14 +184,7 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
 void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                               const LowLatencyDispatchOptions& o, bool split) {
   group_.check_usable("dispatch");
-  in_call("dispatch", [&] {
-    check_dispatch(x, ids, output, o);
-    dispatch_checked(x, ids, output, o, split);
-  });
-}
-
-void LowLatencyImpl::dispatch_checked(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
-                                      const LowLatencyDispatchOptions& o, bool split) {
+  check_dispatch(x, ids, output, o);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
   p.weights = o.weights;
@@ -217,14 +210,7 @@ void LowLatencyImpl::dispatch_checked(const ConstRows& x, const ExpertIds& ids, 
 void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& o,
                              bool split) {
   group_.check_usable("combine");
-  in_call("combine", [&] {
-    check_combine(y, output, out, o);
-    combine_checked(y, output, out, o, split);
-  });
-}
-
-void LowLatencyImpl::combine_checked(const ConstRows& y, const LowLatencyOutput& output, void* out,
-                                     const LowLatencyCombineOptions& o, bool split) {
+  check_combine(y, output, out, o);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyCombineParams p;
   p.layout = layout_;
@@ -250,19 +236,17 @@ void LowLatencyImpl::combine_checked(const ConstRows& y, const LowLatencyOutput&
 
 void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& o) {
   group_.check_usable("moe_all_to_all");
-  in_call("moe_all_to_all", [&] {
-    check_all_to_all(x, ids, out, o);
-    FlatParams p;
-    p.d = sent(x, ids, flat_senders_);
-    p.d.with_places = false;
-    p.c.layout = layout_;
-    p.c.type = x.dtype;
-    p.c.row_bytes = p.d.src_row_bytes;
-    p.c.expert_scale = o.expert_scale;
-    p.c.weights = o.weights;
-    p.c.out = static_cast<std::byte*>(out);
-    run(p, o);
-  });
+  check_all_to_all(x, ids, out, o);
+  FlatParams p;
+  p.d = sent(x, ids, flat_senders_);
+  p.d.with_places = false;
+  p.c.layout = layout_;
+  p.c.type = x.dtype;
+  p.c.row_bytes = p.d.src_row_bytes;
+  p.c.expert_scale = o.expert_scale;
+  p.c.weights = o.weights;
+  p.c.out = static_cast<std::byte*>(out);
+  run(p, o);
 }
 
 void LowLatencyImpl::keep_pending(Pending what, const LowLatencyOutput& output, void* stream) {
@@ -278,23 +262,21 @@ ReceiveHook LowLatencyImpl::receive_hook() {
 
 void LowLatencyImpl::receive(uint64_t call) {
   group_.check_usable("receive");
-  in_call("receive", [&] {
-    if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
-    void* const stream = pending_ == Pending::dispatch ? dispatch_options_.stream : combine_options_.stream;
-    if (capture_id(stream) != pending_capture_)
-      invalid(pending_capture_ != 0
-                  ? "receive hook: its call was sent while the stream was captured, and must be received in the "
-                    "same capture: replays would send and never receive"
-                  : "receive hook: its call was sent outside of the capture of its stream: replays would "
-                    "receive what was sent once");
-    const Pending what = std::exchange(pending_, Pending::none);
-    const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued
-    block->pending = false;
-    if (what == Pending::dispatch)
-      run(pending_dispatch_, dispatch_options_, Halves::receive);
-    else
-      run(pending_combine_, combine_options_, Halves::receive);
-  });
+  if (pending_ == Pending::none || call != split_calls_) invalid("receive hook: its call has been received already");
+  void* const stream = pending_ == Pending::dispatch ? dispatch_options_.stream : combine_options_.stream;
+  if (capture_id(stream) != pending_capture_)
+    invalid(pending_capture_ != 0
+                ? "receive hook: its call was sent while the stream was captured, and must be received in the "
+                  "same capture: replays would send and never receive"
+                : "receive hook: its call was sent outside of the capture of its stream: replays would "
+                  "receive what was sent once");
+  const Pending what = std::exchange(pending_, Pending::none);
+  const auto block = std::exchange(pending_block_, nullptr);  // its memory lives until the rest is enqueued
+  block->pending = false;
+  if (what == Pending::dispatch)
+    run(pending_dispatch_, dispatch_options_, Halves::receive);
+  else
+    run(pending_combine_, combine_options_, Halves::receive);
 }
 
 }  // namespace detail

@@ -130,10 +130,6 @@ class LowLatencyImpl : protected ExchangeBase {
                      const LowLatencyCombineOptions& options) const;
   void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
-  void dispatch_checked(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
-                        const LowLatencyDispatchOptions& options, bool split);
-  void combine_checked(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
-                       bool split);
   /// That rows of it can be combined.
   void check_combined(DType type, const char* name) const;
   void check_output(const LowLatencyOutput& output) const;

@@ -78,7 +78,8 @@ struct CallContext {
   MoveCounter* moved = nullptr;      ///< [total warps]
   Tracer* tracer = nullptr;          ///< null when tracing is off
   DeviceTrace device_trace;          ///< the same on a GPU
-  uint64_t registered = 0;           ///< bit s: this rank reaches all ranks' memory in registration slot s
+  /// Bit s: this rank reaches all ranks' memory in registration slot s when the call runs. Null: in none.
+  const uint64_t* registered = nullptr;
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }

@@ -85,7 +85,7 @@ SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& cal
 
 /// True if this rank can read what `place` offers: it has not ended its part of the registration.
 SWITCHYARD_FN inline bool reachable(const CallContext& call, const Placement& place) {
-  return place.memory == 0 || ((call.registered >> (place.memory - 1)) & 1u) != 0;
+  return place.memory == 0 || (call.registered != nullptr && (*call.registered >> (place.memory - 1) & 1u) != 0);
 }
 
 /// True if rank r can take part and made the same call.

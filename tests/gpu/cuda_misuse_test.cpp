@@ -357,40 +357,35 @@ TEST(GpuPool, TooSmallIsATypedError) {
   });
 }
 
-/// One rank's pool is full: all ranks hear of it, nobody waits for a deadline, and the object goes on.
+/// Rank 1 has no room for a dispatch: all ranks hear of it once, and nobody waits for a deadline.
+void dispatch_without_room(ExchangeRig& rig) {
+  Station& me = rig.me;
+  const Dispatched d = rig.dispatch();
+  std::vector<switchyard::RowBuffer> fill;
+  if (me.rank() == 1) fill = rig.fill_pool(d.handle);
+  me.meet();
+  Dispatched refused;
+  Outcome o = outcome_of([&] { refused = rig.dispatch(); });
+  me.meet();
+  if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
+  me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), "code, " + o.text);
+  me.f.check(o.text.find("rank 1") != std::string::npos, "text: " + o.text);
+  const Outcome again = outcome_of([&] { me.group.check(); });
+  me.f.equal(static_cast<int>(ErrorCode::ok), static_cast<int>(again.code), "reported twice: " + again.text);
+  me.meet();
+}
+
+/// The object goes on.
 TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   Scenario s = gpu_scenario("pool", 3, Layout::rank_major, 12);
   const auto c = make_case(s);
   const NormalConfig config = roomy_config(*c, 2);
   on_gpus(3, heap_for(config, 3), [&](Station& me) {
-    NormalExchange exchange(me.group, config);
-    RankData data(*c, me.rank(), 0);
-    const Inputs in = me.upload(*c, data);
-    const DispatchOptions options = me.dispatch_options(*c, me.stream());
-    me.meet();
+    ExchangeRig rig(me, c, config);
     for (int attempt = 0; attempt < 3; ++attempt) {
       me.f.set_context("attempt " + std::to_string(attempt));
-      {
-        const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, options);
-        std::vector<switchyard::RowBuffer> fill;
-        if (me.rank() == 1) {
-          const Outcome full = outcome_of([&] {
-            while (true) fill.push_back(exchange.allocate_rows(d.handle, DType::bf16));
-          });
-          me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(full.code), "code, " + full.text);
-        }
-        me.meet();
-        Dispatched refused;
-        Outcome o = outcome_of([&] { refused = exchange.dispatch(in.x, in.ids, in.weights, options); });
-        me.meet();
-        if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), "code, " + o.text);
-        me.f.check(o.text.find("rank 1") != std::string::npos, "text: " + o.text);
-        const Outcome again = outcome_of([&] { me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::ok), static_cast<int>(again.code), "reported twice: " + again.text);
-        me.meet();
-      }
-      me.round(exchange, *c, attempt);
+      dispatch_without_room(rig);
+      me.round(rig.exchange, *c, attempt);
     }
   });
 }
@@ -403,28 +398,10 @@ TEST(GpuPool, ExhaustedWhileDroppingAtCapacity) {
   const auto c = make_case(s);
   const NormalConfig config = roomy_config(*c, 2);
   on_gpus(2, heap_for(config, 2), [&](Station& me) {
-    NormalExchange exchange(me.group, config);
-    RankData data(*c, me.rank(), 0);
-    const Inputs in = me.upload(*c, data);
-    const DispatchOptions options = me.dispatch_options(*c, me.stream());
-    me.meet();
-    {
-      const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, options);
-      std::vector<switchyard::RowBuffer> fill;
-      if (me.rank() == 1)
-        (void)outcome_of([&] {
-          while (true) fill.push_back(exchange.allocate_rows(d.handle, DType::bf16));
-        });
-      me.meet();
-      Dispatched refused;
-      Outcome o = outcome_of([&] { refused = exchange.dispatch(in.x, in.ids, in.weights, options); });
-      me.meet();
-      if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
-      me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), "code, " + o.text);
-      me.meet();
-    }
+    ExchangeRig rig(me, c, config);
+    dispatch_without_room(rig);
     me.f.check(cudaDeviceSynchronize() == cudaSuccess, "the context failed");
-    me.round(exchange, *c);
+    me.round(rig.exchange, *c);
   });
 }
 

@@ -14,73 +14,47 @@ namespace {
 
 using switchyard::RowBuffer;
 
-/// A case, an object whose pool has room for `times` outputs, and a rank's inputs.
-struct Fixture {
-  Fixture(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config)
-      : me(station),
-        c(given),
-        exchange(station.group, config),
-        data(*given, station.rank(), 0),
-        in(station.upload(*given, data)) {
-    me.meet();
-  }
-  Dispatched dispatch(int stream = 0) {
-    return exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream(stream)));
-  }
-  void combine(const switchyard::ConstRows& rows, const Handle& handle, int stream = 0) {
-    exchange.combine(rows, handle, in.out, me.combine_options(*c, me.stream(stream)));
-  }
-  /// What the experts make of `d`: its rows.
-  void compute(const Dispatched& d, const RowBuffer& y, int stream) const {
-    launch_copy(y.rows().data, d.x.data, static_cast<size_t>(d.x.rows) * row_bytes_of(*c), me.stream(stream));
-  }
-  size_t bytes_of(const RowBuffer& y) const { return static_cast<size_t>(y.rows().rows) * row_bytes_of(*c); }
-  void spoil(const RowBuffer& y, int stream) const {
-    must(cudaMemsetAsync(y.rows().data, 0xFF, bytes_of(y), me.stream(stream)), "cudaMemsetAsync");
-  }
+/// What the experts make of `d`: its rows.
+void compute(const ExchangeRig& f, const Dispatched& d, const RowBuffer& y, int stream) {
+  launch_copy(y.rows().data, d.x.data, static_cast<size_t>(d.x.rows) * row_bytes_of(*f.c), f.me.stream(stream));
+}
+void spoil(const ExchangeRig& f, const RowBuffer& y, int stream) {
+  const size_t bytes = static_cast<size_t>(y.rows().rows) * row_bytes_of(*f.c);
+  must(cudaMemsetAsync(y.rows().data, 0xFF, bytes, f.me.stream(stream)), "cudaMemsetAsync");
+}
 
-  Station& me;
-  std::shared_ptr<const Case> c;
-  NormalExchange exchange;
-  RankData data;
-  Inputs in;
+class GpuOrder : public testing::TestWithParam<int> {
+ protected:
+  struct Shape {
+    int times;  ///< outputs that a pool has room for
+    Layout layout = Layout::rank_major;
+    int objects = 1;  ///< that the heap has room for
+  };
+  /// Runs `body` on as many ranks as the parameter says.
+  static void on_ranks(const Shape& shape, const std::function<void(Station&, ExchangeRig&)>& body) {
+    const auto c = make_case(gpu_scenario("order", GetParam(), shape.layout, 20));
+    const NormalConfig config = roomy_config(*c, shape.times);
+    on_gpus(GetParam(), heap_for(config, GetParam(), shape.objects), [&](Station& me) {
+      ExchangeRig f(me, c, config);
+      body(me, f);
+    });
+  }
 };
-
-std::shared_ptr<const Case> small_case(int world, Layout layout = Layout::rank_major) {
-  return make_case(gpu_scenario("order", world, layout, 20));
-}
-
-/// Row buffers that fill the pool but for `left`.
-std::vector<RowBuffer> fill_pool(Fixture& f, const Handle& handle, size_t left) {
-  std::vector<RowBuffer> all;
-  const Outcome full = outcome_of([&] {
-    while (all.size() < 1000) all.push_back(f.exchange.allocate_rows(handle, DType::bf16));
-  });
-  f.me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(full.code), "code, " + full.text);
-  f.me.f.check(all.size() > left, "the pool is too small for the test");
-  all.resize(all.size() - std::min(left, all.size()));
-  return all;
-}
-
-class GpuOrder : public testing::TestWithParam<int> {};
 
 /// A combine that is enqueued still reads the rows when their owner lets go of them.
 TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 4);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
-    std::vector<RowBuffer> others = fill_pool(f, d.handle, 1);
+    std::vector<RowBuffer> others = f.fill_pool(d.handle, 1);
     RowBuffer y1 = f.exchange.allocate_rows(d.handle, DType::bf16, me.stream());
     void* const first = y1.rows().data;
-    f.compute(d, y1, 0);
+    compute(f, d, y1, 0);
     me.gate().close(me.stream());
     f.combine(y1.rows(), d.handle);
     y1 = RowBuffer();
     const RowBuffer y2 = f.exchange.allocate_rows(d.handle, DType::bf16, me.stream(1));
     me.f.check(y2.rows().data == first, "the test needs the same memory");
-    f.spoil(y2, 1);
+    spoil(f, y2, 1);
     me.gather();
     me.gate().open();
     me.meet();
@@ -91,20 +65,17 @@ TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
 
 /// It waits for what was enqueued before they were let go, and for nothing after it.
 TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 4);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
-    std::vector<RowBuffer> others = fill_pool(f, d.handle, 1);
+    std::vector<RowBuffer> others = f.fill_pool(d.handle, 1);
     (void)f.exchange.allocate_rows(d.handle, DType::bf16, me.stream(1));  // two streams from now on
     RowBuffer y1 = f.exchange.allocate_rows(d.handle, DType::bf16, me.stream());
-    f.compute(d, y1, 0);
+    compute(f, d, y1, 0);
     f.combine(y1.rows(), d.handle);
     y1 = RowBuffer();
     me.gate().close(me.stream());
     const RowBuffer y2 = f.exchange.allocate_rows(d.handle, DType::bf16, me.stream(1));
-    f.spoil(y2, 1);
+    spoil(f, y2, 1);
     cudaError_t status = cudaErrorNotReady;
     for (int i = 0; i < 1500 && status == cudaErrorNotReady; ++i) {
       std::this_thread::sleep_for(1ms);
@@ -121,18 +92,15 @@ TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
 
 /// Without a stream: idle memory, though lower addresses are free.
 TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 4);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
     me.meet();
-    std::vector<RowBuffer> others = fill_pool(f, d.handle, 2);
+    std::vector<RowBuffer> others = f.fill_pool(d.handle, 2);
     for (const bool room : {true, false}) {
       me.f.set_context(room ? "with room" : "without room");
       RowBuffer y1 = f.exchange.allocate_rows(d.handle, DType::bf16);
       void* const first = y1.rows().data;
-      f.compute(d, y1, 0);
+      compute(f, d, y1, 0);
       me.gate().close(me.stream(), 300ms);
       f.combine(y1.rows(), d.handle);
       y1 = RowBuffer();
@@ -140,7 +108,7 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
       if (!room) taken = f.exchange.allocate_rows(d.handle, DType::bf16);
       const RowBuffer y2 = f.exchange.allocate_rows(d.handle, DType::bf16);
       if (room) me.f.check(y2.rows().data != first, "memory that is in use was handed out");
-      f.spoil(y2, 1);
+      spoil(f, y2, 1);
       me.meet();
       me.check_combined(f.data, f.in);
       me.meet();
@@ -150,16 +118,13 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
 
 /// used_by holds back row buffers, and other streams' calls come after what read the rows on the stream that delivered them.
 TEST_P(GpuOrder, ReadersOnOtherStreams) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 5);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({5}, [](Station& me, ExchangeRig& f) {
     for (const int reader : {0, 1}) {
       me.f.set_context("read on stream " + std::to_string(reader));
       std::optional<Dispatched> d = f.dispatch();
       const Handle handle = d->handle;
       me.meet();
-      std::vector<RowBuffer> others = fill_pool(f, handle, 0);
+      std::vector<RowBuffer> others = f.fill_pool(handle, 0);
       me.gate().close(me.stream(reader), 300ms);
       const Shot shot = me.shoot(*d, me.stream(reader));
       if (reader != 0) d->used_by(me.stream(reader));
@@ -167,11 +132,11 @@ TEST_P(GpuOrder, ReadersOnOtherStreams) {
       addresses.block.reset();
       d.reset();
       const RowBuffer y = f.exchange.allocate_rows(handle, DType::bf16, me.stream(2));
-      f.spoil(y, 2);
+      spoil(f, y, 2);
       me.meet();
       Shot read = shot;
       read.d.block.reset();
-      me.check(*c, f.data, read, handle);
+      me.check(*f.c, f.data, read, handle);
       me.meet();
     }
   });
@@ -179,23 +144,20 @@ TEST_P(GpuOrder, ReadersOnOtherStreams) {
 
 /// Handles and rows of one object in a call of another, on another stream.
 TEST_P(GpuOrder, CallsOfOtherObjects) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 2);
-  on_gpus(GetParam(), heap_for(config, GetParam(), 2), [&](Station& me) {
-    Fixture f(me, c, config);
-    NormalExchange other(me.group, config);
+  on_ranks({.times = 2, .objects = 2}, [](Station& me, ExchangeRig& f) {
+    NormalExchange other(me.group, f.exchange.config());
     for (int i = 0; i < 3; ++i) {
       me.f.set_context("round " + std::to_string(i));
       std::optional<Dispatched> d = f.dispatch(0);
       me.meet();
       me.gate().close(me.stream(1), 200ms);
-      other.combine(d->x, d->handle, f.in.out, me.combine_options(*c, me.stream(1)));
+      other.combine(d->x, d->handle, f.in.out, me.combine_options(*f.c, me.stream(1)));
       d.reset();
-      RankData next(*c, me.rank(), 1 + i);
-      const Inputs more = me.upload(*c, next);
+      RankData next(*f.c, me.rank(), 1 + i);
+      const Inputs more = me.upload(*f.c, next);
       std::vector<Dispatched> after;  // takes the memory of rows and tables
       for (int k = 0; k < 2; ++k)
-        after.push_back(f.exchange.dispatch(more.x, more.ids, more.weights, me.dispatch_options(*c, me.stream(0))));
+        after.push_back(f.exchange.dispatch(more.x, more.ids, more.weights, me.dispatch_options(*f.c, me.stream(0))));
       me.meet();
       me.check_combined(f.data, f.in);
       me.meet();
@@ -209,7 +171,7 @@ TEST_P(GpuOrder, CallsOfOtherObjects) {
 /// and writes out[l].
 class Layers {
  public:
-  Layers(Fixture& fixture, int layers, int64_t tokens) : f_(fixture), tokens_(tokens) {
+  Layers(ExchangeRig& rig, int layers, int64_t tokens) : f_(rig), tokens_(tokens) {
     for (int l = 0; l < layers; ++l) {
       data_.push_back(std::make_unique<RankData>(*f_.c, f_.me.rank(), 10 + l));
       in_.push_back(f_.me.upload(*f_.c, *data_.back()));
@@ -228,7 +190,7 @@ class Layers {
     for (const Inputs& in : in_) {
       const Dispatched d = f_.exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*f_.c, stream));
       const RowBuffer y = f_.exchange.allocate_rows(d.handle, DType::bf16, stream);
-      f_.compute(d, y, 0);
+      compute(f_, d, y, 0);
       f_.exchange.combine(y.rows(), d.handle, in.out, me.combine_options(*f_.c, stream));
     }
   }
@@ -254,7 +216,7 @@ class Layers {
   }
 
  private:
-  Fixture& f_;
+  ExchangeRig& f_;
   int64_t tokens_;
   std::vector<std::unique_ptr<RankData>> data_;
   std::vector<Inputs> in_;
@@ -264,30 +226,23 @@ class Layers {
 
 /// Twelve layers in the memory of three.
 TEST_P(GpuOrder, LayersOfACaptureShareMemory) {
-  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
-    const auto c = small_case(GetParam(), layout);
-    const NormalConfig config = roomy_config(*c, 2);
-    on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-      Fixture f(me, c, config);
-      Layers layers(f, 12, -1);
-      layers.capture();
-      for (int i = 0; i < 3; ++i) {
-        me.meet();
-        layers.launch();
-        me.meet();
-        layers.check();
-      }
+  const auto body = [](Station& me, ExchangeRig& f) {
+    Layers layers(f, 12, -1);
+    layers.capture();
+    for (int i = 0; i < 3; ++i) {
       me.meet();
-    });
-  }
+      layers.launch();
+      me.meet();
+      layers.check();
+    }
+    me.meet();
+  };
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) on_ranks({2, layout}, body);
 }
 
 /// Graphs that are never in flight together take the memory of one; others each their own.
 TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 2);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({2}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
     {
       const switchyard::GraphMemory memory = f.exchange.make_graph_memory();
@@ -311,10 +266,7 @@ TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
 
 /// A stream that read rows is captured when the next call takes their memory: the capture is not spoilt.
 TEST_P(GpuOrder, UsersThatAreCapturedNow) {
-  const auto c = small_case(GetParam());
-  const NormalConfig config = roomy_config(*c, 4);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({4}, [](Station& me, ExchangeRig& f) {
     f.dispatch().used_by(me.stream(1));
     {
       Dispatched held = f.dispatch();
@@ -348,18 +300,14 @@ TEST_P(GpuOrder, UsersThatAreCapturedNow) {
       must(cudaGraphDestroy(graph), "cudaGraphDestroy");
     }
     me.meet();
-    for (int i = 0; i < 4; ++i) me.round(f.exchange, *c, i);  // nothing leaked
+    for (int i = 0; i < 4; ++i) me.round(f.exchange, *f.c, i);  // nothing leaked
   });
 }
 
 /// Ranks replay graphs of other sizes than their peers, and one rank captures one more than the others: identities of
 /// dispatches are the device's.
 TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
-  Scenario large = gpu_scenario("large", GetParam(), Layout::rank_major, 20), mixed = large;
-  const auto c = make_case(large);
-  const NormalConfig config = roomy_config(*c, 8);
-  on_gpus(GetParam(), heap_for(config, GetParam()), [&](Station& me) {
-    Fixture f(me, c, config);
+  on_ranks({8}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
     for (const int64_t tokens : {-1, 3, 9}) {
       graphs.push_back(std::make_unique<Layers>(f, 2, tokens));
@@ -380,7 +328,7 @@ TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
     }
     for (auto& graph : graphs) graph.reset();
     me.meet();
-    me.round(f.exchange, *c, 1);
+    me.round(f.exchange, *f.c, 1);
     me.meet();
     Layers all(f, 2, -1);
     all.capture();

@@ -69,6 +69,27 @@ struct Calls {
     must(cudaMemsetAsync(all.rows().data, junk, static_cast<size_t>(all.rows().rows) * row_bytes_of(*c), me.stream()),
          "memset");
   }
+  /// A layer as a graph, which is replayed once.
+  void replay_once() {
+    DispatchOptions o = options;
+    o.size = SizePolicy::worst_case;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    me.meet();
+    must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "capture");
+    {
+      const Dispatched d = dispatch(o);
+      combine(d, d.handle);
+    }
+    must(cudaStreamEndCapture(me.stream(), &graph), "capture");
+    must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
+    me.meet();
+    must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
+    me.meet();
+    must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
+    must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
   /// Row buffers in all of this rank's pool.
   std::vector<RowBuffer> fill(const Handle& handle) {
     std::vector<RowBuffer> all;
@@ -176,6 +197,12 @@ TEST_P(GpuSoftFaults, OneRankWithoutRoom) {
       expect_usable(me);
       me.meet();
     }
+    me.f.set_context("the first graph, captured after all that");
+    must(cudaMemsetAsync(calls.in.out, 0, calls.in.out_bytes, me.stream()), "memset");
+    calls.replay_once();
+    me.check_combined(calls.data, calls.in);
+    expect_usable(me);
+    me.meet();
   });
 }
 

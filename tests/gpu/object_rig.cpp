@@ -351,4 +351,32 @@ void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const St
   g_found->insert(g_found->end(), texts.begin(), texts.end());
 }
 
+ExchangeRig::ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config)
+    : me(station),
+      c(given),
+      exchange(station.group, config),
+      data(*given, station.rank(), 0),
+      in(station.upload(*given, data)) {
+  me.meet();
+}
+
+Dispatched ExchangeRig::dispatch(int stream) {
+  return exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream(stream)));
+}
+
+void ExchangeRig::combine(const switchyard::ConstRows& rows, const Handle& handle, int stream) {
+  exchange.combine(rows, handle, in.out, me.combine_options(*c, me.stream(stream)));
+}
+
+std::vector<switchyard::RowBuffer> ExchangeRig::fill_pool(const Handle& handle, size_t left) {
+  std::vector<switchyard::RowBuffer> all;
+  const Outcome full = outcome_of([&] {
+    while (all.size() < 1000) all.push_back(exchange.allocate_rows(handle, DType::bf16));
+  });
+  me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(full.code), "code, " + full.text);
+  me.f.check(all.size() > left, "the pool is too small for the test");
+  all.resize(all.size() - std::min(left, all.size()));
+  return all;
+}
+
 }  // namespace harness

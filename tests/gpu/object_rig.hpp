@@ -128,6 +128,21 @@ class Station {
   Gate gate_;
 };
 
+/// A rank's exchange object and inputs. All ranks have theirs when the constructor returns.
+struct ExchangeRig {
+  ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config);
+  Dispatched dispatch(int stream = 0);
+  void combine(const switchyard::ConstRows& rows, const Handle& handle, int stream = 0);
+  /// Row buffers that fill the pool but for `left`.
+  std::vector<switchyard::RowBuffer> fill_pool(const Handle& handle, size_t left = 0);
+
+  Station& me;
+  std::shared_ptr<const Case> c;
+  NormalExchange exchange;
+  RankData data;
+  Inputs in;
+};
+
 /// Random values, experts that return their rows, in place; worst-case sizes.
 Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1);
 

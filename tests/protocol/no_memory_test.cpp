@@ -3,7 +3,8 @@
 // workers. What leaves the library is always Error, the peers hear of it long before their deadline, and where all ranks are
 // told in step the group goes on.
 //
-// Executable: no_memory_test. Label: none. Timeout: 120 s.
+// Executable: no_memory_test, which replaces all operators new and delete: a sanitizer that brings its own would take a block
+// of one kind that is freed by the other for a mismatch. Label: none. Timeout: 120 s.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,11 +23,14 @@ thread_local int allocations_left = -1;               // of this thread, until o
 thread_local bool is_rank = false, no_pages = false;  // no_pages: whatever wants whole pages fails
 std::atomic<int> of_workers_left{-1};
 
+void* try_to_take(size_t bytes, size_t alignment) noexcept {
+  if (no_pages && alignment >= 4096) return nullptr;
+  if (allocations_left >= 0 && allocations_left-- == 0) return nullptr;
+  if (!is_rank && of_workers_left.load() >= 0 && of_workers_left.fetch_sub(1) == 0) return nullptr;
+  return std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+}
 void* take(size_t bytes, size_t alignment) {
-  if (no_pages && alignment >= 4096) throw std::bad_alloc();
-  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
-  if (!is_rank && of_workers_left.load() >= 0 && of_workers_left.fetch_sub(1) == 0) throw std::bad_alloc();
-  if (void* const p = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment)) return p;
+  if (void* const p = try_to_take(bytes, alignment)) return p;
   throw std::bad_alloc();
 }
 
@@ -35,11 +39,29 @@ void* take(size_t bytes, size_t alignment) {
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // inlined, take() shows through
 
 void* operator new(size_t bytes) { return take(bytes, 16); }
+void* operator new[](size_t bytes) { return take(bytes, 16); }
 void* operator new(size_t bytes, std::align_val_t alignment) { return take(bytes, static_cast<size_t>(alignment)); }
+void* operator new[](size_t bytes, std::align_val_t alignment) { return take(bytes, static_cast<size_t>(alignment)); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return try_to_take(bytes, 16); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return try_to_take(bytes, 16); }
+void* operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return try_to_take(bytes, static_cast<size_t>(alignment));
+}
+void* operator new[](size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return try_to_take(bytes, static_cast<size_t>(alignment));
+}
 void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
 void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
 void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, const std::nothrow_t&) noexcept { std::free(p); }
+void operator delete[](void* p, const std::nothrow_t&) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t, const std::nothrow_t&) noexcept { std::free(p); }
+void operator delete[](void* p, std::align_val_t, const std::nothrow_t&) noexcept { std::free(p); }
 
 namespace harness {
 namespace {
@@ -74,6 +96,7 @@ struct Rig {
         rank_major(g),
         expert_major(g, FaultRig::config(Staging::direct, Layout::expert_major)),
         ring(g, FaultRig::config(Staging::ring, Layout::expert_major)),
+        rank_major_ring(g, FaultRig::config(Staging::ring)),
         low(g, low_latency_config()),
         ledger(g, ledger_config()),
         of_rank_major(rank_major.dispatch()),
@@ -104,7 +127,7 @@ struct Rig {
   }
 
   Group& group;
-  FaultRig rank_major, expert_major, ring;
+  FaultRig rank_major, expert_major, ring, rank_major_ring;
   LowLatencyRig low;
   LedgerCombine ledger;
   Dispatched of_rank_major, of_expert_major, of_ring;
@@ -126,14 +149,22 @@ const Call kCalls[] = {
     {"combine_per_route",
      [](Rig& r) { combine_in_order(r.expert_major, r.of_expert_major, switchyard::CombineOrder::per_route); }},
     {"ring_dispatch", [](Rig& r) { r.ring.dispatch(); }},
+    {"ring_dispatch_by_rank", [](Rig& r) { r.rank_major_ring.dispatch(); }},
     {"ring_cached", [](Rig& r) { make_another(r.ring, r.of_ring); }},
     {"ring_combine", [](Rig& r) { r.ring.combine(r.of_ring); }},
     {"low_latency_dispatch", [](Rig& r) { r.low.dispatch(); }},
+    {"low_latency_combine", [](Rig& r) { r.low.combine(); }},
+    {"low_latency_combine_per_rank", [](Rig& r) { r.low.combine(switchyard::CombineOrder::per_rank); }},
     {"low_latency_halves", [](Rig& r) { r.low.combine_send()(); }},
     {"all_to_all", [](Rig& r) { r.low.exchange.moe_all_to_all(r.low.x(), r.low.expert_ids(), r.low.out.data()); }},
     {"ledger_combine", [](Rig& r) { r.combine_by(r.prepared); }},
     {"ledger_combine_of_tables", [](Rig& r) { r.combine_by(r.tables); }},
     {"barrier", [](Rig& r) { r.group.barrier(); }},
+    {"all_gather",
+     [](Rig& r) {
+       char all[kWorld];
+       r.group.all_gather("x", 1, all);
+     }},
     {"register_memory",
      [](Rig& r) {
        static char memory[64];

@@ -2,6 +2,7 @@
 #include "exchange/cuda/call_order.hpp"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "exchange/exchange_base.hpp"
@@ -13,12 +14,14 @@ CallOrder::CallOrder(CudaRank& gpu)
 
 CallOrder::~CallOrder() {
   if (last_) gpu::wait_for_event(last_->event);
+  gpu_.drain();
+  gpu_.let_go(std::move(moved_));
 }
 
 CallStream CallOrder::begin(gpu::Stream stream) {
   CallStream call{stream, capture_of(stream), 0};
   if (call.capture.active) {
-    gpu_.note_capture();
+    gpu_.note_capture(call.capture);
     return call;
   }
   gpu_.check_stream(stream);

@@ -23,7 +23,7 @@ class CallOrder {
   explicit CallOrder(CudaRank& gpu);
   CallOrder(const CallOrder&) = delete;
   CallOrder& operator=(const CallOrder&) = delete;
-  /// Waits for the last call that was not captured. Never throws.
+  /// Waits for the last call that was not captured, and for replays as CudaRank::drain does. Never throws.
   ~CallOrder();
 
   /// Before a call's first launch: orders `stream` after the last call. A captured call is ordered by the user of its graph.

@@ -29,12 +29,12 @@ __device__ void complete(CombineParams& c, const TablesHeader& header, const flo
 }
 
 /// One warp, last thing.
-__device__ void end_combine(const CudaCombineParams& given, const CallContext& call, bool moved) {
+__device__ void end_combine(const CudaCombineParams& given, const CallContext& call, Standing standing, bool moved) {
   int failed_rank = -1;
   if (moved)
-    end_call(given.state, call.epoch);
+    end_call(given.state, call.epoch, standing);
   else
-    (void)end_unmoved(call, given.words, given.c.control, given.state, given.soft, failed_rank);
+    (void)end_unmoved(call, given.words, given.c.control, given.state, standing, given.soft, failed_rank);
 }
 
 /// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
@@ -47,20 +47,20 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaCombineParams)];
-  __shared__ bool left_out;
+  __shared__ Standing standing;
   auto& p = *reinterpret_cast<CudaCombineParams*>(params);
   copy_to_shared(given, p);
-  if (!begin_block(given.c.call, given.words, given.state, p.c.call, left_out)) return;
+  if (!begin_block(given.c.call, given.words, given.state, p.c.call, standing, given.header)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
-  if (does_nothing(p.c.call, left_out, header, true, given.state, given.soft)) return;
+  if (!takes_part(standing)) return do_nothing(p.c.call, standing, header, given.state, given.soft);
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
   __syncthreads();
   if (!(kPushes ? combine_routes<A>(w, p.c) : combine_in_place<A>(w, p.c))) return Cuda::settle(w);
   const bool moved = placements_agree(w, p.c.call, p.c.control, p.c.place.signature);
   Cuda::settle(w);
-  if (w.index() == 0) end_combine(given, p.c.call, moved);
+  if (w.index() == 0) end_combine(given, p.c.call, standing, moved);
 }
 
 template <class A>
@@ -69,13 +69,13 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
                         const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingCombineParams)];
-  __shared__ bool left_out;
+  __shared__ Standing standing;
   auto& p = *reinterpret_cast<RingCombineParams*>(params);
   copy_to_shared(given.c, p.c);
-  if (!begin_block(given.c.call, given.words, given.state, p.c.call, left_out)) return;
+  if (!begin_block(given.c.call, given.words, given.state, p.c.call, standing, given.header)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
-  if (does_nothing(p.c.call, left_out, header, true, given.state, given.soft)) return;
+  if (!takes_part(standing)) return do_nothing(p.c.call, standing, header, given.state, given.soft);
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     complete(p.c, header, given.handle_weights);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature);
   const bool ok = !moves || combine_ring_kernel<A>(w, p);
   Cuda::settle(w);
-  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_combine(given, call, moves);
+  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_combine(given, call, standing, moves);
 }
 
 // Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for chunks of sums.

@@ -10,23 +10,21 @@ namespace switchyard::detail {
 
 void CudaNormal::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
   group_.check_usable("combine");
+  const DeviceGuard guard(gpu_.device());
+  check_handle(handle);
+  const HandleData& h = handle.data();
+  check_combine(y, handle, h.rows >= 0 ? h.rows : h.rows_allocated, out, o, out_weights);
+  gpu_.check_sms("CombineOptions", o.num_sms);
+  gpu_.check_pointer("y.data", y.data, 16);
+  gpu_.check_pointer("out", out, 16);
+  gpu_.check_pointer("CombineOptions::weights", o.weights, 4);
+  gpu_.check_pointer("CombineOptions::bias[0]", o.bias[0], 16);
+  gpu_.check_pointer("CombineOptions::bias[1]", o.bias[1], 16);
+  gpu_.check_pointer("out_weights", out_weights, 4);
+  Call call(*this, o.stream, o.num_sms, Operation::combine);
   std::exception_ptr error;
-  checked([&] {
-    const DeviceGuard guard(gpu_.device());
-    check_handle(handle);
-    const HandleData& h = handle.data();
-    check_combine(y, handle, h.rows >= 0 ? h.rows : h.rows_allocated, out, o, out_weights);
-    gpu_.check_sms("CombineOptions", o.num_sms);
-    gpu_.check_pointer("y.data", y.data, 16);
-    gpu_.check_pointer("out", out, 16);
-    gpu_.check_pointer("CombineOptions::weights", o.weights, 4);
-    gpu_.check_pointer("CombineOptions::bias[0]", o.bias[0], 16);
-    gpu_.check_pointer("CombineOptions::bias[1]", o.bias[1], 16);
-    gpu_.check_pointer("out_weights", out_weights, 4);
-    Call call(*this, o.stream, o.num_sms, Operation::combine);
-    enqueue_combine(call, y, handle, out, o, out_weights, error);
-  });
-  if (error) std::rethrow_exception(error);
+  enqueue_combine(call, y, handle, out, o, out_weights, error);
+  if (error) rethrow_agreed(error);
 }
 
 void CudaNormal::enqueue_combine(Call& call, const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o,

@@ -183,36 +183,31 @@ CudaDispatchParams CudaNormal::move_params(const Call& call, const HandleData& h
   return p;
 }
 
-// A call is one checked step from the arguments to its last launch: whatever is wrong, the peers hear of it.
 Dispatched CudaNormal::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
   group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
-  RowFormat format{};
+  const DeviceGuard guard(gpu_.device());
+  check_ids(ids);
+  const RowFormat format = check_rows(x, o, ids.tokens);
+  gpu_.check_sms("DispatchOptions", o.num_sms);
+  gpu_.check_pointer("x.data", x.data, 16);
+  gpu_.check_pointer("x.scales", x.scales, 16);
+  gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+  gpu_.check_pointer("weights", weights, 4);
+  gpu_.check_pointer("DispatchOptions::device_tokens", o.device_tokens, 4);
+  Call call(*this, o.stream, o.num_sms, Operation::dispatch);
+  spare_sms(call, format.quantize);
+  if (o.size == SizePolicy::exact && call.capturing())
+    throw Error(ErrorCode::unsupported,
+                "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
+  const uint64_t sig = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                                       static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
+                                                       static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+  use({x.data, x.scales, ids.data, weights, o.device_tokens}, call);
   std::shared_ptr<HandleData> h;
   Outputs outputs;
-  checked([&] {
-    const DeviceGuard guard(gpu_.device());
-    check_ids(ids);
-    format = check_rows(x, o, ids.tokens);
-    gpu_.check_sms("DispatchOptions", o.num_sms);
-    gpu_.check_pointer("x.data", x.data, 16);
-    gpu_.check_pointer("x.scales", x.scales, 16);
-    gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
-    gpu_.check_pointer("weights", weights, 4);
-    gpu_.check_pointer("DispatchOptions::device_tokens", o.device_tokens, 4);
-    Call call(*this, o.stream, o.num_sms, Operation::dispatch);
-    spare_sms(call, format.quantize);
-    if (o.size == SizePolicy::exact && call.capturing())
-      throw Error(ErrorCode::unsupported,
-                  "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
-    const uint64_t sig =
-        signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                        static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
-                                        static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
-    use({x.data, x.scales, ids.data, weights, o.device_tokens}, call);
-    enqueue_dispatch(call, x, ids, weights, o, format, sig, h, outputs);
-  });
-  if (outputs.error) std::rethrow_exception(outputs.error);
+  enqueue_dispatch(call, x, ids, weights, o, format, sig, h, outputs);
+  if (outputs.error) rethrow_agreed(outputs.error);
   auto& device = static_cast<CudaHandle&>(*h->device);
   device.with_weights = weights != nullptr || ids.tokens == 0;
   device.shape = *h;
@@ -263,30 +258,25 @@ void CudaNormal::enqueue_dispatch(Call& call, const ConstRows& x, const ExpertId
 Dispatched CudaNormal::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
   group_.check_usable("cached dispatch");
   const DispatchOptions o = resolved(given);
-  RowFormat format{};
-  std::shared_ptr<const HandleData> h;
-  Outputs outputs;
-  checked([&] {
-    const DeviceGuard guard(gpu_.device());
-    check_handle(handle);
-    format = check_rows(x, o, handle.data().tokens);
-    gpu_.check_sms("DispatchOptions", o.num_sms);
-    gpu_.check_pointer("x.data", x.data, 16);
-    gpu_.check_pointer("x.scales", x.scales, 16);
-    Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
-    spare_sms(call, format.quantize);
-    const uint64_t sig =
-        signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                               static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)});
-    use({x.data, x.scales}, call);
-    h = device_data(handle, call);
-    outputs = offer_blocks(call, format, *h, false, sig);
-    CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
-    p.offers_place = true;
-    launch_move(call, p, outputs, false);
-    end(call);
-  });
-  if (outputs.error) std::rethrow_exception(outputs.error);
+  const DeviceGuard guard(gpu_.device());
+  check_handle(handle);
+  const RowFormat format = check_rows(x, o, handle.data().tokens);
+  gpu_.check_sms("DispatchOptions", o.num_sms);
+  gpu_.check_pointer("x.data", x.data, 16);
+  gpu_.check_pointer("x.scales", x.scales, 16);
+  Call call(*this, o.stream, o.num_sms, Operation::cached_dispatch);
+  spare_sms(call, format.quantize);
+  const uint64_t sig =
+      signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                             static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)});
+  use({x.data, x.scales}, call);
+  const std::shared_ptr<const HandleData> h = device_data(handle, call);
+  const Outputs outputs = offer_blocks(call, format, *h, false, sig);
+  CudaDispatchParams p = move_params(call, *h, x, format, o, outputs, sig, false);
+  p.offers_place = true;
+  launch_move(call, p, outputs, false);
+  end(call);
+  if (outputs.error) rethrow_agreed(outputs.error);
   Dispatched out = deliver(h, outputs, format);
   out.handle = handle;
   return out;

@@ -89,8 +89,8 @@ class CudaLedger final : public LedgerImpl {
     try {
       const DeviceGuard guard(gpu_.device());
       order_.reset();
-      state_ = DeviceMemory();
-      ledgers_ = DeviceMemory();
+      gpu_.let_go(std::move(state_));
+      gpu_.let_go(std::move(ledgers_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
@@ -116,15 +116,13 @@ class CudaLedger final : public LedgerImpl {
   void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
                const LedgerCombineOptions& o) override {
     group_.check_usable("ledger combine");
-    checked([&] {
-      const DeviceGuard guard(gpu_.device());
-      check_call(y, ledger, out);
-      gpu_.check_sms("LedgerCombineOptions", o.num_sms);
-      gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.row_type));
-      gpu_.check_pointer("probs", probs, sizeof(float));
-      gpu_.check_pointer("out", out, dtype_bytes(config.row_type));
-      enqueue(y, probs, ledger, out, o);
-    });
+    const DeviceGuard guard(gpu_.device());
+    check_call(y, ledger, out);
+    gpu_.check_sms("LedgerCombineOptions", o.num_sms);
+    gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.row_type));
+    gpu_.check_pointer("probs", probs, sizeof(float));
+    gpu_.check_pointer("out", out, dtype_bytes(config.row_type));
+    enqueue(y, probs, ledger, out, o);
   }
 
   ConstRows returned() override {

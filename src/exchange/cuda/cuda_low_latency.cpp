@@ -61,7 +61,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     try {
       const DeviceGuard guard(gpu_.device());
       order_.reset();
-      state_ = DeviceMemory();
+      gpu_.let_go(std::move(state_));
     } catch (const Error&) {
       // Without a context nothing is left to free.
     }
@@ -162,18 +162,16 @@ class CudaLowLatency final : public LowLatencyImpl {
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, Launch&& launch) {
-    checked([&] {
-      const DeviceGuard guard(gpu_.device());
-      auto* stream = static_cast<gpu::Stream>(given);
-      context = gpu_.context(bounded_ns(group_.options.timeout), operation);
-      context.moved = order_->moved();
-      const CallStream at = order_->begin(stream);
-      if (at.capture.active)
-        for (const void* p : used)
-          if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
-      launch(blocks, stream);
-      order_->end(at, blocks * warps);
-    });
+    const DeviceGuard guard(gpu_.device());
+    auto* stream = static_cast<gpu::Stream>(given);
+    context = gpu_.context(bounded_ns(group_.options.timeout), operation);
+    context.moved = order_->moved();
+    const CallStream at = order_->begin(stream);
+    if (at.capture.active)
+      for (const void* p : used)
+        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
+    launch(blocks, stream);
+    order_->end(at, blocks * warps);
   }
 
   CudaRank& gpu_;

@@ -92,8 +92,8 @@ CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
     order_.reset();
-    state_ = DeviceMemory();
-    private_pool_ = DeviceMemory();
+    gpu_.let_go(std::move(state_));
+    gpu_.let_go(std::move(private_pool_));
   } catch (const Error&) {
     // Without a context nothing is left to free.
   }

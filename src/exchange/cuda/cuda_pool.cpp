@@ -75,13 +75,8 @@ std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, const T
   if (bytes == 0) return block;
   settle_freed();
   const auto over = [](const StreamUse& use) { return StreamPoints::reached(*use.point); };
-  const RelaxedCapture relaxed;  // some stream of this thread may be captured
   if (ranges_.pieces() > kMostPieces) ranges_.forget(over);
-  const bool calls = taker.kind == Taker::Kind::call || taker.kind == Taker::Kind::capture;
-  const bool ordered = taker.kind == Taker::Kind::call || taker.kind == Taker::Kind::stream;
-  const auto cost = [&](const StreamUse& use) {
-    return (use.call && calls) || (ordered && use.point->stream_id == taker.id) || over(use) ? 0 : 1;
-  };
+  const auto cost = [&](const StreamUse& use) { return taker.follows(use) || over(use) ? 0 : 1; };
   const auto taken = ranges_.take(bytes, content == Content::handle ? bytes : 0, cost);
   if (!taken) return nullptr;
   try {
@@ -100,14 +95,13 @@ std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, const T
 }
 
 void CudaPool::come_after(const std::vector<StreamUse>& uses, const Taker& taker) const {
-  const bool on_host = taker.kind == Taker::Kind::capture || taker.kind == Taker::Kind::nobody;
-  const bool calls = taker.kind == Taker::Kind::call || taker.kind == Taker::Kind::capture;
   for (const StreamUse& use : uses) {
-    if (use.call && calls) continue;
-    if (on_host)
-      StreamPoints::wait(*use.point);
-    else
+    if (taker.follows(use) || use.point->known_reached.load(std::memory_order_acquire)) continue;
+    const RelaxedCapture relaxed;  // some stream of this thread may be captured
+    if (taker.waits_on_stream())
       StreamPoints::order(taker.stream, taker.id, *use.point);
+    else
+      StreamPoints::wait(*use.point);
   }
 }
 

@@ -40,6 +40,14 @@ struct Taker {
   Kind kind;
   gpu::Stream stream = nullptr;
   unsigned long long id = 0;  ///< of the stream; call and stream only
+
+  bool is_call() const { return kind == Kind::call || kind == Kind::capture; }
+  /// Its stream waits for what it comes after; else the thread does.
+  bool waits_on_stream() const { return kind == Kind::call || kind == Kind::stream; }
+  /// Comes after `use` by itself.
+  bool follows(const StreamUse& use) const {
+    return (use.call && is_call()) || (waits_on_stream() && use.point->stream_id == id);
+  }
 };
 
 /// Freed by the destructor, on any thread and also in a callback of the driver: not before all that used it is done.

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "exchange/cuda/cuda_normal.hpp"
 #include "exchange/cuda/ledger_launch.hpp"
@@ -34,12 +37,18 @@ void check_cuda(gpu::Status status, const char* what) {
 
 DeviceMemory::DeviceMemory(size_t bytes, gpu::Stream stream) {
   count_device_allocation();
-  check_cuda(gpu::allocate(reinterpret_cast<void**>(&data_), bytes), "cudaMalloc");
+  int device = 0, pools = 0;
+  check_cuda(gpu::current_device(&device), "device");
+  check_cuda(gpu::has_pools(&pools, device), "device attribute");
+  auto** const to = reinterpret_cast<void**>(&data_);
+  check_cuda(pools != 0 ? gpu::allocate_in_order(to, bytes, stream) : gpu::allocate(to, bytes), "memory of the GPU");
+  if (pools != 0) stream_ = stream;
   check_cuda(gpu::fill(data_, 0, bytes, stream), "cudaMemset");
   check_cuda(gpu::wait_for_stream(stream), "cudaMemset");
 }
 DeviceMemory::~DeviceMemory() {
-  if (data_) gpu::release(data_);
+  if (!data_) return;
+  if ((stream_ ? gpu::release_in_order(data_, stream_) : gpu::release(data_)) != gpu::kOk) gpu::forget_error();
 }
 
 CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms)
@@ -55,8 +64,8 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool 
     invalid("GroupOptions::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
             "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
-  limits_.dependent_launches =
-      traits.generation >= 9 && ranks_here == 1;  // ranks would take multiprocessors from each other's plans
+  // Ranks that share a GPU would take multiprocessors from each other's plans.
+  limits_.dependent_launches = traits.generation >= 9 && ranks_here == 1;
   copies_ = detail::copy_stream();
   check_cuda(gpu::share_host_memory(control_, kControlBytes), "cudaHostRegister");
   void* mapped = nullptr;
@@ -90,7 +99,7 @@ CudaRank::~CudaRank() {
     self_.reset();
     const DeviceGuard guard(device());
     gpu::wait_for_stream(copies_);
-    if (captured_) gpu::wait_for_device();  // replays use what is freed now; their waits have deadlines
+    if (drained_.valid()) drained_.wait();  // replays use what is freed now; their waits have deadlines
     gpu::unshare_host_memory(control_);
     counters_ = DeviceMemory();
     points_->close();
@@ -100,6 +109,51 @@ CudaRank::~CudaRank() {
   }
 }
 
+namespace {
+
+/// Of a graph with calls of a rank.
+struct GraphMark {
+  explicit GraphMark(std::shared_ptr<std::atomic<int>> graphs) : count(std::move(graphs)) { ++*count; }
+  GraphMark(const GraphMark&) = delete;
+  ~GraphMark() { --*count; }
+  std::shared_ptr<std::atomic<int>> count;
+};
+
+}  // namespace
+
+void CudaRank::note_capture(const CaptureState& capture) {
+  if (last_capture_.exchange(capture.id) == capture.id) return;
+  keep_in_graph(std::make_shared<GraphMark>(graphs_), capture.graph);
+}
+
+void CudaRank::drain() noexcept {
+  using namespace std::chrono_literals;
+  constexpr auto kLook = 1ms, kGrace = 1000ms;
+  constexpr int kLooks = 50;
+  const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
+  if (*graphs_ == 0 || still_waits()) return;
+  for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
+  if (*graphs_ == 0) return;
+  const auto wait = [gpu = device()] {
+    try {
+      const DeviceGuard guard(gpu);
+      (void)gpu::wait_for_device();
+    } catch (const Error&) {
+      // Without a context nothing runs.
+    }
+  };
+  try {
+    drained_ = std::async(std::launch::async, wait);
+    drained_.wait_for(kGrace);
+  } catch (const std::exception&) {
+    wait();
+  }
+}
+
+void CudaRank::let_go(DeviceMemory memory) {
+  if (*graphs_ > 0) graves_->bury(std::move(memory));
+}
+
 CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   CallContext call;
   call.heap = heap_.view();
@@ -107,6 +161,7 @@ CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
   call.operation = operation;
   call.abort_word = reinterpret_cast<const uint64_t*>(call.heap.base[call.heap.rank]);
   call.host_abort_word = host_abort_device_;
+  call.registered = counters_.as<uint64_t>(kRegisteredAt);
   call.left_ranks = host_abort_device_ + offsetof(HeapHeader, left_ranks) / sizeof(uint64_t);
   call.fault = fault_device_;
   call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
@@ -119,7 +174,6 @@ RankWords CudaRank::words(bool captured) const {
   RankWords words;
   words.heard = heard_;
   if (captured) words.heard_now = counters_.as<uint64_t>(kHeardAt);
-  words.registered_now = counters_.as<uint64_t>(kRegisteredAt);
   words.fault_numbers = counters_.as<uint64_t>(kNumbersAt);
   return words;
 }
@@ -143,7 +197,7 @@ void CudaRank::raise_soft_fault(const char* context) {
   std::atomic_ref(record->ready).store(0, std::memory_order_release);
   if (fault.number > heard_) {
     heard_ = fault.number;
-    if (captured_) write_word(kHeardAt, fault.number);
+    write_word(kHeardAt, fault.number);  // also for graphs that are captured later
   }
   const auto code = static_cast<ErrorCode>(fault.code);
   std::string text = std::string(context) + ": in call " + std::to_string(fault.epoch) + " rank " + std::to_string(fault.rank);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -70,8 +71,15 @@ class CudaRank final : public DeviceRank {
   int max_warps() const { return limits_.multiprocessors * std::max(kMoveWarps, kSumWarps); }
   /// Expires with this object.
   std::weak_ptr<CudaRank*> token() const { return self_; }
-  /// A call was captured: graphs may still run when the group goes.
-  void note_capture() { captured_ = true; }
+  /// A call is captured: until its graph is gone, replays may run.
+  void note_capture(const CaptureState& capture);
+  /// Waits for the replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for
+  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it
+  /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
+  /// the rest.
+  void drain() noexcept override;
+  /// Of an object that goes, after drain(): freed now, or, if replays may still use it, with this rank.
+  void let_go(DeviceMemory memory);
   /// copy_stream() of its device.
   gpu::Stream copy_stream() const { return copies_; }
   StreamPoints& points() const { return *points_; }
@@ -102,7 +110,9 @@ class CudaRank final : public DeviceRank {
   DeviceTracing tracing_;
   ClockMailbox mailbox_;
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
-  std::atomic<bool> captured_ = false;
+  const std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  ///< that hold calls of this rank
+  std::atomic<unsigned long long> last_capture_ = 0;
+  std::future<void> drained_;  ///< of the last drain()
   std::atomic<uint64_t> heard_ = 0;
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
   MemoryHolders holders_;

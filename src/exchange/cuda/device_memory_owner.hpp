@@ -10,15 +10,17 @@
 
 namespace switchyard::detail {
 
-/// Memory of cudaMalloc on the device that is current when it is made; zero.
+/// Memory of the device that is current when it is made; zero. Its end does not wait for the GPU, whose other groups may wait
+/// for ranks that wait for this one: whoever ends it knows that nothing uses it any more. (Without memory pools it waits.)
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   /// Waits for `stream`, on which it writes the zeros.
   DeviceMemory(size_t bytes, gpu::Stream stream);
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), stream_(other.stream_) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(data_, other.data_);
+    std::swap(stream_, other.stream_);
     return *this;
   }
   ~DeviceMemory();
@@ -29,9 +31,10 @@ class DeviceMemory {
 
  private:
   std::byte* data_ = nullptr;
+  gpu::Stream stream_ = nullptr;  ///< the device's copy stream, if the memory is of the device's pool
 };
 
-/// Memory whose last user let go of it where no CUDA function may be called. Any thread.
+/// Memory whose last user let go of it where no CUDA function may be called, or while graphs may still run. Any thread.
 class DeviceGraves {
  public:
   void bury(DeviceMemory memory) {

@@ -29,13 +29,15 @@ struct ObjectState {
   uint64_t verdict, leavers;  ///< of the call under way, while halted: whether it goes on; blocks that have left
 };
 enum class Verdict : uint64_t { none, goes_on, does_nothing };
+/// What a block of a call finds when it begins: it takes part; so it does, and the object is halted no longer; or the call does
+/// nothing because the object is halted, or because the dispatch that made its handle moved nothing.
+enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
 
 /// Of a rank, what a call of normal mode reads when it begins.
 struct RankWords {
-  uint64_t heard = 0;                        ///< faults that the host had heard of when it enqueued the call
-  const uint64_t* heard_now = nullptr;       ///< captured calls: the same when the kernel runs, instead
-  const uint64_t* registered_now = nullptr;  ///< CallContext::registered when the kernel runs, which may be a replay
-  uint64_t* fault_numbers = nullptr;         ///< faults of this rank so far
+  uint64_t heard = 0;                   ///< faults that the host had heard of when it enqueued the call
+  const uint64_t* heard_now = nullptr;  ///< captured calls: the same when the kernel runs, instead
+  uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
 };
 
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it

@@ -43,25 +43,28 @@ __device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows
     for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
 }
 
+/// The tables of a cached dispatch, which an earlier one made.
+__device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.with_records ? nullptr : p.header; }
+
 /// What ranks compare: a cached dispatch is of the dispatch that made its tables, which the host does not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
   return p.d.with_records ? p.signature : mix_hash(p.signature, header.identity);
 }
 
 /// One warp, last thing, after all warps have read the header.
-__device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, bool moved) {
+__device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, Standing standing, bool moved) {
   TablesHeader& header = *given.header;
   const bool fresh = given.d.with_records;
   if (!moved && header.status == 0) {
     int failed_rank = -1;
-    const Placement* failed = end_unmoved(call, given.words, given.d.control, given.state, given.soft, failed_rank);
+    const Placement* failed = end_unmoved(call, given.words, given.d.control, given.state, standing, given.soft, failed_rank);
     if (!fresh || failed == nullptr || threadIdx.x % kLanes != 0) return;
     header.status = static_cast<int32_t>(failed->status);
     header.failed_rank = failed_rank;
     return;
   }
   if (moved && fresh && threadIdx.x % kLanes == 0) header.moved = 1;
-  end_call(given.state, call.epoch);
+  end_call(given.state, call.epoch, standing);
 }
 
 template <class A>
@@ -69,15 +72,15 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
-  __shared__ bool left_out;
+  __shared__ Standing standing;
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
   copy_to_shared(given, p);
   wait_for_previous();
-  if (!begin_block(given.d.call, given.words, given.state, p.d.call, left_out)) return;
+  if (!begin_block(given.d.call, given.words, given.state, p.d.call, standing, handle_of(given))) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
   const TablesHeader& header = *given.header;
-  if (does_nothing(call, left_out, header, !p.d.with_records, given.state, p.soft)) return;
+  if (!takes_part(standing)) return do_nothing(call, standing, header, given.state, given.soft);
   const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     p.d.tokens = header.tokens;
@@ -96,9 +99,9 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     Cuda::settle(w);
     // The call is over when all warps have begun: see dispatch_direct.
     if (ok && (p.d.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0))
-      end_dispatch(given, call, true);
+      end_dispatch(given, call, standing, true);
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
-    end_dispatch(given, call, false);
+    end_dispatch(given, call, standing, false);
   }
 }
 
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(RingDispatchParams)];
   __shared__ Placement place;
-  __shared__ bool left_out;
+  __shared__ Standing standing;
   auto& p = *reinterpret_cast<RingDispatchParams*>(params);
   copy_to_shared(given.d, p.d);
   if (threadIdx.x == 0) {
@@ -119,11 +122,11 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     p.send_chunk = ring.send_chunk;
   }
   wait_for_previous();
-  if (!begin_block(given.d.call, given.words, given.state, p.d.call, left_out)) return;
+  if (!begin_block(given.d.call, given.words, given.state, p.d.call, standing, handle_of(given))) return;
   CudaWarp w(dynamic_shared, shape);
   const CallContext& call = p.d.call;
   const TablesHeader& header = *given.header;
-  if (does_nothing(call, left_out, header, !p.d.with_records, given.state, given.soft)) return;
+  if (!takes_part(standing)) return do_nothing(call, standing, header, given.state, given.soft);
   const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
   const uint64_t signature = signature_of(given, header);
   if (threadIdx.x == 0) {
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     Cuda::settle(w);
     if (!ok) return;
   }
-  if (arrive_is_last<Cuda>(w, &given.state->exits)) end_dispatch(given, call, moves);
+  if (arrive_is_last<Cuda>(w, &given.state->exits)) end_dispatch(given, call, standing, moves);
 }
 
 template <class P>

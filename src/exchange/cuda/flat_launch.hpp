@@ -22,11 +22,6 @@ struct CudaFlat {
   int warps = kLowLatencyWarps;  ///< of this launch
 };
 
-inline void set_idle(CudaFlat& p, const IdleCall& idle) {
-  p.f.d.call = idle.call;
-  p.f.d.with_places = false;
-  p.state = static_cast<LowLatencyState*>(idle.state);
-}
 /// Experts that scale.
 void launch_low_latency(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 

@@ -28,6 +28,30 @@ struct IdleCall {
   TablesHeader* header = nullptr;  ///< device memory, zero
 };
 
+/// The call that parameters of a kernel hold, or those of an algorithm that they hold.
+template <class Params>
+CallContext& call_in(Params& p) {
+  if constexpr (requires { p.call; })
+    return p.call;
+  else if constexpr (requires { p.f; })
+    return call_in(p.f);
+  else if constexpr (requires { p.d; })
+    return call_in(p.d);
+  else if constexpr (requires { p.c; })
+    return call_in(p.c);
+  else
+    return call_in(p.l);
+}
+
+/// Of parameters that hold a call and an object's state. Other types whose values matter have an overload.
+template <class Params>
+requires requires(Params& p) { p.state; }
+void set_idle(Params& p, const IdleCall& idle) {
+  call_in(p) = idle.call;
+  p.state = static_cast<decltype(p.state)>(idle.state);
+  if constexpr (requires { p.tables; }) p.tables.header = idle.header;
+}
+
 using gpu::Grid;
 
 class KernelBase {
@@ -70,7 +94,6 @@ class Kernel final : public KernelBase {
  private:
   static constexpr int kIdleShared = 4096;
 
-  /// Types that hold the call or its state have an overload of set_idle.
   template <class T>
   static T idle_argument(const IdleCall& idle) {
     T argument{};

@@ -54,21 +54,24 @@ __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, Obje
 
 /// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
 /// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
-/// `left_out`, in shared memory: the call does nothing.
+/// `standing`: in shared memory. `handle`: of calls by the handle of an earlier dispatch, its tables; else null. All words are
+/// asked for at once.
 __device__ inline bool begin_block(const CallContext& given, const RankWords& words, ObjectState* state, CallContext& call,
-                                   bool& left_out) {
-  uint64_t abort = 0, epoch = 0, registered = given.registered, halted = 0;
+                                   Standing& standing, const TablesHeader* handle = nullptr) {
+  uint64_t abort = 0, epoch = 0, halted = 0;
+  int32_t moved = 1;
   if (threadIdx.x == 0) {
     abort = ptx::load_relaxed<Scope::system>(given.abort_word);
     epoch = (state->epoch + 1) & (~uint64_t{0} >> kFlagValueBits);
     halted = state->halted_by;
-    if (words.registered_now != nullptr) registered = ptx::load_relaxed<Scope::device>(words.registered_now);
+    if (handle != nullptr) moved = handle->moved;
   }
   const bool failed = __syncthreads_or(abort != 0);
   if (threadIdx.x == 0) {
     call.epoch = epoch;
-    call.registered = registered;
-    left_out = halted != 0 && judge_halted(words, state, halted) == Verdict::does_nothing;
+    standing = Standing::takes_part;
+    if (halted != 0) standing = judge_halted(words, state, halted) == Verdict::goes_on ? Standing::resumes : Standing::left_out;
+    if (moved == 0 && standing != Standing::left_out) standing = Standing::unmoved;
   }
   if (abort != 0) report_abort(given, abort, epoch);
   __syncthreads();
@@ -103,11 +106,14 @@ __device__ inline bool begin_block(const CallContext& given, const CallWords& wo
   return !failed;
 }
 
-/// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch.
-__device__ inline void end_call(ObjectState* state, uint64_t epoch) {
+__device__ inline bool takes_part(Standing standing) { return standing <= Standing::resumes; }
+
+/// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch. What it needs it
+/// was told: a load here would delay the next call.
+__device__ inline void end_call(ObjectState* state, uint64_t epoch, Standing standing) {
   if (threadIdx.x % kLanes != 0) return;
   state->epoch = epoch;
-  if (state->halted_by == 0) return;  // else the host has heard of it
+  if (standing != Standing::resumes) return;
   state->halted_by = 0;
   state->verdict = 0;
 }
@@ -141,7 +147,7 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
 /// One warp, last thing in a call by whose placements some rank had no room, instead of end_call: the host is told. If it is
 /// this rank's own (`soft` null) the host knows; else the object is halted. \returns what the rank without room says, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
-                                               ObjectState* state, SoftFault* soft, int& failed_rank) {
+                                               ObjectState* state, Standing standing, SoftFault* soft, int& failed_rank) {
   const Placement* failed = nullptr;
   for (int r = 0; r < call.world() && failed == nullptr; ++r) {
     const Placement* place = call.heap.local(control.placement(call.epoch, r));
@@ -149,7 +155,7 @@ __device__ inline const Placement* end_unmoved(const CallContext& call, const Ra
     failed = place;
     failed_rank = r;
   }
-  end_call(state, call.epoch);
+  end_call(state, call.epoch, standing);
   if (threadIdx.x % kLanes != 0 || failed == nullptr || soft == nullptr) return failed;
   const auto code = static_cast<int32_t>(failed->status);
   const uint64_t number = ptx::add_acq_rel<Scope::device>(words.fault_numbers, 1) + 1;
@@ -167,15 +173,12 @@ __device__ inline void report_left_out(const CallContext& call, const ObjectStat
                                     static_cast<uint64_t>(call.operation), state.halted_by});
 }
 
-/// All threads of all blocks of a call's last kernel: whether the call does nothing, because the object is halted or, if
-/// `by_handle`, because the dispatch that made its handle moved nothing, on all ranks alike. Then it is not counted either.
-__device__ inline bool does_nothing(const CallContext& call, bool left_out, const TablesHeader& header, bool by_handle,
-                                    ObjectState* state, SoftFault* soft) {
-  const bool unmoved = by_handle && header.moved == 0;
-  if (!left_out && !unmoved) return false;
+/// All threads of all blocks of a call's last kernel, if it does not take part: the call is not counted.
+__device__ __noinline__ inline void do_nothing(const CallContext& call, Standing standing, const TablesHeader& header,
+                                               ObjectState* state, SoftFault* soft) {
   if (threadIdx.x % kLanes == 0) call.moved[blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes] = MoveCounter{};
-  if (threadIdx.x != 0) return true;
-  if (left_out) {
+  if (threadIdx.x != 0) return;
+  if (standing == Standing::left_out) {
     if (blockIdx.x == 0) report_left_out(call, *state, soft);
     if (ptx::add_acq_rel<Scope::device>(&state->leavers, 1) + 1 == gridDim.x) {
       state->leavers = 0;
@@ -185,7 +188,6 @@ __device__ inline bool does_nothing(const CallContext& call, bool left_out, cons
     report_soft_fault(
         soft, SoftFault{0, header.status, header.failed_rank, header.epoch, 0, 0, static_cast<uint64_t>(call.operation), 0});
   }
-  return true;
 }
 
 /// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own. `stages` per warp, one

@@ -88,20 +88,6 @@ struct RingParts {
   int send_chunk = 1;
 };
 
-inline void set_idle(PlanParams& p, const IdleCall& idle) {
-  p.call = idle.call;
-  p.state = static_cast<ObjectState*>(idle.state);
-  p.tables.header = idle.header;
-}
-inline void set_idle(CudaDispatchParams& p, const IdleCall& idle) {
-  p.d.call = idle.call;
-  p.state = static_cast<ObjectState*>(idle.state);
-}
-inline void set_idle(CudaCombineParams& p, const IdleCall& idle) {
-  p.c.call = idle.call;
-  p.state = static_cast<ObjectState*>(idle.state);
-}
-
 void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream);
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,

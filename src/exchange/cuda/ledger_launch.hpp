@@ -16,10 +16,6 @@ struct CudaLedgerParams {
   int warps = kLedgerWarps;  ///< of this launch
 };
 
-inline void set_idle(CudaLedgerParams& p, const IdleCall& idle) {
-  p.l.call = idle.call;
-  p.state = static_cast<EpochState*>(idle.state);
-}
 void launch_ledger(const CudaLedgerParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
 }  // namespace switchyard::detail

@@ -26,14 +26,6 @@ struct LaunchedHalves {
   bool send = true, receive = true;
 };
 
-inline void set_idle(CudaLowLatencyDispatch& p, const IdleCall& idle) {
-  p.d.call = idle.call;
-  p.state = static_cast<LowLatencyState*>(idle.state);
-}
-inline void set_idle(CudaLowLatencyCombine& p, const IdleCall& idle) {
-  p.c.call = idle.call;
-  p.state = static_cast<LowLatencyState*>(idle.state);
-}
 inline void set_idle(LaunchedHalves& halves, const IdleCall&) { halves = {true, false}; }
 
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,

@@ -387,8 +387,8 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   __shared__ PlanBlock block;
   copy_to_shared(p.call, block.call);
   launch_dependents();
-  if (!begin_block(p.call, p.words, p.state, block.call, block.left_out)) return;
-  if (block.left_out) {
+  if (!begin_block(p.call, p.words, p.state, block.call, block.standing)) return;
+  if (!takes_part(block.standing)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) leave_out(p, block.call);
     return;
   }

@@ -25,7 +25,7 @@ struct PlanBlock {
   int64_t needed[kMaxRanks];  ///< rows that each rank needs
   int last_block;
   int failed;
-  bool left_out;
+  Standing standing;
   int overflow;  ///< first rank without room, or -1
 };
 

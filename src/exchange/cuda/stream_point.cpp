@@ -89,7 +89,15 @@ void StreamPoints::close() noexcept {
   idle_.clear();
 }
 
-bool StreamPoints::reached(const StreamPoint& point) { return driver().event_query(point.event) == CUDA_SUCCESS; }
+bool StreamPoints::reached(const StreamPoint& point) noexcept try {
+  if (point.known_reached.load(std::memory_order_acquire)) return true;
+  const RelaxedCapture relaxed;  // some stream of this thread may be captured
+  if (driver().event_query(point.event) != CUDA_SUCCESS) return false;
+  point.known_reached.store(true, std::memory_order_release);
+  return true;
+} catch (const Error&) {
+  return false;  // as far as one knows
+}
 
 void StreamPoints::order(gpu::Stream stream, unsigned long long id, const StreamPoint& point) {
   if (point.stream_id != id) check_cuda(gpu::order_after(stream, point.event), "cudaStreamWaitEvent");

@@ -2,6 +2,7 @@
 // Places in the order of streams, by which memory is handed from one user to the next.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@ namespace switchyard::detail {
 struct StreamPoint {
   gpu::Event event;
   unsigned long long stream_id;
+  mutable std::atomic<bool> known_reached = false;  ///< and nobody need ask or wait any more
 };
 using Point = std::shared_ptr<const StreamPoint>;
 
@@ -63,8 +65,8 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
   /// callback of the driver.
   void close() noexcept;
 
-  /// Whether all of it is done. Neither waits nor touches the pending error of the caller.
-  static bool reached(const StreamPoint& point);
+  /// Whether all of it is done. Neither waits nor touches the pending error of the caller, nor spoils a capture.
+  static bool reached(const StreamPoint& point) noexcept;
   /// `stream` goes on after it. Nothing for its own stream.
   static void order(gpu::Stream stream, unsigned long long id, const StreamPoint& point);
   /// This thread waits for it.

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a lane of a rank computes: memory, streams, jobs and graphs of the CPU (place_cpu.cpp) or of a GPU (place_cuda.cu),
+// whichever the program is linked with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <type_traits>
+
+#include "soak/jobs.hpp"
+#include "switchyard/types.hpp"
+
+namespace soak {
+
+#if defined(SWITCHYARD_TEST_CUDA)
+inline constexpr auto kBackend = switchyard::Backend::cuda;
+#else
+inline constexpr auto kBackend = switchyard::Backend::cpu;
+#endif
+
+/// GPUs of this machine; 0 on the CPU. Touches no GPU in this process.
+int count_gpus();
+/// Multiprocessors for each call of one of `lanes` lanes of each of `world` ranks; 0 on the CPU.
+int num_sms_for(int world, int lanes);
+
+/// The sum over ranks of another library's collective, on a stream of its own. Null where there is none.
+class AllReduce {
+ public:
+  virtual ~AllReduce() = default;  ///< ends what is under way, whether or not it can be done
+  /// In place, enqueued on the lane's stream 2.
+  virtual void sum(float* numbers, size_t count) = 0;
+};
+/// Gathers `bytes` of every rank into `all`.
+using Gather = std::function<void(const void* mine, size_t bytes, void* all)>;
+
+class Place {
+ public:
+  /// For rank `rank` of `world`, in the thread that will use it.
+  Place(int rank, int world);
+  ~Place();
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  /// Zeroed memory of the lane's device, until this object goes.
+  std::byte* room(size_t bytes);
+  template <class T>
+  T* make(size_t count) {
+    return reinterpret_cast<T*>(room(count * sizeof(T)));
+  }
+  template <class T>
+  T read(const T* from) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T value;
+    copy_out(&value, from, sizeof value);
+    return value;
+  }
+
+  /// \throws std::runtime_error if `stream` is captured and the capture is void, after `what`.
+  void check_capture(void* stream, const char* what) const;
+  /// One of three streams; null on the CPU.
+  void* stream(int i) const;
+  /// What is enqueued on `after` from now on comes after what is enqueued on `before`.
+  void order(void* before, void* after);
+  bool done(void* stream) const;
+  void finish(void* stream);
+  /// Job(i) for all i. For every job of jobs.hpp, and MakeInputs.
+  template <class Job>
+  void run(const Job& job, void* stream);
+
+  class Graph {
+   public:
+    virtual ~Graph() = default;
+    virtual void launch(void* stream) = 0;
+  };
+  /// What `enqueue` enqueues on `stream`, as a graph; on the CPU, where there are none, each launch calls it.
+  std::unique_ptr<Graph> capture(void* stream, const std::function<void()>& enqueue);
+
+  /// Collective, by `gather`; null if there is no such library, or ranks share a device.
+  std::unique_ptr<AllReduce> make_all_reduce(const Gather& gather);
+
+ private:
+  void copy_out(void* to, const void* from, size_t bytes);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace soak
