@@ -63,6 +63,12 @@ check_python() {
 for name in sys.argv[1:]: ast.parse(open(name).read(), name)' "${list[@]}"
 }
 
+check_results() {
+  local list
+  mapfile -t list < <(git ls-files bench/results)
+  python3 scripts/result_lines.py --check "${list[@]}"
+}
+
 check_tidy() {
   local tool list core='^(src|tools)/.*\.cpp$'
   tool=$(clang_tool clang-tidy) || { echo "clang-tidy 14 not found: ./dev setup lint"; return 1; }
@@ -87,6 +93,8 @@ check format check_format
 check sizes python3 scripts/lint_sizes.py "${sizes[@]}"
 check text python3 scripts/lint_text.py "${text[@]}"
 check sources python3 scripts/lint_sources.py
+check layers python3 scripts/lint_layers.py
+check results check_results
 check shell check_shell
 check python check_python
 [[ -z $tidy ]] || check clang-tidy check_tidy

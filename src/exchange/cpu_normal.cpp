@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -107,9 +108,7 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
 RowBuffer CpuNormal::allocate_rows(const Handle& handle, DType type, const RowStream&) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
-  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
-    throw Error(ErrorCode::invalid_argument,
-                "allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
+  check_combining_type("allocate_rows: type", type);
   const int64_t rows = handle.data().rows;
   auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};

@@ -9,7 +9,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The field in a name of check_range().
+/// The field in a name that may begin with a function.
 std::string_view field_in(std::string_view name) {
   name = name.substr(0, name.find(" ("));
   const size_t function = name.rfind(": ");
@@ -23,29 +23,19 @@ void invalid(const std::string& field, const std::string& rest) {
   throw Error(ErrorCode::invalid_argument, field + rest, field);
 }
 
+void invalid_value(const char* name, const std::string& value, const std::string& allowed) {
+  throw Error(ErrorCode::invalid_argument, std::string(name) + " = " + value + ": must be " + allowed, field_in(name));
+}
+
 void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
-  throw Error(ErrorCode::invalid_argument,
-              std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
-                  std::to_string(high) + "]",
-              field_in(name));
+  invalid_value(name, std::to_string(value), "in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
 }
-
-const char* name_of(DType type) {
-  switch (type) {
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::f32: return "f32";
-    case DType::fp8_e4m3: return "fp8_e4m3";
-  }
-  return "unknown";
-}
-
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
     throw Error(ErrorCode::invalid_argument,
-                std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
+                std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + to_string(type) + " elements has " +
                     std::to_string(bytes) + " bytes: must be a multiple of 16",
                 "hidden");
   return bytes;
@@ -94,11 +84,9 @@ void ExchangeBase::construct(const char* object, const char* config, const std::
 CallStatistics sum_moved(std::span<const MoveCounter> moved) {
   CallStatistics sum;
   for (const MoveCounter& m : moved) {
-    sum.remote_bytes += m.remote_bytes;
-    sum.local_bytes += m.local_bytes;
-    sum.copied_bytes += m.copied_bytes;
-    sum.payload_rows += m.rows;
-    sum.metadata_bytes += m.metadata_bytes;
+#define SWITCHYARD_STATISTIC_MOVED(name) sum.name += m.name;
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
   }
   return sum;
 }

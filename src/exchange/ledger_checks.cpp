@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "exchange/ledger_impl.hpp"
 
 namespace switchyard {
@@ -129,8 +130,7 @@ void check_config(const LedgerConfig& c, int world) {
   check_range("LedgerConfig::max_tokens", c.max_tokens, 0, kMaxInt32 / c.topk);
   check_range("LedgerConfig::max_rows", c.max_rows, 0, kMaxInt32);
   check_range("LedgerConfig::max_ledgers", c.max_ledgers, 1, 1 << 16);
-  if (c.row_type != DType::f16 && c.row_type != DType::bf16 && c.row_type != DType::f32)
-    invalid("LedgerConfig::row_type", " = " + std::string(name_of(c.row_type)) + ": must be f16, bf16 or f32");
+  check_combining_type("LedgerConfig::row_type", c.row_type);
 }
 
 void LedgerImpl::check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const {
@@ -138,8 +138,8 @@ void LedgerImpl::check_call(const ConstRows& y, const PreparedLedger& ledger, co
   const LedgerData& data = ledger.data();
   if (data.object != id_) invalid("ledger was prepared by another LedgerCombine");
   if (y.dtype != config.row_type)
-    invalid("expert_output.dtype",
-            std::string(" = ") + name_of(y.dtype) + ": must be LedgerConfig::row_type, " + name_of(config.row_type));
+    invalid("expert_output.dtype", std::string(" = ") + to_string(y.dtype) + ": must be LedgerConfig::row_type, " +
+            to_string(config.row_type));
   if (y.cols != config.hidden)
     invalid("expert_output.cols",
             " = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " + std::to_string(config.hidden));

@@ -2,6 +2,7 @@
 // Host-checkable contracts of low-latency mode. Every text names the argument, what was given and what is allowed.
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "exchange/low_latency_impl.hpp"
 
 namespace switchyard::detail {
@@ -31,10 +32,10 @@ void check_config(const LowLatencyConfig& c, int world) {
   check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
   check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
   check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
-  check_range("LowLatencyConfig::row_type", static_cast<int64_t>(c.row_type), 0, 2);
-  check_range("LowLatencyConfig::scales", static_cast<int64_t>(c.scales), 0, 2);
-  check_range("LowLatencyConfig::scale_order", static_cast<int64_t>(c.scale_order), 0, 1);
-  check_range("LowLatencyConfig::sending", static_cast<int64_t>(c.sending), 0, 1);
+  check_combining_type("LowLatencyConfig::row_type", c.row_type);
+  check_enum("LowLatencyConfig::scales", c.scales);
+  check_enum("LowLatencyConfig::scale_order", c.scale_order);
+  check_enum("LowLatencyConfig::sending", c.sending);
   check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
   if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
     invalid("LowLatencyConfig::scale_group", " = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
@@ -44,12 +45,10 @@ void check_config(const LowLatencyConfig& c, int world) {
 }
 
 void LowLatencyImpl::check_combined(DType type, const char* name) const {
-  if (type == DType::fp8_e4m3)
-    throw Error(ErrorCode::unsupported, std::string(name) + " = fp8_e4m3: combine takes bf16, f16 or f32 rows");
-  check_range(name, static_cast<int64_t>(type), 0, 2);
+  check_combined_rows(name, type);
   if (dtype_bytes(type) > dtype_bytes(config.row_type))
-    invalid(std::string(name) + " = " + name_of(type) + ": wider than LowLatencyConfig::row_type, " + name_of(config.row_type) +
-            ", which sizes the memory");
+    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::row_type, " +
+            to_string(config.row_type) + ", which sizes the memory");
 }
 
 void LowLatencyImpl::check_idle(const char* operation) const {
@@ -77,19 +76,17 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) cons
   if (x.rows != ids.tokens)
     invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
   if (x.cols != config.hidden)
-    invalid("x.cols",
-            " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+    invalid("x.cols", " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!x.data && x.rows > 0) invalid("x.data", " is null");
-  const bool fp8 = x.dtype == DType::fp8_e4m3 && config.scales != ScaleKind::none;
+  const bool fp8 = dtype_has_scales(x.dtype) && config.scales != ScaleKind::none;
   if (x.dtype != config.row_type && !fp8)
-    invalid("x.dtype", std::string(" = ") + name_of(x.dtype) + ": must be LowLatencyConfig::row_type, " +
-                           name_of(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": must be LowLatencyConfig::row_type, " +
+            to_string(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
   if (fp8 && x.scale_kind != config.scales)
-    invalid("x.scale_kind", " = " + std::to_string(static_cast<int>(x.scale_kind)) + ": must be LowLatencyConfig::scales, " +
-                                std::to_string(static_cast<int>(config.scales)));
+    invalid("x.scale_kind", " = " + text_of(x.scale_kind) + ": must be LowLatencyConfig::scales, " + to_string(config.scales));
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
-    invalid("x.scale_kind", std::string(": ") + name_of(x.dtype) + " rows have no scales");
+    invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
   check_pointer("x.data", x.data, row_alignment(x.dtype));
   check_pointer("x.scales", x.scales, 16);
   check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
@@ -114,11 +111,10 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (y.rows != output.x.rows)
     invalid("y.rows", " = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
   if (y.cols != config.hidden)
-    invalid("y.cols",
-            " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+    invalid("y.cols", " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!y.data && y.rows > 0) invalid("y.data", " is null");
   if (!out && output.block->tokens > 0) invalid("out", " is null");
-  check_range("LowLatencyCombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
+  check_enum("LowLatencyCombineOptions::order", o.order);
   if (o.weights && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,
                 "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "

@@ -2,6 +2,7 @@
 // Host-checkable contracts of normal mode. Every text names the argument, what was given and what is allowed.
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "exchange/normal_impl.hpp"
 #include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_ring.hpp"
@@ -15,7 +16,7 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::topk", c.topk, 1, kMaxTopk);
   check_range("NormalConfig::max_tokens", c.max_tokens, 0, int64_t{1} << 26);
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
-  check_range("NormalConfig::row_type", static_cast<int64_t>(c.row_type), 0, 3);
+  check_enum("NormalConfig::row_type", c.row_type);
   if (c.layout == Layout::expert_major)  // `rows` says how many records of a source, one for each of its tokens, have come
     check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
   checked_row_bytes("NormalConfig", c.hidden, c.row_type);
@@ -32,10 +33,10 @@ void check_config(const NormalConfig& c, int world) {
 namespace {
 
 void check_options(const DispatchOptions& o) {
-  check_range("DispatchOptions::quantize", static_cast<int64_t>(o.quantize), 0, 2);
-  check_range("DispatchOptions::size", static_cast<int64_t>(o.size), 0, 3);
-  check_range("DispatchOptions::overflow", static_cast<int64_t>(o.overflow), 0, 1);
-  check_range("DispatchOptions::padding", static_cast<int64_t>(o.padding), 0, 1);
+  check_enum("DispatchOptions::quantize", o.quantize);
+  check_enum("DispatchOptions::size", o.size);
+  check_enum("DispatchOptions::overflow", o.overflow);
+  check_enum("DispatchOptions::padding", o.padding);
   if (o.size == SizePolicy::capacity) check_range("DispatchOptions::capacity", o.capacity, 0, int64_t{1} << 31);
 }
 
@@ -48,14 +49,14 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   if (x.cols != config.hidden)
     invalid("x.cols", " = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
   if (!x.data && tokens > 0) invalid("x.data", " is null");
-  check_range("x.dtype", static_cast<int64_t>(x.dtype), 0, 3);
-  const bool fp8 = x.dtype == DType::fp8_e4m3;
+  check_enum("x.dtype", x.dtype);
+  const bool fp8 = dtype_has_scales(x.dtype);
   if (fp8 && o.quantize != ScaleKind::none)
-    invalid("DispatchOptions::quantize", ": rows are fp8 already; quantize only bf16, f16 or f32 rows");
+    invalid("DispatchOptions::quantize", ": rows are fp8 already; quantize only " + names_where<DType>(dtype_quantises) + " rows");
   if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind", " = none: fp8 rows need scales (f32 or ue8m0)");
   if (fp8 && !x.scales && tokens > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
-    invalid("x.scale_kind", std::string(": ") + name_of(x.dtype) + " rows have no scales");
+    invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
   RowFormat f{};
   f.src_type = x.dtype;
   f.quantize = o.quantize != ScaleKind::none;
@@ -65,7 +66,7 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   f.row_bytes = checked_row_bytes(f.quantize ? "quantized rows" : "x", config.hidden, f.type);
   f.scale_bytes = static_cast<int64_t>(scale_row_bytes(config.hidden, f.scales));
   if (config.staging == Staging::ring && f.row_bytes + f.scale_bytes > rings_.record_at())
-    invalid("x.dtype", std::string(" = ") + name_of(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
   return f;
 }
 
@@ -93,9 +94,7 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t
   check_handle(handle);
   const HandleData& h = handle.data();
   const bool expert_major = h.layout == Layout::expert_major;
-  if (y.dtype == DType::fp8_e4m3)
-    throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
-  check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
+  check_combined_rows("y.dtype", y.dtype);
   if (y.rows < rows)
     invalid("y.rows", " = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(rows) + " rows");
   if (y.cols != config.hidden)
@@ -104,8 +103,8 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t
   if (!out && h.tokens > 0) invalid("out", " is null");
   const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
   if (config.staging == Staging::ring && bytes > rings_.scale_at())
-    invalid("y.dtype", std::string(" = ") + name_of(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
-  check_range("CombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
+    invalid("y.dtype", std::string(" = ") + to_string(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+  check_enum("CombineOptions::order", o.order);
   if (o.order == CombineOrder::per_route && !expert_major)
     throw Error(ErrorCode::unsupported,
                 "CombineOptions::order = per_route: rank-major rows are one per (token, rank) already; use per_rank");

@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -15,10 +16,10 @@ namespace switchyard::detail {
 namespace {
 
 /// Initial value of every flag: the epoch before the first.
-void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, cudaStream_t stream) {
+void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, gpu::Stream stream) {
   const std::vector<uint64_t> words(static_cast<size_t>(bytes) / 8, word);
-  check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
-  check_cuda(cudaStreamSynchronize(stream), "flags");
+  check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, stream), "flags");
+  check_cuda(gpu::wait_for_stream(stream), "flags");
 }
 
 }  // namespace
@@ -52,7 +53,7 @@ void CudaNormal::build() {
   state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
   ObjectState initial{};
   initial.epoch = (config.first_epoch - 1) & kEpochMask;
-  check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()), "state");
+  check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
   std::byte* const segment = group_.heap->view().base[rank()];
   set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
   if (through_rings())
@@ -109,7 +110,7 @@ CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation o
   if (object.through_rings()) launch.warps = kMoveWarps;
   context = object.gpu_.context(bounded_ns(object.group_.options.timeout), operation);
   context.moved = object.order_->moved();
-  at = object.order_->begin(static_cast<cudaStream_t>(given));
+  at = object.order_->begin(static_cast<gpu::Stream>(given));
   words = object.gpu_.words(capturing());
 }
 
@@ -173,8 +174,7 @@ void CudaNormal::use_graph_memory(std::shared_ptr<void> memory) {
 RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type, const RowStream& on) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
-  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
-    invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
+  check_combining_type("allocate_rows: type", type);
   const int64_t rows = handle.data().rows_allocated;
   const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type);
   const DeviceGuard guard(gpu_.device());
@@ -182,7 +182,7 @@ RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type, const RowS
   if (!on.named) {
     block = allocate(bytes, Content::rows, Taker{Taker::Kind::nobody});
   } else {
-    auto* const stream = static_cast<cudaStream_t>(on.stream);
+    auto* const stream = static_cast<gpu::Stream>(on.stream);
     const CaptureState capture = capture_of(stream);
     block = capture.active ? allocate(bytes, Content::rows, CallStream{stream, capture})
                            : allocate(bytes, Content::rows, Taker{Taker::Kind::stream, stream, stream_id(stream)});
@@ -195,9 +195,8 @@ CallStatistics CudaNormal::last_call() {
   const DeviceGuard guard(gpu_.device());
   CallStatistics s = order_->statistics();
   ObjectState state{};
-  check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
-             "statistics");
-  check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "statistics");
+  check_cuda(gpu::copy_to_host(&state, state_.as<void>(), sizeof state, gpu_.copy_stream()), "statistics");
+  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "statistics");
   s.plan_us = static_cast<double>(state.plan_end_ns - state.plan_begin_ns) * 1e-3;
   return s;
 }

@@ -2,13 +2,12 @@
 // Normal mode on a GPU: checks, memory, order of streams, launches. The algorithms are in protocol/ and plan.cu.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/call_order.hpp"
 #include "exchange/cuda/cuda_pool.hpp"
 #include "exchange/cuda/cuda_rank.hpp"
@@ -39,7 +38,7 @@ class CudaHandle final : public DeviceHandle {
 };
 
 /// Copies the tables of `h`, which are in host memory, to `tables` and `received`. Returns when `stream` has done it.
-void upload_handle(const HandleData& h, const Tables& tables, const Received& received, cudaStream_t stream);
+void upload_handle(const HandleData& h, const Tables& tables, const Received& received, gpu::Stream stream);
 
 class CudaNormal final : public NormalImpl {
  public:
@@ -60,7 +59,7 @@ class CudaNormal final : public NormalImpl {
     /// Orders `stream` after this object's last call and after foreign users of freed blocks.
     Call(CudaNormal& object, void* stream, int num_sms, Operation operation);
     bool capturing() const { return at.capture.active; }
-    cudaStream_t stream() const { return at.stream; }
+    gpu::Stream stream() const { return at.stream; }
     CallStream at;
     LaunchShape launch;
     CallContext context;

@@ -9,6 +9,7 @@
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
 #include "protocol/call.hpp"
+#include "protocol/chunks.hpp"
 
 namespace switchyard::detail {
 
@@ -70,7 +71,6 @@ struct TablesHeader {
   int32_t moved;        ///< 1 once its rows and records have come
   int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by
   int32_t any_weights;  ///< records carry weights
-  int32_t unused;
   int64_t record_begin[kMaxRanks + 1];
   int64_t tokens_of[kMaxRanks];                   ///< T of every rank
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
