@@ -17,9 +17,9 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "../tools/switchyard/oracle.hpp"
-#include "../tools/switchyard/routing_source.hpp"
-#include "measure.hpp"
+#include "check/oracle.hpp"
+#include "measure/figures.hpp"
+#include "run/routing_source.hpp"
 
 // The sum is compiled for several instruction sets, as the library's is.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -31,7 +31,7 @@
 namespace {
 
 using namespace switchyard;
-using namespace switchyard::bench;
+using namespace switchyard::measure;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 

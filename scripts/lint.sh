@@ -63,6 +63,12 @@ check_python() {
 for name in sys.argv[1:]: ast.parse(open(name).read(), name)' "${list[@]}"
 }
 
+check_results() {
+  local list
+  mapfile -t list < <(git ls-files bench/results)
+  python3 scripts/result_lines.py --check "${list[@]}"
+}
+
 check_tidy() {
   local tool list core='^(src|tools)/.*\.cpp$'
   tool=$(clang_tool clang-tidy) || { echo "clang-tidy 14 not found: ./dev setup lint"; return 1; }
@@ -71,11 +77,14 @@ check_tidy() {
   mapfile -t list < <(select_files "$core" |
     grep -Fxf <(sed -nE "s|^ *\"file\": \"$PWD/(.*)\".*|\1|p" build/release/compile_commands.json))
   [[ ${#list[@]} -gt 0 ]] || { [[ -n $changed ]] && return 0; echo "build/release compiles no file of this tree"; return 1; }
+  # clang would take GCC's precompiled headers for its own, and files can do without them.
+  mkdir -p build/lint
+  sed -E 's/ -Winvalid-pch -include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json >build/lint/compile_commands.json
   # The path analysis stops after a tenth of its usual nodes: the rest takes three quarters of the time. GCC's warning options are
   # not all known to clang.
   local depth=(--extra-arg=-Xclang --extra-arg=-analyzer-config --extra-arg=-Xclang --extra-arg=max-nodes=20000)
   printf '%s\n' "${list[@]}" |
-    xargs -P "$(nproc)" -n 2 "$tool" --quiet -p build/release --extra-arg=-Wno-unknown-warning-option "${depth[@]}" 2>/dev/null
+    xargs -P "$(nproc)" -n 2 "$tool" --quiet -p build/lint --extra-arg=-Wno-unknown-warning-option "${depth[@]}" 2>/dev/null
 }
 
 sizes=() text=()
@@ -84,6 +93,8 @@ check format check_format
 check sizes python3 scripts/lint_sizes.py "${sizes[@]}"
 check text python3 scripts/lint_text.py "${text[@]}"
 check sources python3 scripts/lint_sources.py
+check layers python3 scripts/lint_layers.py
+check results check_results
 check shell check_shell
 check python check_python
 [[ -z $tidy ]] || check clang-tidy check_tidy

@@ -15,7 +15,7 @@ MAX_FILE, MAX_FUNCTION, MAX_KERNEL = 500, 60, 150
 ROOT = Path(__file__).resolve().parent.parent
 ALLOW = ROOT / "scripts" / "lint_sizes.allow"
 BRACED = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"}
-SIZED = BRACED | {".py", ".sh", ".cmake", ""}
+SIZED = BRACED | {".py", ".sh", ".cmake", ".js", ".css", ""}
 NOT_A_FUNCTION = re.compile(r"\b(namespace|class|struct|enum|union|extern)\b[^()]*$|^\s*(do|else|try)\s*$|=\s*$")
 CONTROL = {"if", "for", "while", "switch", "catch", "constexpr"}
 

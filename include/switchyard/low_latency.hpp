@@ -47,11 +47,19 @@ enum class ScaleOrder : uint8_t {
   /// Rs is R rounded up to 4, so that every column begins at 16 bytes, as tensor maps (TMA) ask.
   column_major = 1,
 };
+template <>
+struct NamesOf<ScaleOrder> {
+  static constexpr Named<ScaleOrder> all[] = {{ScaleOrder::row_major, "row_major"}, {ScaleOrder::column_major, "column_major"}};
+};
 
 /// How often a row crosses the link.
 enum class Sending : uint8_t {
   per_rank = 0,   ///< once per (token, rank), placed for each of its experts on arrival
   per_route = 1,  ///< once per (token, expert)
+};
+template <>
+struct NamesOf<Sending> {
+  static constexpr Named<Sending> all[] = {{Sending::per_rank, "per_rank"}, {Sending::per_route, "per_route"}};
 };
 
 /// Fixed properties of a low-latency object; equal on all ranks.

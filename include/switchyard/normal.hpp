@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "switchyard/group.hpp"
+#include "switchyard/plan_tables.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 
@@ -115,27 +116,6 @@ struct CombineOptions {
   const void* bias[2] = {nullptr, nullptr};  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
   void* stream = nullptr;                    ///< CUDA: as in DispatchOptions
   int num_sms = 0;                           ///< CUDA: as in DispatchOptions
-};
-
-/// DeepEP / TileScale description of a dispatch, int32, dense, row-major. Prefixes are inclusive unless noted.
-struct DispatchMatrices {
-  int world = 0, num_channels = 0;
-  std::vector<int32_t> rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j
-  std::vector<int32_t> channel_prefix_matrix;       ///< [W, C] this rank's tokens to rank d in channels 0..c
-  std::vector<int32_t> recv_channel_prefix_matrix;  ///< [W, C] exclusive: first row of channel c among source s's rows here
-  std::vector<int32_t> recv_src_idx;                ///< [M] token index at the source
-  std::vector<uint8_t> is_token_in_rank;            ///< [T, W]
-  std::vector<int32_t> send_head;  ///< [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
-};
-
-/// The explicit route ledger (PTO moe_combine's fields, order and padding).
-struct LedgerTables {
-  int world = 0, num_experts = 0, num_experts_padded = 0, experts_here = 0;
-  std::vector<int32_t> peer_token_per_expert;  ///< [W, Ep] rows of source s for global expert e; Ep = E rounded up to 16
-  std::vector<int32_t> expanded_row_idx;       ///< [T * K] row of route f in this rank's return buffer, -1 invalid
-  std::vector<int32_t> cumsum_per_expert;      ///< [W, Ep] inclusive prefix over experts
-  std::vector<int32_t> dispatch_offset;        ///< [experts_here] first row of each local expert
-  std::vector<int32_t> prev_sum_before_rank;   ///< [W, experts_here] rows of sources before s inside local expert
 };
 
 /// What DeepEP's get_dispatch_layout returns. Local. \throws Error(invalid_argument) naming the argument.
@@ -254,14 +234,11 @@ class GraphMemory {
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
+/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us).
 struct CallStatistics {
-  uint64_t remote_bytes = 0;  ///< payload that went to (dispatch) or came from (combine) other ranks
-  uint64_t local_bytes = 0;   ///< the same for this rank itself
-  uint64_t copied_bytes = 0;  ///< local copies: repeated routes, staging of ordinary memory
-  uint64_t payload_rows = 0;  ///< rows sent (dispatch) or read (combine), own rank included
-  uint64_t metadata_bytes = 0;
-  double plan_us = 0;   ///< counting, exchange of counts, addresses
-  double total_us = 0;  ///< entry to exit
+#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SWITCHYARD_STATISTIC_TIME(name) double name = 0;
+#include "switchyard/statistics.def"
 };
 
 /// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.

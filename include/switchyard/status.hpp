@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace switchyard {
@@ -35,10 +36,19 @@ const char* to_string(ErrorCode code) noexcept;
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  /// `field`: what the text is about, as the text names it.
+  Error(ErrorCode code, const std::string& what, std::string_view field) : Error(code, what) {
+    const size_t at = field.empty() ? std::string::npos : what.find(field);
+    if (at != std::string::npos) field_at_ = at, field_size_ = field.size();
+  }
   ErrorCode code() const noexcept { return code_; }
+  /// The field or argument whose value was refused, "NormalConfig::hidden" or "topk", or a product of them, "max_tokens *
+  /// topk"; a part of what(). Empty where an error is about something else.
+  std::string_view field() const noexcept { return {what() + field_at_, field_size_}; }
 
  private:
   ErrorCode code_;
+  size_t field_at_ = 0, field_size_ = 0;
 };
 
 /// The full story of a wait that did not end: which call, where in it, who waited for whom, and on what.

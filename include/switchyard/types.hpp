@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "switchyard/names.hpp"
+
 namespace switchyard {
 
 /// Largest group. Largest number of experts that one token may choose.
@@ -19,15 +21,33 @@ enum class Backend : uint8_t {
   cpu = 0,   ///< threads or processes of one host; pointers are host pointers
   cuda = 1,  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
+template <>
+struct NamesOf<Backend> {
+  static constexpr Named<Backend> all[] = {{Backend::cpu, "cpu"}, {Backend::cuda, "cuda"}};
+};
 
-/// Element type of a row.
-enum class DType : uint8_t { bf16 = 0, f16 = 1, f32 = 2, fp8_e4m3 = 3 };
+/// Element type of a row: bf16, f16, f32, fp8_e4m3. dtypes.def says what each can do.
+enum class DType : uint8_t {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, ...) name = value,
+#include "switchyard/dtypes.def"
+};
+template <>
+struct NamesOf<DType> {
+  static constexpr Named<DType> all[] = {
+#define SWITCHYARD_ROW_TYPE(name, ...) {DType::name, #name},
+#include "switchyard/dtypes.def"
+  };
+};
 
 /// How the scales of fp8 rows are stored, one per kScaleGroup channels. A scale row is padded to 16 bytes.
 enum class ScaleKind : uint8_t {
   none = 0,
   f32 = 1,    ///< float32: `amax / 448`
   ue8m0 = 2,  ///< one byte, a power of two: `2^(byte - 127)`, `2^ceil(log2(amax / 448))`
+};
+template <>
+struct NamesOf<ScaleKind> {
+  static constexpr Named<ScaleKind> all[] = {{ScaleKind::none, "none"}, {ScaleKind::f32, "f32"}, {ScaleKind::ue8m0, "ue8m0"}};
 };
 
 /// Order of the rows that a dispatch delivers.
@@ -36,12 +56,20 @@ enum class Layout : uint8_t {
   expert_major =
       1,  ///< one row per route, ordered by (local expert, source rank, token, k), each expert padded to the alignment
 };
+template <>
+struct NamesOf<Layout> {
+  static constexpr Named<Layout> all[] = {{Layout::rank_major, "rank_major"}, {Layout::expert_major, "expert_major"}};
+};
 
 /// How rows travel.
 enum class Staging : uint8_t {
   direct = 0,  ///< senders write rows at their final place in the receiver's pool; combine pulls from there,
                ///< or pushes rows to their owners (expert-major, per_route)
   ring = 1,    ///< bounded symmetric memory: rows pass through rings of fixed size
+};
+template <>
+struct NamesOf<Staging> {
+  static constexpr Named<Staging> all[] = {{Staging::direct, "direct"}, {Staging::ring, "ring"}};
 };
 
 /// How the number of output rows is chosen.
@@ -51,28 +79,80 @@ enum class SizePolicy : uint8_t {
   worst_case = 2,  ///< the largest number that any routing can produce; shapes never vary
   automatic = 3,   ///< CPU: exact; CUDA: worst_case, because exact waits for the GPU
 };
+template <>
+struct NamesOf<SizePolicy> {
+  static constexpr Named<SizePolicy> all[] = {{SizePolicy::exact, "exact"},
+                                              {SizePolicy::capacity, "capacity"},
+                                              {SizePolicy::worst_case, "worst_case"},
+                                              {SizePolicy::automatic, "automatic"}};
+};
 
 /// What happens if a rank would receive more rows than the caller's capacity. All ranks take the same decision.
 enum class Overflow : uint8_t { fail = 0, drop_and_report = 1 };
+template <>
+struct NamesOf<Overflow> {
+  static constexpr Named<Overflow> all[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
+};
 
 /// Content of the padding rows of the expert-major layout.
 enum class Padding : uint8_t { zero = 0, unspecified = 1 };
+template <>
+struct NamesOf<Padding> {
+  static constexpr Named<Padding> all[] = {{Padding::zero, "zero"}, {Padding::unspecified, "unspecified"}};
+};
 
 /// Order of the float32 sum in combine. Part of the contract: within one order equal input gives equal bits.
 enum class CombineOrder : uint8_t {
   per_rank = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   per_route = 1,  ///< k ascending over all routes, one rounding at the end (expert-major rows only)
 };
+template <>
+struct NamesOf<CombineOrder> {
+  static constexpr Named<CombineOrder> all[] = {{CombineOrder::per_rank, "per_rank"}, {CombineOrder::per_route, "per_route"}};
+};
 
 /// Bytes of one element.
 constexpr size_t dtype_bytes(DType type) {
+  // clang-format off
   switch (type) {
-    case DType::bf16:
-    case DType::f16: return 2;
-    case DType::f32: return 4;
-    case DType::fp8_e4m3: return 1;
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, ...) case DType::name: return bytes;
+#include "switchyard/dtypes.def"
   }
+  // clang-format on
   return 0;
+}
+
+/// True if combine takes rows of this type.
+constexpr bool dtype_combines(DType type) {
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, ...) case DType::name: return combines;
+#include "switchyard/dtypes.def"
+  }
+  // clang-format on
+  return false;
+}
+
+/// True if a dispatch can quantise rows of this type.
+constexpr bool dtype_quantises(DType type) {
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) case DType::name: return quantises;
+#include "switchyard/dtypes.def"
+  }
+  // clang-format on
+  return false;
+}
+
+/// True if rows of this type come with scales.
+constexpr bool dtype_has_scales(DType type) {
+  // clang-format off
+  switch (type) {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) case DType::name: return has_scales;
+#include "switchyard/dtypes.def"
+  }
+  // clang-format on
+  return false;
 }
 
 /// Number of scales of a row of `hidden` channels; the last group may be short. No scales for a group below 1.

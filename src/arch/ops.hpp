@@ -4,11 +4,11 @@
 // An arch is a type `A` with a nested `A::Warp` and static functions. On CUDA a warp is 32 lanes, on the CPU one thread. All
 // lanes of a warp call every op together with equal arguments ("uniform"), and every op acts once for the warp.
 //
-//   moving rows   A::copy, A::multicast_copy, A::multicast_to, A::fetch, A::fetch_words, A::multicast_fetched,
+//   moving rows   A::copy, A::multicast_to, A::fetch, A::fetch_words, A::multicast_fetched,
 //                 A::fill_zero, A::prefetch, A::drain_sources, A::settle
 //   arithmetic    A::reduce_rows, A::reduce_rows_from, A::map_row, A::quantize_row, A::quantize_to
-//   flags         A::load_acquire, A::store_release, A::publish, A::publish_to, A::publish_entry, A::poll_all, A::poll_from,
-//                 A::fetch_add, A::take, A::post, A::peek, A::block_sync
+//   flags         A::load_acquire, A::store_release, A::publish_to, A::publish_entry, A::poll_from, A::fetch_add,
+//                 A::take, A::post, A::peek, A::block_sync
 //   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::locate_many, A::count,
 //                 A::count_max, A::cold, A::aside, A::now_ns, A::pause
 //
@@ -26,47 +26,12 @@
 
 namespace switchyard::detail {
 
-/// Every flag of every protocol. One row per name in docs/concepts/flags.md; names appear in PeerTimeout. In builds for the
-/// mutation suite each side's memory order is looked up at run time by site (arch/cpu/order_table.hpp).
-enum class Site : uint8_t {
-  none = 0,
-  counts,        ///< a rank's counts row has arrived here            (peer -> here, per peer)
-  placement,     ///< where a peer wants its rows                      (peer -> here, per peer)
-  rows,          ///< all rows of a source have landed                 (source -> here, per source)
-  outputs,       ///< a peer's expert outputs are ready to be pulled   (peer -> here, per peer)
-  pulled,        ///< a peer has finished reading my expert outputs    (peer -> here, per peer)
-  ring_tail,     ///< rows appended to a ring                          (producer -> consumer, per ring)
-  ring_head,     ///< rows consumed from a ring                        (consumer -> producer, per ring)
-  call_header,   ///< a peer has entered a low-latency call           (peer -> here, per peer)
-  expert_count,  ///< a peer's rows for an expert, in the value       (peer -> here, per expert and peer)
-  message,       ///< a low-latency message has landed                (source -> here, per message)
-  returned,      ///< a row or sum has come back                       (peer -> here, per word of a slot)
-  ledger_rows,   ///< my tokens' rows are back from a peer's experts  (peer -> here, per peer)
-  local_sends,   ///< warps of this rank that finished a phase         (warp -> last warp of the rank)
-  barrier,       ///< group barrier                                    (peer -> here, per peer)
-  count_of_sites,
-};
-SWITCHYARD_FN constexpr const char* site_name(Site site) {
-  switch (site) {
-    case Site::none: return "none";
-    case Site::counts: return "counts";
-    case Site::placement: return "placement";
-    case Site::rows: return "rows";
-    case Site::outputs: return "outputs";
-    case Site::pulled: return "pulled";
-    case Site::ring_tail: return "ring_tail";
-    case Site::ring_head: return "ring_head";
-    case Site::call_header: return "call_header";
-    case Site::expert_count: return "expert_count";
-    case Site::message: return "message";
-    case Site::returned: return "returned";
-    case Site::ledger_rows: return "ledger_rows";
-    case Site::local_sends: return "local_sends";
-    case Site::barrier: return "barrier";
-    case Site::count_of_sites: break;
-  }
-  return "?";
-}
+/// Which flag of which protocol an op acts on. What the values mean is the protocols' (layout/sites.def); an arch only looks
+/// orders up by them, in builds for the mutation suite (arch/cpu/order_table.hpp).
+enum class Site : uint8_t;
+inline constexpr int kMostSites = 64;
+/// Of the words of telling rows, whose ops name none.
+inline constexpr Site kTellingSite{11};
 
 /// Who must see a release, or whose release an acquire must see.
 enum class Scope : uint8_t { device, system };
@@ -156,9 +121,8 @@ struct Located {
 
 /// What protocol templates require. `bool` results are uniform over the warp.
 template <class A>
-concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const void* src, size_t bytes, uint64_t* flag,
-                        uint64_t* const* flags, const uint64_t* const* polled, uint64_t value, int n, const ReduceSpec& reduce,
-                        uint8_t* q, int64_t hidden) {
+concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t bytes, uint64_t* flag, uint64_t value, int n,
+                        const ReduceSpec& reduce, uint8_t* q, int64_t hidden) {
   // Position. block() in [0, num_blocks()), warp() in [0, warps_per_block()); index() in [0, total()) over the whole rank.
   { w.block() } -> std::convertible_to<int>;
   { w.warp() } -> std::convertible_to<int>;
@@ -169,9 +133,9 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
-  A::copy(w, dst, src, bytes);                          // any size and alignment; fast if all are multiples of 16
-  A::multicast_copy(w, dsts, n, src, bytes);            // src is read once and written to dsts[0..n)
-  A::multicast_to(w, n, AnyDestination{}, src, bytes);  // the same to f(i), i in [0, n), n <= 64; null: nowhere
+  A::copy(w, dst, src, bytes);  // any size and alignment; fast if all are multiples of 16
+  // src is read once and written to f(i), i in [0, n), n <= 64; null: nowhere.
+  A::multicast_to(w, n, AnyDestination{}, src, bytes);
   // The same in two steps: a row is asked for before it is known where to. It is read at any time between them, or later.
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch(w, src, bytes));
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // of a few words of 4 bytes
@@ -202,16 +166,15 @@ concept Arch = requires(typename A::Warp& w, void* dst, void* const* dsts, const
   // its scales must have room.
   A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
-  { A::template load_acquire<Scope::system>(flag, Site::counts) } -> std::same_as<uint64_t>;
-  A::template store_release<Scope::system>(w, flag, value, Site::counts);
-  A::template publish<Scope::system>(w, flags, n, value, Site::counts);  // release of value to n flags
-  // Index of the first flag that has not reached `value` (flag_reached), or -1: then all of them are acquired.
-  { A::template poll_all<Scope::system>(w, polled, n, value, Site::counts) } -> std::convertible_to<int>;
-  // The same over f(i), i in [0, n), any n: on a GPU the lanes look up the flags side by side.
-  A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site::counts);
-  A::publish_entry(w, n, AnyFlagStore{}, Site::counts);  // as publish_to<system>, of what was complete when this kernel began
-  { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site::counts) } -> std::convertible_to<int>;
-  { A::template fetch_add<Scope::device>(w, flag, value, Site::local_sends) } -> std::same_as<uint64_t>;  // acquire-release
+  { A::template load_acquire<Scope::system>(flag, Site{}) } -> std::same_as<uint64_t>;
+  A::template store_release<Scope::system>(w, flag, value, Site{});
+  // Release of f(i).value to f(i).flag, i in [0, n), any n: on a GPU the lanes look up the flags side by side.
+  A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site{});
+  A::publish_entry(w, n, AnyFlagStore{}, Site{});  // as publish_to<system>, of what was complete when this kernel began
+  // Index of the first flag f(i), i in [0, n), that has not reached `value` (flag_reached), or -1: then all of them are
+  // acquired.
+  { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site{}) } -> std::convertible_to<int>;
+  { A::template fetch_add<Scope::device>(w, flag, value, Site{}) } -> std::same_as<uint64_t>;  // acquire-release
   requires A::kTakenAtOnce >= 1;  // rows that a warp had better take at a time: 1 where take costs little
   { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, inside a device; orders nothing; the old value
   A::post(w, flag, value);                      // a word that says all it has to say itself: orders nothing, for any rank

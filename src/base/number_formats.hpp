@@ -101,41 +101,55 @@ SWITCHYARD_FN constexpr float f32_from_ue8m0(uint8_t bits) {
 /// Element `i` of a row of `type`, widened exactly (fp8 without its scale). Any alignment.
 inline float load_element(const void* row, DType type, int64_t i) {
   const auto* at = static_cast<const std::byte*>(row) + static_cast<size_t>(i) * dtype_bytes(type);
-  if (type == DType::f32) {
-    float value;
+  const auto bits = [&]<class Bits>(Bits value) {
     std::memcpy(&value, at, sizeof value);
     return value;
+  };
+  switch (type) {
+    case DType::bf16: return f32_from_bf16(bits(uint16_t{}));
+    case DType::f16: return f32_from_f16(bits(uint16_t{}));
+    case DType::f32: return bits(float{});
+    case DType::fp8_e4m3: return f32_from_e4m3(bits(uint8_t{}));
   }
-  if (type == DType::fp8_e4m3) return f32_from_e4m3(static_cast<uint8_t>(*at));
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  return type == DType::bf16 ? f32_from_bf16(bits) : f32_from_f16(bits);
+  return 0.0f;
 }
 
 /// Rounds `value` to `type` and stores it as element `i`. Any alignment.
 inline void store_element(void* row, DType type, int64_t i, float value) {
   auto* at = static_cast<std::byte*>(row) + static_cast<size_t>(i) * dtype_bytes(type);
-  if (type == DType::f32) {
-    std::memcpy(at, &value, sizeof value);
-    return;
+  const auto put = [&](auto bits) { std::memcpy(at, &bits, sizeof bits); };
+  switch (type) {
+    case DType::bf16: return put(bf16_from_f32(value));
+    case DType::f16: return put(f16_from_f32(value));
+    case DType::f32: return put(value);
+    case DType::fp8_e4m3: return put(e4m3_from_f32(value));
   }
-  if (type == DType::fp8_e4m3) {
-    *at = static_cast<std::byte>(e4m3_from_f32(value));
-    return;
-  }
-  const uint16_t bits = type == DType::bf16 ? bf16_from_f32(value) : f16_from_f32(value);
-  std::memcpy(at, &bits, sizeof bits);
 }
 
 /// Calls f with `type`, which is a constant there: loops inside are compiled for it.
 template <class F>
-void with_type(DType type, F&& f) {
+SWITCHYARD_FN void with_type(DType type, F&& f) {
+  // clang-format off
   switch (type) {
-    case DType::bf16: return f(std::integral_constant<DType, DType::bf16>{});
-    case DType::f16: return f(std::integral_constant<DType, DType::f16>{});
-    case DType::f32: return f(std::integral_constant<DType, DType::f32>{});
-    case DType::fp8_e4m3: return f(std::integral_constant<DType, DType::fp8_e4m3>{});
+#define SWITCHYARD_ROW_TYPE(name, ...) case DType::name: return f(std::integral_constant<DType, DType::name>{});
+#include "switchyard/dtypes.def"
   }
+  // clang-format on
+}
+
+/// Calls f<type>() for a type that combine takes; does nothing for others.
+template <class F>
+SWITCHYARD_FN void with_combined_type(DType type, F&& f) {
+  with_type(type, [&](auto t) {
+    if constexpr (dtype_combines(t())) f.template operator()<t()>();
+  });
+}
+/// Calls f<type>() for a type that can be quantised; does nothing for others.
+template <class F>
+SWITCHYARD_FN void with_quantised_type(DType type, F&& f) {
+  with_type(type, [&](auto t) {
+    if constexpr (dtype_quantises(t())) f.template operator()<t()>();
+  });
 }
 
 /// The n elements of a row from `from` on, as load_element.

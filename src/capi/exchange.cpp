@@ -70,7 +70,8 @@ switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config,
                                                  sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement, NormalExchange::memory_required(to_config(config), world, to_backend("backend", backend)));
+    write_requirement(requirement,
+                      NormalExchange::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 
@@ -81,7 +82,7 @@ switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int
 switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = NormalExchange::heap_bytes_for(to_config(config), world, to_backend("backend", backend));
+    *bytes = NormalExchange::heap_bytes_for(to_config(config), world, to_enum<Backend>("backend", backend));
   });
 }
 
@@ -146,7 +147,7 @@ switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_hand
     require(rows, "rows");
     auto made = std::make_unique<sy_rows>();
     made->state = exchange->state;
-    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_dtype("type", type));
+    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_enum<DType>("type", type));
     *rows = made.release();
   });
 }
@@ -159,7 +160,7 @@ switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_h
     require(rows, "rows");
     auto made = std::make_unique<sy_rows>();
     made->state = exchange->state;
-    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_dtype("type", type), stream);
+    made->rows = exchange->state->object.allocate_rows(checked_handle(handle), to_enum<DType>("type", type), stream);
     *rows = made.release();
   });
 }

@@ -135,7 +135,7 @@ switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t*
   return guarded([&] {
     require(bytes, "bytes");
     require_range("hidden", hidden, 0, int64_t{1} << 24);
-    *bytes = scale_row_bytes(hidden, to_scale_kind("kind", kind));
+    *bytes = scale_row_bytes(hidden, to_enum<ScaleKind>("kind", kind));
   });
 }
 

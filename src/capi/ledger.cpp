@@ -64,7 +64,7 @@ LedgerConfig to_config(const sy_ledger_config* config) {
   result.num_experts = c.num_experts;
   result.topk = c.topk;
   result.max_tokens = c.max_tokens;
-  result.row_type = to_dtype("config->row_type", c.row_type);
+  result.row_type = to_enum<DType>("config->row_type", c.row_type);
   result.max_rows = c.max_rows;
   result.max_ledgers = c.max_ledgers;
   result.first_epoch = c.first_epoch;
@@ -146,7 +146,8 @@ switchyard_code_t sy_ledger_combine_memory_required(const sy_ledger_config* conf
                                                     sy_memory_requirement* requirement) {
   return guarded([&] {
     check_struct(requirement, sizeof *requirement, "requirement");
-    write_requirement(requirement, LedgerCombine::memory_required(to_config(config), world, to_backend("backend", backend)));
+    write_requirement(requirement,
+                      LedgerCombine::memory_required(to_config(config), world, to_enum<Backend>("backend", backend)));
   });
 }
 
@@ -154,7 +155,7 @@ switchyard_code_t sy_ledger_combine_heap_bytes_for(const sy_ledger_config* confi
                                                    size_t* bytes) {
   return guarded([&] {
     require(bytes, "bytes");
-    *bytes = LedgerCombine::heap_bytes_for(to_config(config), world, to_backend("backend", backend));
+    *bytes = LedgerCombine::heap_bytes_for(to_config(config), world, to_enum<Backend>("backend", backend));
   });
 }
 

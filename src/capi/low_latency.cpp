@@ -53,11 +53,11 @@ LowLatencyConfig to_config(const sy_low_latency_config* config) {
   result.num_experts = c.num_experts;
   result.topk = c.topk;
   result.max_tokens = c.max_tokens;
-  result.row_type = to_dtype("config->row_type", c.row_type);
-  result.scales = to_scale_kind("config->scales", c.scales);
+  result.row_type = to_enum<DType>("config->row_type", c.row_type);
+  result.scales = to_enum<ScaleKind>("config->scales", c.scales);
   result.scale_group = c.scale_group;
-  result.scale_order = to_enum("config->scale_order", c.scale_order, ScaleOrder::column_major);
-  result.sending = to_enum("config->sending", c.sending, Sending::per_route);
+  result.scale_order = to_enum<ScaleOrder>("config->scale_order", c.scale_order);
+  result.sending = to_enum<Sending>("config->sending", c.sending);
   result.pieces = c.pieces;
   result.first_epoch = c.first_epoch;
   return result;
@@ -73,7 +73,7 @@ LowLatencyDispatchOptions to_options(const sy_low_latency_dispatch_options* opti
 LowLatencyCombineOptions to_options(const sy_low_latency_combine_options* options) {
   if (!options) return {};
   const sy_low_latency_combine_options o = read_struct(options, kCombineOptions, "options");
-  return {to_enum("options->order", o.order, CombineOrder::per_route), o.weights, o.expert_scale, o.stream, o.num_sms};
+  return {to_enum<CombineOrder>("options->order", o.order), o.weights, o.expert_scale, o.stream, o.num_sms};
 }
 
 /// A function of the caller's as one of C++.
@@ -203,7 +203,7 @@ switchyard_code_t sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype ty
     require(rows, "rows");
     auto made = std::make_unique<sy_low_latency_rows>();
     made->group = exchange->state->group;
-    made->rows = exchange->state->object.make_rows(to_dtype("type", type));
+    made->rows = exchange->state->object.make_rows(to_enum<DType>("type", type));
     *rows = made.release();
   });
 }

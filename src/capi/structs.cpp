@@ -51,9 +51,6 @@ static_assert(offsetof(sy_combine_options, bias) == 24 && offsetof(sy_combine_op
 // Values of the enumerations.
 static_assert(SWITCHYARD_BACKEND_CPU == static_cast<int>(Backend::cpu) &&
               SWITCHYARD_BACKEND_CUDA == static_cast<int>(Backend::cuda));
-static_assert(SWITCHYARD_DTYPE_BF16 == static_cast<int>(DType::bf16) && SWITCHYARD_DTYPE_F16 == static_cast<int>(DType::f16) &&
-              SWITCHYARD_DTYPE_F32 == static_cast<int>(DType::f32) &&
-              SWITCHYARD_DTYPE_FP8_E4M3 == static_cast<int>(DType::fp8_e4m3));
 static_assert(SWITCHYARD_SCALE_NONE == static_cast<int>(ScaleKind::none) &&
               SWITCHYARD_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
               SWITCHYARD_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));
@@ -118,18 +115,17 @@ bool is_valid_struct(const void* given, size_t known) noexcept {
   return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
 }
 
-Backend to_backend(const char* name, sy_backend backend) { return to_enum(name, backend, Backend::cuda); }
-DType to_dtype(const char* name, sy_dtype type) { return to_enum(name, type, DType::fp8_e4m3); }
-ScaleKind to_scale_kind(const char* name, sy_scale_kind kind) { return to_enum(name, kind, ScaleKind::ue8m0); }
-
 void write_requirement(sy_memory_requirement* to, const MemoryRequirement& from) {
   write_struct(to, sy_memory_requirement{sizeof(sy_memory_requirement), from.control_bytes, from.pool_bytes, from.ring_bytes,
                                          from.total(), from.private_bytes});
 }
 
 void write_statistics(sy_call_statistics* to, const CallStatistics& from) {
-  write_struct(to, sy_call_statistics{sizeof(sy_call_statistics), from.remote_bytes, from.local_bytes, from.copied_bytes,
-                                      from.payload_rows, from.metadata_bytes, from.plan_us, from.total_us});
+  sy_call_statistics all = SWITCHYARD_CALL_STATISTICS_INIT;
+#define SWITCHYARD_STATISTIC_MOVED(name) all.name = from.name;
+#define SWITCHYARD_STATISTIC_TIME(name) all.name = from.name;
+#include "switchyard/statistics.def"
+  write_struct(to, all);
 }
 
 void write_rows(sy_row_view* to, const Rows& from) {
@@ -149,7 +145,7 @@ GroupOptions to_options(const sy_group_options* options) {
   result.num_blocks = o.num_blocks;
   result.num_warps = o.num_warps;
   result.deferred_copies = to_bool("options->deferred_copies", o.deferred_copies);
-  result.backend = to_backend("options->backend", o.backend);
+  result.backend = to_enum<Backend>("options->backend", o.backend);
   require_range("options->device", o.device, -1, INT32_MAX);
   result.device = o.device;
   return result;
@@ -163,10 +159,10 @@ NormalConfig to_config(const sy_normal_config* config) {
   result.num_experts = c.num_experts;
   result.topk = c.topk;
   result.max_tokens = c.max_tokens;
-  result.layout = to_enum("config->layout", c.layout, Layout::expert_major);
+  result.layout = to_enum<Layout>("config->layout", c.layout);
   result.expert_alignment = c.expert_alignment;
-  result.row_type = to_dtype("config->row_type", c.row_type);
-  result.staging = to_enum("config->staging", c.staging, Staging::ring);
+  result.row_type = to_enum<DType>("config->row_type", c.row_type);
+  result.staging = to_enum<Staging>("config->staging", c.staging);
   result.ring = {c.ring_num_channels, c.ring_send_chunk, c.ring_slots, c.ring_max_bytes};
   result.pool_bytes = c.pool_bytes;
   result.first_epoch = c.first_epoch;
@@ -177,11 +173,11 @@ DispatchOptions to_options(const sy_dispatch_options* options) {
   if (!options) return {};
   const sy_dispatch_options o = read_struct(options, kDispatchOptions, "options");
   DispatchOptions result;
-  result.quantize = to_scale_kind("options->quantize", o.quantize);
-  result.size = to_enum("options->size", o.size, SizePolicy::automatic);
+  result.quantize = to_enum<ScaleKind>("options->quantize", o.quantize);
+  result.size = to_enum<SizePolicy>("options->size", o.size);
   result.capacity = o.capacity;
-  result.overflow = to_enum("options->overflow", o.overflow, Overflow::drop_and_report);
-  result.padding = to_enum("options->padding", o.padding, Padding::unspecified);
+  result.overflow = to_enum<Overflow>("options->overflow", o.overflow);
+  result.padding = to_enum<Padding>("options->padding", o.padding);
   require_range("options->reserved", o.reserved, 0, 0);
   result.stream = o.stream;
   result.num_sms = o.num_sms;
@@ -193,7 +189,7 @@ CombineOptions to_options(const sy_combine_options* options) {
   if (!options) return {};
   const sy_combine_options o = read_struct(options, kCombineOptions, "options");
   CombineOptions result;
-  result.order = to_enum("options->order", o.order, CombineOrder::per_route);
+  result.order = to_enum<CombineOrder>("options->order", o.order);
   result.weights = o.weights;
   result.apply_weights = to_bool("options->apply_weights", o.apply_weights);
   result.bias[0] = o.bias[0];
@@ -208,8 +204,8 @@ ConstRows to_rows(const sy_const_row_view* rows, const char* name) {
   const sy_const_row_view r = read_struct(rows, kConstRowView, name);
   const std::string member = std::string(name) + "->";
   return {r.data,   r.rows,
-          r.cols,   to_dtype((member + "dtype").c_str(), r.dtype),
-          r.scales, to_scale_kind((member + "scale_kind").c_str(), r.scale_kind)};
+          r.cols,   to_enum<DType>((member + "dtype").c_str(), r.dtype),
+          r.scales, to_enum<ScaleKind>((member + "scale_kind").c_str(), r.scale_kind)};
 }
 
 ExpertIds to_ids(const sy_expert_ids* ids) {

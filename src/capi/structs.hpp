@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <string>
 #include <type_traits>
 
+#include "base/enum_text.hpp"
 #include "capi/errors.hpp"
 #include "switchyard/normal.hpp"
 
@@ -50,14 +52,12 @@ DispatchOptions to_options(const sy_dispatch_options* options);
 CombineOptions to_options(const sy_combine_options* options);
 ConstRows to_rows(const sy_const_row_view* rows, const char* name);
 ExpertIds to_ids(const sy_expert_ids* ids);
-Backend to_backend(const char* name, sy_backend backend);
-DType to_dtype(const char* name, sy_dtype type);
-ScaleKind to_scale_kind(const char* name, sy_scale_kind kind);
-/// An enumeration whose values are 0 to `last`.
-template <class E>
-E to_enum(const char* name, int32_t value, E last) {
-  require_range(name, value, 0, static_cast<int64_t>(last));
-  return static_cast<E>(value);
+/// Throws ArgumentError unless `value` is one of E's.
+template <NamedEnum E>
+E to_enum(const char* name, int32_t value) {
+  for (const Named<E>& known : NamesOf<E>::all)
+    if (static_cast<int32_t>(known.value) == value) return known.value;
+  throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be " + numbered_names<E>());
 }
 
 /// Fill the caller's struct.

@@ -9,6 +9,7 @@
 #include "exchange/recycler.hpp"
 #include "heap/offset_allocator.hpp"
 #include "layout/control.hpp"
+#include "protocol/chunks.hpp"
 #include "protocol/ring.hpp"
 
 namespace switchyard::detail {

@@ -2,33 +2,42 @@
 #include "exchange/exchange_base.hpp"
 
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 namespace switchyard::detail {
 
+namespace {
+
+/// The field in a name that may begin with a function.
+std::string_view field_in(std::string_view name) {
+  name = name.substr(0, name.find(" ("));
+  const size_t function = name.rfind(": ");
+  return function == std::string_view::npos ? name : name.substr(function + 2);
+}
+
+}  // namespace
+
 void invalid(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+void invalid(const std::string& field, const std::string& rest) {
+  throw Error(ErrorCode::invalid_argument, field + rest, field);
+}
+
+void invalid_value(const char* name, const std::string& value, const std::string& allowed) {
+  throw Error(ErrorCode::invalid_argument, std::string(name) + " = " + value + ": must be " + allowed, field_in(name));
+}
 
 void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high)
-    invalid(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
-            std::to_string(high) + "]");
+  if (value >= low && value <= high) return;
+  invalid_value(name, std::to_string(value), "in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
 }
-
-const char* name_of(DType type) {
-  switch (type) {
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::f32: return "f32";
-    case DType::fp8_e4m3: return "fp8_e4m3";
-  }
-  return "unknown";
-}
-
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
-    invalid(std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + name_of(type) + " elements has " +
-            std::to_string(bytes) + " bytes: must be a multiple of 16");
+    throw Error(ErrorCode::invalid_argument,
+                std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + to_string(type) + " elements has " +
+                    std::to_string(bytes) + " bytes: must be a multiple of 16",
+                "hidden");
   return bytes;
 }
 
@@ -36,7 +45,7 @@ void rethrow_agreed(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& own) {
-    throw AgreedError(own.code(), own.what());
+    throw AgreedError(own.code(), own.what(), own.field());
   }
 }
 
@@ -75,11 +84,9 @@ void ExchangeBase::construct(const char* object, const char* config, const std::
 CallStatistics sum_moved(std::span<const MoveCounter> moved) {
   CallStatistics sum;
   for (const MoveCounter& m : moved) {
-    sum.remote_bytes += m.remote_bytes;
-    sum.local_bytes += m.local_bytes;
-    sum.copied_bytes += m.copied_bytes;
-    sum.payload_rows += m.rows;
-    sum.metadata_bytes += m.metadata_bytes;
+#define SWITCHYARD_STATISTIC_MOVED(name) sum.name += m.name;
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
   }
   return sum;
 }

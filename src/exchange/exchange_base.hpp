@@ -20,12 +20,16 @@ namespace switchyard::detail {
 
 inline constexpr uint64_t kEpochMask = (uint64_t{1} << (64 - kFlagValueBits)) - 1;
 
-/// Throw Error(invalid_argument) with a text that names the argument, what was given and what is allowed.
+/// Throw Error(invalid_argument) with a text that names the argument, what was given and what is allowed. A text that begins
+/// with the field that it is about is given in two parts.
 [[noreturn]] void invalid(const std::string& text);
+[[noreturn]] void invalid(const std::string& field, const std::string& rest);
+/// "NAME = VALUE: must be ALLOWED"; `name` may begin with a function, "allocate_rows: type".
+[[noreturn]] void invalid_value(const char* name, const std::string& value, const std::string& allowed);
+/// `name` may say more than the field: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 /// Bytes of a row; they must be a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
-const char* name_of(DType type);
 
 /// Throws this rank's error as one that all ranks throw: the others have heard of it in the call itself.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/forked.hpp"
+#include "exchange/exchange_base.hpp"
 #include "exchange/group_impl.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/trace.hpp"
@@ -60,12 +61,9 @@ GroupOptions completed(GroupOptions options) {
 }
 
 void check_options(const GroupOptions& o) {
-  auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
-  if (o.num_blocks < 1 || o.num_blocks > 1024)
-    fail("GroupOptions::num_blocks = " + std::to_string(o.num_blocks) + ": must be in [1, 1024]");
-  if (o.num_warps < 1 || o.num_warps > 1024)
-    fail("GroupOptions::num_warps = " + std::to_string(o.num_warps) + ": must be in [1, 1024]");
-  if (o.num_sms < 0) fail("GroupOptions::num_sms = " + std::to_string(o.num_sms) + ": must be at least 0");
+  detail::check_range("GroupOptions::num_blocks", o.num_blocks, 1, 1024);
+  detail::check_range("GroupOptions::num_warps", o.num_warps, 1, 1024);
+  if (o.num_sms < 0) detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
   check_duration("GroupOptions::timeout", o.timeout);
   check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
 }

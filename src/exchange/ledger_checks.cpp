@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "exchange/ledger_impl.hpp"
 
 namespace switchyard {
@@ -129,24 +130,24 @@ void check_config(const LedgerConfig& c, int world) {
   check_range("LedgerConfig::max_tokens", c.max_tokens, 0, kMaxInt32 / c.topk);
   check_range("LedgerConfig::max_rows", c.max_rows, 0, kMaxInt32);
   check_range("LedgerConfig::max_ledgers", c.max_ledgers, 1, 1 << 16);
-  if (c.row_type != DType::f16 && c.row_type != DType::bf16 && c.row_type != DType::f32)
-    invalid("LedgerConfig::row_type = " + std::string(name_of(c.row_type)) + ": must be f16, bf16 or f32");
+  check_combining_type("LedgerConfig::row_type", c.row_type);
 }
 
 void LedgerImpl::check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const {
-  if (!ledger) invalid("ledger is empty");
+  if (!ledger) invalid("ledger", " is empty");
   const LedgerData& data = ledger.data();
   if (data.object != id_) invalid("ledger was prepared by another LedgerCombine");
   if (y.dtype != config.row_type)
-    invalid(std::string("expert_output.dtype = ") + name_of(y.dtype) + ": must be LedgerConfig::row_type, " +
-            name_of(config.row_type));
+    invalid("expert_output.dtype", std::string(" = ") + to_string(y.dtype) + ": must be LedgerConfig::row_type, " +
+            to_string(config.row_type));
   if (y.cols != config.hidden)
-    invalid("expert_output.cols = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " +
-            std::to_string(config.hidden));
+    invalid("expert_output.cols",
+            " = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " + std::to_string(config.hidden));
   if (y.rows < data.rows)
-    invalid("expert_output.rows = " + std::to_string(y.rows) + ": the ledger speaks of " + std::to_string(data.rows) + " rows");
-  if (!y.data && data.rows > 0) invalid("expert_output.data is null");
-  if (!out && data.tokens > 0) invalid("out is null");
+    invalid("expert_output.rows",
+            " = " + std::to_string(y.rows) + ": the ledger speaks of " + std::to_string(data.rows) + " rows");
+  if (!y.data && data.rows > 0) invalid("expert_output.data", " is null");
+  if (!out && data.tokens > 0) invalid("out", " is null");
 }
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 // only one backend can say or do is a virtual function of NormalImpl.
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "exchange/normal_impl.hpp"
 
 namespace switchyard::detail {
@@ -257,8 +258,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
 RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowStream& stream) {
   group_.check_usable("allocate_rows");
   check_handle(handle);
-  if (type != DType::bf16 && type != DType::f16 && type != DType::f32)
-    invalid("allocate_rows: type = " + std::to_string(static_cast<int>(type)) + ": combine takes bf16, f16 or f32 rows");
+  check_combining_type("allocate_rows: type", type);
   const int64_t rows = extent_of(handle.data()).rows;
   std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows * config.hidden) * dtype_bytes(type));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};

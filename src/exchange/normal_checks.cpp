@@ -2,6 +2,7 @@
 // Host-checkable contracts of normal mode. Every text names the argument, what was given and what is allowed.
 #include <string>
 
+#include "exchange/enum_checks.hpp"
 #include "exchange/normal_impl.hpp"
 #include "protocol/dispatch_ring.hpp"
 
@@ -14,7 +15,7 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::topk", c.topk, 1, kMaxTopk);
   check_range("NormalConfig::max_tokens", c.max_tokens, 0, int64_t{1} << 26);
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
-  check_range("NormalConfig::row_type", static_cast<int64_t>(c.row_type), 0, 3);
+  check_enum("NormalConfig::row_type", c.row_type);
   if (c.layout == Layout::expert_major)  // `rows` says how many records of a source, one for each of its tokens, have come
     check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
   checked_row_bytes("NormalConfig", c.hidden, c.row_type);
@@ -31,10 +32,10 @@ void check_config(const NormalConfig& c, int world) {
 namespace {
 
 void check_options(const DispatchOptions& o) {
-  check_range("DispatchOptions::quantize", static_cast<int64_t>(o.quantize), 0, 2);
-  check_range("DispatchOptions::size", static_cast<int64_t>(o.size), 0, 3);
-  check_range("DispatchOptions::overflow", static_cast<int64_t>(o.overflow), 0, 1);
-  check_range("DispatchOptions::padding", static_cast<int64_t>(o.padding), 0, 1);
+  check_enum("DispatchOptions::quantize", o.quantize);
+  check_enum("DispatchOptions::size", o.size);
+  check_enum("DispatchOptions::overflow", o.overflow);
+  check_enum("DispatchOptions::padding", o.padding);
   if (o.size == SizePolicy::capacity) check_range("DispatchOptions::capacity", o.capacity, 0, int64_t{1} << 31);
 }
 
@@ -43,18 +44,18 @@ void check_options(const DispatchOptions& o) {
 RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, int64_t tokens) const {
   check_options(o);
   if (x.rows != tokens)
-    invalid("x.rows = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(tokens));
+    invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(tokens));
   if (x.cols != config.hidden)
-    invalid("x.cols = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
-  if (!x.data && tokens > 0) invalid("x.data is null");
-  check_range("x.dtype", static_cast<int64_t>(x.dtype), 0, 3);
-  const bool fp8 = x.dtype == DType::fp8_e4m3;
+    invalid("x.cols", " = " + std::to_string(x.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (!x.data && tokens > 0) invalid("x.data", " is null");
+  check_enum("x.dtype", x.dtype);
+  const bool fp8 = dtype_has_scales(x.dtype);
   if (fp8 && o.quantize != ScaleKind::none)
-    invalid("DispatchOptions::quantize: rows are fp8 already; quantize only bf16, f16 or f32 rows");
-  if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind = none: fp8 rows need scales (f32 or ue8m0)");
-  if (fp8 && !x.scales && tokens > 0) invalid("x.scales is null: fp8 rows need scales");
+    invalid("DispatchOptions::quantize", ": rows are fp8 already; quantize only " + names_where<DType>(dtype_quantises) + " rows");
+  if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind", " = none: fp8 rows need scales (f32 or ue8m0)");
+  if (fp8 && !x.scales && tokens > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
-    invalid(std::string("x.scale_kind: ") + name_of(x.dtype) + " rows have no scales");
+    invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
   RowFormat f{};
   f.src_type = x.dtype;
   f.quantize = o.quantize != ScaleKind::none;
@@ -64,19 +65,19 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   f.row_bytes = checked_row_bytes(f.quantize ? "quantized rows" : "x", config.hidden, f.type);
   f.scale_bytes = static_cast<int64_t>(scale_row_bytes(config.hidden, f.scales));
   if (config.staging == Staging::ring && f.row_bytes + f.scale_bytes > rings_.record_at())
-    invalid(std::string("x.dtype = ") + name_of(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
   return f;
 }
 
 void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
-    invalid("ids.topk = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
+    invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
   check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-  if (!ids.data && ids.tokens > 0) invalid("ids.data is null");
+  if (!ids.data && ids.tokens > 0) invalid("ids.data", " is null");
 }
 
 void NormalImpl::check_handle(const Handle& handle) const {
-  if (!handle) invalid("handle is empty");
+  if (!handle) invalid("handle", " is empty");
   const HandleData& h = handle.data();
   if (h.counts.world != world() || h.rank != rank())
     invalid("handle was made by rank " + std::to_string(h.rank) + " of " + std::to_string(h.counts.world) + ", this is rank " +
@@ -93,19 +94,17 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
   const HandleData& h = handle.data();
   const int64_t rows = h.rows >= 0 ? h.rows : h.rows_allocated;
   const bool expert_major = h.layout == Layout::expert_major;
-  if (y.dtype == DType::fp8_e4m3)
-    throw Error(ErrorCode::unsupported, "y.dtype = fp8_e4m3: combine takes bf16, f16 or f32 rows");
-  check_range("y.dtype", static_cast<int64_t>(y.dtype), 0, 2);
+  check_combined_rows("y.dtype", y.dtype);
   if (y.rows < rows)
-    invalid("y.rows = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(rows) + " rows");
+    invalid("y.rows", " = " + std::to_string(y.rows) + ": the handle's dispatch delivered " + std::to_string(rows) + " rows");
   if (y.cols != config.hidden)
-    invalid("y.cols = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
-  if (!y.data && rows > 0) invalid("y.data is null");
-  if (!out && h.tokens > 0) invalid("out is null");
+    invalid("y.cols", " = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
+  if (!y.data && rows > 0) invalid("y.data", " is null");
+  if (!out && h.tokens > 0) invalid("out", " is null");
   const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
   if (config.staging == Staging::ring && bytes > rings_.scale_at())
-    invalid(std::string("y.dtype = ") + name_of(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
-  check_range("CombineOptions::order", static_cast<int64_t>(o.order), 0, 1);
+    invalid("y.dtype", std::string(" = ") + to_string(y.dtype) + ": wider than NormalConfig::row_type, which sizes the rings");
+  check_enum("CombineOptions::order", o.order);
   if (o.order == CombineOrder::per_route && !expert_major)
     throw Error(ErrorCode::unsupported,
                 "CombineOptions::order = per_route: rank-major rows are one per (token, rank) already; use per_rank");
@@ -114,10 +113,10 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
                 "CombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; pass them "
                 "to dispatch or use per_route");
   if (out_weights && (expert_major || (!o.weights && rows > 0)))
-    invalid("out_weights: only for rank-major combine with CombineOptions::weights");
+    invalid("out_weights", ": only for rank-major combine with CombineOptions::weights");
   if (!expert_major && o.weights && !out_weights && h.tokens > 0)
-    invalid("out_weights is null, but CombineOptions::weights is given");
-  if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1] without bias[0]");
+    invalid("out_weights", " is null, but CombineOptions::weights is given");
+  if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1]", " without bias[0]");
 }
 
 }  // namespace switchyard::detail

@@ -15,6 +15,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/enum_text.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard {
@@ -27,7 +28,6 @@ constexpr char kBuiltIn[] =
 constexpr const char* kFirstLine = "switchyard-tuning 1";
 constexpr const char* kAnyGpu = "cuda";
 constexpr const char* kVariable = "SWITCHYARD_TUNING";
-constexpr const char* kModeNames[] = {"normal", "low_latency", "flat", "ledger", "normal_expert_major"};
 
 constexpr unsigned bit(TuningMode mode) { return 1u << static_cast<unsigned>(mode); }
 constexpr unsigned kNormal = bit(TuningMode::normal) | bit(TuningMode::normal_expert_major),
@@ -95,9 +95,9 @@ class Line {
   }
 
   TuningMode mode(const Pair& pair) const {
-    for (size_t m = 0; m < std::size(kModeNames); ++m)
-      if (pair.value == kModeNames[m]) return static_cast<TuningMode>(m);
-    fail("mode = '" + std::string(pair.value) + "': must be normal, normal_expert_major, low_latency, flat or ledger");
+    if (const auto known = from_string<TuningMode>(pair.value)) return *known;
+    fail("mode = '" + std::string(pair.value) + "': must be " +
+         detail::names_where<TuningMode>([](TuningMode) { return true; }));
   }
 
  private:
@@ -168,7 +168,7 @@ double distance(const TuningKey& a, const TuningKey& b) {
 
 }  // namespace
 
-const char* to_string(TuningMode mode) noexcept { return kModeNames[static_cast<size_t>(mode)]; }
+const char* to_string(TuningMode mode) noexcept { return to_string<TuningMode>(mode); }
 
 std::string TuningEntry::text() const {
   std::string out = "device=\"" + key.device + "\" mode=" + to_string(key.mode) + " ranks=" + std::to_string(key.ranks) +

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bootstrap/bootstrap.hpp"
@@ -17,7 +19,8 @@ namespace switchyard::detail {
 /// What a rank tells the others about its share of a step.
 struct StepReport {
   int32_t code = 0;
-  char text[508] = {};
+  uint16_t field_at = 0, field_size = 0;  ///< Error::field() in the text
+  char text[504] = {};
 };
 
 /// An error that every rank throws alike, because they told each other: they are still in step, and nobody has to be told.
@@ -38,6 +41,11 @@ StepReport attempt(const Step& step) {
     step();
   } catch (const Error& error) {
     note(error.code(), error.what());
+    const auto at = static_cast<size_t>(error.field().data() - error.what());
+    if (at + error.field().size() < sizeof mine.text) {
+      mine.field_at = static_cast<uint16_t>(at);
+      mine.field_size = static_cast<uint16_t>(error.field().size());
+    }
   } catch (const std::bad_alloc&) {
     note(ErrorCode::system, "out of memory");
   } catch (const std::exception& error) {
@@ -50,8 +58,9 @@ StepReport attempt(const Step& step) {
 inline void raise_if_failed(StepReport report, const char* subject, size_t rank) {
   if (report.code == 0) return;
   report.text[sizeof report.text - 1] = '\0';
-  throw AgreedError(static_cast<ErrorCode>(report.code),
-                    std::string(subject) + ", rank " + std::to_string(rank) + ": " + report.text);
+  const std::string text = report.text;
+  throw AgreedError(static_cast<ErrorCode>(report.code), std::string(subject) + ", rank " + std::to_string(rank) + ": " + text,
+                    std::string_view(text).substr(std::min<size_t>(report.field_at, text.size()), report.field_size));
 }
 
 /// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: one

@@ -48,9 +48,10 @@ size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 size_t checked_segment_bytes(size_t bytes) {
   constexpr size_t kLargest = size_t{1} << 46;
   if (bytes <= kHeapHeaderBytes || bytes > kLargest) {
-    throw Error(ErrorCode::invalid_argument, "heap_bytes = " + std::to_string(bytes) + ": must be more than " +
-                                                 std::to_string(kHeapHeaderBytes) + " (the header) and at most " +
-                                                 std::to_string(kLargest));
+    throw Error(ErrorCode::invalid_argument,
+                "heap_bytes = " + std::to_string(bytes) + ": must be more than " + std::to_string(kHeapHeaderBytes) +
+                    " (the header) and at most " + std::to_string(kLargest),
+                "heap_bytes");
   }
   return round_up(bytes, page_bytes());
 }

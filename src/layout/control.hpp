@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "arch/ops.hpp"
+#include "layout/addressing.hpp"
 #include "layout/heap_view.hpp"
-#include "plan/addressing.hpp"
+#include "layout/sites.hpp"
 
 namespace switchyard::detail {
 
@@ -59,7 +59,7 @@ struct CountsHead {
 /// of the call: a peer can be at most one call ahead, because every call waits for a flag that each peer sets in that call.
 struct ControlLayout {
   static constexpr int64_t kLine = 64;
-  static constexpr int kNumFlagSites = 5;
+  static constexpr int kMostChunks = kLine / 8;  ///< words of a flag's line
 
   uint64_t base = 0;  ///< heap offset
   int world = 1;
@@ -68,19 +68,18 @@ struct ControlLayout {
   SWITCHYARD_FN int64_t counts_row_bytes() const {
     return round_up(static_cast<int64_t>(sizeof(CountsHead)) + 4 * (world + experts), kLine);
   }
-  SWITCHYARD_FN int64_t flags_bytes() const { return kNumFlagSites * world * kLine; }
+  SWITCHYARD_FN int64_t flags_bytes() const { return kNumControlSites * world * kLine; }
   SWITCHYARD_FN int64_t placements_bytes() const { return 2 * world * static_cast<int64_t>(sizeof(Placement)); }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + placements_bytes() + 2 * world * counts_row_bytes(); }
 
-  /// Flag of `site` in the reader's segment that rank `writer` sets.
+  /// Flag of `site`, one of SWITCHYARD_CONTROL_SITE, in the reader's segment that rank `writer` sets.
   SWITCHYARD_FN SymPtr<uint64_t> flag(Site site, int writer) const {
-    const int64_t line = static_cast<int64_t>(flag_row(site)) * world + writer;
+    const int64_t line = static_cast<int64_t>(control_row(site)) * world + writer;
     return {base + static_cast<uint64_t>(line * kLine)};
   }
   /// Site::rows has a word per chunk of the source's tokens, in one line; Site::outputs one per chunk of the reader's.
   SWITCHYARD_FN SymPtr<uint64_t> rows_flag(int writer, int chunk) const { return flag(Site::rows, writer) + chunk; }
   SWITCHYARD_FN SymPtr<uint64_t> outputs_flag(int writer, int chunk) const { return flag(Site::outputs, writer) + chunk; }
-  static_assert(8 * kRowChunks <= kLine && 8 * kSumChunks <= kLine);
   SWITCHYARD_FN SymPtr<Placement> placement(uint64_t epoch, int writer) const {
     const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
     return {base + static_cast<uint64_t>(flags_bytes() + index * static_cast<int64_t>(sizeof(Placement)))};
@@ -88,18 +87,6 @@ struct ControlLayout {
   SWITCHYARD_FN SymPtr<CountsHead> counts_head(uint64_t epoch, int writer) const {
     const int64_t index = static_cast<int64_t>(epoch & 1) * world + writer;
     return {base + static_cast<uint64_t>(flags_bytes() + placements_bytes() + index * counts_row_bytes())};
-  }
-
- private:
-  SWITCHYARD_FN static constexpr int flag_row(Site site) {
-    switch (site) {
-      case Site::counts: return 0;
-      case Site::placement: return 1;
-      case Site::rows: return 2;
-      case Site::outputs: return 3;
-      case Site::pulled: return 4;
-      default: return 0;
-    }
   }
 };
 

@@ -17,10 +17,6 @@ struct SymPtr {
   SWITCHYARD_FN SymPtr operator+(int64_t n) const {
     return {offset + static_cast<uint64_t>(n * static_cast<int64_t>(sizeof(T)))};
   }
-  template <class U>
-  SWITCHYARD_FN SymPtr<U> cast() const {
-    return {offset};
-  }
 };
 
 /// Trivially copyable; passed by value to kernels.

@@ -6,7 +6,7 @@
 
 #include "arch/ops.hpp"
 #include "layout/heap_view.hpp"
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 
 namespace switchyard::detail {
 

@@ -10,7 +10,7 @@
 
 #include "base/exact_division.hpp"
 #include "layout/heap_view.hpp"
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 
 namespace switchyard::detail {
 
@@ -71,10 +71,6 @@ struct LowLatencyLayout {
     const uint32_t wide = extra * by_wide.value();
     const auto quotient = [](const Divisor& by, uint32_t n) { return kFast ? by.quotient_fast(n) : by.quotient(n); };
     return static_cast<int>(e < wide ? quotient(by_wide, e) : extra + quotient(by_each, e - wide));
-  }
-  SWITCHYARD_FN bool owns(int rank, int32_t expert) const {
-    const int first = first_expert(rank);
-    return expert >= first && expert < first + experts_of(rank);
   }
   SWITCHYARD_FN int units_per_token() const { return entries == topk ? 1 : topk; }
   SWITCHYARD_FN int max_units() const { return at.units; }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "layout/heap_view.hpp"
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 
 namespace switchyard::detail {
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "plan/views.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::detail {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "switchyard/normal.hpp"
+#include "switchyard/plan_tables.hpp"
 
 namespace switchyard::detail {
 

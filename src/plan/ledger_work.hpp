@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 
 namespace switchyard {
 struct LedgerTables;

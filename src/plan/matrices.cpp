@@ -4,6 +4,7 @@
 #include <string>
 
 #include "plan/views.hpp"
+#include "switchyard/status.hpp"
 
 namespace switchyard::detail {
 

@@ -72,12 +72,6 @@ int64_t GatheredCounts::rows_needed(Layout layout, int alignment, int dest) cons
   return first.back();
 }
 
-int HandleData::record_source(int64_t record) const {
-  int source = 0;
-  for (int64_t end = counts.d(0, rank); record >= end && source + 1 < counts.world; end += counts.d(source, rank)) ++source;
-  return source;
-}
-
 namespace {
 
 /// First row, at its expert's rank, of this rank's segment of every expert.
@@ -143,18 +137,6 @@ void list_sends(const LocalPlan& local, HandleData& h) {
 }
 
 }  // namespace
-
-std::vector<int32_t> records_by_chunk(const HandleData& h) {
-  const size_t world = idx(h.counts.world);
-  std::vector<int32_t> out(kRowChunks * world), count(world, 0);
-  int64_t t = 0;
-  for (int c = 0; c < kRowChunks; ++c) {
-    for (; t < row_chunk_end(h.tokens, c); ++t)
-      for (int64_t i = h.send_begin[idx(t)]; i < h.send_begin[idx(t + 1)]; ++i) ++count[idx(h.sends[idx(i)].rank)];
-    std::copy(count.begin(), count.end(), out.begin() + static_cast<std::ptrdiff_t>(idx(c) * world));
-  }
-  return out;
-}
 
 void build_owner_side(const LocalPlan& local, HandleData& h) {
   const int64_t routes = local.tokens * local.topk;

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 #include "switchyard/types.hpp"
 
 namespace switchyard::detail {
@@ -122,13 +122,7 @@ struct HandleData {
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
   std::vector<int64_t> dropped_here;        ///< [W * experts here], empty unless reports_drops
-
-  /// Source rank of a record.
-  int record_source(int64_t record) const;
 };
-
-/// [kRowChunks * W] records of this rank's tokens at each rank, up to the end of each chunk.
-std::vector<int32_t> records_by_chunk(const HandleData& h);
 
 /// `h` with all its tables in host memory.
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other descriptions of the same plan: what DeepEP, the route ledger and shape-static layouts call it, and its portable bytes.
+// Other descriptions of the same plan: what DeepEP and the route ledger call it, and its portable bytes.
 // All are pure functions of one rank's HandleData; no communication, no symmetric memory. docs/concepts/plan.md and ledger.md.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "plan/plan.hpp"
-#include "switchyard/normal.hpp"
+#include "switchyard/plan_tables.hpp"
 
 namespace switchyard::detail {
 
@@ -27,17 +27,6 @@ DispatchMatrices make_matrices(const HandleData& handle, int num_channels);
 /// that an unpadded expert-major dispatch would have. O(T * K + W * E). \throws Error(unsupported) if any rank dropped routes
 /// at capacity, or if a row does not fit int32.
 LedgerTables make_ledger(const HandleData& handle);
-
-/// Shape-static slots of this rank's routes: row `strided_slot(local expert, W, max_tokens, rank, i)` at the expert's rank,
-/// where i counts the distinct (token, expert) pairs of this rank before this one. The same expert twice in one token is one
-/// pair: the repeat aliases the first. i < max_tokens always, so no routing overflows.
-struct StridedSlots {
-  std::vector<int64_t> slot;              ///< [T * K] row at the expert's rank, -1 without an expert
-  std::vector<uint8_t> alias;             ///< [T * K] 1 if an earlier k of the token has the same expert (and slot)
-  std::vector<int32_t> pairs_per_expert;  ///< [E] rows that this rank sends to each expert
-  int64_t rows_per_expert = 0;            ///< W * max_tokens
-};
-StridedSlots make_strided(const HandleData& handle);
 
 /// Portable bytes: little endian, versioned, checksummed. Everything that follows from the rest is left out.
 std::vector<std::byte> serialize(const HandleData& handle);

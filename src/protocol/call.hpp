@@ -6,6 +6,7 @@
 
 #include "arch/ops.hpp"
 #include "layout/heap_view.hpp"
+#include "layout/sites.hpp"
 #include "trace/device_trace.hpp"
 #include "trace/tracer.hpp"
 
@@ -52,11 +53,9 @@ struct WaitCounter {
 
 /// Rows and bytes that one warp moved. Written by that warp only.
 struct MoveCounter {
-  uint64_t remote_bytes = 0;
-  uint64_t local_bytes = 0;
-  uint64_t copied_bytes = 0;
-  uint64_t rows = 0;
-  uint64_t metadata_bytes = 0;
+#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
 };
 
 /// The i-th of n places, i in [0, n), from `first` in [0, n] on and around.

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "plan/plan.hpp"
+#include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
 #include "protocol/deal.hpp"
 
@@ -165,7 +166,7 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
                             Weights&& weights_of, MoveCounter& moved, const RowPart& part) {
   const uint64_t all = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) >= 0; });
   const uint64_t own = A::lanes_where(w, rows.places, [&](int i) { return rows.rank(i) == p.call.rank(); });
-  if (part.begin == 0) moved.rows += static_cast<uint64_t>(bits(all));
+  if (part.begin == 0) moved.payload_rows += static_cast<uint64_t>(bits(all));
   moved.local_bytes += static_cast<uint64_t>(bits(own) * part.bytes);
   moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * part.bytes);
   const int64_t at = t * p.row_bytes + part.begin;
@@ -304,7 +305,7 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     WarpSpan<A> span(w, call, Event::pull_reduce);
     pull_all<A>(w, p, moved);
     A::settle(w);
-    span.set_arg(static_cast<int64_t>(moved.rows));
+    span.set_arg(static_cast<int64_t>(moved.payload_rows));
     span.set_bytes(moved.remote_bytes);
   }
   return end_pulls<A>(w, p, moved);

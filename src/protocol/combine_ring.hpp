@@ -143,9 +143,9 @@ SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, int 
   const RingStream& kept = p.channel(channel);
   RingStream s = kept;
   const int64_t before = s.next;
-  const uint64_t rows_before = moved.rows;
+  const uint64_t rows_before = moved.payload_rows;
   while (s.next < s.end && s.next - before < p.send_chunk && sum_token<A>(w, p, channel, s.next, stall, moved)) ++s.next;
-  span.set_arg(static_cast<int64_t>(moved.rows - rows_before));
+  span.set_arg(static_cast<int64_t>(moved.payload_rows - rows_before));
   if (s.next == before) {
     span.cancel();
     return false;

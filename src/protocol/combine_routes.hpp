@@ -121,7 +121,7 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
       sum_routes<A>(w, p, first + t, part_of_row(p.row_bytes, static_cast<int>(i - t * parts), parts), moved);
     }
     base += items;
-    span.set_arg(static_cast<int64_t>(moved.rows - before.rows));
+    span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
     if (pushing == 0) span.set_bytes(moved.remote_bytes - before.remote_bytes);  // else they have come
   }
   A::settle(w);

@@ -95,7 +95,7 @@ SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCo
     WarpSpan<A> span(w, p.call, Event::pull_reduce);
     const MoveCounter before = moved;
     pull_and_reduce<A>(w, p, tokens, sum_chunk_end(p.tokens, c), moved);
-    span.set_arg(static_cast<int64_t>(moved.rows - before.rows));
+    span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
     span.set_bytes(moved.remote_bytes - before.remote_bytes);
   }
   A::settle(w);

@@ -17,6 +17,7 @@
 
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
+#include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
 #include "protocol/deal.hpp"
 
@@ -132,7 +133,7 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<
     const uint64_t all = A::lanes_where(w, places, goes);
     if (all == 0) continue;
     const uint64_t own = A::lanes_where(w, places, [&](int i) { return goes(i) && entries[i].rank == p.call.rank(); });
-    moved.rows += static_cast<uint64_t>(bits(all));
+    moved.payload_rows += static_cast<uint64_t>(bits(all));
     moved.local_bytes += payload * static_cast<uint64_t>(bits(own));
     moved.remote_bytes += payload * static_cast<uint64_t>(bits(all & ~own));
     const std::byte* row = p.x + t * p.src_row_bytes;
@@ -283,7 +284,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
         WarpSpan<A> span(w, call, Event::send_rows);
         const MoveCounter before = moved;
         send_rows<A>(w, p, tokens, expert_major ? row_chunk_end(p.tokens, c) : p.tokens, moved);
-        span.set_arg(static_cast<int64_t>(moved.rows - before.rows));
+        span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
         span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
       if (arrive_is_last<A>(w, p.sends_done + c, senders)) {

@@ -38,7 +38,7 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
     if (d.scales) A::copy(w, slot + p.rings.scale_at(), d.scales + t * d.scale_bytes, static_cast<size_t>(d.scale_bytes));
   }
   (e.rank == d.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(d.row_bytes + d.scale_bytes);
-  ++moved.rows;
+  ++moved.payload_rows;
 }
 
 /// Appends up to one chunk. Returns whether anything was announced.

@@ -106,7 +106,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
   const uint64_t bytes = answers * static_cast<uint64_t>(range.payload_bytes);
   (source == call.rank() ? moved.local_bytes : moved.remote_bytes) += bytes;
   if (source != call.rank()) span.set_bytes(bytes);
-  if (piece == 0) moved.rows += answers;
+  if (piece == 0) moved.payload_rows += answers;
   return true;
 }
 

@@ -120,7 +120,7 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter&
     else
       A::copy(w, to, from, static_cast<size_t>(bytes));
     ++done;
-    if (part == 0) moved.rows += static_cast<uint64_t>(c.rows);
+    if (part == 0) moved.payload_rows += static_cast<uint64_t>(c.rows);
     (owner == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
   }
   if (owner >= 0 && !tells) arrive();
@@ -279,7 +279,7 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
     MoveCounter moved;
     WarpSpan<A> span(w, call, Event::return_segments);
     return_segments<A>(w, p, moved);
-    span.set_arg(static_cast<int64_t>(moved.rows));
+    span.set_arg(static_cast<int64_t>(moved.payload_rows));
     span.set_bytes(moved.remote_bytes);
     call.moved[w.index()] = moved;
   }

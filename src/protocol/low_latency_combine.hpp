@@ -56,7 +56,7 @@ SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
 template <class P>
 SWITCHYARD_FN void add_moved(const P& p, int owner, int piece, int64_t bytes, MoveCounter& moved) {
   (owner == p.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
-  if (piece == 0) ++moved.rows;
+  if (piece == 0) ++moved.payload_rows;
 }
 
 /// Sends a piece of what local expert `expert` made of a row, `from`, to slot k of token t. Pending.

@@ -205,7 +205,7 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
   const uint64_t own = places >> p.call.rank() & 1;
   moved.local_bytes += bytes * own;
   moved.remote_bytes += bytes * (static_cast<uint64_t>(bits(places)) - own);
-  if (part == 0) moved.rows += static_cast<uint64_t>(bits(places));
+  if (part == 0) moved.payload_rows += static_cast<uint64_t>(bits(places));
 }
 
 /// This warp's part of a message's row, to every rank with one of the unit's experts. Settled. \returns those ranks (bits)

@@ -124,7 +124,7 @@ void check_softmax_logits(const float* logits, int64_t token, int num_experts) {
 
 void check_rows(const ConstRows& rows, const char* name) {
   const std::string what = std::string(name);
-  if (rows.dtype == DType::fp8_e4m3) refuse("gate_logits", what + ".dtype", "fp8_e4m3", "bf16, f16, f32");
+  if (dtype_has_scales(rows.dtype)) refuse("gate_logits", what + ".dtype", to_string(rows.dtype), "bf16, f16, f32");
   detail::check_tokens("gate_logits", rows.rows, std::max<int64_t>(rows.cols, 1));
   if (rows.cols < 0) refuse("gate_logits", what + ".cols", std::to_string(rows.cols), "0 and above");
   if (rows.data == nullptr && rows.rows > 0 && rows.cols > 0) {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "plan/addressing.hpp"
+#include "layout/addressing.hpp"
 #include "routing/check.hpp"
 #include "routing/portable_math.hpp"
 #include "routing/random.hpp"

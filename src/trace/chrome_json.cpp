@@ -97,20 +97,20 @@ std::initializer_list<Event> causes_of(Event wait) {
                         kPulled = {Event::pull_reduce, Event::sum_returned}, kExpertCount = {Event::send_counts},
                         kReturned = {Event::return_rows}, kLedger = {Event::ledger_combine, Event::return_segments},
                         kRing = {Event::ring_send, Event::ring_receive};
-  switch (wait) {
-    case Event::wait_entered: return kEntered;
-    case Event::wait_ledger_rows: return kLedger;
-    case Event::wait_ring: return kRing;
-    case Event::wait_counts: return kCounts;
-    case Event::wait_placement: return kPlacement;
-    case Event::wait_outputs: return kOutputs;
-    case Event::wait_rows:
-    case Event::wait_message: return kRows;
-    case Event::wait_pulled: return kPulled;
-    case Event::wait_expert_count: return kExpertCount;
-    case Event::wait_returned: return kReturned;
-    default: return {};
-  }
+  static const std::pair<Event, std::initializer_list<Event>> all[] = {{Event::wait_entered, kEntered},
+                                                                       {Event::wait_ledger_rows, kLedger},
+                                                                       {Event::wait_ring, kRing},
+                                                                       {Event::wait_counts, kCounts},
+                                                                       {Event::wait_placement, kPlacement},
+                                                                       {Event::wait_outputs, kOutputs},
+                                                                       {Event::wait_rows, kRows},
+                                                                       {Event::wait_message, kRows},
+                                                                       {Event::wait_pulled, kPulled},
+                                                                       {Event::wait_returned, kReturned},
+                                                                       {Event::wait_expert_count, kExpertCount}};
+  for (const auto& [event, causes] : all)
+    if (event == wait) return causes;
+  return {};
 }
 
 /// True if a span of this kind raises its signal early and goes on: then its begin counts, otherwise its end.

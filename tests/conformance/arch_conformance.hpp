@@ -162,7 +162,7 @@ TYPED_TEST_P(ArchConformance, MulticastFillsEveryDestination) {
           memory.push_back(std::make_unique<typename TestFixture::Memory>(bytes, static_cast<size_t>(i % 5) * 16));
           dsts.push_back(memory.back()->data());
         }
-        this->warp_.multicast_copy(dsts.data(), n, src.data(), bytes);
+        this->warp_.multicast_to(dsts.data(), n, src.data(), bytes);
         std::fill(dsts.begin(), dsts.end(), nullptr);  // the pointers belong to the caller again
         this->warp_.settle();
         for (int i = 0; i < n; ++i) {
@@ -181,7 +181,7 @@ TYPED_TEST_P(ArchConformance, MulticastReachesTheLargestGroup) {
     typename TestFixture::Memory dst(4112 * static_cast<size_t>(kPlaces<TypeParam>));
     std::vector<void*> dsts;
     for (int i = 0; i < kPlaces<TypeParam>; ++i) dsts.push_back(dst.data() + 4112 * static_cast<size_t>(i));
-    this->warp_.multicast_copy(dsts.data(), kPlaces<TypeParam>, src.data(), 4112);
+    this->warp_.multicast_to(dsts.data(), kPlaces<TypeParam>, src.data(), 4112);
     this->warp_.settle();
     for (int i = 0; i < kPlaces<TypeParam>; ++i) ASSERT_EQ(std::memcmp(dsts[static_cast<size_t>(i)], src.data(), 4112), 0) << i;
     EXPECT_TRUE(dst.guards_intact());
@@ -247,7 +247,7 @@ TYPED_TEST_P(ArchConformance, SourcesMayChangeOnceDrained) {
       const std::vector<std::byte> old(src.data(), src.data() + bytes);
       this->warp_.copy(first.data(), src.data(), bytes);
       void* const dsts[] = {second.data()};
-      this->warp_.multicast_copy(dsts, 1, src.data(), bytes);
+      this->warp_.multicast_to(dsts, 1, src.data(), bytes);
       this->warp_.drain_sources();
       std::memset(src.data(), 0, bytes);
       this->warp_.settle();
@@ -335,7 +335,7 @@ TYPED_TEST_P(ArchConformance, PublishReachesExactlyItsFlags) {
     auto* words = reinterpret_cast<uint64_t*>(memory.data());
     std::vector<uint64_t*> flags;
     for (int i = 0; i < n; ++i) flags.push_back(&words[2 * i]);
-    this->warp_.publish(flags.data(), n, detail::flag_word(3, 9));
+    this->warp_.publish_to(flags.data(), n, detail::flag_word(3, 9));
     for (int i = 0; i < kMaxRanks; ++i) {
       EXPECT_EQ(words[2 * i], i < n ? detail::flag_word(3, 9) : 0u) << i << " of " << n;
       EXPECT_EQ(words[2 * i + 1], 0u) << i << " of " << n;
@@ -355,17 +355,13 @@ TYPED_TEST_P(ArchConformance, PublishReachesExactlyItsFlags) {
   }
 }
 
-TYPED_TEST_P(ArchConformance, PollAllNamesTheFirstFlagThatLags) {
+TYPED_TEST_P(ArchConformance, PollNamesTheFirstFlagThatLags) {
   typename TestFixture::Memory memory(static_cast<size_t>(kMaxRanks) * 8);
   auto* words = reinterpret_cast<uint64_t*>(memory.data());
   std::vector<const uint64_t*> flags;
   for (int i = 0; i < kMaxRanks; ++i) flags.push_back(&words[i]);
   const uint64_t expected = detail::flag_word(5);
-  const auto poll = [&](int n) {
-    const int first = this->warp_.poll_all(flags.data(), n, expected);
-    EXPECT_EQ(this->warp_.poll_from(flags.data(), n, expected), first);
-    return first;
-  };
+  const auto poll = [&](int n) { return this->warp_.poll_from(flags.data(), n, expected); };
   for (const int n : {1, 2, 3, 31, 32, 33, kMaxRanks}) {
     for (int i = 0; i < kMaxRanks; ++i) words[i] = i < n ? detail::flag_word(5, static_cast<uint64_t>(i)) : 0;
     EXPECT_EQ(poll(n), -1) << n;
@@ -396,11 +392,11 @@ TYPED_TEST_P(ArchConformance, FlagsSurviveTheWrapOfTheEpoch) {
     EXPECT_EQ(detail::flag_epoch(detail::flag_word(epoch, value)), epoch & kLastEpoch);
     EXPECT_EQ(detail::flag_value(detail::flag_word(epoch, value)), value);
     this->warp_.store_release(word, detail::flag_word(epoch - 1, value));
-    EXPECT_EQ(this->warp_.poll_all(flags, 1, detail::flag_word(epoch)), 0) << step;
+    EXPECT_EQ(this->warp_.poll_from(flags, 1, detail::flag_word(epoch)), 0) << step;
     this->warp_.store_release(word, detail::flag_word(epoch));
-    EXPECT_EQ(this->warp_.poll_all(flags, 1, detail::flag_word(epoch)), -1) << step;
+    EXPECT_EQ(this->warp_.poll_from(flags, 1, detail::flag_word(epoch)), -1) << step;
     this->warp_.store_release(word, detail::flag_word(epoch + 1));
-    EXPECT_EQ(this->warp_.poll_all(flags, 1, detail::flag_word(epoch)), -1) << step;
+    EXPECT_EQ(this->warp_.poll_from(flags, 1, detail::flag_word(epoch)), -1) << step;
   }
 }
 
@@ -432,7 +428,7 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             LocateFindsEveryIndexOnce, FillZeroClearsExactlyItsRange, SourcesMayChangeOnceDrained,
                             ScratchStagesRowsUntilDrained, SettleWithNothingPendingIsHarmless, FlagsStoreLoadAndAdd,
                             TakeGivesTheOldValue, PostedWordsAreSeen, PublishReachesExactlyItsFlags,
-                            PollAllNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
+                            PollNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
                             TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
                             MapTurnsEveryElement, TellingRowsHoldNoZeros, RowsThatHaveComeAreSummed, BlankRowsHaveNotCome,
                             ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,

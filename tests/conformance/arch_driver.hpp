@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arch/ops.hpp"
+#include "layout/sites.hpp"
 
 namespace switchyard::conformance {
 
@@ -52,7 +53,6 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::variant_in_use() } -> std::same_as<std::string>;
 
   d.copy(dst, src, bytes);
-  d.multicast_copy(dsts, n, src, bytes);
   d.multicast_to(dsts, n, src, bytes);             // destinations that are null get nothing
   d.multicast_fetched(dsts, n, src, bytes);        // the same of a row that was fetched before
   d.multicast_fetched_words(dsts, n, src, bytes);  // likewise
@@ -74,8 +74,6 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
 
   { d.load_acquire(flag) } -> std::same_as<uint64_t>;
   d.store_release(flag, value);
-  d.publish(flags, n, value);
-  { d.poll_all(polled, n, value) } -> std::same_as<int>;
   d.publish_to(flags, n, value);  // flags that are null are skipped
   d.publish_entry(flags, n, value);
   { d.poll_from(polled, n, value) } -> std::same_as<int>;

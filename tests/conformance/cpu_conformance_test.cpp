@@ -62,7 +62,7 @@ TEST(Streaming, ChangesNoByte) {
         const bool before = detail::set_streaming(streaming);
         Guarded<detail::Cpu> out(3 * kBytes, offset);
         void* const dsts[] = {out.data(), out.data() + kBytes};
-        warp.multicast_copy(dsts, 2, src.data(), kBytes);
+        warp.multicast_to(dsts, 2, src.data(), kBytes);
         const void* const rows[] = {src.data(), src.data()};
         const float weights[] = {0.3f, 0.6f};
         warp.reduce_rows({out.data() + 2 * kBytes, rows, weights, 2, {}, DType::f32, kBytes / 4});
@@ -145,7 +145,7 @@ TEST(CpuDeferred, WritesNothingBeforeSettle) {
   std::memset(src.data(), 1, src.size());
   warp.copy(dst.data(), src.data(), 256);
   void* const dsts[] = {dst.data() + 256};
-  warp.multicast_copy(dsts, 1, src.data(), 256);
+  warp.multicast_to(dsts, 1, src.data(), 256);
   warp.fill_zero(dst.data() + 512, 256);
   const void* const rows[] = {src.data()};
   warp.reduce_rows({dst.data() + 768, rows, nullptr, 1, {}, DType::f32, 64});

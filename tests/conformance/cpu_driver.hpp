@@ -42,9 +42,6 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   static std::string variant_in_use() { return detail::current_simd_target().name; }
 
   void copy(void* dst, const void* src, size_t bytes) { Cpu::copy(warp, dst, src, bytes); }
-  void multicast_copy(void* const* dsts, int n, const void* src, size_t bytes) {
-    Cpu::multicast_copy(warp, dsts, n, src, bytes);
-  }
   void multicast_fetched(void* const* dsts, int n, const void* src, size_t bytes) {
     Cpu::multicast_fetched(
         warp, n, [&](int i) { return dsts[i]; }, Cpu::fetch(warp, src, bytes));
@@ -110,10 +107,6 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
 
   uint64_t load_acquire(const uint64_t* flag) { return Cpu::template load_acquire<kScope>(flag, kSite); }
   void store_release(uint64_t* flag, uint64_t value) { Cpu::template store_release<kScope>(warp, flag, value, kSite); }
-  void publish(uint64_t* const* flags, int n, uint64_t value) { Cpu::template publish<kScope>(warp, flags, n, value, kSite); }
-  int poll_all(const uint64_t* const* flags, int n, uint64_t value) {
-    return Cpu::template poll_all<kScope>(warp, flags, n, value, kSite);
-  }
   void publish_to(uint64_t* const* flags, int n, uint64_t value) {
     Cpu::template publish_to<kScope>(
         warp, n,

@@ -15,6 +15,7 @@
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "arch/cpu/worker_pool.hpp"
+#include "layout/sites.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -215,10 +216,8 @@ TEST(WorkerPool, ManyRanksShareFewCores) {
           if (before + 1 == call * static_cast<uint64_t>(w.total())) {
             Cpu::store_release<Scope::system>(w, &arrived[static_cast<size_t>(rank)], flag_word(call), Site::barrier);
           }
-          std::vector<const uint64_t*> flags;
-          for (const uint64_t& flag : arrived) flags.push_back(&flag);
-          for (int polls = 0; Cpu::poll_all<Scope::system>(w, flags.data(), kRanks, flag_word(call), Site::barrier) >= 0;
-               ++polls) {
+          const auto flag = [&](int i) { return &arrived[static_cast<size_t>(i)]; };
+          for (int polls = 0; Cpu::poll_from<Scope::system>(w, kRanks, flag, flag_word(call), Site::barrier) >= 0; ++polls) {
             Cpu::pause(w, polls);
           }
         });

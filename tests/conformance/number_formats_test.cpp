@@ -2,6 +2,7 @@
 // base/number_formats.hpp against the definition of the formats (conformance/reference.hpp).
 #include "base/number_formats.hpp"
 
+#include "arch/cuda/divide_by.hpp"
 #include "base/exact_division.hpp"
 
 #include <gtest/gtest.h>

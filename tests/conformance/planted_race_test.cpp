@@ -64,8 +64,8 @@ void add_cases(std::vector<Case>& cases, Operands& m, const std::string& label, 
   ends("copy source", copy, m.source, bytes);
   ends("copy destination", copy, m.out, bytes);
   const auto multicast = [&m, bytes](CpuWarp& w) {
-    void* const dsts[] = {m.out, m.out2};
-    Cpu::multicast_copy(w, dsts, 2, m.source, bytes);
+    Cpu::multicast_to(
+        w, 2, [&m](int i) -> void* { return i == 0 ? m.out : m.out2; }, m.source, bytes);
   };
   ends("multicast source", multicast, m.source, bytes);
   ends("multicast destination 0", multicast, m.out, bytes);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "arch/cuda/cuda_arch.cuh"
+#include "layout/sites.hpp"
 
 namespace {
 
@@ -83,7 +84,8 @@ __global__ void copy_kernel(const CopyJob* jobs, int num_jobs, const std::byte* 
     if (job.n == 1) {
       Cuda::copy(w, to[0], from, bytes);
     } else {
-      Cuda::multicast_copy(w, to, job.n, from, bytes);
+      Cuda::multicast_to(
+          w, job.n, [&](int i) { return to[i]; }, from, bytes);
     }
   }
   Cuda::settle(w);
@@ -315,10 +317,10 @@ __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::by
     Cuda::drain_sources(w);
     std::byte* const scales = w.scratch() + q_bytes;
     Cuda::quantize_row(w, reinterpret_cast<uint8_t*>(w.scratch()), scales, src + r * src_pitch, type, hidden, kind, group);
-    void *q_to[3], *s_to[3];
-    for (int i = 0; i < 3; ++i) q_to[i] = places + i * out_pitch, s_to[i] = places + i * out_pitch + q_bytes;
-    Cuda::multicast_copy(w, q_to, 3, w.scratch(), static_cast<size_t>(hidden));
-    Cuda::multicast_copy(w, s_to, 3, scales, scale_bytes);
+    Cuda::multicast_to(
+        w, 3, [&](int i) { return places + i * out_pitch; }, w.scratch(), static_cast<size_t>(hidden));
+    Cuda::multicast_to(
+        w, 3, [&](int i) { return places + i * out_pitch + q_bytes; }, scales, scale_bytes);
   }
   Cuda::settle(w);
 }
@@ -397,8 +399,8 @@ __global__ void relay_kernel(std::byte* slots, uint64_t* flags, uint64_t* counte
   for (int round = 1; round <= rounds; ++round) {
     if (me != 0 || round > 1) {
       const uint64_t expected = static_cast<uint64_t>(me == 0 ? round - 1 : round);
-      const uint64_t* mine = flags + me * 8;
-      for (int polls = 0; Cuda::poll_all<Scope::device>(w, &mine, 1, expected, Site::rows) >= 0; ++polls) {
+      const auto mine = [&](int) { return flags + me * 8; };
+      for (int polls = 0; Cuda::poll_from<Scope::device>(w, 1, mine, expected, Site::rows) >= 0; ++polls) {
         if (Cuda::now_ns() > deadline) {
           Cuda::fetch_add<Scope::device>(w, failures, 1, Site::none);
           return;
@@ -412,8 +414,12 @@ __global__ void relay_kernel(std::byte* slots, uint64_t* flags, uint64_t* counte
     Cuda::settle(w);
     Cuda::copy(w, slots + next * bytes, words, static_cast<size_t>(bytes));
     Cuda::settle(w);
-    uint64_t* theirs = flags + next * 8;
-    Cuda::publish<Scope::device>(w, &theirs, 1, static_cast<uint64_t>(round), Site::rows);
+    Cuda::publish_to<Scope::device>(
+        w, 1,
+        [&](int) {
+          return FlagStore{flags + next * 8, static_cast<uint64_t>(round)};
+        },
+        Site::rows);
     Cuda::fetch_add<Scope::device>(w, counter, 1, Site::local_sends);
   }
 }

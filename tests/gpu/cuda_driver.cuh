@@ -21,7 +21,6 @@ inline void must(cudaError_t status, const char* what) {
 
 enum class Op {
   copy,
-  multicast_copy,
   multicast_to,
   multicast_fetched,
   multicast_fetched_words,
@@ -42,8 +41,6 @@ enum class Op {
   quantize_to,
   load,
   store,
-  publish,
-  poll_all,
   publish_to,
   publish_entry,
   poll_from,
@@ -109,7 +106,6 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   uint64_t first = 0, second = 0;
   switch (r.op) {
     case Op::copy: A::copy(w, place(r.dst), place(r.src), r.bytes); break;
-    case Op::multicast_copy: A::multicast_copy(w, reinterpret_cast<void**>(r.list), n, r.src, r.bytes); break;
     case Op::multicast_to: A::multicast_to(w, n, row, r.src, r.bytes); break;
     case Op::multicast_fetched: A::multicast_fetched(w, n, row, A::fetch(w, r.src, r.bytes)); break;
     case Op::multicast_fetched_words: A::multicast_fetched(w, n, row, A::fetch_words(w, r.src, r.bytes)); break;
@@ -154,8 +150,6 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
       break;
     case Op::load: first = A::template load_acquire<kScope>(flag, kSite); break;
     case Op::store: A::template store_release<kScope>(w, flag, r.value, kSite); break;
-    case Op::publish: A::template publish<kScope>(w, flags, n, r.value, kSite); break;
-    case Op::poll_all: first = static_cast<uint64_t>(A::template poll_all<kScope>(w, flags, n, r.value, kSite)); break;
     case Op::publish_to:
       A::template publish_to<kScope>(
           w, n,
@@ -292,9 +286,6 @@ struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
   static std::string variant_in_use() { return variant(); }
 
   void copy(void* dst, const void* src, size_t bytes) { run({.op = Op::copy, .dst = dst, .src = src, .bytes = bytes}); }
-  void multicast_copy(void* const* dsts, int n, const void* src, size_t bytes) {
-    run({.op = Op::multicast_copy, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
-  }
   void multicast_to(void* const* dsts, int n, const void* src, size_t bytes) {
     run({.op = Op::multicast_to, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
@@ -370,12 +361,6 @@ struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
 
   uint64_t load_acquire(const uint64_t* flag) { return run({.op = Op::load, .dst = const_cast<uint64_t*>(flag)}).first; }
   void store_release(uint64_t* flag, uint64_t value) { run({.op = Op::store, .dst = flag, .value = value}); }
-  void publish(uint64_t* const* flags, int n, uint64_t value) {
-    run({.op = Op::publish, .value = value, .n = n}, rows(flags, n));
-  }
-  int poll_all(const uint64_t* const* flags, int n, uint64_t value) {
-    return static_cast<int>(run({.op = Op::poll_all, .value = value, .n = n}, rows(flags, n)).first);
-  }
   void publish_to(uint64_t* const* flags, int n, uint64_t value) {
     run({.op = Op::publish_to, .value = value, .n = n}, rows(flags, n));
   }

@@ -45,8 +45,6 @@ SWITCHYARD_KERNELS(load_acquire_device, (const uint64_t* flag, uint64_t* out),
                    *out = A::load_acquire<Scope::device>(flag, Site::none);)
 SWITCHYARD_KERNELS(store_release_system, (uint64_t * flag), A::store_release<Scope::system>(w, flag, 1, Site::none);)
 SWITCHYARD_KERNELS(store_release_device, (uint64_t * flag), A::store_release<Scope::device>(w, flag, 1, Site::none);)
-SWITCHYARD_KERNELS(publish_system, (uint64_t* const* flags, int n), A::publish<Scope::system>(w, flags, n, 1, Site::none);)
-SWITCHYARD_KERNELS(publish_device, (uint64_t* const* flags, int n), A::publish<Scope::device>(w, flags, n, 1, Site::none);)
 SWITCHYARD_KERNELS(publish_to_system, (uint64_t* const* flags, int n),
                    A::publish_to<Scope::system>(
                        w, n,
@@ -54,12 +52,18 @@ SWITCHYARD_KERNELS(publish_to_system, (uint64_t* const* flags, int n),
                          return FlagStore{flags[i], 1};
                        },
                        Site::none);)
-SWITCHYARD_KERNELS(poll_all_system, (const uint64_t* const* flags, int n, int* out),
-                   *out = A::poll_all<Scope::system>(w, flags, n, 1, Site::none);)
-SWITCHYARD_KERNELS(poll_all_device, (const uint64_t* const* flags, int n, int* out),
-                   *out = A::poll_all<Scope::device>(w, flags, n, 1, Site::none);)
+SWITCHYARD_KERNELS(publish_to_device, (uint64_t* const* flags, int n),
+                   A::publish_to<Scope::device>(
+                       w, n,
+                       [&](int i) {
+                         return FlagStore{flags[i], 1};
+                       },
+                       Site::none);)
 SWITCHYARD_KERNELS(poll_from_system, (const uint64_t* const* flags, int n, int* out),
                    *out = A::poll_from<Scope::system>(
+                       w, n, [&](int i) { return flags[i]; }, 1, Site::none);)
+SWITCHYARD_KERNELS(poll_from_device, (const uint64_t* const* flags, int n, int* out),
+                   *out = A::poll_from<Scope::device>(
                        w, n, [&](int i) { return flags[i]; }, 1, Site::none);)
 SWITCHYARD_KERNELS(fetch_add_system, (uint64_t * counter, uint64_t* out),
                    *out = A::fetch_add<Scope::system>(w, counter, 1, Site::none);)
@@ -85,13 +89,15 @@ SWITCHYARD_KERNELS(publish_entry, (uint64_t* const* flags, int n), fence_entry(w
 
 SWITCHYARD_KERNELS(copy_released, (void* dst, const void* src, uint64_t* flag), A::copy(w, dst, src, kRowBytes); A::settle(w);
                    A::store_release<Scope::system>(w, flag, 1, Site::none);)
-SWITCHYARD_KERNELS(multicast_copy_released, (void* const* dsts, const void* src, uint64_t* flag),
-                   A::multicast_copy(w, dsts, 4, src, kRowBytes);
-                   A::settle(w); A::store_release<Scope::system>(w, flag, 1, Site::none);)
 SWITCHYARD_KERNELS(multicast_to_published, (void* const* dsts, const void* src, uint64_t* const* flags, int n),
                    A::multicast_to(
                        w, n, [&](int i) { return dsts[i]; }, src, kRowBytes);
-                   A::settle(w); A::publish<Scope::system>(w, flags, n, 1, Site::none);)
+                   A::settle(w); A::publish_to<Scope::system>(
+                       w, n,
+                       [&](int i) {
+                         return FlagStore{flags[i], 1};
+                       },
+                       Site::none);)
 SWITCHYARD_KERNELS(multicast_fetched_added, (void* const* dsts, const void* src, uint64_t* counter, int n),
                    A::multicast_fetched(
                        w, n, [&](int i) { return dsts[i]; }, A::fetch(w, src, kRowBytes));

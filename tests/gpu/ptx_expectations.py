@@ -53,9 +53,9 @@ def expectations(arch, bulk):
         **{f"store_release_{name}": ([SYNC, RELEASE[s]], [r"st\.relaxed", rf"\.{other}\b"])
            for name, s, other in (("system", "sys", "gpu"), ("device", "gpu", "sys"))},
         **{name: ([SYNC, FENCE[s], FLAG[s]], [FENCE[other], FLAG[other]])
-           for name, s, other in (("publish_system", "sys", "gpu"), ("publish_device", "gpu", "sys"), ("publish_to_system", "sys", "gpu"))},
+           for name, s, other in (("publish_to_system", "sys", "gpu"), ("publish_to_device", "gpu", "sys"))},
         **{name: ([ACQUIRE[s], SYNC, *proxy], [r"ld\.relaxed", ACQUIRE[other]])
-           for name, s, other in (("poll_all_system", "sys", "gpu"), ("poll_all_device", "gpu", "sys"), ("poll_from_system", "sys", "gpu"))},
+           for name, s, other in (("poll_from_system", "sys", "gpu"), ("poll_from_device", "gpu", "sys"))},
         **{f"fetch_add_{name}": ([SYNC, ADD[s], SYNC, *proxy], [rf"\.{other}\b"])
            for name, s, other in (("system", "sys", "gpu"), ("device", "gpu", "sys"))},
         "block_sync": ([STORE, BLOCK, *proxy, LOAD], []),
@@ -66,7 +66,6 @@ def expectations(arch, bulk):
         "count_max": ([r"red\.relaxed\.gpu\.global\.max\.u64"], [r"acq_rel", r"\batom\."]),
         "publish_entry": ([FENCE["sys"], BLOCK, FLAG["sys"]], [FENCE["gpu"], r"st\.release"]),
         "copy_released": ([*moved, *release], []),
-        "multicast_copy_released": ([*moved, *release], []),
         "multicast_to_published": ([*moved, SYNC, FENCE["sys"], FLAG["sys"]], []),
         "multicast_fetched_added": ([*moved, SYNC, ADD["gpu"]], []),
         "fill_zero_released": ([*written, *release], []),

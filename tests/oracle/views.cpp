@@ -129,27 +129,4 @@ Ledger ledger(const Problem& p, int rank) {
   return l;
 }
 
-Strided strided(const Problem& p, int rank) {
-  Strided out;
-  std::vector<std::vector<int64_t>> tokens_of(static_cast<size_t>(p.experts));  // distinct tokens of each expert, in order
-  for (int64_t t = 0; t < p.tokens(rank); ++t) {
-    for (int k = 0; k < p.topk; ++k) {
-      const int64_t id = id_of(p, rank, t, k);
-      if (!valid(p, id)) {
-        out.slot.push_back(-1);
-        out.alias.push_back(0);
-        continue;
-      }
-      auto& tokens = at(tokens_of, id);
-      const bool repeat = !tokens.empty() && tokens.back() == t;
-      if (!repeat) tokens.push_back(t);
-      const int64_t local = id - p.first_expert(p.owner(id));
-      const auto i = static_cast<int64_t>(tokens.size()) - 1;
-      out.slot.push_back(local * p.world * p.max_tokens + rank * p.max_tokens + i);
-      out.alias.push_back(repeat);
-    }
-  }
-  return out;
-}
-
 }  // namespace oracle

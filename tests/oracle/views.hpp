@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan's other descriptions, from the seed systems' definitions: DeepEP matrices, route ledger, strided slots.
+// The plan's other descriptions, from the seed systems' definitions: DeepEP matrices, route ledger.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,5 @@ struct Ledger {
   std::vector<int32_t> peer_token_per_expert, expanded_row_idx, cumsum_per_expert, dispatch_offset, prev_sum_before_rank;
 };
 Ledger ledger(const Problem& problem, int rank);
-
-/// Shape-static slots of one rank's routes [T, K], -1 without an expert, and which of them repeat an earlier pair.
-struct Strided {
-  std::vector<int64_t> slot;
-  std::vector<uint8_t> alias;
-};
-Strided strided(const Problem& problem, int rank);
 
 }  // namespace oracle

@@ -127,7 +127,7 @@ std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int bloc
     const uint16_t sum = switchyard::detail::bf16_from_f32(static_cast<float>(call.topk));
     for (const uint16_t y : out) ASSERT_EQ(y, sum);
     if (!two_calls && group.rank() < call.senders) return;
-    for (const auto& warp : group.impl().moved) rows[rank].push_back(warp.rows);
+    for (const auto& warp : group.impl().moved) rows[rank].push_back(warp.payload_rows);
     std::sort(rows[rank].begin(), rows[rank].end());
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;

@@ -97,7 +97,7 @@ TEST(Misuse, ConfigurationsNameTheField) {
       {"topk = 33", [](LowLatencyConfig& c) { c.topk = 33; }},
       {"max_tokens = 0", [](LowLatencyConfig& c) { c.max_tokens = 0; }},
       {"max_tokens = 65536", [](LowLatencyConfig& c) { c.max_tokens = 65536; }},
-      {"row_type = 3", [](LowLatencyConfig& c) { c.row_type = DType::fp8_e4m3; }},
+      {"row_type = fp8_e4m3", [](LowLatencyConfig& c) { c.row_type = DType::fp8_e4m3; }},
       {"scales = 3", [](LowLatencyConfig& c) { c.scales = static_cast<ScaleKind>(3); }},
       {"scale_group = 96", [](LowLatencyConfig& c) { c.scale_group = 96; }},
       {"scale_order = 2", [](LowLatencyConfig& c) { c.scale_order = static_cast<switchyard::ScaleOrder>(2); }},

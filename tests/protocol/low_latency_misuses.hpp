@@ -62,8 +62,8 @@ inline std::vector<LowLatencyMisuse> dispatch_misuses() {
       spoil_dispatch("null_rows", "x.data", [](A& a) { a.x.data = nullptr; }),
       spoil_dispatch("other_type", "x.dtype = f32", [](A& a) { a.x.dtype = DType::f32; }),
       spoil_dispatch("no_type", "x.dtype", [](A& a) { a.x.dtype = static_cast<DType>(9); }),
-      spoil_dispatch("fp8_without_kind", "x.scale_kind = 0", [](A& a) { a.x.dtype = DType::fp8_e4m3; }),
-      spoil_dispatch("fp8_of_other_kind", "x.scale_kind = 2",
+      spoil_dispatch("fp8_without_kind", "x.scale_kind = none", [](A& a) { a.x.dtype = DType::fp8_e4m3; }),
+      spoil_dispatch("fp8_of_other_kind", "x.scale_kind = ue8m0",
                      [](A& a) {
                        a.x.dtype = DType::fp8_e4m3;
                        a.x.scales = a.x.data;

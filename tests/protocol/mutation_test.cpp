@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "arch/cpu/order_table.hpp"
+#include "layout/sites.hpp"
 #include "protocol/ledger_rig.hpp"
 #include "protocol/flat_harness.hpp"
 #include "protocol/low_latency_harness.hpp"
@@ -127,8 +128,7 @@ const char* redundant_because(Site site) {
     case Site::call_header:
     case Site::message:
     case Site::returned:
-    case Site::local_sends:
-    case Site::count_of_sites: break;
+    case Site::local_sends: break;
   }
   return nullptr;
 }
@@ -383,7 +383,7 @@ TEST(Control, IsCleanWithoutAMutation) {
 
 /// Every flag is either tried above or documented as redundant, and then indeed unseen in every call.
 TEST(Survivors, AreDocumented) {
-  for (int i = 0; i < static_cast<int>(Site::count_of_sites); ++i) {
+  for (int i = 0; i < switchyard::detail::kNumSites; ++i) {
     const Site site = static_cast<Site>(i);
     const bool tried = std::any_of(std::begin(kUses), std::end(kUses), [&](const Use& use) { return use.site == site; });
     const char* reason = redundant_because(site);

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "arch/cpu/order_table.hpp"
+#include "layout/sites.hpp"
 #include "protocol/ledger_rig.hpp"
 #include "protocol/low_latency_harness.hpp"
 

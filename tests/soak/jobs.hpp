@@ -124,8 +124,7 @@ struct MaskedExperts {
   SWITCHYARD_FN void operator()(int64_t i) const {
     const int64_t row = i / expert_row.f.hidden;
     const int local = static_cast<int>(row / rows_per_expert);
-    if (row % rows_per_expert >= rows_of_expert[local])
-      return harness::set_element(kType, expert_row.y, i, kNaN);
+    if (row % rows_per_expert >= rows_of_expert[local]) return harness::set_element(kType, expert_row.y, i, kNaN);
     expert_row(local, row, static_cast<int>(i % expert_row.f.hidden), row_source[row]);
   }
 };

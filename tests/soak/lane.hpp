@@ -21,7 +21,10 @@
 
 namespace soak {
 
-inline constexpr int kTopk = 4, kMaxTokens = 128, kNormals = 3;
+inline constexpr bool kCuda = kBackend == switchyard::Backend::cuda;
+/// kFamilies: of graphs, those of low latency last. kNumbers: that another library adds up.
+inline constexpr int kTopk = 4, kMaxTokens = 128, kNormals = 3, kFamilies = kNormals + 2;
+inline constexpr size_t kNumbers = size_t{1} << 16;
 inline constexpr std::array<int, 5> kGraphTokens{8, 24, 56, 96, kMaxTokens};
 
 /// A rank's own code fails, as a life may say.
@@ -53,11 +56,13 @@ class Lane {
   struct Normal {
     Normal(switchyard::Group& group, const switchyard::NormalConfig& config) : exchange(group, config) {}
     switchyard::NormalExchange exchange;
-    std::optional<switchyard::Handle> first;    ///< kept from the beginning to the end
-    std::deque<Routed> routed;                  ///< equal on all ranks
-    std::deque<switchyard::Dispatched> kept;    ///< differs by rank
-    size_t room = 0;                            ///< row buffers that the pool has room for, beside `first`
-    bool counts_room() const { return kBackend == switchyard::Backend::cuda || exchange.config().staging == switchyard::Staging::direct; }
+    std::optional<switchyard::Handle> first;  ///< kept from the beginning to the end
+    std::deque<Routed> routed;                ///< equal on all ranks
+    std::deque<switchyard::Dispatched> kept;  ///< differs by rank
+    size_t room = 0;                          ///< row buffers that the pool has room for, beside `first`
+    bool counts_room() const {
+      return kBackend == switchyard::Backend::cuda || exchange.config().staging == switchyard::Staging::direct;
+    }
   };
   struct Sized {
     CallArrays arrays;

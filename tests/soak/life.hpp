@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -12,9 +11,7 @@ namespace soak {
 inline constexpr int kLanes = 2;  ///< of each rank, each with a thread, a group, objects and streams of its own
 
 enum class End { in_order, throws, killed };
-inline const char* name_of(End end) {
-  return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed";
-}
+inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
 
 /// Steps in which all ranks certainly make a call that needs the others.
 inline constexpr int kStepsToHear = 12;
@@ -62,7 +59,7 @@ struct Report {
   std::map<int, std::string> steps;
   std::string last_steps() const {
     std::string text;
-    int left = std::getenv("SOAK_T") ? 80 : 12;
+    int left = 12;
     for (auto at = steps.rbegin(); at != steps.rend() && left-- > 0; ++at)
       text = " " + std::to_string(at->first) + ":" + at->second + "," + text;
     return text;

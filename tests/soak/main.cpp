@@ -28,7 +28,7 @@ using switchyard::GroupOptions;
 using switchyard::test::ChildRank;
 using switchyard::test::RankEnd;
 
-constexpr bool kCuda = soak::kBackend == switchyard::Backend::cuda;
+using soak::kCuda;
 constexpr auto kLongestLife = 150s;
 
 const char kUsage[] =
@@ -91,14 +91,15 @@ std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet,
   }
   meet_once();
   if (wrong.empty()) return "";
-  return "rank " + std::to_string(rank) + ", lane " + std::to_string(lane) + ": " + wrong + " (last steps:" + report.last_steps() + ")";
+  return "rank " + std::to_string(rank) + ", lane " + std::to_string(lane) + ": " + wrong +
+         " (last steps:" + report.last_steps() + ")";
 }
 
 GroupOptions group_options(const Life& life) {
   GroupOptions options;
   options.backend = soak::kBackend;
   options.heap_bytes = soak::heap_bytes_of(life);
-  options.timeout = std::chrono::seconds(std::getenv("SOAK_T") ? std::atoi(std::getenv("SOAK_T")) : 30);
+  options.timeout = 30s;
   options.num_sms = soak::num_sms_for(life.world, kLanes);
   return options;
 }
@@ -159,7 +160,9 @@ bool live(const Life& life, Counts& total) {
     if (end.ok() || killed) continue;
     good = false;
     std::printf("%s %d: %s\n", life.processes ? "process" : "the process of all ranks", end.rank,
-                end.overdue ? "it hangs" : end.error.empty() ? "it crashed" : end.error.c_str());
+                end.overdue         ? "it hangs"
+                : end.error.empty() ? "it crashed"
+                                    : end.error.c_str());
     if (!end.ok() && end.error.empty()) std::printf("  exit code %d, signal %d\n", end.exit_code, end.signal);
   }
   ++total[std::string("lives_") + name_of(life.end)];
@@ -210,7 +213,8 @@ int main(int argc, char** argv) {
     if (options.life >= 0) break;
   }
   std::printf("\nserving worker on %s, %d ranks, seed %lld: %.0f s\n",
-              kCuda ? (std::to_string(gpus) + " GPUs").c_str() : "the CPU", world, static_cast<long long>(options.seed), seconds());
+              kCuda ? (std::to_string(gpus) + " GPUs").c_str() : "the CPU", world, static_cast<long long>(options.seed),
+              seconds());
   for (const auto& [name, count] : total) std::printf("  %-24s %llu\n", name.c_str(), static_cast<unsigned long long>(count));
   std::printf(good ? "no mismatch, no hang, no leak\n" : "FAILED\n");
   return good ? 0 : 1;

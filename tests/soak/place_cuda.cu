@@ -17,6 +17,9 @@ namespace soak {
 namespace {
 
 constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMostBlocks = 64;
+/// Taken at once: an allocation may wait for all kernels on the GPU, also another lane's, which wait for peers whose hosts may
+/// be waiting likewise.
+constexpr size_t kRoom = size_t{96} << 20;
 
 void must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
@@ -93,7 +96,8 @@ struct Place::Impl {
   std::array<cudaStream_t, kStreams> streams{};
   std::array<cudaEvent_t, kEvents> events{};
   size_t next_event = 0;
-  std::vector<void*> rooms;
+  std::byte* memory = nullptr;
+  size_t used = 0;
 };
 
 Place::Place(int rank, int world) : impl_(std::make_unique<Impl>()) {
@@ -101,10 +105,13 @@ Place::Place(int rank, int world) : impl_(std::make_unique<Impl>()) {
   me.rank = rank, me.world = world;
   must(cudaGetDeviceCount(&me.gpus), "cudaGetDeviceCount");
   must(cudaSetDevice(rank % me.gpus), "cudaSetDevice");
+  must(cudaMalloc(reinterpret_cast<void**>(&me.memory), kRoom), "cudaMalloc");
+  must(cudaMemset(me.memory, 0, kRoom), "cudaMemset");
+  must(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   for (auto& stream : me.streams) must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   for (auto& event : me.events) must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
-  warm_up<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber, ClearVerdict,
-          FillNumbers, JudgeNumbers>(me.streams[0]);
+  warm_up<harness::MakeInputs, MakeRows, RankMajorExperts, ExpertMajorExperts, MaskedExperts, JudgeLayer, SetNumber,
+          ClearVerdict, FillNumbers, JudgeNumbers>(me.streams[0]);
 }
 
 Place::~Place() {
@@ -113,16 +120,14 @@ Place::~Place() {
     (void)cudaStreamSynchronize(stream);
     (void)cudaStreamDestroy(stream);
   }
-  for (void* room : impl_->rooms) (void)cudaFree(room);
+  (void)cudaFree(impl_->memory);
 }
 
 std::byte* Place::room(size_t bytes) {
-  void* p = nullptr;
-  must(cudaMalloc(&p, std::max<size_t>(bytes, 16)), "cudaMalloc");
-  impl_->rooms.push_back(p);
-  must(cudaMemset(p, 0, bytes), "cudaMemset");
-  must(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  return static_cast<std::byte*>(p);
+  std::byte* const p = impl_->memory + impl_->used;
+  impl_->used += (bytes + 255) / 256 * 256;
+  if (impl_->used > kRoom) throw std::runtime_error("a lane needs more memory than it has");
+  return p;
 }
 
 void Place::check_capture(void* stream, const char* what) const {

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tools/switchyard/bench_html.hpp"
-#include "tools/switchyard/tune_html.hpp"
+#include "tools/report/bench_page.hpp"
+#include "tools/report/tune_page.hpp"
 
 namespace switchyard::tool {
 namespace {

@@ -2,14 +2,14 @@
 // What `switchyard bench` would measure: its points, and what it takes on GPUs, which needs none to be checked.
 //
 // Executable: bench_points_test. Source: bench_points_test.cpp. Label: none.
-#include "tools/switchyard/bench_points.hpp"
+#include "tools/bench/points.hpp"
 
 #include <gtest/gtest.h>
 
 #include "switchyard/status.hpp"
-#include "tools/switchyard/bench_cuda.hpp"
-#include "tools/switchyard/cli.hpp"
-#include "tools/switchyard/rank_device.hpp"
+#include "tools/bench/driver.hpp"
+#include "tools/cli/verb.hpp"
+#include "tools/device/rank_device.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -51,14 +51,15 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   o.hidden = 64;
   o.sms = o.combine_sms = 4;
   if (!built_with_cuda()) {
-    EXPECT_THROW(check_normal_cuda(o), UsageError);
+    EXPECT_THROW(make_bench_case(kNormal, Backend::cuda), UsageError);
     return;
   }
-  EXPECT_NO_THROW(check_normal_cuda(o));
+  const std::unique_ptr<BenchCase> normal = make_bench_case(kNormal, Backend::cuda);
+  EXPECT_NO_THROW(normal->check(o));
   o.slots = 4;  // fewer than a token has choices
-  EXPECT_THROW(check_normal_cuda(o), Error);
+  EXPECT_THROW(normal->check(o), Error);
   o.staging = "direct";  // then nothing asks for them
-  EXPECT_NO_THROW(check_normal_cuda(o));
+  EXPECT_NO_THROW(normal->check(o));
 }
 
 }  // namespace

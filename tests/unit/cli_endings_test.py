@@ -158,6 +158,12 @@ class Outputs(unittest.TestCase):
             code, out, err = run("trace", "--out", "-")
             self.assertEqual((code, out), (2, ""))
             self.assertIn("--out: '-' given", err)
+        for args in (["verify", *ONE_CASE], ["verify", "ledger", "--quick"], ["doctor"],
+                     ["trace", "--ranks", "1", "--tokens", "4", "--hidden", "64", "--out", "/dev/null"]):
+            for json_flag in (["--json"], ["--json", "-"], ["--json=-"]):
+                code, out, err = run(*args, *json_flag)
+                self.assertEqual(code, 0, err)
+                self.assertTrue(json.loads(out), args)
         with open("/dev/full", "w", encoding="ascii") as full:
             done = subprocess.run([cli_test.TOOL, *self.POINT, "--json", "-"], stdout=full, stderr=subprocess.PIPE, text=True,
                                   timeout=120, check=False)

@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "tools/switchyard/apart.hpp"
 #include "switchyard/normal.hpp"
-#include "tools/switchyard/doctor.hpp"
-#include "tools/switchyard/style.hpp"
+#include "tools/cli/style.hpp"
+#include "tools/doctor/doctor.hpp"
+#include "tools/run/apart.hpp"
 
 namespace switchyard::tool {
 namespace {

@@ -70,20 +70,6 @@ TEST_P(PlanParity, A01_Ledger) {
   }
 }
 
-TEST_P(PlanParity, A01_Strided) {
-  const oracle::Problem p = make_problem(GetParam(), 14);
-  if (oracle::expect(p).any_dropped)
-    return;  // slots of a capped dispatch count kept pairs only; see Strided in plan_views_test
-  const auto handles = make_handles(p, GetParam().wide, 0);
-  for (int r = 0; r < p.world; ++r) {
-    const oracle::Strided expected = oracle::strided(p, r);
-    const auto got = make_strided(*handles[static_cast<size_t>(r)]);
-    EXPECT_EQ(got.slot, expected.slot);
-    EXPECT_EQ(got.alias, expected.alias);
-    EXPECT_EQ(got.rows_per_expert, p.world * p.max_tokens);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(All, PlanParity, testing::ValuesIn(all_cases()), [](const auto& c) { return to_string(c.param); });
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/views.hpp"
+#include "switchyard/status.hpp"
 #include "unit/plan_cluster.hpp"
 
 namespace plan_test {
@@ -14,7 +15,6 @@ using switchyard::Error;
 using switchyard::ErrorCode;
 using switchyard::Layout;
 using Ints = std::vector<int32_t>;
-using Longs = std::vector<int64_t>;
 
 /// Two ranks, four experts (0 and 1 on rank 0), top-2. Rank 0: three tokens, rank 1: two.
 oracle::Problem hand_problem(Layout layout) {
@@ -120,33 +120,6 @@ TEST(Ledger, AlignmentPadsTheExpertBuffer) {
   EXPECT_EQ(make_ledger(*make_handles(p, true, 0)[0]).dispatch_offset, (Ints{0, 8}));
   p.layout = Layout::rank_major;
   EXPECT_EQ(make_ledger(*make_handles(p, true, 0)[0]).dispatch_offset, (Ints{0, 2}));
-}
-
-TEST(Strided, ByHand) {
-  const auto handles = make_handles(hand_problem(Layout::rank_major), true, 0);
-  const auto rank0 = make_strided(*handles[0]), rank1 = make_strided(*handles[1]);
-  EXPECT_EQ(rank0.rows_per_expert, 6);
-  EXPECT_EQ(rank0.slot, (Longs{0, 0, 6, 6, -1, 6}));  // expert 3 twice in token 1: one pair
-  EXPECT_EQ(rank0.alias, (std::vector<uint8_t>{0, 0, 0, 1, 0, 0}));
-  EXPECT_EQ(rank0.pairs_per_expert, (Ints{1, 1, 1, 1}));
-  EXPECT_EQ(rank1.slot, (Longs{9, 3, 3, -1}));
-}
-
-TEST(Strided, NeverOverflows) {
-  Case c{harness::Routing::one_expert, 4, 9, 8};
-  const oracle::Problem p = make_problem(c, 3);
-  for (const auto& h : make_handles(p, false, 0)) {
-    for (const int64_t slot : make_strided(*h).slot) EXPECT_LT(slot, p.world * p.max_tokens * 3);
-  }
-}
-
-TEST(Strided, RoutesDroppedAtCapacityHaveNoSlot) {
-  oracle::Problem p = hand_problem(Layout::expert_major);
-  p.size = switchyard::SizePolicy::capacity;
-  p.overflow = switchyard::Overflow::drop_and_report;
-  p.capacity = {9, 3};  // rank 1: expert 2 has 2 rows, expert 3 keeps 1 of 2
-  const auto handles = make_handles(p, true, 0);
-  EXPECT_EQ(make_strided(*handles[0]).slot, (Longs{0, 0, 6, -1, -1, 6}));
 }
 
 TEST(Addressing, ExpertsAreSpreadEvenly) {

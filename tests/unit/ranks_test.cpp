@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "tools/switchyard/ranks.hpp"
+#include "tools/run/ranks.hpp"
 
 namespace switchyard::tool {
 namespace {

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line tool's own parts: its oracle must accept what is right and refuse what is wrong, and its parsers likewise.
+// The command line tool's own parts: its oracle must accept what is right and refuse what is wrong.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <thread>
 
-#include "bench/measure.hpp"
-#include "bench/stream_copy.hpp"
 #include "switchyard/status.hpp"
-#include "tools/switchyard/bench.hpp"
-#include "tools/switchyard/bench_points.hpp"
-#include "tools/switchyard/cli.hpp"
-#include "tools/switchyard/exchange_check.hpp"
-#include "tools/switchyard/moe_reference.hpp"
-#include "tools/switchyard/numbers.hpp"
-#include "tools/switchyard/progress.hpp"
-#include "tools/switchyard/ranks.hpp"
-#include "tools/switchyard/report_html.hpp"
-#include "tools/switchyard/routing_source.hpp"
+#include "tools/bench/case.hpp"
+#include "tools/bench/points.hpp"
+#include "tools/check/exchange_check.hpp"
+#include "tools/check/numbers.hpp"
+#include "tools/cli/verb.hpp"
+#include "tools/demo/moe_reference.hpp"
+#include "tools/measure/figures.hpp"
+#include "tools/measure/stream_copy.hpp"
+#include "tools/report/demo_page.hpp"
+#include "tools/run/ranks.hpp"
+#include "tools/run/rows.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -236,149 +232,6 @@ TEST(MoeReference, SeesAWrongExpertAndAMissingRoute) {
   EXPECT_GT(row_error(&out[static_cast<size_t>(2 * hidden)], &wrong[0][static_cast<size_t>(2 * hidden)], hidden), 0.2);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- command line
-
-TEST(CommandLine, Suggestions) {
-  const std::vector<std::string> names = {"--ranks", "--routing", "--tokens", "--no-verify"};
-  EXPECT_EQ(closest("--rank", names), "--ranks");
-  EXPECT_EQ(closest("--tokesn", names), "--tokens");
-  EXPECT_EQ(closest("--routign", names), "--routing");
-  EXPECT_EQ(closest("--no_verify", names), "--no-verify");
-  EXPECT_EQ(closest("--colour", names), "");
-  EXPECT_EQ(closest("dmeo", {"demo", "doctor"}), "demo");
-}
-
-TEST(CommandLine, Integers) {
-  EXPECT_EQ(parse_integer("--x", "4ki", 0, 1 << 20), 4096);
-  EXPECT_EQ(parse_integer("--x", "3k", 0, 1 << 20), 3000);
-  EXPECT_EQ(parse_integer("--x", "-5", -10, 10), -5);
-  EXPECT_EQ(parse_integers("--x", "1,4-6,2,5,1", 0, 10), (std::vector<int64_t>{1, 4, 5, 6, 2}));
-  for (const char* bad : {"", "x", "5x", "11", "-1", "99999999999999999999", "9223372036854775807k", "1.5", "0x10", " 1"}) {
-    try {
-      parse_integer("--x", bad, 0, 10);
-      ADD_FAILURE() << "'" << bad << "' was accepted";
-    } catch (const UsageError& e) {
-      const std::string text = e.what();
-      EXPECT_NE(text.find("--x"), std::string::npos) << text;
-      EXPECT_NE(text.find("'" + std::string(bad) + "'"), std::string::npos) << text;
-      EXPECT_NE(text.find("0 to 10"), std::string::npos) << text;
-    }
-  }
-  for (const char* bad : {"", ",", "1,", "6-4", "1-", "-", "1-x"})
-    EXPECT_THROW(parse_integers("--x", bad, 0, 10), UsageError) << bad;
-  for (const std::string bad : {"1-", "1,,2", ",1", "2,", ""}) {  // nothing to quote but the whole
-    try {
-      parse_integers("--x", bad, 0, 10);
-    } catch (const UsageError& e) {
-      EXPECT_EQ(std::string(e.what()).rfind("--x: '" + bad + "' given; allowed: values and ranges", 0), 0u) << e.what();
-    }
-  }
-}
-
-TEST(CommandLine, ErrorsOfTheLibraryNameFlags) {
-  const std::vector<std::string> verify = {"--tokens", "--hidden", "--ranks", "--topk"}, ledger = {"-M", "-K", "--pes"};
-  EXPECT_EQ(in_flags("LowLatencyConfig::max_tokens = 70000: must be in [1, 65535]", verify),
-            "--tokens = 70000: must be in [1, 65535]");
-  EXPECT_EQ(in_flags("LedgerConfig::max_tokens = -1: must be", ledger), "-M = -1: must be");
-  EXPECT_EQ(in_flags("max_tokens * topk * world (received rows) = 9: must", verify),
-            "--tokens * --topk * --ranks (received rows) = 9: must");
-  EXPECT_EQ(in_flags("num_blocks x num_warps: 64 x 256 given", {"--blocks", "--warps"}), "--blocks x --warps: 64 x 256 given");
-  EXPECT_EQ(in_flags("rank 1: DispatchOptions::num_sms = 200: must be", {"--sms"}), "rank 1: --sms = 200: must be");
-  EXPECT_EQ(in_flags("rank 3: NormalConfig::hidden = 3: must be", verify), "rank 3: --hidden = 3: must be");
-  for (const char* same : {"RingSettings::slots = 1: must", "/hidden/a.npy: cannot open", "hiddens", "", "--tokens: '0' given"})
-    EXPECT_EQ(in_flags(same, verify), same);
-}
-
-TEST(CommandLine, MemoryIsAskedForBeforeItIsTaken) {
-  EXPECT_NO_THROW(require_memory("--tokens 3", 0.9 * (1 << 20), 1 << 20));
-  try {
-    require_memory("--tokens 3", 1 << 20, 1 << 20);
-    ADD_FAILURE() << "no error";
-  } catch (const UsageError& e) {
-    EXPECT_STREQ(e.what(), "--tokens 3 need about 1.00 MiB, 1.00 MiB are available; make one of them smaller");
-  }
-}
-
-TEST(CommandLine, Choices) {
-  const std::vector<std::string> allowed = {"rank_major", "expert_major"};
-  EXPECT_EQ(parse_choice("--layout", "Rank-Major", allowed), "rank_major");
-  EXPECT_EQ(parse_choices("--layouts", "all", allowed), allowed);
-  EXPECT_EQ(parse_choices("--layouts", "expert_major,expert_major", allowed), std::vector<std::string>{"expert_major"});
-  for (const char* bad : {"", "rank", "rank_major,", "all,rank_major", "everything"}) {
-    EXPECT_THROW(parse_choices("--layouts", bad, allowed), UsageError) << bad;
-  }
-}
-
-TEST(CommandLine, RoutingSources) {
-  for (const std::string& word : RoutingSource::words()) {
-    if (word == "recorded") continue;
-    const RoutingSource source("--routing", word, {64, 4, 2, 1});
-    const std::vector<Routing> batches = source.batches(1, 5, 3);
-    ASSERT_EQ(batches.size(), 3u) << word;
-    for (const Routing& r : batches) {
-      EXPECT_EQ(r.ids.size(), 20u) << word;
-      EXPECT_EQ(r.num_experts, 64) << word;
-      EXPECT_NO_THROW(check_routing(r)) << word;
-    }
-    EXPECT_EQ(source.batches(1, 15, 1)[0].ids, [&] {  // batches are consecutive parts of one stream
-      std::vector<int32_t> all;
-      for (const Routing& r : batches) all.insert(all.end(), r.ids.begin(), r.ids.end());
-      return all;
-    }()) << word;
-  }
-  EXPECT_EQ(RoutingSource("--routing", "zipf:2", {}).description(), "zipf, exponent 2");
-  for (const char* bad : {"", "unifrm", "uniform:3", "zipf:x", "zipf:", "all_to_one:99", "drops:2"}) {
-    EXPECT_THROW(RoutingSource("--routing", bad, {64, 4, 2, 1}), UsageError) << bad;
-  }
-}
-
-std::string refusal(const std::string& spec) {
-  try {
-    const RoutingSource source("--routing", spec, {64, 4, 2, 1});
-    return "taken as " + source.description();
-  } catch (const UsageError& e) {
-    return e.what();
-  }
-}
-
-TEST(CommandLine, RoutingSourcesThatAreRefusedAreQuoted) {
-  for (const char* word : {"all_to_one", "one_expert", "group_limited"})
-    for (const char* bad : {"1.5", "1e30", "-1", "99999999999"})
-      EXPECT_NE(refusal(std::string(word) + ":" + bad).find("'" + std::string(bad) + "' given; allowed: an integer from 0"),
-                std::string::npos)
-          << refusal(std::string(word) + ":" + bad);
-  EXPECT_EQ(refusal("/nonexistent/a.npy"), "--routing: cannot read '/nonexistent/a.npy': No such file or directory");
-  EXPECT_EQ(refusal("recorded:x"), "--routing: 'recorded:x' given; allowed: 'recorded' or 'recorded:layer=N'");
-}
-
-TEST(CommandLine, RoutingFilesWinOverWords) {
-  const auto folder = std::filesystem::temp_directory_path() / ("sy_routing_" + std::to_string(getpid()));
-  const auto before = std::filesystem::current_path();
-  std::filesystem::create_directories(folder / "zipf:dir");
-  std::filesystem::current_path(folder);
-  const Routing routing{64, 4, 2, {0, 1, 2, 3, 4, 5, 6, 7}, {}};
-  write_safetensors("zipf:dir/a.safetensors", std::vector<RecordedRouting>{{3, 0, routing}, {3, 1, routing}});
-  for (const char* spec : {"zipf:dir/a.safetensors", "zipf:dir/a.safetensors:layer=3", "./zipf:dir/a.safetensors"})
-    EXPECT_EQ(refusal(spec), "taken as recorded on 2 ranks (a.safetensors, layer 3)");
-  EXPECT_EQ(refusal("zipf:dir/a.safetensors:layer=4"), "--routing: layer 4 given; zipf:dir/a.safetensors has layers: 3");
-  EXPECT_EQ(refusal("other:dir/a.npy"), "--routing: cannot read 'other:dir/a.npy': No such file or directory");
-  std::filesystem::current_path(before);
-  std::filesystem::remove_all(folder);
-}
-
-TEST(CommandLine, ProgressFitsTheTerminal) {
-  const std::string title = "making weights, then the layer";
-  const std::string line = progress_line(title, 3, 40, 12.3, "step 3 of 40", 80);
-  EXPECT_LT(line.size(), 80u);
-  EXPECT_EQ(line, "  " + title + " [" + "#" + std::string(15, '.') + "]   7 %  12.3 s  step 3 of 40") << line.size();
-  EXPECT_NE(progress_line(title, 40, 40, 1, "step 40 of 40", 200).find("[" + std::string(24, '#') + "] 100 %"),
-            std::string::npos);
-  const std::string cut = progress_line(title, 1, 2, 1, std::string(200, 'x'), 80);
-  EXPECT_EQ(cut.size(), 79u);
-  EXPECT_NE(cut.find("[#####.....]  50 %  1.0 s  xxx"), std::string::npos) << cut;
-  EXPECT_EQ(progress_line("t", 5, 0, 1, "note", 80), "  t" + std::string(29, ' ') + "  1.0 s  note");
-}
-
 // -------------------------------------------------------------------------------------------------------- report and measuring
 
 TEST(Report, IsOneFileThatFetchesNothingAndCannotBeBrokenByItsData) {
@@ -415,17 +268,17 @@ TEST(Report, UnwritablePathIsNamed) {
 TEST(Measure, PercentilesByNearestRank) {
   std::vector<double> v;
   for (int i = 100; i >= 1; --i) v.push_back(i);
-  const bench::Times t = bench::summarize(v);
+  const measure::Times t = measure::summarize(v);
   EXPECT_EQ(t.p50, 50);
   EXPECT_EQ(t.p99, 99);
   EXPECT_EQ(t.min, 1);
   EXPECT_EQ(t.max, 100);
-  EXPECT_EQ(bench::summarize({7.0}).p99, 7);
-  EXPECT_STREQ(bench::tail_name(100), "p99");
+  EXPECT_EQ(measure::summarize({7.0}).p99, 7);
+  EXPECT_STREQ(measure::tail_name(100), "p99");
   v.pop_back();  // of 99 it is the maximum
-  EXPECT_EQ(bench::summarize(v).p99, 100);
-  EXPECT_STREQ(bench::tail_name(99), "max");
-  EXPECT_EQ(bench::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
+  EXPECT_EQ(measure::summarize(v).p99, 100);
+  EXPECT_STREQ(measure::tail_name(99), "max");
+  EXPECT_EQ(measure::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
 }
 
 TEST(Measure, ALimitThatIsHardToBelieveIsNoted) {
@@ -462,16 +315,16 @@ TEST(Measure, UniformRoutingHasItsMeanNumberOfRanks) {
 }
 
 TEST(Measure, BytesByHand) {
-  const bench::ExchangeBytes b = bench::exchange_bytes(10, 30, 20, 80, 2, 3, 5);
+  const measure::ExchangeBytes b = measure::exchange_bytes(10, 30, 20, 80, 2, 3, 5);
   EXPECT_EQ(b.logical, 240);
   EXPECT_EQ(b.payload, 90);
   EXPECT_EQ(b.remote, 60);
   EXPECT_EQ(b.dispatch_limit, 110);
   EXPECT_EQ(b.combine_limit, 200);
-  EXPECT_EQ(bench::rotation_sets(10, 100, 1e9), 32);
-  EXPECT_EQ(bench::rotation_sets(100, 100, 1e9), 4);
-  EXPECT_EQ(bench::rotation_sets(1e9, 100, 1e9), 2);
-  EXPECT_EQ(bench::rotation_sets(100, 1000, 700), 7);
+  EXPECT_EQ(measure::rotation_sets(10, 100, 1e9), 32);
+  EXPECT_EQ(measure::rotation_sets(100, 100, 1e9), 4);
+  EXPECT_EQ(measure::rotation_sets(1e9, 100, 1e9), 2);
+  EXPECT_EQ(measure::rotation_sets(100, 1000, 700), 7);
 }
 
 TEST(Measure, StreamCopyCopiesEveryByteAndNoMore) {
@@ -479,7 +332,7 @@ TEST(Measure, StreamCopyCopiesEveryByteAndNoMore) {
     std::vector<std::byte> from(bytes + 8), storage(bytes + 256, std::byte{0xAB});
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
     const size_t offset = 64 - reinterpret_cast<uintptr_t>(storage.data()) % 64;
-    bench::stream_copy(storage.data() + offset, from.data() + 3, bytes);
+    measure::stream_copy(storage.data() + offset, from.data() + 3, bytes);
     EXPECT_EQ(std::memcmp(storage.data() + offset, from.data() + 3, bytes), 0) << bytes;
     for (size_t i = 0; i < 64; ++i) ASSERT_EQ(storage[offset + bytes + i], std::byte{0xAB}) << bytes;
   }

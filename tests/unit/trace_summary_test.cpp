@@ -2,7 +2,7 @@
 // What `switchyard trace` says of a trace made by hand: gaps, waits by rank, busiest links, and what recording costs.
 //
 // Executable: trace_summary_test. Source: trace_summary_test.cpp. Label: none.
-#include "tools/switchyard/trace_summary.hpp"
+#include "tools/trace/summary.hpp"
 
 #include <gtest/gtest.h>
 

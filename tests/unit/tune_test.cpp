@@ -9,12 +9,13 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "switchyard/status.hpp"
-#include "tools/switchyard/tune_file.hpp"
-#include "tools/switchyard/tune_search.hpp"
+#include "tools/tune/file.hpp"
+#include "tools/tune/search.hpp"
 
 namespace switchyard::tool {
 namespace {

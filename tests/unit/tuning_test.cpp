@@ -136,7 +136,7 @@ TEST(TuningParse, EveryErrorNamesFileLineKeyGivenAndAllowed) {
       {kHeader + "device=g mode=normal dispatch_stages=3" + kShape, "dispatch_stages = '3': must be an integer in [1, 2]"},
       {kHeader + "device=g mode=normal combine_warps=21" + kShape, "combine_warps = '21': must be an integer in [1, 20]"},
       {kHeader + "device=g mode=fast" + kShape,
-       "mode = 'fast': must be normal, normal_expert_major, low_latency, flat or ledger"},
+       "mode = 'fast': must be normal, low_latency, flat, ledger or normal_expert_major"},
       {kHeader + "device=\"\" mode=normal" + kShape, "device = '': must be cpu, cuda or the name of a GPU"},
       {kHeader + "device=cpu mode=normal ranks=65 hidden=1 tokens=1", "ranks = '65': must be an integer in [1, 64]"},
       {kHeader + "device=cpu mode=normal ranks=1 hidden=0 tokens=1", "hidden = '0': must be an integer in [1, 16777216]"},

@@ -6,9 +6,10 @@
 
 #include <string>
 
-#include "tools/switchyard/cli.hpp"
-#include "tools/switchyard/verify_ledger.hpp"
-#include "tools/switchyard/verify_setup.hpp"
+#include "tools/cli/outputs.hpp"
+#include "tools/cli/verb.hpp"
+#include "tools/verify/ledger.hpp"
+#include "tools/verify/setup.hpp"
 
 namespace switchyard::tool {
 namespace {

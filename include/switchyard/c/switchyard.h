@@ -381,16 +381,13 @@ typedef struct sy_combine_options {
 switchyard_code_t sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                                       const sy_combine_options* options, float* out_weights);
 
-/// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
+/// Traffic and time of this rank's last call. Members: switchyard/statistics.def (remote_bytes, local_bytes, copied_bytes,
+/// payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double).
 typedef struct sy_call_statistics {
   size_t struct_size;
-  uint64_t remote_bytes;  ///< payload written to (dispatch) or read from (combine) other ranks
-  uint64_t local_bytes;   ///< the same for this rank itself
-  uint64_t copied_bytes;  ///< local copies: repeated routes, staging of ordinary memory
-  uint64_t payload_rows;  ///< rows sent (dispatch) or read (combine), own rank included
-  uint64_t metadata_bytes;
-  double plan_us;   ///< counting, exchange of counts, addresses
-  double total_us;  ///< entry to exit
+#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name;
+#define SWITCHYARD_STATISTIC_TIME(name) double name;
+#include "switchyard/statistics.def"
 } sy_call_statistics;
 #define SWITCHYARD_CALL_STATISTICS_INIT \
   { sizeof(sy_call_statistics), 0, 0, 0, 0, 0, 0.0, 0.0 }

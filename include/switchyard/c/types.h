@@ -34,9 +34,12 @@ enum {
   SWITCHYARD_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 
-/// Element type of a row.
+/// Element type of a row: SWITCHYARD_DTYPE_BF16, _F16, _F32, _FP8_E4M3. switchyard/dtypes.def says what each can do.
 typedef int32_t sy_dtype;
-enum { SWITCHYARD_DTYPE_BF16 = 0, SWITCHYARD_DTYPE_F16 = 1, SWITCHYARD_DTYPE_F32 = 2, SWITCHYARD_DTYPE_FP8_E4M3 = 3 };
+enum {
+#define SWITCHYARD_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) SWITCHYARD_DTYPE_##NAME = value,
+#include "switchyard/dtypes.def"
+};
 
 /// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP channels; a scale row is padded to 16 bytes (sy_scale_row_bytes).
 typedef int32_t sy_scale_kind;

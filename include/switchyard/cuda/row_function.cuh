@@ -25,26 +25,25 @@ struct MadeByFunction {
   }
 };
 
-inline void check_row_function_step(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();
-  throw Error(ErrorCode::system, std::string("row_function_on_gpu: ") + what + ": " + cudaGetErrorString(status));
+inline void check_row_function_step(gpu::Status status, const char* what) {
+  if (status == gpu::kOk) return;
+  gpu::forget_error();
+  throw Error(ErrorCode::system, std::string("row_function_on_gpu: ") + what + ": " + gpu::text_of(status));
 }
 
 template <class F>
 class GpuRowFunction final : public CudaRowFunction {
  public:
   explicit GpuRowFunction(const F& f) : make_{f} {
-    check_row_function_step(cudaGetDevice(&device), "cudaGetDevice");
+    check_row_function_step(gpu::current_device(&device), "current device");
+    gpu::DeviceTraits traits;
+    check_row_function_step(gpu::traits_of(&traits, device), "device properties");
     DeviceLimits limits;
-    int shared = 0;
-    check_row_function_step(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                            "cudaDeviceGetAttribute");
-    limits.shared_bytes = static_cast<uint32_t>(shared);
+    limits.shared_bytes = static_cast<uint32_t>(traits.shared_bytes);
     check_row_function_step(prepare_flat_kernels<MadeByFunction<F>>(limits), "no kernel for this GPU");
     warm_up(limits);
   }
-  cudaError_t launch(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) const override {
+  gpu::Status launch(const CudaFlat& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) const override {
     return launch_flat(p, make_, blocks, limits, stream);
   }
 
@@ -52,17 +51,17 @@ class GpuRowFunction final : public CudaRowFunction {
   /// First launches may allocate, and then wait for all kernels of the GPU. These end at once: the word says "aborted".
   void warm_up(const DeviceLimits& limits) const {
     uint64_t* words = nullptr;
-    check_row_function_step(cudaMalloc(reinterpret_cast<void**>(&words), 2 * sizeof(EpochState) + 256), "cudaMalloc");
-    cudaError_t status = cudaMemset(words, 0, 2 * sizeof(EpochState) + 256);
-    if (status == cudaSuccess) status = cudaMemset(words, 1, sizeof(uint64_t));
+    check_row_function_step(gpu::allocate(reinterpret_cast<void**>(&words), 2 * sizeof(EpochState) + 256), "memory");
+    gpu::Status status = gpu::fill(words, 0, 2 * sizeof(EpochState) + 256, nullptr);
+    if (status == gpu::kOk) status = gpu::fill(words, 1, sizeof(uint64_t), nullptr);
     CudaFlat p;
     p.f.d.call.abort_word = words;
     p.state = reinterpret_cast<EpochState*>(words + 16);
-    if (status == cudaSuccess) status = launch(p, 1, limits, nullptr);
+    if (status == gpu::kOk) status = launch(p, 1, limits, nullptr);
     p.f.d.call.device_trace.records = reinterpret_cast<DeviceRecord*>(words + 16);  // the kernel that traces
-    if (status == cudaSuccess) status = launch(p, 1, limits, nullptr);
-    if (status == cudaSuccess) status = cudaDeviceSynchronize();
-    (void)cudaFree(words);
+    if (status == gpu::kOk) status = launch(p, 1, limits, nullptr);
+    if (status == gpu::kOk) status = gpu::wait_for_device();
+    (void)gpu::release(words);
     check_row_function_step(status, "first launch");
   }
 

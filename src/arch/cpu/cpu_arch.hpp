@@ -33,11 +33,16 @@ struct BasicCpu {
     }
   }
 
-  static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
+  template <class F>
+  static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
+    void* dsts[64] = {};
+    int count = 0;
+    for (int i = 0; i < n; ++i)
+      if (void* dst = f(i)) dsts[count++] = dst;
     if constexpr (kDeferred) {
-      w.pending().add_multicast(dsts, n, src, bytes);
+      w.pending().add_multicast(dsts, count, src, bytes);
     } else {
-      w.add_streamed(multicast_row(dsts, n, src, bytes));
+      w.add_streamed(multicast_row(dsts, count, src, bytes));
     }
   }
 
@@ -159,19 +164,6 @@ struct BasicCpu {
     store_flag(flag, value, release_order(site));
   }
 
-  template <Scope>
-  static void publish(Warp&, uint64_t* const* flags, int n, uint64_t value, Site site) {
-    for (int i = 0; i < n; ++i) store_flag(flags[i], value, release_order(site));
-  }
-
-  template <Scope>
-  static int poll_all(Warp&, const uint64_t* const* flags, int n, uint64_t value, Site site) {
-    for (int i = 0; i < n; ++i) {
-      if (!flag_reached(load_flag(flags[i], acquire_order(site)), value)) return i;
-    }
-    return -1;
-  }
-
   template <Scope, class F>
   static void publish_to(Warp&, int n, F&& f, Site site) {
     for (int i = 0; i < n; ++i) {
@@ -208,15 +200,6 @@ struct BasicCpu {
 
   static void block_sync(Warp& w) {
     if (w.warps_per_block() > 1) w.barrier()->arrive_and_wait();
-  }
-
-  template <class F>
-  static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
-    void* dsts[64] = {};
-    int count = 0;
-    for (int i = 0; i < n; ++i)
-      if (void* dst = f(i)) dsts[count++] = dst;
-    multicast_copy(w, dsts, count, src, bytes);
   }
 
   template <class F>

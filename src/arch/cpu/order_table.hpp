@@ -21,7 +21,7 @@ inline constexpr bool kMutableOrders = true;
 
 /// One weakness flag per site and side; relaxed atomics, because waiting warps read it while a test changes it.
 struct OrderTable {
-  std::array<std::array<std::atomic<bool>, 2>, static_cast<size_t>(Site::count_of_sites)> weakened{};
+  std::array<std::array<std::atomic<bool>, 2>, kMostSites> weakened{};
 };
 inline OrderTable order_table;
 

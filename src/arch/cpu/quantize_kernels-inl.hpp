@@ -126,12 +126,7 @@ void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidd
 }
 
 void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind, size_t size) {
-  switch (type) {
-    case DType::bf16: return quantize_typed<Bf16>(q, scales, src, hidden, kind, size);
-    case DType::f16: return quantize_typed<F16>(q, scales, src, hidden, kind, size);
-    case DType::f32: return quantize_typed<F32>(q, scales, src, hidden, kind, size);
-    case DType::fp8_e4m3: return;  // outside the op's contract
-  }
+  with_quantised_type(type, [&]<DType T>() { quantize_typed<VectorRow<T>>(q, scales, src, hidden, kind, size); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -152,8 +152,13 @@ class ReadAhead {
 
 // ---- Conversion -------------------------------------------------------------------------------------------
 
-/// One row type: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even (NaN stays NaN).
-struct Bf16 {
+/// One row type that combine takes: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even
+/// (NaN stays NaN).
+template <DType T>
+struct VectorRow;
+
+template <>
+struct VectorRow<DType::bf16> {
   static constexpr size_t kBytes = 2;
 
   static HWY_INLINE VF load(const uint8_t* p) {
@@ -172,7 +177,8 @@ struct Bf16 {
   }
 };
 
-struct F16 {
+template <>
+struct VectorRow<DType::f16> {
   static constexpr size_t kBytes = 2;
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
@@ -223,7 +229,8 @@ struct F16 {
 #endif
 };
 
-struct F32 {
+template <>
+struct VectorRow<DType::f32> {
   static constexpr size_t kBytes = 4;
   static HWY_INLINE VF load(const uint8_t* p) { return hn::BitCast(DF(), hn::LoadU(D8(), p)); }
 };
@@ -374,12 +381,7 @@ void reduce_row_type(const ReduceSpec& spec, bool stream) {
 }
 
 void reduce_any(const ReduceSpec& spec, bool stream) {
-  switch (spec.type) {
-    case DType::bf16: return reduce_row_type<Bf16>(spec, stream);
-    case DType::f16: return reduce_row_type<F16>(spec, stream);
-    case DType::f32: return reduce_row_type<F32>(spec, stream);
-    case DType::fp8_e4m3: return;  // outside the op's contract
-  }
+  with_combined_type(spec.type, [&]<DType T>() { reduce_row_type<VectorRow<T>>(spec, stream); });
 }
 
 }  // namespace HWY_NAMESPACE

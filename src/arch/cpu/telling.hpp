@@ -19,7 +19,7 @@ inline void tell_words(void* row, const void* src, size_t first, size_t bytes, c
     uint64_t word = 0;
     std::memcpy(&word, static_cast<const std::byte*>(src) + at, bytes - at < 8 ? bytes - at : 8);
     if (word == blank_word(as)) word = word_instead(as);
-    store_flag(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(row) + at), word, release_order(Site::returned));
+    store_flag(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(row) + at), word, release_order(kTellingSite));
   }
 }
 
@@ -27,7 +27,7 @@ inline void tell_words(void* row, const void* src, size_t first, size_t bytes, c
 inline bool words_have_come(const void* row, size_t first, size_t end, const Telling& as) {
   const auto* words = static_cast<const uint64_t*>(row);
   for (size_t i = first; i < end; ++i)
-    if (load_flag(words + i, acquire_order(Site::returned)) == blank_word(as)) return false;
+    if (load_flag(words + i, acquire_order(kTellingSite)) == blank_word(as)) return false;
   return true;
 }
 

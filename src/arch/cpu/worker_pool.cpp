@@ -53,7 +53,8 @@ WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks),
     throw Error(ErrorCode::invalid_argument,
                 "num_blocks x num_warps: " + std::to_string(num_blocks) + " x " + std::to_string(num_warps) +
                     " given; allowed: num_blocks >= 1, 1 <= num_warps <= " + std::to_string(kMaxWarpsPerBlock) +
-                    ", and a product of at most " + std::to_string(kMaxWarps));
+                    ", and a product of at most " + std::to_string(kMaxWarps),
+                "num_blocks x num_warps");
   }
   barriers_ = std::make_unique<BlockBarrier[]>(static_cast<size_t>(num_blocks));
   for (int block = 0; block < num_blocks; ++block) {

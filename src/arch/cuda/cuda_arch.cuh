@@ -49,15 +49,6 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  __device__ static void multicast_copy(Warp& w, void* const* dsts, int n, const void* src, size_t bytes) {
-    if (bytes == 0) return;
-    SWITCHYARD_ROLLED
-    for (int base = 0; base < n; base += kLanes) {
-      const int i = base + w.lane_;
-      multicast_group(w, i < n ? dsts[i] : nullptr, lanes_below(n - base), src, bytes);
-    }
-  }
-
   template <class F>
   __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
     if constexpr (kHot) {
@@ -337,16 +328,6 @@ struct CudaArch : CudaMover<kBulk> {
     if (w.lane_ == 0) ptx::store_release<S>(flag, value);
   }
 
-  template <Scope S>
-  __device__ static void publish(Warp& w, uint64_t* const* flags, int n, uint64_t value, Site site) {
-    publish_to<S>(
-        w, n,
-        [&](int i) {
-          return FlagStore{flags[i], value};
-        },
-        site);
-  }
-
   template <Scope S, class F>
   __device__ static void publish_to(Warp& w, int n, F&& f, Site) {
     __syncwarp();
@@ -358,12 +339,6 @@ struct CudaArch : CudaMover<kBulk> {
   template <class F>
   __device__ static void publish_entry(Warp& w, int n, F&& f, Site) {
     store_flags<Scope::system>(w, n, f);
-  }
-
-  template <Scope S>
-  __device__ static int poll_all(Warp& w, const uint64_t* const* polled, int n, uint64_t value, Site site) {
-    return poll_from<S>(
-        w, n, [&](int i) { return polled[i]; }, value, site);
   }
 
   // Each lane acquires: a fence behind relaxed loads would also wait for this warp's own stores.

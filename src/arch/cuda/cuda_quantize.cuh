@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "arch/cuda/cuda_rows.cuh"
-#include "base/exact_division.hpp"
+#include "arch/cuda/divide_by.hpp"
 
 namespace switchyard::detail {
 
@@ -273,12 +273,7 @@ __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* 
     else
       quantize_typed<T, 1, 1, false>(lane, to, src, n, kind, group);
   };
-  switch (type) {
-    case DType::bf16: return typed.template operator()<DType::bf16>();
-    case DType::f16: return typed.template operator()<DType::f16>();
-    case DType::f32: return typed.template operator()<DType::f32>();
-    case DType::fp8_e4m3: return;
-  }
+  with_quantised_type(type, typed);
 }
 
 /// The same in line for bf16 rows of whole 16 bytes, 512 channels at a time.

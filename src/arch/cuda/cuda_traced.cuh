@@ -41,7 +41,7 @@ struct TracedArch : Base {
       if (trace.records != nullptr && w.block() < trace.blocks && w.warp() < trace.warps) {
         const int64_t index = index_of(w, trace);
         mine.records = trace.records + index * trace.capacity;
-        mine.multiprocessor = multiprocessor();
+        mine.multiprocessor = static_cast<uint16_t>(ptx::multiprocessor());
         mine.log2_capacity = static_cast<uint16_t>(31 - __clz(static_cast<int>(trace.capacity)));
         ptx::async_copy(&mine.size, &trace.sizes[index]);
         if (w.warp() == 0) *block_begin() = {ticks(), ptx::global_timer(), launch};
@@ -92,11 +92,6 @@ struct TracedArch : Base {
   }
   __device__ static int64_t index_of(const Warp& w, const DeviceTrace& trace) {
     return static_cast<int64_t>(w.block()) * trace.warps + w.warp();
-  }
-  __device__ static uint16_t multiprocessor() {
-    uint32_t id;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
-    return static_cast<uint16_t>(id);
   }
 };
 

@@ -138,12 +138,7 @@ __device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, 
 
 template <class F>
 __device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f, bool tells) {
-  switch (type) {
-    case DType::bf16: return map_typed<DType::bf16>(lane, out, src, hidden, f, tells);
-    case DType::f16: return map_typed<DType::f16>(lane, out, src, hidden, f, tells);
-    case DType::f32: return map_typed<DType::f32>(lane, out, src, hidden, f, tells);
-    case DType::fp8_e4m3: return;  // callers check
-  }
+  with_combined_type(type, [&]<DType T>() { map_typed<T>(lane, out, src, hidden, f, tells); });
 }
 
 /// More rows than lanes: one element at a time, without hurry.
@@ -171,12 +166,7 @@ __device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
 }
 
 __device__ __noinline__ inline void reduce_array_rows(int lane, const ReduceSpec& spec) {
-  switch (spec.type) {
-    case DType::bf16: return reduce_array_typed<DType::bf16>(lane, spec);
-    case DType::f16: return reduce_array_typed<DType::f16>(lane, spec);
-    case DType::f32: return reduce_array_typed<DType::f32>(lane, spec);
-    case DType::fp8_e4m3: return;
-  }
+  with_combined_type(spec.type, [&]<DType T>() { reduce_array_typed<T>(lane, spec); });
 }
 
 }  // namespace switchyard::detail

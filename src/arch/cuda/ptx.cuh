@@ -116,11 +116,22 @@ __device__ __forceinline__ void fence_acq_rel() {
   }
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+// These two may be named in functions that are also compiled for the host, where they are never called.
+SWITCHYARD_INLINE uint32_t shared_address(const void* p) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+#else
+  return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p));
+#endif
+}
 
-__device__ __forceinline__ uint32_t load_shared(uint32_t p) {
-  uint32_t v;
+SWITCHYARD_INLINE uint32_t load_shared(uint32_t p) {
+  uint32_t v = 0;
+#if defined(__CUDA_ARCH__)
   asm volatile("ld.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(p) : "memory");
+#else
+  (void)p;
+#endif
   return v;
 }
 /// *p |= v, for other threads of the block.
@@ -197,6 +208,13 @@ __device__ __forceinline__ void async_copy(uint32_t* dst, const uint32_t* src) {
                : "memory");
 }
 __device__ __forceinline__ void async_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Number of the multiprocessor that this thread runs on.
+__device__ __forceinline__ uint32_t multiprocessor() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
 
 __device__ __forceinline__ uint64_t global_timer() {
   uint64_t t;

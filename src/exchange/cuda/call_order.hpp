@@ -2,8 +2,7 @@
 // Calls of one exchange object on a GPU: in which order they run, and what the last one moved.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/cuda_rank.hpp"
 #include "exchange/cuda/stream_point.hpp"
 #include "switchyard/normal.hpp"
@@ -12,7 +11,7 @@ namespace switchyard::detail {
 
 /// The stream of a call.
 struct CallStream {
-  cudaStream_t stream = nullptr;
+  gpu::Stream stream = nullptr;
   CaptureState capture;       ///< of the stream when the call began
   unsigned long long id = 0;  ///< of a stream that is not captured
 };
@@ -28,7 +27,7 @@ class CallOrder {
   ~CallOrder();
 
   /// Before a call's first launch: orders `stream` after the last call. A captured call is ordered by the user of its graph.
-  CallStream begin(cudaStream_t stream);
+  CallStream begin(gpu::Stream stream);
   /// After its last launch, of so many warps.
   void end(const CallStream& call, int warps);
 

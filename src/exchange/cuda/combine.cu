@@ -120,13 +120,13 @@ const auto& ring_kernel_for(const CudaCombineParams& p) {
 
 }  // namespace
 
-void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, cudaStream_t stream) {
+void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, gpu::Stream stream) {
   const CudaShape shape = shape_of(launch.warps, p.c.call.world());
   kernel_for(p).launch(grid_of(launch.blocks, shape), stream, p, shape);
 }
 
 void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,
-                         cudaStream_t stream) {
+                         gpu::Stream stream) {
   const CudaShape shape = move_shape(kMoveWarps, p.c.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
   ring_kernel_for(p).launch(grid_of(blocks, shape), stream, p, ring, shape);
 }

@@ -39,7 +39,7 @@ const Kernel<const PlanParams, const Received> count_kept("count kernel", count_
 
 }  // namespace
 
-void launch_count_kept(const PlanParams& p, const Received& received, cudaStream_t stream) {
+void launch_count_kept(const PlanParams& p, const Received& received, gpu::Stream stream) {
   count_kept.launch({1, kCountThreads, 0}, stream, p, received);
 }
 

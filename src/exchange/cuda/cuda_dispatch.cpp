@@ -90,12 +90,11 @@ void CudaNormal::plan(Call& given, const Routing& routing, HandleData& h, const 
 }
 
 bool CudaNormal::await_counts(Call& given, HandleData& h, std::exception_ptr& error) {
-  check_cuda(cudaStreamSynchronize(static_cast<const CudaCall&>(given).stream()), "wait for the counts");
+  check_cuda(gpu::wait_for_stream(static_cast<const CudaCall&>(given).stream()), "wait for the counts");
   group_.check_alive("dispatch");
   TablesHeader header{};
-  check_cuda(cudaMemcpyAsync(&header, tables_of(h).tables.header, sizeof header, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
-             "copy of the counts");
-  check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "copy of the counts");
+  check_cuda(gpu::copy_to_host(&header, tables_of(h).tables.header, sizeof header, gpu_.copy_stream()), "copy of the counts");
+  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of the counts");
   h.rows = header.rows;
   h.tokens = header.tokens;
   h.num_records = header.num_records;

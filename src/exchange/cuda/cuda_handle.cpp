@@ -11,11 +11,10 @@ namespace switchyard::detail {
 namespace {
 
 template <class T>
-std::vector<T> download(const T* from, int64_t count, cudaStream_t stream) {
+std::vector<T> download(const T* from, int64_t count, gpu::Stream stream) {
   std::vector<T> out(static_cast<size_t>(count));
-  if (count > 0)
-    check_cuda(cudaMemcpyAsync(out.data(), from, out.size() * sizeof(T), cudaMemcpyDeviceToHost, stream), "copy of a handle");
-  check_cuda(cudaStreamSynchronize(stream), "copy of a handle");
+  if (count > 0) check_cuda(gpu::copy_to_host(out.data(), from, out.size() * sizeof(T), stream), "copy of a handle");
+  check_cuda(gpu::wait_for_stream(stream), "copy of a handle");
   return out;
 }
 
@@ -41,9 +40,8 @@ void read_counts_rows(const std::vector<std::byte>& rows, int64_t row_bytes, Gat
 namespace {
 
 template <class T>
-void upload(T* to, const std::vector<T>& from, cudaStream_t stream) {
-  if (!from.empty())
-    check_cuda(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice, stream), "copy of a handle");
+void upload(T* to, const std::vector<T>& from, gpu::Stream stream) {
+  if (!from.empty()) check_cuda(gpu::copy_to_device(to, from.data(), from.size() * sizeof(T), stream), "copy of a handle");
 }
 
 std::vector<SendEntry> strided_sends(const HandleData& h, int stride) {
@@ -72,7 +70,7 @@ std::vector<std::byte> counts_rows(const HandleData& h) {
 
 }  // namespace
 
-void upload_handle(const HandleData& h, const Tables& t, const Received& r, cudaStream_t stream) {
+void upload_handle(const HandleData& h, const Tables& t, const Received& r, gpu::Stream stream) {
   TablesHeader header{};
   header.tokens = h.tokens;
   header.rows = h.rows;
@@ -102,7 +100,7 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, cuda
   upload(reinterpret_cast<float*>(r.records + r.layout.weight_at()), h.record_weight, stream);
   upload(r.row_source, h.row_source, stream);
   upload(r.row_weight, h.row_weight, stream);
-  check_cuda(cudaStreamSynchronize(stream), "copy of a handle");
+  check_cuda(gpu::wait_for_stream(stream), "copy of a handle");
 }
 
 std::shared_ptr<const HandleData> CudaNormal::use_handle(Call& on, const Handle& handle) {
@@ -152,11 +150,11 @@ const HandleData& CudaHandle::host() const {
                 "counts() and other host copies of a handle wait for the GPU: not while a stream is captured");
   {
     const RelaxedCapture relaxed;  // another stream of this thread may be captured
-    check_cuda(until ? cudaEventSynchronize(until->event) : cudaDeviceSynchronize(), "wait for a dispatch");
+    check_cuda(until ? gpu::wait_for_event(until->event) : gpu::wait_for_device(), "wait for a dispatch");
   }
   group->check_usable("dispatch");
 
-  const cudaStream_t copies = rank.copy_stream();
+  const gpu::Stream copies = rank.copy_stream();
   const TablesHeader header = download(tables.header, 1, copies)[0];
   if (header.moved != 1) {
     rank.raise_soft_fault("counts");

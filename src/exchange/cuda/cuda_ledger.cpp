@@ -145,21 +145,21 @@ class CudaLedger final : public LedgerImpl {
 
   void initialize() {
     places_ = std::make_shared<LedgerPlaces>(config.max_ledgers);
-    const cudaStream_t copies = gpu_.copy_stream();
+    const gpu::Stream copies = gpu_.copy_stream();
     const int64_t bytes = carve(nullptr).bytes;
     ledgers_ = DeviceMemory(static_cast<size_t>(bytes) * static_cast<size_t>(config.max_ledgers), copies);
     state_ = DeviceMemory(kSendsDoneAt + sizeof(uint64_t) * kMaxRanks, copies);
     const EpochState initial{(config.first_epoch - 1) & kEpochMask, 0};
     const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
-    check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, copies), "state");
-    check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, copies), "flags");
+    check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
+    check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
     if (layout_.tells())
-      check_cuda(cudaMemsetAsync(group_.heap->view().local(layout_.buffer(config.first_epoch)),
-                                 static_cast<int>(telling_copies().blank & 0xffu),
-                                 static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
+      check_cuda(gpu::fill(group_.heap->view().local(layout_.buffer(config.first_epoch)),
+                           static_cast<int>(telling_copies().blank & 0xffu),
+                           static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
                  "return buffers");
-    check_cuda(cudaStreamSynchronize(copies), "flags");
+    check_cuda(gpu::wait_for_stream(copies), "flags");
     order_.emplace(gpu_);
   }
 
@@ -170,21 +170,20 @@ class CudaLedger final : public LedgerImpl {
     const RelaxedCapture relaxed;  // some stream of this thread may be captured
     const auto copy = [&](auto* to, const auto& from) {
       if (from.empty()) return;
-      check_cuda(cudaMemcpyAsync(to, from.data(), from.size() * sizeof from[0], cudaMemcpyHostToDevice, gpu_.copy_stream()),
-                 "copy of a ledger");
+      check_cuda(gpu::copy_to_device(to, from.data(), from.size() * sizeof from[0], gpu_.copy_stream()), "copy of a ledger");
     };
     copy(data.tables.chunks, data.work.chunks);
     copy(data.tables.chunks_of, data.work.chunks_of);
     copy(data.tables.row_of, data.row_of);
     copy(data.tables.senders_of, data.work.senders_of);
     copy(data.tables.sender_of, data.work.sender_of);
-    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "copy of a ledger");
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of a ledger");
   }
 
   /// Orders the launch after this object's last one, unless it is captured: then its user does, and the graph keeps the ledger.
   void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
-    auto* stream = static_cast<cudaStream_t>(o.stream);
+    auto* stream = static_cast<gpu::Stream>(o.stream);
     const int blocks = gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks());
     CudaLedgerParams p;
     p.l.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::ledger_combine);
@@ -217,11 +216,11 @@ class CudaLedger final : public LedgerImpl {
     EpochState state{};
     int64_t filled[2] = {};
     const auto read = [&](void* to, size_t at, size_t bytes) {
-      check_cuda(cudaMemcpyAsync(to, state_.as<std::byte>(at), bytes, cudaMemcpyDeviceToHost, gpu_.copy_stream()), "last call");
+      check_cuda(gpu::copy_to_host(to, state_.as<std::byte>(at), bytes, gpu_.copy_stream()), "last call");
     };
     read(&state, 0, sizeof state);
     read(filled, kFilledAt, sizeof filled);
-    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "last call");
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "last call");
     return {state.epoch, filled[state.epoch & 1]};
   }
 

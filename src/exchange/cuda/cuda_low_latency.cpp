@@ -18,7 +18,7 @@ struct MemoryOnDevice final : MemoryHolder {
   int device;
   DeviceMemory memory;
   std::shared_ptr<DeviceGraves> graves;
-  MemoryOnDevice(int on, size_t bytes, cudaStream_t stream, std::shared_ptr<DeviceGraves> later)
+  MemoryOnDevice(int on, size_t bytes, gpu::Stream stream, std::shared_ptr<DeviceGraves> later)
       : device(on), memory(bytes, stream), graves(std::move(later)) {}
   MemoryOnDevice(const MemoryOnDevice&) = delete;
   MemoryOnDevice& operator=(const MemoryOnDevice&) = delete;
@@ -85,13 +85,12 @@ class CudaLowLatency final : public LowLatencyImpl {
     const LowLatencyState initial{(config.first_epoch - 1) & kEpochMask, 0};
     const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
-    check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()),
-               "state");
-    check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, gpu_.copy_stream()), "flags");
+    check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
+    check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, gpu_.copy_stream()), "flags");
     layout_.for_each_telling([&](int64_t offset, int64_t bytes) {
-      check_cuda(cudaMemsetAsync(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
+      check_cuda(gpu::fill(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
     });
-    check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "flags");
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "flags");
     order_.emplace(gpu_);
   }
 
@@ -119,7 +118,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
-            {p.own}, [&](int blocks, cudaStream_t stream) {
+            {p.own}, [&](int blocks, gpu::Stream stream) {
               launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
                                  blocks, gpu_.limits_of_call(o.num_sms), stream);
             });
@@ -127,7 +126,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
     const int warps = warps_or(tuned_.combine_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
-            {p.own, p.y}, [&](int blocks, cudaStream_t stream) {
+            {p.own, p.y}, [&](int blocks, gpu::Stream stream) {
               launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>(), warps}, launched(halves), blocks,
                                  gpu_.limits_of_call(o.num_sms), stream);
             });
@@ -135,7 +134,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   void run(FlatParams& p, const AllToAllOptions& o) override {
     const int warps = warps_or(tuned_.warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
-            {p.d.x, p.c.out}, [&](int blocks, cudaStream_t stream) {
+            {p.d.x, p.c.out}, [&](int blocks, gpu::Stream stream) {
               p.c.call = p.d.call;
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), stream);
@@ -155,7 +154,7 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   unsigned long long capture_id(void* stream) const override {
     const DeviceGuard guard(gpu_.device());
-    const CaptureState capture = capture_of(static_cast<cudaStream_t>(stream));
+    const CaptureState capture = capture_of(static_cast<gpu::Stream>(stream));
     return capture.active ? capture.id : 0;
   }
 
@@ -164,7 +163,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, Launch&& launch) {
     const DeviceGuard guard(gpu_.device());
-    auto* stream = static_cast<cudaStream_t>(given);
+    auto* stream = static_cast<gpu::Stream>(given);
     context = gpu_.context(bounded_ns(group_.options.timeout), operation);
     context.moved = order_->moved();
     const CallStream at = order_->begin(stream);

@@ -15,10 +15,10 @@ namespace switchyard::detail {
 namespace {
 
 /// Initial value of every flag: the epoch before the first.
-void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, cudaStream_t stream) {
+void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, gpu::Stream stream) {
   const std::vector<uint64_t> words(static_cast<size_t>(bytes) / 8, word);
-  check_cuda(cudaMemcpyAsync(flags, words.data(), words.size() * 8, cudaMemcpyHostToDevice, stream), "flags");
-  check_cuda(cudaStreamSynchronize(stream), "flags");
+  check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, stream), "flags");
+  check_cuda(gpu::wait_for_stream(stream), "flags");
 }
 
 }  // namespace
@@ -27,11 +27,11 @@ CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : Nor
   construct([&] {
     const DeviceGuard guard(gpu_.device());
     if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
-      invalid("NormalConfig::num_experts = " + std::to_string(config.num_experts) + ": CUDA takes at most " +
-              std::to_string(most) + " in this layout");
+      invalid("NormalConfig::num_experts",
+              " = " + std::to_string(config.num_experts) + ": CUDA takes at most " + std::to_string(most) + " in this layout");
     if (config.max_tokens > kMaxTokensPerPlanBlock * gpu_.max_blocks())
-      invalid("NormalConfig::max_tokens = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
-              std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
+      invalid("NormalConfig::max_tokens", " = " + std::to_string(config.max_tokens) + ": CUDA takes at most " +
+                                              std::to_string(kMaxTokensPerPlanBlock * gpu_.max_blocks()) + " on this GPU");
     const MemoryRequirement need = NormalExchange::memory_required(config, world(), Backend::cuda);
     rings_ = ring_layout(config, world());
     const bool by_expert = config.layout == Layout::expert_major;
@@ -52,7 +52,7 @@ void CudaNormal::build() {
   state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
   ObjectState initial{};
   initial.epoch = (config.first_epoch - 1) & kEpochMask;
-  check_cuda(cudaMemcpyAsync(state_.as<void>(), &initial, sizeof initial, cudaMemcpyHostToDevice, gpu_.copy_stream()), "state");
+  check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
   std::byte* const segment = group_.heap->view().base[rank()];
   set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
   if (through_rings())
@@ -61,8 +61,8 @@ void CudaNormal::build() {
   const auto tables = static_cast<size_t>(carve_tables(nullptr, shape_of(config.max_tokens)).bytes);
   spare_tables_ = pool_->take(tables, Content::staging, Taker{Taker::Kind::nobody});
   if (!spare_tables_)
-    invalid("NormalConfig::pool_bytes = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " +
-            std::to_string(tables));
+    invalid("NormalConfig::pool_bytes",
+            " = " + std::to_string(config.pool_bytes) + ": the tables of one handle alone need " + std::to_string(tables));
 }
 
 void CudaNormal::make_pool() {
@@ -112,7 +112,7 @@ std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
   if (through_rings()) call->launch.warps = kMoveWarps;
   call->context = gpu_.context(bounded_ns(group_.options.timeout), frame.operation);
   call->context.moved = order_->moved();
-  call->at = order_->begin(static_cast<cudaStream_t>(frame.stream));
+  call->at = order_->begin(static_cast<gpu::Stream>(frame.stream));
   call->captured = call->at.capture.active;
   call->words = gpu_.words(call->captured);
   call->pushes_anyway = call->launch.blocks >= kPushFrom;
@@ -181,7 +181,7 @@ std::shared_ptr<OutputBlock> CudaNormal::allocate(Call& call, size_t bytes, Cont
 std::shared_ptr<OutputBlock> CudaNormal::allocate_for(const RowStream& on, size_t bytes) {
   const DeviceGuard guard(gpu_.device());
   if (!on.named) return take(bytes, Content::rows, Taker{Taker::Kind::nobody});
-  auto* const stream = static_cast<cudaStream_t>(on.stream);
+  auto* const stream = static_cast<gpu::Stream>(on.stream);
   const CaptureState capture = capture_of(stream);
   return capture.active ? take(bytes, Content::rows, CallStream{stream, capture})
                         : take(bytes, Content::rows, Taker{Taker::Kind::stream, stream, stream_id(stream)});
@@ -191,9 +191,8 @@ CallStatistics CudaNormal::last_call() {
   const DeviceGuard guard(gpu_.device());
   CallStatistics s = order_->statistics();
   ObjectState state{};
-  check_cuda(cudaMemcpyAsync(&state, state_.as<void>(), sizeof state, cudaMemcpyDeviceToHost, gpu_.copy_stream()),
-             "statistics");
-  check_cuda(cudaStreamSynchronize(gpu_.copy_stream()), "statistics");
+  check_cuda(gpu::copy_to_host(&state, state_.as<void>(), sizeof state, gpu_.copy_stream()), "statistics");
+  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "statistics");
   s.plan_us = static_cast<double>(state.plan_end_ns - state.plan_begin_ns) * 1e-3;
   return s;
 }

@@ -3,13 +3,12 @@
 // protocol/ and plan.cu.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/call_order.hpp"
 #include "exchange/cuda/cuda_pool.hpp"
 #include "exchange/cuda/cuda_rank.hpp"
@@ -40,7 +39,7 @@ class CudaHandle final : public DeviceHandle {
 };
 
 /// Copies the tables of `h`, which are in host memory, to `tables` and `received`. Returns when `stream` has done it.
-void upload_handle(const HandleData& h, const Tables& tables, const Received& received, cudaStream_t stream);
+void upload_handle(const HandleData& h, const Tables& tables, const Received& received, gpu::Stream stream);
 
 class CudaNormal final : public NormalImpl {
  public:
@@ -54,7 +53,7 @@ class CudaNormal final : public NormalImpl {
  private:
   struct CudaCall final : Call {
     explicit CudaCall(int device) : guard(device) {}
-    cudaStream_t stream() const { return at.stream; }
+    gpu::Stream stream() const { return at.stream; }
     const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;

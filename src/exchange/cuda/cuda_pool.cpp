@@ -14,7 +14,7 @@ namespace {
 /// With more free ranges than these, those whose users are done are joined.
 constexpr size_t kMostPieces = 24;
 
-bool per_thread(cudaStream_t stream) { return stream == cudaStreamPerThread; }
+bool per_thread(gpu::Stream stream) { return gpu::is_per_thread(stream); }
 
 }  // namespace
 
@@ -28,7 +28,7 @@ CudaBlock::~CudaBlock() {
     pool->free(*this);
 }
 
-void CudaBlock::add_user(cudaStream_t user) {
+void CudaBlock::add_user(gpu::Stream user) {
   const std::thread::id here = std::this_thread::get_id();
   const auto same = [&](const User& u) { return u.stream == user && (!per_thread(user) || u.thread == here); };
   auto at = std::find_if(users_.begin(), users_.end(), same);
@@ -38,7 +38,7 @@ void CudaBlock::add_user(cudaStream_t user) {
 
 void CudaBlock::used_by(void* given) {
   if (pool) {
-    auto* const user = static_cast<cudaStream_t>(given);
+    auto* const user = static_cast<gpu::Stream>(given);
     const DeviceGuard guard(pool->device());
     const CaptureState state = capture_of(user);
     if (state.active)
@@ -50,7 +50,7 @@ void CudaBlock::used_by(void* given) {
     if (const auto block = companion.lock()) block->used_by(given);
 }
 
-void CudaBlock::used_in(const CaptureState& state, cudaStream_t user) {
+void CudaBlock::used_in(const CaptureState& state, gpu::Stream user) {
   if (!arena || state.id != capture || per_thread(user)) return keep_in_graph(shared_from_this(), state.graph);
   if (user != stream && std::find(captured_users_.begin(), captured_users_.end(), user) == captured_users_.end())
     captured_users_.push_back(user);
@@ -105,7 +105,7 @@ void CudaPool::come_after(const std::vector<StreamUse>& uses, const Taker& taker
   }
 }
 
-std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, cudaStream_t stream, GraphArena& arena) {
+std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, gpu::Stream stream, GraphArena& arena) {
   std::shared_ptr<CudaBlock> block;
   std::vector<Point> after;
   bool reused = false;
@@ -229,9 +229,9 @@ void GraphArena::let_go(CudaBlock& block) noexcept try {
   std::vector<Point> after;
   if (!in_driver_callback()) {
     const DeviceGuard guard(pool_->device());
-    std::vector<cudaStream_t> streams = std::move(block.captured_users_);
+    std::vector<gpu::Stream> streams = std::move(block.captured_users_);
     streams.push_back(block.stream);
-    for (cudaStream_t stream : streams) {
+    for (gpu::Stream stream : streams) {
       const CaptureState state = capture_of(stream);
       if (state.active && state.id == block.capture) after.push_back(pool_->points().mark(stream, captured_stream_id(stream)));
     }

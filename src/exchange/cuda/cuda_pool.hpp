@@ -35,7 +35,7 @@ struct Taker {
     nobody,   ///< any work from now on: idle memory, else this thread waits
   };
   Kind kind;
-  cudaStream_t stream = nullptr;
+  gpu::Stream stream = nullptr;
   unsigned long long id = 0;  ///< of the stream; call and stream only
 
   bool is_call() const { return kind == Kind::call || kind == Kind::capture; }
@@ -54,7 +54,7 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
   size_t bytes = 0;
   Content content = Content::rows;
   bool has_stream = false;  ///< it was taken for `stream`, by `thread`
-  cudaStream_t stream = nullptr;
+  gpu::Stream stream = nullptr;
   std::thread::id thread;
   unsigned long long capture = 0;                    ///< of the captured call that took it
   std::vector<std::weak_ptr<CudaBlock>> companions;  ///< what is delivered with these rows, and used with them
@@ -64,19 +64,19 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
   /// A call of another object, up to `point`, uses it.
   void used_until(const Point& point);
   /// What was captured on `user` uses it.
-  void used_in(const CaptureState& state, cudaStream_t user);
+  void used_in(const CaptureState& state, gpu::Stream user);
 
  private:
   friend class CudaPool;
   friend class GraphArena;
   struct User {
-    cudaStream_t stream;
+    gpu::Stream stream;
     std::thread::id thread;
     Point point;  ///< cudaStreamPerThread: its work at the time of used_by; only `thread` knows it by this name
   };
-  void add_user(cudaStream_t user);
+  void add_user(gpu::Stream user);
   std::vector<User> users_;
-  std::vector<cudaStream_t> captured_users_;  ///< in the capture of its own call
+  std::vector<gpu::Stream> captured_users_;  ///< in the capture of its own call
   std::vector<Point> points_;
 };
 
@@ -91,7 +91,7 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   /// current.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
   /// As the other, of the memory of the graph that is captured on `stream`.
-  std::shared_ptr<CudaBlock> take(size_t bytes, Content content, cudaStream_t stream, GraphArena& arena);
+  std::shared_ptr<CudaBlock> take(size_t bytes, Content content, gpu::Stream stream, GraphArena& arena);
   /// The object's last call that was not captured: blocks that are freed from now on come after it.
   void set_last_call(const Point& call);
   /// Text for an error: what is used and free.

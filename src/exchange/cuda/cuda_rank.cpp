@@ -29,50 +29,47 @@ constexpr size_t kClaimsAt = 0, kFailedAt = 128, kRegisteredAt = 192, kHeardAt =
 
 }  // namespace
 
-void check_cuda(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();
-  throw Error(ErrorCode::system, std::string(what) + ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")");
+void check_cuda(gpu::Status status, const char* what) {
+  if (status == gpu::kOk) return;
+  gpu::forget_error();
+  throw Error(ErrorCode::system, std::string(what) + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-DeviceMemory::DeviceMemory(size_t bytes, cudaStream_t stream) {
+DeviceMemory::DeviceMemory(size_t bytes, gpu::Stream stream) {
   count_device_allocation();
-  int gpu = 0, pools = 0;
-  check_cuda(cudaGetDevice(&gpu), "device");
-  check_cuda(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, gpu), "device attribute");
+  int device = 0, pools = 0;
+  check_cuda(gpu::current_device(&device), "device");
+  check_cuda(gpu::has_pools(&pools, device), "device attribute");
   auto** const to = reinterpret_cast<void**>(&data_);
-  check_cuda(pools != 0 ? cudaMallocAsync(to, bytes, stream) : cudaMalloc(to, bytes), "memory of the GPU");
+  check_cuda(pools != 0 ? gpu::allocate_in_order(to, bytes, stream) : gpu::allocate(to, bytes), "memory of the GPU");
   if (pools != 0) stream_ = stream;
-  check_cuda(cudaMemsetAsync(data_, 0, bytes, stream), "cudaMemset");
-  check_cuda(cudaStreamSynchronize(stream), "cudaMemset");
+  check_cuda(gpu::fill(data_, 0, bytes, stream), "cudaMemset");
+  check_cuda(gpu::wait_for_stream(stream), "cudaMemset");
 }
 DeviceMemory::~DeviceMemory() {
   if (!data_) return;
-  if ((stream_ ? cudaFreeAsync(data_, stream_) : cudaFree(data_)) != cudaSuccess) (void)cudaGetLastError();
+  if ((stream_ ? gpu::release_in_order(data_, stream_) : gpu::release(data_)) != gpu::kOk) gpu::forget_error();
 }
 
 CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms)
     : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here), threads_(threads) {
   const DeviceGuard guard(device());
-  int shared = 0;
-  check_cuda(cudaDeviceGetAttribute(&limits_.multiprocessors, cudaDevAttrMultiProcessorCount, device()), "device attribute");
-  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device()), "device attribute");
-  limits_.shared_bytes = static_cast<uint32_t>(shared);
+  gpu::DeviceTraits traits;
+  check_cuda(gpu::traits_of(&traits, device()), "device properties");
+  name_ = traits.name;
+  limits_.multiprocessors = traits.multiprocessors;
+  limits_.shared_bytes = static_cast<uint32_t>(traits.shared_bytes);
   max_blocks_ = limits_.multiprocessors / ranks_here_;
   if (num_sms > max_blocks_)
-    invalid("GroupOptions::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
-            "] (multiprocessors of the GPU / ranks on it)");
+    invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
+                                         "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
-  int major = 0;
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device()), "device attribute");
-  limits_.dependent_launches = major >= 9 && ranks_here == 1;  // ranks would take multiprocessors from each other's plans
-  cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device()), "device properties");
-  name_ = properties.name;
+  // Ranks that share a GPU would take multiprocessors from each other's plans.
+  limits_.dependent_launches = traits.generation >= 9 && ranks_here == 1;
   copies_ = detail::copy_stream();
-  check_cuda(cudaHostRegister(control_, kControlBytes, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister");
+  check_cuda(gpu::share_host_memory(control_, kControlBytes), "cudaHostRegister");
   void* mapped = nullptr;
-  check_cuda(cudaHostGetDevicePointer(&mapped, control_, 0), "cudaHostGetDevicePointer");
+  check_cuda(gpu::device_address_of(&mapped, control_), "cudaHostGetDevicePointer");
   auto* host = static_cast<std::byte*>(mapped);
   host_abort_device_ = reinterpret_cast<uint64_t*>(host);
   fault_device_ = reinterpret_cast<FaultRecord*>(host + kFaultAt);
@@ -83,7 +80,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool 
   counters_ = DeviceMemory(waits_at + warps * world * sizeof(WaitCounter), copies_);
   distances_ = counters_.as<uint64_t>(kDistancesAt);
   waits_ = counters_.as<WaitCounter>(waits_at);
-  check_cuda(cudaMemsetAsync(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
+  check_cuda(gpu::fill(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
 
   IdleCall idle;
   idle.call = context(1, Operation::none);
@@ -94,16 +91,16 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool 
   idle.header = zeros.as<TablesHeader>(kHeaderAt);
   for (const KernelBase* kernel : KernelBase::all()) kernel->prepare(limits_);
   for (const KernelBase* kernel : KernelBase::all()) kernel->warm_up(idle, limits_, copies_);
-  check_cuda(cudaStreamSynchronize(copies_), "first launch of the kernels");
+  check_cuda(gpu::wait_for_stream(copies_), "first launch of the kernels");
 }
 
 CudaRank::~CudaRank() {
   try {
     self_.reset();
     const DeviceGuard guard(device());
-    cudaStreamSynchronize(copies_);
+    gpu::wait_for_stream(copies_);
     if (drained_.valid()) drained_.wait();  // replays use what is freed now; their waits have deadlines
-    cudaHostUnregister(control_);
+    gpu::unshare_host_memory(control_);
     counters_ = DeviceMemory();
     points_->close();
     graves_->clear();
@@ -135,12 +132,12 @@ void CudaRank::drain() noexcept {
   constexpr int kLooks = 50;
   const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
   if (*graphs_ == 0 || still_waits()) return;
-  for (int i = 0; i < kLooks && *graphs_ > 0; ++i) std::this_thread::sleep_for(kLook);
+  for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
   if (*graphs_ == 0) return;
   const auto wait = [gpu = device()] {
     try {
       const DeviceGuard guard(gpu);
-      (void)cudaDeviceSynchronize();
+      (void)gpu::wait_for_device();
     } catch (const Error&) {
       // Without a context nothing runs.
     }
@@ -229,8 +226,8 @@ template <class T>
 std::vector<T> CudaRank::download(const T* from, size_t count) const {
   const DeviceGuard guard(device());
   std::vector<T> out(count);
-  check_cuda(cudaMemcpyAsync(out.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost, copies_), "copy of counters");
-  check_cuda(cudaStreamSynchronize(copies_), "copy of counters");
+  check_cuda(gpu::copy_to_host(out.data(), from, count * sizeof(T), copies_), "copy of counters");
+  check_cuda(gpu::wait_for_stream(copies_), "copy of counters");
   return out;
 }
 
@@ -249,7 +246,7 @@ struct Reach {
       const DeviceGuard guard(device);
       const RelaxedCapture relaxed;  // another stream of this thread may be captured
       if (const auto rank = owner.lock()) (*rank)->set_registered(slot, false);
-      cudaDeviceSynchronize();
+      gpu::wait_for_device();
     } catch (const Error&) {
       // Without a context nothing runs.
     }
@@ -275,9 +272,8 @@ std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, int slot, void* me
 const uint64_t* CudaRank::upload_distances(int slot, const std::vector<uint64_t>& distances) {
   const DeviceGuard guard(device());
   uint64_t* const to = distances_ + static_cast<size_t>(slot) * distances.size();
-  check_cuda(cudaMemcpyAsync(to, distances.data(), distances.size() * sizeof(uint64_t), cudaMemcpyHostToDevice, copies_),
-             "copy of distances");
-  check_cuda(cudaStreamSynchronize(copies_), "copy of distances");
+  check_cuda(gpu::copy_to_device(to, distances.data(), distances.size() * sizeof(uint64_t), copies_), "copy of distances");
+  check_cuda(gpu::wait_for_stream(copies_), "copy of distances");
   set_registered(slot, true);
   return to;
 }
@@ -292,9 +288,8 @@ void CudaRank::set_registered(int slot, bool registered) {
 void CudaRank::write_word(size_t at, uint64_t value) const {
   const DeviceGuard guard(device());
   const RelaxedCapture relaxed;  // some stream of this thread may be captured
-  check_cuda(cudaMemcpyAsync(counters_.as<uint64_t>(at), &value, sizeof value, cudaMemcpyHostToDevice, copies_),
-             "copy of a word");
-  check_cuda(cudaStreamSynchronize(copies_), "copy of a word");
+  check_cuda(gpu::copy_to_device(counters_.as<uint64_t>(at), &value, sizeof value, copies_), "copy of a word");
+  check_cuda(gpu::wait_for_stream(copies_), "copy of a word");
 }
 
 DeviceLimits CudaRank::limits_of_call(int num_sms) const {
@@ -310,20 +305,21 @@ std::unique_ptr<NormalImpl> CudaRank::make_normal(Group& group, const NormalConf
 
 void CudaRank::check_sms(const char* name, int num_sms) const {
   if (num_sms < 0 || num_sms > max_blocks())
-    invalid(std::string(name) + "::num_sms = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks()) +
-            "] (multiprocessors of the GPU / ranks on it, or GroupOptions::num_sms)");
+    invalid(std::string(name) + "::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " +
+                                                 std::to_string(max_blocks()) +
+                                                 "] (multiprocessors of the GPU / ranks on it, or GroupOptions::num_sms)");
 }
 
-void CudaRank::check_stream(cudaStream_t stream) const {
-  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return;
+void CudaRank::check_stream(gpu::Stream stream) const {
+  if (gpu::is_legacy(stream) || gpu::is_per_thread(stream)) return;
   int on = -1;
-  const cudaError_t status = cudaStreamGetDevice(stream, &on);
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    invalid(std::string("stream: not a stream of GPU ") + std::to_string(device()) + " (" + cudaGetErrorString(status) + ")");
+  const gpu::Status status = gpu::device_of(stream, &on);
+  if (status != gpu::kOk) {
+    gpu::forget_error();
+    invalid("stream", std::string(": not a stream of GPU ") + std::to_string(device()) + " (" + gpu::text_of(status) + ")");
   }
   if (on != device())
-    invalid("stream is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
+    invalid("stream", " is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
 }
 
 void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) const {
@@ -331,16 +327,16 @@ void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) 
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
   if (heap_.view().contains(p)) return;
-  cudaPointerAttributes a{};
-  if (cudaPointerGetAttributes(&a, p) != cudaSuccess) {
-    (void)cudaGetLastError();
-    a.type = cudaMemoryTypeUnregistered;
+  gpu::MemoryPlace place;
+  if (gpu::look_up(&place, p) != gpu::kOk) {
+    gpu::forget_error();
+    place.kind = gpu::MemoryKind::ordinary;
   }
-  if (a.type == cudaMemoryTypeManaged) return;
-  if (a.type != cudaMemoryTypeDevice)
+  if (place.kind == gpu::MemoryKind::managed) return;
+  if (place.kind != gpu::MemoryKind::device)
     invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(device()));
-  if (a.device != device())
-    invalid(std::string(name) + " lies on GPU " + std::to_string(a.device) + ", this rank's GPU is " +
+  if (place.device != device())
+    invalid(std::string(name) + " lies on GPU " + std::to_string(place.device) + ", this rank's GPU is " +
             std::to_string(device()));
 }
 
@@ -360,7 +356,7 @@ struct DeviceAddress {
 };
 DeviceAddress address_of(int device) {
   DeviceAddress address;
-  check_cuda(cudaDeviceGetPCIBusId(address.text, sizeof address.text, device), "cudaDeviceGetPCIBusId");
+  check_cuda(gpu::pci_address(address.text, sizeof address.text, device), "cudaDeviceGetPCIBusId");
   return address;
 }
 

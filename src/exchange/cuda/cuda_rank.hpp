@@ -2,8 +2,6 @@
 // One rank's GPU: what all its exchange objects share.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/device_tracing.hpp"
 #include "exchange/cuda/launch.hpp"
 #include "exchange/cuda/memory_holders.hpp"
@@ -64,7 +63,7 @@ class CudaRank final : public DeviceRank {
   void check_pointer(const char* name, const void* p, size_t alignment) const;
   void check_sms(const char* name, int num_sms) const;
   /// Throws invalid_argument unless `stream`, which is not captured, is one of this GPU's.
-  void check_stream(cudaStream_t stream) const;
+  void check_stream(gpu::Stream stream) const;
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
@@ -75,14 +74,14 @@ class CudaRank final : public DeviceRank {
   /// A call is captured: until its graph is gone, replays may run.
   void note_capture(const CaptureState& capture);
   /// Waits for the replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for
-  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it ends
-  /// after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for the
-  /// rest.
+  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it
+  /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
+  /// the rest.
   void drain() noexcept override;
   /// Of an object that goes, after drain(): freed now, or, if replays may still use it, with this rank.
   void let_go(DeviceMemory memory);
   /// copy_stream() of its device.
-  cudaStream_t copy_stream() const { return copies_; }
+  gpu::Stream copy_stream() const { return copies_; }
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
   MemoryHolders& holders() { return holders_; }
@@ -107,7 +106,7 @@ class CudaRank final : public DeviceRank {
   DeviceMemory counters_;          ///< fault claims, a word that is never 0, registrations, distances, wait counters
   uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]
   WaitCounter* waits_ = nullptr;
-  cudaStream_t copies_ = nullptr;
+  gpu::Stream copies_ = nullptr;
   DeviceTracing tracing_;
   ClockMailbox mailbox_;
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "arch/gpu_runtime.hpp"
 
 namespace switchyard::detail {
 
@@ -16,7 +16,7 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   /// Waits for `stream`, on which it writes the zeros.
-  DeviceMemory(size_t bytes, cudaStream_t stream);
+  DeviceMemory(size_t bytes, gpu::Stream stream);
   DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), stream_(other.stream_) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(data_, other.data_);
@@ -31,7 +31,7 @@ class DeviceMemory {
 
  private:
   std::byte* data_ = nullptr;
-  cudaStream_t stream_ = nullptr;  ///< the device's copy stream, if the memory is of the device's pool
+  gpu::Stream stream_ = nullptr;  ///< the device's copy stream, if the memory is of the device's pool
 };
 
 /// Memory whose last user let go of it where no CUDA function may be called, or while graphs may still run. Any thread.

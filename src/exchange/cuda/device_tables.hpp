@@ -9,6 +9,7 @@
 #include "layout/control.hpp"
 #include "plan/plan.hpp"
 #include "protocol/call.hpp"
+#include "protocol/chunks.hpp"
 
 namespace switchyard::detail {
 
@@ -34,9 +35,9 @@ enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
 
 /// Of a rank, what a call of normal mode reads when it begins.
 struct RankWords {
-  uint64_t heard = 0;                        ///< faults that the host had heard of when it enqueued the call
-  const uint64_t* heard_now = nullptr;       ///< captured calls: the same when the kernel runs, instead
-  uint64_t* fault_numbers = nullptr;         ///< faults of this rank so far
+  uint64_t heard = 0;                   ///< faults that the host had heard of when it enqueued the call
+  const uint64_t* heard_now = nullptr;  ///< captured calls: the same when the kernel runs, instead
+  uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
 };
 
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
@@ -70,7 +71,6 @@ struct TablesHeader {
   int32_t moved;        ///< 1 once its rows and records have come
   int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by
   int32_t any_weights;  ///< records carry weights
-  int32_t unused;
   int64_t record_begin[kMaxRanks + 1];
   int64_t tokens_of[kMaxRanks];                   ///< T of every rank
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk

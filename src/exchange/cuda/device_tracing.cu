@@ -41,7 +41,7 @@ const Kernel<const uint64_t*, Answer*> answers("clock kernel", answer_kernel, 1,
 
 }  // namespace
 
-std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, cudaStream_t stream) {
+std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, gpu::Stream stream) {
   auto& asked = *reinterpret_cast<uint64_t*>(mailbox.host + kAskedAt);
   auto& answer = *reinterpret_cast<Answer*>(mailbox.host + kAnsweredAt);
   std::atomic_ref(asked).store(0);
@@ -56,7 +56,7 @@ std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, cudaStream_t
     while (std::atomic_ref(answer.number).load(std::memory_order_acquire) < n) {
       if (Tracer::now_ns() - before > kDeadlineNs) {
         std::atomic_ref(asked).store(kQuestions, std::memory_order_release);  // the kernel ends as soon as it begins
-        check_cuda(cudaStreamSynchronize(stream), "clock kernel");
+        check_cuda(gpu::wait_for_stream(stream), "clock kernel");
         return std::nullopt;
       }
     }
@@ -64,11 +64,11 @@ std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, cudaStream_t
     if (way >= best.way_ns) continue;
     best = {answer.timer_ns, static_cast<int64_t>(before + way / 2 - answer.timer_ns), way};
   }
-  check_cuda(cudaStreamSynchronize(stream), "clock kernel");
+  check_cuda(gpu::wait_for_stream(stream), "clock kernel");
   return best;
 }
 
-void DeviceTracing::start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, cudaStream_t stream) {
+void DeviceTracing::start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, gpu::Stream stream) {
   capacity = std::bit_ceil(capacity);
   const DeviceTrace wanted{nullptr, nullptr, blocks, warps, static_cast<uint32_t>(capacity)};
   const size_t sizes_bytes = (wanted.tracks() * sizeof(uint32_t) + 127) / 128 * 128;
@@ -83,24 +83,21 @@ void DeviceTracing::start(int blocks, int warps, size_t capacity, const ClockMai
     buffers_.sizes = memory_.as<uint32_t>();
     buffers_.records = memory_.as<DeviceRecord>(sizes_bytes);
   }
-  check_cuda(cudaMemsetAsync(buffers_.sizes, 0, sizes_bytes, stream), "trace");
-  check_cuda(cudaStreamSynchronize(stream), "trace");
+  check_cuda(gpu::fill(buffers_.sizes, 0, sizes_bytes, stream), "trace");
+  check_cuda(gpu::wait_for_stream(stream), "trace");
   first_ = read_timer(mailbox, stream);
   active_ = buffers_;
 }
 
-void DeviceTracing::stop(Tracer& tracer, const ClockMailbox& mailbox, cudaStream_t stream) {
+void DeviceTracing::stop(Tracer& tracer, const ClockMailbox& mailbox, gpu::Stream stream) {
   if (!active_.records) return;
   active_ = DeviceTrace{};
-  check_cuda(cudaDeviceSynchronize(), "end of the traced calls");
+  check_cuda(gpu::wait_for_device(), "end of the traced calls");
   std::vector<uint32_t> sizes(buffers_.tracks());
   std::vector<DeviceRecord> records(buffers_.tracks() * buffers_.capacity);
-  check_cuda(cudaMemcpyAsync(sizes.data(), buffers_.sizes, sizes.size() * sizeof sizes[0], cudaMemcpyDeviceToHost, stream),
-             "trace");
-  check_cuda(
-      cudaMemcpyAsync(records.data(), buffers_.records, records.size() * sizeof records[0], cudaMemcpyDeviceToHost, stream),
-      "trace");
-  check_cuda(cudaStreamSynchronize(stream), "trace");
+  check_cuda(gpu::copy_to_host(sizes.data(), buffers_.sizes, sizes.size() * sizeof sizes[0], stream), "trace");
+  check_cuda(gpu::copy_to_host(records.data(), buffers_.records, records.size() * sizeof records[0], stream), "trace");
+  check_cuda(gpu::wait_for_stream(stream), "trace");
   const std::optional<TimerReading> last = read_timer(mailbox, stream);
   if (!last) throw Error(ErrorCode::system, "trace: the GPU did not answer within a second when asked for its time");
   const HostTime host(first_.value_or(*last), *last);

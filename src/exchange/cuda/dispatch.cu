@@ -179,14 +179,14 @@ uint32_t scratch_bytes(const DispatchParams& d) {
 }  // namespace
 
 void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
-                     cudaStream_t stream) {
+                     gpu::Stream stream) {
   const CudaShape shape =
       move_shape(launch.warps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes, launch.stages);
   kernel_for(p).launch(grid_of(launch.blocks, shape, after_plan && limits.dependent_launches), stream, p, shape);
 }
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
-                          const DeviceLimits& limits, cudaStream_t stream) {
+                          const DeviceLimits& limits, gpu::Stream stream) {
   // Rows are quantised into the ring: no scratch.
   const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
   ring_kernel_for(p).launch(grid_of(blocks, shape, after_plan && limits.dependent_launches), stream, p, ring, shape);

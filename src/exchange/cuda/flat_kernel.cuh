@@ -38,19 +38,19 @@ static_assert(sizeof(FlatParams) <= kStaticShared && sizeof(CudaFlat) <= 4096);
 
 /// Once per device and function, before any rank waits for another: loads the kernels and lets them have all shared memory.
 template <class Make>
-cudaError_t prepare_flat_kernels(const DeviceLimits& limits) {
+gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
   const int most = static_cast<int>(limits.shared_bytes - kStaticShared);
-  const cudaError_t status = allow_shared_status(flat_kernel<CudaLanes, FlatParams, Make>, most);
-  return status != cudaSuccess ? status : allow_shared_status(flat_kernel<CudaLanesTraced, FlatParams, Make>, most);
+  const gpu::Status status = gpu::allow_shared(flat_kernel<CudaLanes, FlatParams, Make>, most);
+  return status != gpu::kOk ? status : gpu::allow_shared(flat_kernel<CudaLanesTraced, FlatParams, Make>, most);
 }
 
 /// Enqueues.
 template <class Make>
-cudaError_t launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+gpu::Status launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const bool traced = p.f.d.call.device_trace.records != nullptr;
-  return launch_status(traced ? flat_kernel<CudaLanesTraced, FlatParams, Make> : flat_kernel<CudaLanes, FlatParams, Make>,
-                       grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, make);
+  return gpu::launch(traced ? flat_kernel<CudaLanesTraced, FlatParams, Make> : flat_kernel<CudaLanes, FlatParams, Make>,
+                     grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, make);
 }
 
 }  // namespace switchyard::detail

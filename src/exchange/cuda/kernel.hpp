@@ -3,12 +3,11 @@
 // another, follows from the kernels that there are.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/device_tables.hpp"
 
 namespace switchyard::detail {
@@ -20,7 +19,7 @@ struct DeviceLimits {
   bool dependent_launches = false;  ///< from sm_90 on, where a rank has its GPU to itself
 };
 
-void check_cuda(cudaError_t status, const char* what);
+void check_cuda(gpu::Status status, const char* what);
 
 /// What the arguments of a launch are made of that ends at once, because `call.abort_word` is not 0.
 struct IdleCall {
@@ -53,35 +52,7 @@ void set_idle(Params& p, const IdleCall& idle) {
   if constexpr (requires { p.tables; }) p.tables.header = idle.header;
 }
 
-struct Grid {
-  int blocks = 1, threads = 32;
-  uint32_t shared_bytes = 0;
-  /// Its blocks may begin while the kernel before on the stream ends; it waits for that before it reads anything.
-  bool dependent = false;
-};
-
-/// Launches a kernel; failures of other calls of the process are not its status.
-template <class... Given>
-cudaError_t launch_status(void (*kernel)(Given...), const Grid& grid, cudaStream_t stream,
-                          const std::type_identity_t<Given>&... given) {
-  cudaLaunchAttribute dependent{};
-  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  dependent.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
-  config.dynamicSmemBytes = grid.shared_bytes;
-  config.stream = stream;
-  config.attrs = &dependent;
-  config.numAttrs = grid.dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, given...);
-}
-
-/// Lets `kernel` have `bytes` of dynamic shared memory, and loads it.
-template <class Kernel>
-cudaError_t allow_shared_status(Kernel kernel, int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
+using gpu::Grid;
 
 class KernelBase {
  public:
@@ -91,7 +62,7 @@ class KernelBase {
   /// Loads it on the current device and lets it have the shared memory that its launches may ask for.
   virtual void prepare(const DeviceLimits& limits) const = 0;
   /// Enqueues a launch that ends at once: the first one may allocate local memory, which waits for all kernels of the GPU.
-  virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, cudaStream_t stream) const = 0;
+  virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const = 0;
 
  protected:
   KernelBase();
@@ -109,13 +80,13 @@ class Kernel final : public KernelBase {
       : name_(name), entry_(entry), most_threads_(most_threads), most_shared_(most_shared) {}
 
   /// Enqueues it. Throws Error(system) naming the kernel.
-  void launch(const Grid& grid, cudaStream_t stream, const std::type_identity_t<Given>&... given) const {
-    check_cuda(launch_status(entry_, grid, stream, given...), name_);
+  void launch(const Grid& grid, gpu::Stream stream, const std::type_identity_t<Given>&... given) const {
+    check_cuda(gpu::launch(entry_, grid, stream, given...), name_);
   }
   void prepare(const DeviceLimits& limits) const override {
-    check_cuda(allow_shared_status(entry_, most_shared_(limits)), name_);
+    check_cuda(gpu::allow_shared(entry_, most_shared_(limits)), name_);
   }
-  void warm_up(const IdleCall& idle, const DeviceLimits& limits, cudaStream_t stream) const override {
+  void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const override {
     const auto shared = static_cast<uint32_t>(std::min(most_shared_(limits), kIdleShared));
     launch({limits.multiprocessors, most_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
   }

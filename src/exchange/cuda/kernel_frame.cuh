@@ -70,8 +70,7 @@ __device__ inline bool begin_block(const CallContext& given, const RankWords& wo
   if (threadIdx.x == 0) {
     call.epoch = epoch;
     standing = Standing::takes_part;
-    if (halted != 0)
-      standing = judge_halted(words, state, halted) == Verdict::goes_on ? Standing::resumes : Standing::left_out;
+    if (halted != 0) standing = judge_halted(words, state, halted) == Verdict::goes_on ? Standing::resumes : Standing::left_out;
     if (moved == 0 && standing != Standing::left_out) standing = Standing::unmoved;
   }
   if (abort != 0) report_abort(given, abort, epoch);
@@ -148,8 +147,7 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
 /// One warp, last thing in a call by whose placements some rank had no room, instead of end_call: the host is told. If it is
 /// this rank's own (`soft` null) the host knows; else the object is halted. \returns what the rank without room says, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
-                                               ObjectState* state, Standing standing, SoftFault* soft,
-                                               int& failed_rank) {
+                                               ObjectState* state, Standing standing, SoftFault* soft, int& failed_rank) {
   const Placement* failed = nullptr;
   for (int r = 0; r < call.world() && failed == nullptr; ++r) {
     const Placement* place = call.heap.local(control.placement(call.epoch, r));

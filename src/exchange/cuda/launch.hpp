@@ -3,8 +3,7 @@
 // without waiting; failures of the launch throw Error(system).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/kernel.hpp"
 #include "exchange/tuning_launch.hpp"
 #include "protocol/combine_pull.hpp"
@@ -99,18 +98,18 @@ struct RingParts {
   int send_chunk = 1;
 };
 
-void launch_plan(const PlanParams& params, int blocks, cudaStream_t stream);
+void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream);
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
-                     cudaStream_t stream);
-void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, cudaStream_t stream);
+                     gpu::Stream stream);
+void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
 /// Ring staging: every warp may wait for any other of its rank and of the peers, so all blocks must be able to run at the same
 /// time; `blocks` is at most the multiprocessors that the rank has to itself (CudaRank::max_blocks), each block takes one.
 void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,
-                          const DeviceLimits& limits, cudaStream_t stream);
+                          const DeviceLimits& limits, gpu::Stream stream);
 void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
-                         cudaStream_t stream);
+                         gpu::Stream stream);
 /// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
-void launch_count_kept(const PlanParams& params, const Received& received, cudaStream_t stream);
+void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
 
 }  // namespace switchyard::detail

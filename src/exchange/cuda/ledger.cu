@@ -77,7 +77,7 @@ CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits)
 
 }  // namespace
 
-void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+void launch_ledger(const CudaLedgerParams& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = ledger_shape(p.warps, p.l.row_bytes, limits);
   kernel_for(p, blocks).launch(grid_of(blocks, shape), stream, p, shape);
 }

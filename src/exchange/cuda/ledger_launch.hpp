@@ -16,6 +16,6 @@ struct CudaLedgerParams {
   int warps = kLedgerWarps;  ///< of this launch
 };
 
-void launch_ledger(const CudaLedgerParams& params, int blocks, const DeviceLimits& limits, cudaStream_t stream);
+void launch_ledger(const CudaLedgerParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
 }  // namespace switchyard::detail

@@ -141,18 +141,18 @@ const auto& scaled_kernel_for(const FlatParams& p, bool ids_staged, bool traced)
 
 // Every launch may begin while the kernel before it on the stream ends: it waits before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
-                        cudaStream_t stream) {
+                        gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);
   const auto& kernel = dispatch_kernel_for(p.d, shape.block_bytes > 0, p.d.call.device_trace.records != nullptr);
   kernel.launch(grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, halves);
 }
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
-                        cudaStream_t stream) {
+                        gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.c.layout.max_tokens, p.c.layout.topk, 0, limits);
   const auto& kernel = combine_kernel_for(p.c, p.c.call.device_trace.records != nullptr);
   kernel.launch(grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, halves);
 }
-void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, cudaStream_t stream) {
+void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const auto& kernel = scaled_kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
   kernel.launch(grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, ScaledRows{});

@@ -6,7 +6,7 @@
 
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/cuda/kernel_frame.cuh"
-#include "exchange/cuda/low_latency_launch.hpp"
+#include "exchange/cuda/flat_launch.hpp"
 
 namespace switchyard::detail {
 
@@ -14,22 +14,16 @@ namespace switchyard::detail {
 struct SharedIds {
   uint32_t ids = 0;
 
-#if defined(__CUDA_ARCH__)
-  __device__ int32_t operator()(int f) const {
+  SWITCHYARD_FN int32_t operator()(int f) const {
     return static_cast<int32_t>(ptx::load_shared(ids + static_cast<uint32_t>(f) * 4));
   }
-#else
-  int32_t operator()(int) const { return -1; }  // for the compiler: never called
-#endif
 };
 struct SharedSets : TokenSets {
   static constexpr SWITCHYARD_FN bool ready() { return true; }
-#if defined(__CUDA_ARCH__)
-  __device__ int count(int32_t expert, int tokens) const {
+  SWITCHYARD_FN int count(int32_t expert, int tokens) const {
     const uint32_t set = ptx::shared_address(sets) + static_cast<uint32_t>(expert * words) * 4;
     return count_in([set](int i) { return ptx::load_shared(set + static_cast<uint32_t>(i) * 4); }, tokens);
   }
-#endif
 };
 
 /// What publish_entry needs, while other warps ask for what the call begins with.

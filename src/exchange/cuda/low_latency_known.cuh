@@ -4,6 +4,7 @@
 #pragma once
 
 #include "exchange/cuda/low_latency_frame.cuh"
+#include "exchange/cuda/low_latency_launch.hpp"
 
 namespace switchyard::detail {
 

@@ -462,7 +462,7 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 
 }  // namespace
 
-void launch_plan(const PlanParams& p, int blocks, cudaStream_t stream) {
+void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream) {
   // The kernel that records, if the call is traced.
   const auto& kernel = p.call.device_trace.records != nullptr ? plan<CudaTraced> : plan<Cuda>;
   kernel.launch({blocks, kPlanThreads, plan_shared_bytes(p, blocks)}, stream, p);

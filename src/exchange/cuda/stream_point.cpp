@@ -27,38 +27,36 @@ void release_retained(void* given) {
 
 bool in_driver_callback() noexcept { return callback_depth > 0; }
 
-unsigned long long stream_id(cudaStream_t stream) {
+unsigned long long stream_id(gpu::Stream stream) {
   unsigned long long id = 0;
-  check_cuda(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+  check_cuda(gpu::id_of(stream, &id), "cudaStreamGetId");
   return id;
 }
 
-CaptureState capture_of(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+CaptureState capture_of(gpu::Stream stream) {
   CaptureState state;
-  if (stream == nullptr || stream == cudaStreamLegacy) return state;  // it cannot be captured, and asking would spoil captures
-  check_cuda(cudaStreamGetCaptureInfo(stream, &status, &state.id, &state.graph), "cudaStreamGetCaptureInfo");
-  state.active = status == cudaStreamCaptureStatusActive;
+  if (gpu::is_legacy(stream)) return state;  // it cannot be captured, and asking would spoil captures
+  check_cuda(gpu::capture_info(stream, &state.active, &state.id, &state.graph), "cudaStreamGetCaptureInfo");
   if (!state.active) state.graph = nullptr;
   return state;
 }
 
-RelaxedCapture::RelaxedCapture() { check_cuda(cudaThreadExchangeStreamCaptureMode(&before_), "capture mode"); }
-RelaxedCapture::~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&before_); }
+RelaxedCapture::RelaxedCapture() { check_cuda(gpu::exchange_capture_mode(&before_), "capture mode"); }
+RelaxedCapture::~RelaxedCapture() { gpu::exchange_capture_mode(&before_); }
 
-void retain_in_graph(cudaGraph_t graph, void* object, void (*release)(void*)) {
+void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void*)) {
   auto* const retained = new Retained{object, release};
-  cudaUserObject_t held = nullptr;
-  const cudaError_t status = cudaUserObjectCreate(&held, retained, release_retained, 1, cudaUserObjectNoDestructorSync);
-  if (status != cudaSuccess) release_retained(retained);
+  gpu::GraphObject held = nullptr;
+  const gpu::Status status = gpu::make_graph_object(&held, retained, release_retained);
+  if (status != gpu::kOk) release_retained(retained);
   check_cuda(status, "cudaUserObjectCreate");
-  const cudaError_t kept = cudaGraphRetainUserObject(graph, held, 1, cudaGraphUserObjectMove);
-  if (kept != cudaSuccess) cudaUserObjectRelease(held, 1);
+  const gpu::Status kept = gpu::give_to_graph(graph, held);
+  if (kept != gpu::kOk) gpu::release_graph_object(held);
   check_cuda(kept, "cudaGraphRetainUserObject");
 }
 
-Point StreamPoints::mark(cudaStream_t stream, unsigned long long id) {
-  cudaEvent_t event = nullptr;
+Point StreamPoints::mark(gpu::Stream stream, unsigned long long id) {
+  gpu::Event event = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (!idle_.empty()) {
@@ -67,7 +65,7 @@ Point StreamPoints::mark(cudaStream_t stream, unsigned long long id) {
     }
   }
   if (event == nullptr) {
-    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    check_cuda(gpu::make_event(&event), "cudaEventCreate");
     const std::lock_guard lock(mutex_);
     idle_.reserve(++made_);  // give() needs no memory
   }
@@ -75,11 +73,11 @@ Point StreamPoints::mark(cudaStream_t stream, unsigned long long id) {
     points->give(p->event);
     delete p;
   });
-  check_cuda(cudaEventRecord(event, stream), "cudaEventRecord");
+  check_cuda(gpu::record_event(event, stream), "cudaEventRecord");
   return point;
 }
 
-void StreamPoints::give(cudaEvent_t event) noexcept {
+void StreamPoints::give(gpu::Event event) noexcept {
   const std::lock_guard lock(mutex_);
   if (!closed_) idle_.push_back(event);
 }
@@ -87,7 +85,7 @@ void StreamPoints::give(cudaEvent_t event) noexcept {
 void StreamPoints::close() noexcept {
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  for (cudaEvent_t event : idle_) cudaEventDestroy(event);
+  for (gpu::Event event : idle_) gpu::destroy_event(event);
   idle_.clear();
 }
 
@@ -101,12 +99,12 @@ bool StreamPoints::reached(const StreamPoint& point) noexcept try {
   return false;  // as far as one knows
 }
 
-void StreamPoints::order(cudaStream_t stream, unsigned long long id, const StreamPoint& point) {
-  if (point.stream_id != id) check_cuda(cudaStreamWaitEvent(stream, point.event, 0), "cudaStreamWaitEvent");
+void StreamPoints::order(gpu::Stream stream, unsigned long long id, const StreamPoint& point) {
+  if (point.stream_id != id) check_cuda(gpu::order_after(stream, point.event), "cudaStreamWaitEvent");
 }
 
 void StreamPoints::wait(const StreamPoint& point) {
-  check_cuda(cudaEventSynchronize(point.event), "wait for the users of rows");
+  check_cuda(gpu::wait_for_event(point.event), "wait for the users of rows");
 }
 
 }  // namespace switchyard::detail

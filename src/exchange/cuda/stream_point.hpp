@@ -2,19 +2,19 @@
 // Places in the order of streams, by which memory is handed from one user to the next.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "arch/gpu_runtime.hpp"
+
 namespace switchyard::detail {
 
 /// Everything that was enqueued on a stream until the point was made.
 struct StreamPoint {
-  cudaEvent_t event;
+  gpu::Event event;
   unsigned long long stream_id;
   mutable std::atomic<bool> known_reached = false;  ///< and nobody need ask or wait any more
 };
@@ -23,15 +23,15 @@ using Point = std::shared_ptr<const StreamPoint>;
 struct CaptureState {
   bool active = false;
   unsigned long long id = 0;  ///< of the capture
-  cudaGraph_t graph = nullptr;
+  gpu::Graph graph = nullptr;
 };
 /// Whether `stream` is captured now. Leaves the capture alone.
-CaptureState capture_of(cudaStream_t stream);
+CaptureState capture_of(gpu::Stream stream);
 
 /// Of the stream, not of its handle: cudaStreamPerThread means another stream in each thread. Not while it is captured.
-unsigned long long stream_id(cudaStream_t stream);
+unsigned long long stream_id(gpu::Stream stream);
 /// Of a stream that is captured, among those of its capture.
-inline unsigned long long captured_stream_id(cudaStream_t stream) { return reinterpret_cast<uintptr_t>(stream); }
+inline unsigned long long captured_stream_id(gpu::Stream stream) { return reinterpret_cast<uintptr_t>(stream); }
 
 /// While it lives, calls of this thread that wait or allocate do not spoil a capture that is under way.
 class RelaxedCapture {
@@ -42,17 +42,17 @@ class RelaxedCapture {
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
-  cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;
+  gpu::CaptureMode before_ = gpu::kRelaxedCapture;
 };
 
 /// True in this thread while the driver calls back because a graph was destroyed: no CUDA function may be called.
 bool in_driver_callback() noexcept;
 
 /// Keeps `object` until the graph and all that is executed of it are destroyed; `release` frees it, and calls no CUDA function.
-void retain_in_graph(cudaGraph_t graph, void* object, void (*release)(void*));
+void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void*));
 /// The same for a copy of a smart pointer.
 template <class Owner>
-void keep_in_graph(const Owner& owner, cudaGraph_t graph) {
+void keep_in_graph(const Owner& owner, gpu::Graph graph) {
   retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });
 }
 
@@ -60,7 +60,7 @@ void keep_in_graph(const Owner& owner, cudaGraph_t graph) {
 class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
  public:
   /// What was enqueued on `stream` so far. If that is captured, the point is for its capture only. The GPU is current.
-  Point mark(cudaStream_t stream, unsigned long long id);
+  Point mark(gpu::Stream stream, unsigned long long id);
   /// Destroys the idle events. Points that are still held give theirs up to the context, because their last holder may be a
   /// callback of the driver.
   void close() noexcept;
@@ -68,14 +68,14 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
   /// Whether all of it is done. Neither waits nor touches the pending error of the caller, nor spoils a capture.
   static bool reached(const StreamPoint& point) noexcept;
   /// `stream` goes on after it. Nothing for its own stream.
-  static void order(cudaStream_t stream, unsigned long long id, const StreamPoint& point);
+  static void order(gpu::Stream stream, unsigned long long id, const StreamPoint& point);
   /// This thread waits for it.
   static void wait(const StreamPoint& point);
 
  private:
-  void give(cudaEvent_t event) noexcept;
+  void give(gpu::Event event) noexcept;
   std::mutex mutex_;
-  std::vector<cudaEvent_t> idle_;
+  std::vector<gpu::Event> idle_;
   size_t made_ = 0;
   bool closed_ = false;
 };

@@ -9,18 +9,18 @@
 
 namespace switchyard::detail {
 
-cudaStream_t copy_stream() {
+gpu::Stream copy_stream() {
   static std::mutex mutex;
-  static auto* streams = new std::map<int, cudaStream_t>;  // outlives every group, also static ones
+  static auto* streams = new std::map<int, gpu::Stream>;  // outlives every group, also static ones
   int device = 0;
-  cudaError_t status = cudaGetDevice(&device);
+  gpu::Status status = gpu::current_device(&device);
   const std::lock_guard lock(mutex);
-  cudaStream_t stream = nullptr;
-  if (status == cudaSuccess) stream = (*streams)[device];
-  if (status == cudaSuccess && !stream) status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  if (status != cudaSuccess) {
-    (void)cudaGetLastError();
-    throw Error(ErrorCode::system, std::string("making a stream: ") + cudaGetErrorString(status));
+  gpu::Stream stream = nullptr;
+  if (status == gpu::kOk) stream = (*streams)[device];
+  if (status == gpu::kOk && !stream) status = gpu::make_stream(&stream);
+  if (status != gpu::kOk) {
+    gpu::forget_error();
+    throw Error(ErrorCode::system, std::string("making a stream: ") + gpu::text_of(status));
   }
   return (*streams)[device] = stream;
 }

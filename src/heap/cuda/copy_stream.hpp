@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include "arch/gpu_runtime.hpp"
 
 namespace switchyard::detail {
 
@@ -10,6 +10,6 @@ namespace switchyard::detail {
 /// kept for the life of the process, for all ranks and heaps in it: the driver maps streams to few hardware queues, and the
 /// more streams a process has used, the likelier two ranks' calls share one and wait for each other. Thread safe. Throws
 /// system.
-cudaStream_t copy_stream();
+gpu::Stream copy_stream();
 
 }  // namespace switchyard::detail

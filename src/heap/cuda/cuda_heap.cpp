@@ -59,19 +59,18 @@ struct Claim {
 };
 
 std::array<char, 16> uuid_of(int device) {
-  cudaDeviceProp properties = {};
-  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties of GPU " + std::to_string(device));
-  std::array<char, 16> uuid;
-  std::copy_n(properties.uuid.bytes, uuid.size(), uuid.begin());
-  return uuid;
+  gpu::DeviceTraits traits;
+  check(gpu::traits_of(&traits, device), "cudaGetDeviceProperties of GPU " + std::to_string(device));
+  return traits.uuid;
 }
 
 Claim make_claim(size_t bytes, int device) {
   constexpr size_t kLargest = size_t{1} << 46;
   if (bytes <= kHeapHeaderBytes || bytes > kLargest) {
-    throw Error(ErrorCode::invalid_argument, "heap_bytes = " + std::to_string(bytes) + ": must be more than " +
-                                                 std::to_string(kHeapHeaderBytes) + " (the header) and at most " +
-                                                 std::to_string(kLargest));
+    throw Error(ErrorCode::invalid_argument,
+                "heap_bytes = " + std::to_string(bytes) + ": must be more than " + std::to_string(kHeapHeaderBytes) +
+                    " (the header) and at most " + std::to_string(kLargest),
+                "heap_bytes");
   }
   Claim claim;
   claim.bytes = bytes;
@@ -367,7 +366,7 @@ void CudaHeap::keep_ranges(std::span<const Range> keep) {
   if (kind_ != Kind::vmm) throw Error(ErrorCode::unsupported, "sleep: a heap of kind ipc cannot give back its memory");
   check_keep(keep);
   const DeviceGuard guard(device_);
-  check(cudaDeviceSynchronize(), "sleep: work on GPU " + std::to_string(device_));
+  check(gpu::wait_for_device(), "sleep: work on GPU " + std::to_string(device_));
   std::vector<Kept> kept;
   for (const auto& [offset, bytes] : keep) {
     kept.push_back({offset, std::vector<std::byte>(bytes)});

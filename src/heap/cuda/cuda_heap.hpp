@@ -45,7 +45,6 @@ class CudaHeap final : public SymmetricHeap {
   CudaHeap& operator=(const CudaHeap&) = delete;
 
   int device() const noexcept { return device_; }
-  Kind kind_of_memory() const noexcept { return kind_; }
   /// "vmm" or "ipc".
   const char* kind() const noexcept { return kind_ == Kind::vmm ? "vmm" : "ipc"; }
 

@@ -29,14 +29,14 @@ CUmemAllocationProp properties(int device) {
 
 CUdeviceptr address_of(const std::byte* data) { return reinterpret_cast<CUdeviceptr>(data); }
 
-std::string gpu(int device) { return "GPU " + std::to_string(device); }
+std::string gpu_text(int device) { return "GPU " + std::to_string(device); }
 
 /// The device is current.
 [[noreturn]] void throw_out_of_memory(int device, size_t asked) {
-  (void)cudaGetLastError();
+  gpu::forget_error();
   size_t free = 0, total = 0;
-  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo of " + gpu(device));
-  throw Error(ErrorCode::system, gpu(device) + " has no room for " + describe_bytes(asked) + " (" + std::to_string(asked) +
+  check(gpu::room(&free, &total), "cudaMemGetInfo of " + gpu_text(device));
+  throw Error(ErrorCode::system, gpu_text(device) + " has no room for " + describe_bytes(asked) + " (" + std::to_string(asked) +
                                      " bytes): " + std::to_string(free) + " of " + std::to_string(total) +
                                      " bytes are free; lower heap_bytes or free memory of that GPU");
 }
@@ -44,11 +44,11 @@ std::string gpu(int device) { return "GPU " + std::to_string(device); }
 /// PCI address of a device, or "?".
 std::string pci_of(int device) {
   char text[32] = "?";
-  if (cudaDeviceGetPCIBusId(text, sizeof text, device) != cudaSuccess) (void)cudaGetLastError();
+  if (gpu::pci_address(text, sizeof text, device) != gpu::kOk) gpu::forget_error();
   return text;
 }
 
-void finish(const char* what) { check(cudaStreamSynchronize(copy_stream()), what); }
+void finish(const char* what) { check(gpu::wait_for_stream(copy_stream()), what); }
 
 }  // namespace
 
@@ -84,7 +84,7 @@ PhysicalMemory PhysicalMemory::create(int device, size_t bytes) {
   count_device_allocation();
   const CUresult result = driver().create(&handle, bytes, &wanted, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(device, bytes);
-  check(result, "cuMemCreate of " + describe_bytes(bytes) + " on " + gpu(device));
+  check(result, "cuMemCreate of " + describe_bytes(bytes) + " on " + gpu_text(device));
   return adopt(handle);
 }
 
@@ -105,11 +105,11 @@ UniqueFd PhysicalMemory::export_fd() const {
 
 bool vmm_supported(int device) {
   CUdevice handle = 0;
-  check(driver().device_get(&handle, device), "cuDeviceGet of " + gpu(device));
+  check(driver().device_get(&handle, device), "cuDeviceGet of " + gpu_text(device));
   for (const CUdevice_attribute attribute : {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
                                              CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED}) {
     int value = 0;
-    check(driver().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute of " + gpu(device));
+    check(driver().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute of " + gpu_text(device));
     if (value == 0) return false;
   }
   return true;
@@ -120,7 +120,7 @@ size_t vmm_granularity(int device) {
   const CUmemAllocationProp wanted = properties(device);
   size_t granularity = 0;
   check(driver().granularity(&granularity, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-        "cuMemGetAllocationGranularity of " + gpu(device));
+        "cuMemGetAllocationGranularity of " + gpu_text(device));
   return granularity;
 }
 
@@ -171,9 +171,9 @@ MallocSegment::MallocSegment(int device, size_t bytes) : DeviceSegment(device) {
   const DeviceGuard guard(device);
   void* data = nullptr;
   count_device_allocation();
-  const cudaError_t error = cudaMalloc(&data, bytes);
-  if (error == cudaErrorMemoryAllocation) throw_out_of_memory(device, bytes);
-  check(error, "cudaMalloc of " + describe_bytes(bytes) + " on " + gpu(device));
+  const gpu::Status error = gpu::allocate(&data, bytes);
+  if (error == gpu::kOutOfMemory) throw_out_of_memory(device, bytes);
+  check(error, "cudaMalloc of " + describe_bytes(bytes) + " on " + gpu_text(device));
   data_ = static_cast<std::byte*>(data);
 }
 
@@ -181,16 +181,16 @@ MallocSegment::~MallocSegment() {
   if (data_ == nullptr) return;
   try {
     const DeviceGuard guard(device_);
-    if (cudaFree(data_) != cudaSuccess) (void)cudaGetLastError();
+    if (gpu::release(data_) != gpu::kOk) gpu::forget_error();
   } catch (const Error&) {
     // The driver is shutting down and takes everything with it.
   }
 }
 
 IpcHandle ipc_handle_of(void* base) {
-  cudaIpcMemHandle_t handle = {};
+  gpu::MemoryHandle handle = {};
   static_assert(sizeof handle == sizeof(IpcHandle));
-  check(cudaIpcGetMemHandle(&handle, base), "cudaIpcGetMemHandle");
+  check(gpu::handle_of(&handle, base), "cudaIpcGetMemHandle");
   IpcHandle bytes;
   std::memcpy(bytes.data(), &handle, sizeof handle);
   return bytes;
@@ -198,17 +198,17 @@ IpcHandle ipc_handle_of(void* base) {
 
 IpcSegment::IpcSegment(int device, const IpcHandle& bytes) : DeviceSegment(device) {
   const DeviceGuard guard(device);
-  cudaIpcMemHandle_t handle = {};
+  gpu::MemoryHandle handle = {};
   std::memcpy(&handle, bytes.data(), sizeof handle);
   void* data = nullptr;
-  check(cudaIpcOpenMemHandle(&data, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle of a peer's memory");
+  check(gpu::open_memory(&data, handle), "cudaIpcOpenMemHandle of a peer's memory");
   data_ = static_cast<std::byte*>(data);
 }
 
 IpcSegment::~IpcSegment() {
   try {
     const DeviceGuard guard(device_);
-    if (cudaIpcCloseMemHandle(data_) != cudaSuccess) (void)cudaGetLastError();
+    if (gpu::close_memory(data_) != gpu::kOk) gpu::forget_error();
   } catch (const Error&) {
     // The driver is shutting down and takes everything with it.
   }
@@ -219,21 +219,21 @@ IpcSegment::~IpcSegment() {
 void enable_peer_access(int device, int peer) {
   if (device == peer) return;
   const DeviceGuard guard(device);
-  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    (void)cudaGetLastError();
+  const gpu::Status error = gpu::enable_access(peer);
+  if (error == gpu::kPeerAlreadyEnabled) {
+    gpu::forget_error();
     return;
   }
-  check(error, "cudaDeviceEnablePeerAccess from " + gpu(device) + " to " + gpu(peer));
+  check(error, "cudaDeviceEnablePeerAccess from " + gpu_text(device) + " to " + gpu_text(peer));
 }
 
 void check_peer_access(int device, int peer) {
   if (device == peer) return;
   int can = 0;
-  check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer of " + gpu(device) + " and " + gpu(peer));
+  check(gpu::can_access(&can, device, peer), "cudaDeviceCanAccessPeer of " + gpu_text(device) + " and " + gpu_text(peer));
   if (can != 0) return;
-  throw Error(ErrorCode::unsupported, gpu(device) + " (" + pci_of(device) + ") cannot access the memory of " + gpu(peer) +
-                                          " (" + pci_of(peer) +
+  throw Error(ErrorCode::unsupported, gpu_text(device) + " (" + pci_of(device) + ") cannot access the memory of " +
+                                          gpu_text(peer) + " (" + pci_of(peer) +
                                           "): use GPUs linked by NVLink or PCIe peer to peer ('nvidia-smi topo "
                                           "-p2p r' shows them), or check that IOMMU and ACS are off");
 }
@@ -241,17 +241,17 @@ void check_peer_access(int device, int peer) {
 // ---- host access ----
 
 void fill_zero(std::byte* data, size_t bytes) {
-  check(cudaMemsetAsync(data, 0, bytes, copy_stream()), "cudaMemsetAsync of a heap segment");
+  check(gpu::fill(data, 0, bytes, copy_stream()), "cudaMemsetAsync of a heap segment");
   finish("clearing a heap segment");
 }
 
 void copy_to_host(void* to, const std::byte* from, size_t bytes) {
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, copy_stream()), "cudaMemcpyAsync to host");
+  check(gpu::copy_to_host(to, from, bytes, copy_stream()), "cudaMemcpyAsync to host");
   finish("copying heap memory to the host");
 }
 
 void copy_to_device(std::byte* to, const void* from, size_t bytes) {
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, copy_stream()), "cudaMemcpyAsync to device");
+  check(gpu::copy_to_device(to, from, bytes, copy_stream()), "cudaMemcpyAsync to device");
   finish("restoring heap memory from the host");
 }
 

@@ -17,9 +17,9 @@ template <class Function>
 void find(Function& function, const char* name) {
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &address, kDriverInterface, cudaEnableDefault, &found);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();
+  const gpu::Status error = cudaGetDriverEntryPointByVersion(name, &address, kDriverInterface, cudaEnableDefault, &found);
+  if (error != gpu::kOk) {
+    gpu::forget_error();
     throw Error(ErrorCode::unsupported, std::string("the CUDA driver cannot be used: ") + describe(error));
   }
   if (found != cudaDriverEntryPointSuccess || address == nullptr) {
@@ -93,25 +93,23 @@ std::string describe(CUresult result) {
   return std::string(name) + " (" + (text != nullptr ? text : "no text") + ")";
 }
 
-std::string describe(cudaError_t error) {
-  return std::string(cudaGetErrorName(error)) + " (" + cudaGetErrorString(error) + ")";
-}
+std::string describe(gpu::Status error) { return std::string(gpu::name_of(error)) + " (" + gpu::text_of(error) + ")"; }
 
 void check(CUresult result, const std::string& what) {
   if (result != CUDA_SUCCESS) throw Error(ErrorCode::system, what + ": " + describe(result));
 }
 
-void check(cudaError_t error, const std::string& what) {
-  if (error == cudaSuccess) return;
-  (void)cudaGetLastError();
+void check(gpu::Status error, const std::string& what) {
+  if (error == gpu::kOk) return;
+  gpu::forget_error();
   throw Error(ErrorCode::system, what + ": " + describe(error));
 }
 
 int count_devices() {
   int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();
+  const gpu::Status error = gpu::count_devices(&count);
+  if (error != gpu::kOk) {
+    gpu::forget_error();
     throw Error(ErrorCode::unsupported, "no GPU can be used: " + describe(error));
   }
   if (count == 0) throw Error(ErrorCode::unsupported, "no GPU is visible (see CUDA_VISIBLE_DEVICES)");

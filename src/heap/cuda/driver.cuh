@@ -4,9 +4,10 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 
 #include <string>
+
+#include "arch/gpu_runtime.hpp"
 
 namespace switchyard::detail {
 
@@ -41,9 +42,9 @@ const Driver& driver();
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
 std::string describe(CUresult result);
-std::string describe(cudaError_t error);
+std::string describe(gpu::Status error);
 /// Throw Error(system) "<what>: <error>" unless the result is success. The runtime's pending error is cleared.
 void check(CUresult result, const std::string& what);
-void check(cudaError_t error, const std::string& what);
+void check(gpu::Status error, const std::string& what);
 
 }  // namespace switchyard::detail

@@ -50,16 +50,17 @@ std::string hexadecimal(const void* p) {
 
 /// Everything but device memory is refused; the buffer lies on `device`.
 void check_placement(const void* p, int device) {
-  cudaPointerAttributes a = {};
-  check(cudaPointerGetAttributes(&a, p), "cudaPointerGetAttributes of " + hexadecimal(p));
-  switch (a.type) {
-    case cudaMemoryTypeUnregistered: refuse(ErrorCode::invalid_argument, p, "ordinary host memory (malloc, new, mmap)");
-    case cudaMemoryTypeHost: refuse(ErrorCode::invalid_argument, p, "pinned host memory (cudaMallocHost or cudaHostRegister)");
-    case cudaMemoryTypeManaged: refuse(ErrorCode::unsupported, p, "managed memory (cudaMallocManaged)");
-    default: break;
+  gpu::MemoryPlace place;
+  check(gpu::look_up(&place, p), "cudaPointerGetAttributes of " + hexadecimal(p));
+  switch (place.kind) {
+    case gpu::MemoryKind::ordinary: refuse(ErrorCode::invalid_argument, p, "ordinary host memory (malloc, new, mmap)");
+    case gpu::MemoryKind::pinned:
+      refuse(ErrorCode::invalid_argument, p, "pinned host memory (cudaMallocHost or cudaHostRegister)");
+    case gpu::MemoryKind::managed: refuse(ErrorCode::unsupported, p, "managed memory (cudaMallocManaged)");
+    case gpu::MemoryKind::device: break;
   }
-  if (a.device == device) return;
-  throw Error(ErrorCode::invalid_argument, "buffer at " + hexadecimal(p) + " lies on GPU " + std::to_string(a.device) +
+  if (place.device == device) return;
+  throw Error(ErrorCode::invalid_argument, "buffer at " + hexadecimal(p) + " lies on GPU " + std::to_string(place.device) +
                                                ": must lie on GPU " + std::to_string(device) + ", the one of its rank");
 }
 

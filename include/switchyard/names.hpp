@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// Names of the values of Switchyard's enumerations, for options, files and error texts: to_string(DType::bf16) is "bf16",
+/// from_string<DType>("bf16") is DType::bf16. Each enumeration has one table, beside it.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+namespace switchyard {
+
+/// A value of an enumeration and what it is called.
+template <class E>
+struct Named {
+  E value;
+  const char* name;
+};
+
+/// Specialised for every enumeration that has names, with `static constexpr Named<E> all[]`: all values, ascending from 0.
+template <class E>
+struct NamesOf;
+
+template <class E>
+concept NamedEnum = requires {
+  NamesOf<E>::all[0].name;
+};
+
+/// "unknown" if `value` is none of E's.
+template <NamedEnum E>
+constexpr const char* to_string(E value) noexcept {
+  for (const Named<E>& known : NamesOf<E>::all)
+    if (known.value == value) return known.name;
+  return "unknown";
+}
+
+/// The value that is called `name`, or none.
+template <NamedEnum E>
+constexpr std::optional<E> from_string(std::string_view name) noexcept {
+  for (const Named<E>& known : NamesOf<E>::all)
+    if (name == known.name) return known.value;
+  return std::nullopt;
+}
+
+/// False for what a cast made and no enumerator names.
+template <NamedEnum E>
+constexpr bool is_named(E value) noexcept {
+  for (const Named<E>& known : NamesOf<E>::all)
+    if (known.value == value) return true;
+  return false;
+}
+
+}  // namespace switchyard

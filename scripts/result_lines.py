@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Lays out result files (bench/results) so that a run is one line, which keeps them small and their differences readable.
+Numbers, texts and the order of keys stay as they are.
+
+Usage: result_lines.py FILE...           rewrites the files
+       result_lines.py --check FILE...   names those that are laid out in another way, or that no page cites
+"""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def line_of(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def holds_runs(value):
+    """True for a list of objects, or for what contains one."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, dict) for item in value)
+    return isinstance(value, dict) and any(holds_runs(item) for item in value.values())
+
+
+def lines_of(value, indent=""):
+    """Text of a value. Members of an object that holds runs have a line each, and so have runs; a run is one line, also if lists
+    (of its checks, for example) lie in it, unless it says that it has `runs` of its own."""
+    inner = indent + " "
+    if isinstance(value, dict) and holds_runs(value):
+        members = [f"{inner}{line_of(key)}: {lines_of(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(members) + f"\n{indent}}}"
+    if isinstance(value, list) and holds_runs(value):
+        items = [inner + (lines_of(item, inner) if "runs" in item else line_of(item)) for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{indent}]"
+    return line_of(value)
+
+
+def laid_out(text):
+    return lines_of(json.loads(text)) + "\n"
+
+
+def cited_names():
+    """All texts that may cite a result."""
+    pages = subprocess.run(["git", "ls-files", "README.md", "CHANGELOG.md", "docs"], cwd=ROOT, capture_output=True, text=True,
+                           check=True).stdout.split()
+    return "\n".join((ROOT / page).read_text() for page in pages if page.endswith(".md"))
+
+
+def problems(names):
+    texts = cited_names()
+    for name in names:
+        path = Path(name)
+        if path.name not in texts:
+            yield f"{name}: no page cites it (README.md, CHANGELOG.md, docs); history keeps it"
+        if path.suffix == ".json" and path.read_text() != laid_out(path.read_text()):
+            yield f"{name}: scripts/result_lines.py writes it one run per line"
+
+
+def main():
+    check = sys.argv[1:2] == ["--check"]
+    names = sys.argv[2:] if check else sys.argv[1:]
+    if check:
+        found = list(problems(names))
+        print("\n".join(found), end="\n" if found else "")
+        return 1 if found else 0
+    for name in names:
+        Path(name).write_text(laid_out(Path(name).read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

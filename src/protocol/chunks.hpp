@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// In how many steps expert-major calls tell of their rows, and which tokens belong to each. Chosen by measurement; both sides
+// of a call must agree.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/macros.hpp"
+#include "layout/control.hpp"
+#include "plan/plan.hpp"
+
+namespace switchyard::detail {
+
+/// Expert-major dispatch tells its receivers in so many steps what has come, so that they can place repeated routes meanwhile.
+/// Chunks become shorter, because nothing else goes on while the last one is placed.
+inline constexpr int kRowChunks = 6;
+/// One past the last token of chunk c.
+SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) {
+  constexpr int kShares = kRowChunks * (kRowChunks + 1) / 2;
+  const int after = kRowChunks - 1 - c;
+  return tokens * (kShares - after * (after + 1) / 2) / kShares;
+}
+
+/// Expert-major combine per_rank announces its sums in so many chunks of their owners' tokens, so that owners can pull them
+/// meanwhile. Chunks become longer, because nothing else goes on while the first one is made.
+inline constexpr int kSumChunks = 8;
+/// One past the last token of chunk c.
+SWITCHYARD_FN constexpr int64_t sum_chunk_end(int64_t tokens, int c) {
+  return tokens * ((c + 1) * (c + 2) / 2) / (kSumChunks * (kSumChunks + 1) / 2);
+}
+/// The same for per_route, which pushes rows in chunks that become shorter: nothing goes on beside summing the last one.
+SWITCHYARD_FN constexpr int64_t route_chunk_end(int64_t tokens, int c) {
+  return tokens - (c + 1 < kSumChunks ? sum_chunk_end(tokens, kSumChunks - 2 - c) : 0);
+}
+/// A row of chunk c is dealt in so many parts: the last chunks have fewer rows than a GPU has warps.
+SWITCHYARD_FN constexpr int route_chunk_parts(int c) { return c + 2 < kSumChunks ? 1 : 8; }
+
+static_assert(kRowChunks <= ControlLayout::kMostChunks && kSumChunks <= ControlLayout::kMostChunks);
+
+/// [kRowChunks * W] records of this rank's tokens at each rank, up to the end of each chunk.
+inline std::vector<int32_t> records_by_chunk(const HandleData& h) {
+  const auto world = static_cast<size_t>(h.counts.world);
+  std::vector<int32_t> out, count(world, 0);
+  int64_t t = 0;
+  for (int c = 0; c < kRowChunks; ++c) {
+    for (; t < row_chunk_end(h.tokens, c); ++t) {
+      const auto begin = h.sends.begin() + h.send_begin[static_cast<size_t>(t)];
+      const auto end = h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1];
+      for (auto send = begin; send != end; ++send) ++count[static_cast<size_t>(send->rank)];
+    }
+    out.insert(out.end(), count.begin(), count.end());
+  }
+  return out;
+}
+
+}  // namespace switchyard::detail

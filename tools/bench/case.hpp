@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// One mode on one backend, as the driver of `switchyard bench` sees it.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/options.hpp"
+#include "bench/points.hpp"
+#include "check/check_result.hpp"
+#include "cli/progress.hpp"
+#include "device/clock.hpp"
+#include "measure/figures.hpp"
+#include "run/ranks.hpp"
+
+namespace switchyard::tool {
+
+class BenchCase {
+ public:
+  virtual ~BenchCase() = default;
+  /// Fills in what was left to choose in all points. \throws UsageError
+  virtual void fit(std::vector<BenchOptions>& points) = 0;
+  /// What is wrong with a point that is fitted, before anything is measured: UsageError, or the library's Error.
+  virtual void check(const BenchOptions& point) const = 0;
+  /// Names the document that --json writes.
+  virtual std::string what() const = 0;
+  virtual void print_head(const std::vector<BenchOptions>& points) const = 0;
+  /// Before the first point, and after the last one.
+  virtual void begin(Progress&, const BenchOptions&) {}
+  virtual void end(Progress&, const BenchOptions&) {}
+  /// Measures a point, keeps what it finds, and returns it in a few words. \throws RankError, Error, UsageError
+  virtual std::string measure(const BenchOptions& point, Progress& progress) = 0;
+  /// A point by itself: its entry in the runs of --json.
+  virtual nlohmann::json measured(const BenchOptions& point) = 0;
+  /// Adds all that was found to the document.
+  virtual void complete(nlohmann::json& document) const = 0;
+  virtual void print() const = 0;
+  virtual bool passed() const = 0;
+};
+
+// One of each mode and backend.
+std::unique_ptr<BenchCase> make_normal_on_cpu();
+std::unique_ptr<BenchCase> make_normal_on_gpus();
+std::unique_ptr<BenchCase> make_low_latency();
+std::unique_ptr<BenchCase> make_flat();
+
+/// A measured point: the options with nothing left to choose, and the checks of its results.
+struct MeasuredPoint {
+  BenchOptions options;
+  std::vector<CheckResult> checks;
+  bool passed() const { return all_passed(checks); }
+};
+
+/// What all cases do with their points; `Run` is a MeasuredPoint and its figures.
+template <class Run>
+class BenchCaseOf : public BenchCase {
+ public:
+  std::string measure(const BenchOptions& point, Progress& progress) final {
+    runs_.push_back(run(point, &progress));
+    return words_of(runs_.back()) + (runs_.back().passed() ? "" : ", RESULTS DIFFER");
+  }
+  nlohmann::json measured(const BenchOptions& point) final { return describe(run(point, nullptr)); }
+  bool passed() const final {
+    return std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.passed(); });
+  }
+
+ protected:
+  virtual Run run(const BenchOptions& point, Progress* progress) = 0;
+  virtual std::string words_of(const Run& run) const = 0;
+  virtual nlohmann::json describe(const Run& run) const = 0;
+
+  void add_runs(nlohmann::json& document) const {
+    for (const Run& run : runs_) document["runs"].push_back(describe(run));
+  }
+  /// Of the first point.
+  const BenchOptions& any() const { return runs_.front().options; }
+  const char* tail() const { return measure::tail_name(any().iterations); }
+  /// Below the table: why there is no p99.
+  void print_tail_of_table() const { print_tail(any()); }
+  void print_failures() const {
+    for (const Run& r : runs_)
+      for (const CheckResult& c : r.checks)
+        if (!c.passed) fmt::print("  {} {} at {}: {}\n", red("FAIL"), c.name, point_title(r.options), c.detail);
+  }
+
+  std::vector<Run> runs_;
+};
+
+/// The last cell of a table's row.
+inline std::string checked_cell(const MeasuredPoint& run) {
+  if (!run.options.verify) return yellow("no");
+  return run.passed() ? green("PASS") : red("FAIL");
+}
+/// As documents have it: null where nothing was checked.
+inline nlohmann::json verified_json(const MeasuredPoint& run) {
+  return run.options.verify ? nlohmann::json(run.passed()) : nlohmann::json(nullptr);
+}
+inline std::string us(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
+inline bool on_gpus(const BenchOptions& o) { return backend_named(o.backend) == Backend::cuda; }
+/// Rows as tables name them: quantised ones are fp8 on the way.
+inline std::string rows_text(const BenchOptions& o) { return o.quantize == "none" ? o.dtype : o.dtype + ">fp8"; }
+
+/// What every rank's results say at a key.
+std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);
+
+/// The copy limit of this machine, with a line of progress.
+measure::CopyLimit limit_now(Progress& progress, const BenchOptions& options, const measure::Machine& machine,
+                             const char* title);
+/// What makes the copy limit hard to believe: one before and one after (GB/s) that differ by more than a third of the larger,
+/// or a share of it above 1.
+std::vector<std::string> limit_notes(double before, double after, double largest_share);
+
+}  // namespace switchyard::tool

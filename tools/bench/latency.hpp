@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the cases of decode-sized calls share, low latency and flat, on the CPU and on GPUs.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bench/case.hpp"
+#include "check/low_latency_rank.hpp"
+#include "device/gpu_probe.hpp"
+
+namespace switchyard::tool {
+
+/// A configuration: its options with experts and topk filled in, its scenario, and the config of its exchange.
+struct LatencyPoint {
+  BenchOptions options;
+  Scenario scenario;
+  LowLatencyConfig config;
+};
+/// With the routes of `tokens[r]` tokens of each rank r.
+LatencyPoint latency_point(const BenchOptions& options, const std::vector<int64_t>& tokens);
+/// Its group.
+RankJob job_of(const LatencyPoint& point);
+/// Throws UsageError where the ranks, each with so much for its inputs and outputs, find no room in the machine's memory.
+void check_latency_room(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
+/// Collective. A rank's clock; with the limits of the point's rows on GPUs.
+std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
+/// Symmetric memory of each rank.
+size_t symmetric_bytes(const LatencyPoint& point);
+
+/// Fills in what was left to choose. Returns the GPUs, nothing on the CPU. \throws UsageError
+std::optional<UsedGpus> fit_latency_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
+/// Of what every rank returned: the largest "remote_bytes".
+double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
+/// Says so below the table, if rank 0 entered late.
+void print_late(const BenchOptions& any);
+
+/// A measured point of decode-sized calls.
+struct LatencyRun : MeasuredPoint {
+  LatencyPoint point;
+  double remote_bytes = 0;  ///< written by the rank that writes most
+};
+
+template <class Run>
+class LatencyCase : public BenchCaseOf<Run> {
+ public:
+  void fit(std::vector<BenchOptions>& points) final {
+    gpus_ = fit_latency_points(points, machine_);
+    backend_ = points.front().backend;
+    for (const BenchOptions& o : points) check_words(o);
+  }
+  std::string what() const final { return fmt::format("{} --backend {}", title(), backend_); }
+  void complete(nlohmann::json& document) const override {
+    if (gpus_) document["gpus"] = gpus_->described();
+    this->add_runs(document);
+  }
+
+ protected:
+  virtual std::string title() const = 0;
+  const measure::Machine machine_ = measure::this_machine();
+  std::string backend_;
+
+ private:
+  std::optional<UsedGpus> gpus_;
+};
+
+}  // namespace switchyard::tool

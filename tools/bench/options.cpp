@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/options.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "check/low_latency_rank.hpp"
+#include "cli/verb.hpp"
+#include "switchyard/tuning.hpp"
+
+namespace switchyard::tool {
+
+RoutingSource routing_source(const BenchOptions& o) {
+  return {"--routing", o.routing, {o.experts, o.topk, static_cast<int>(o.ranks), static_cast<uint64_t>(o.seed)}};
+}
+
+Scenario shape_of(const BenchOptions& o, const RoutingSource& source) {
+  const bool has_layouts = mode_named(o.mode).has_layouts;
+  Scenario s;
+  s.world = static_cast<int>(o.ranks);
+  s.experts = source.experts();
+  s.topk = source.topk();
+  s.hidden = o.hidden;
+  s.layout = has_layouts ? layout_named(o.layout) : Layout::expert_major;
+  s.alignment = has_layouts ? static_cast<int>(o.alignment) : 1;
+  s.seed = static_cast<uint64_t>(o.seed);
+  return s;
+}
+
+NormalConfig normal_config(const BenchOptions& o, const Scenario& s) {
+  NormalConfig c;
+  c.hidden = s.hidden;
+  c.num_experts = s.experts;
+  c.topk = s.topk;
+  c.max_tokens = o.tokens;
+  c.layout = s.layout;
+  c.expert_alignment = s.alignment;
+  c.row_type = rows_named(o.dtype).result_type();
+  c.staging = staging_named(o.staging);
+  if (o.channels > 0) c.ring.num_channels = static_cast<int>(o.channels);
+  if (o.send_chunk > 0) c.ring.send_chunk = static_cast<int>(o.send_chunk);
+  if (o.slots > 0) c.ring.slots = static_cast<int>(o.slots);
+  return c;
+}
+
+LowLatencyConfig low_latency_config(const BenchOptions& o, const Scenario& s) {
+  LowLatencyConfig c = low_latency_config(s, rows_named(o.dtype).type, sent_scales(o));
+  c.scale_order = scale_order_named(o.scale_order);
+  c.sending = sending_named(o.sending);
+  c.pieces = static_cast<int>(o.pieces);
+  return c;
+}
+
+ScaleKind sent_scales(const BenchOptions& o) {
+  const ScaleKind made = scales_named(o.quantize);
+  return made != ScaleKind::none ? made : rows_named(o.dtype).scales;
+}
+
+size_t sent_row_bytes(const BenchOptions& o) {
+  const ScaleKind scales = sent_scales(o);
+  if (scales == ScaleKind::none) return returned_row_bytes(o);
+  return static_cast<size_t>(o.hidden) * dtype_bytes(DType::fp8_e4m3) + scale_row_bytes(o.hidden, scales);
+}
+
+size_t returned_row_bytes(const BenchOptions& o) {
+  return static_cast<size_t>(o.hidden) * dtype_bytes(rows_named(o.dtype).result_type());
+}
+
+void check_words(const BenchOptions& o) {
+  const Mode& mode = mode_named(o.mode);
+  const bool fp8 = rows_named(o.dtype).quantised(), quantised = scales_named(o.quantize) != ScaleKind::none;
+  if (mode.has_layouts && order_named(o.order) == CombineOrder::per_route && layout_named(o.layout) == Layout::rank_major)
+    throw UsageError(
+        "--order: 'per_route' given with --layout rank_major, whose rows are one per (token, rank); allowed: per_rank, or "
+        "--layout expert_major");
+  if (mode.plain_rows && (fp8 || quantised))
+    throw UsageError(fmt::format(
+        "--mode: '{}' given with fp8 rows; its rows travel as they are: --dtype bf16, f16 or f32, --quantize none", mode.name));
+  if (fp8 && quantised) throw UsageError("--quantize: fp8 rows are quantised already; allowed with --dtype bf16, f16 or f32");
+  if (sent_scales(o) == ScaleKind::none && scale_order_named(o.scale_order) == ScaleOrder::column_major)
+    throw UsageError(
+        "--scale-order: 'column_major' given for rows without scales; allowed with --quantize f32 or ue8m0, or --dtype fp8");
+  if (o.tokens > mode.most_tokens)
+    throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most {}", o.tokens, mode.most_tokens));
+}
+
+void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
+  if (o.combine_sms == 0) o.combine_sms = o.sms;
+  if (o.sms > 0) return;
+  const Mode& mode = mode_named(o.mode);
+  const TuningValues tuned =
+      Tuning::from_environment().find({gpu, mode.tuning_of(o.layout), static_cast<int>(o.ranks), o.hidden, o.tokens});
+  const auto chosen = [&](int value) {
+    return std::min<int64_t>(value > 0 ? value : mode.usual_sms > 0 ? mode.usual_sms : most, most);
+  };
+  o.sms = chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms);
+  o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms);
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "check/low_latency_rank.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "check/numbers.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+/// The distinct (token, expert) pairs that come to each expert of `rank`, in order: source, token; k is the first that names
+/// it.
+std::vector<std::vector<RowOrigin>> distinct_rows(const Scenario& s, int rank) {
+  const int first = s.first_expert(rank), last = s.first_expert(rank + 1);
+  std::vector<std::vector<RowOrigin>> rows(at(last - first));
+  for (int source = 0; source < s.world; ++source) {
+    for (int64_t t = 0; t < s.tokens(source); ++t) {
+      for (int k = 0; k < s.topk; ++k) {
+        const int32_t id = s.id(source, t, k);
+        if (id < first || id >= last) continue;
+        auto& mine = rows[at(id - first)];
+        const bool repeated = !mine.empty() && mine.back().source == source && mine.back().token == t;
+        if (!repeated) mine.push_back({source, t, k});
+      }
+    }
+  }
+  return rows;
+}
+
+/// Words of a column of scales: whole 16 bytes.
+int64_t column_rows(int64_t rows) { return (rows + 3) / 4 * 4; }
+
+size_t scale_bytes_per_expert(const LowLatencyConfig& c, int64_t rows) {
+  if (c.scales == ScaleKind::none) return 0;
+  if (c.scale_order == ScaleOrder::row_major) return at(rows) * scale_row_bytes(c.hidden, c.scales, c.scale_group);
+  const int64_t groups = num_scales(c.hidden, c.scale_group);
+  return at(column_rows(rows) * (c.scales == ScaleKind::f32 ? groups : (groups + 3) / 4) * 4);
+}
+
+/// Scale g of row r of an expert, as it lies in memory.
+const std::byte* scale_at(const LowLatencyConfig& c, const std::byte* expert, int64_t rows, int64_t r, int64_t g) {
+  const bool f32 = c.scales == ScaleKind::f32;
+  if (c.scale_order == ScaleOrder::row_major)
+    return expert + at(r) * scale_row_bytes(c.hidden, c.scales, c.scale_group) + at(f32 ? 4 * g : g);
+  const int64_t column = column_rows(rows);
+  return f32 ? expert + at((g * column + r) * 4) : expert + at((g / 4 * column + r) * 4 + g % 4);
+}
+
+}  // namespace
+
+LowLatencyConfig low_latency_config(const Scenario& s, DType type, ScaleKind scales) {
+  LowLatencyConfig c;
+  c.hidden = s.hidden;
+  c.num_experts = s.experts;
+  c.topk = s.topk;
+  c.max_tokens = 1;
+  for (int r = 0; r < s.world; ++r) c.max_tokens = std::max(c.max_tokens, s.tokens(r));
+  c.row_type = type == DType::fp8_e4m3 ? DType::bf16 : type;
+  c.scales = scales;
+  return c;
+}
+
+struct LowLatencyRank::HostOutput {
+  std::vector<std::byte> rows, scales;
+  std::vector<int32_t> rows_of_expert;
+  std::vector<int64_t> source_range, row_source;
+};
+
+LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device,
+                               CallSms sms)
+    : s_(s),
+      config_(config),
+      type_(type),
+      group_(group),
+      device_(device),
+      rank_(group.rank()),
+      sms_(sms),
+      rows_(distinct_rows(s, rank_)),
+      exchange_(group, config),
+      output_(exchange_.make_output()) {
+  for (int e = 0; e < s.experts; ++e)
+    scale_.push_back(static_cast<float>(1 + s.owner(e)) + static_cast<float>(e - s.first_expert(s.owner(e))) / 8);
+  scale_.push_back(0);  // so that a rank without experts has something to point to
+}
+
+size_t LowLatencyRank::device_bytes(const Scenario& s, const LowLatencyConfig& c) {
+  const int64_t experts = (s.experts + s.world - 1) / s.world, rows = experts * s.world * c.max_tokens;
+  const size_t row_bytes = at(c.hidden) * dtype_bytes(c.row_type);
+  return at(rows + 2 * c.max_tokens) * row_bytes + at(c.max_tokens) * scale_row_bytes(c.hidden, ScaleKind::f32, 32) +
+         at(c.max_tokens * c.topk * 8 + experts * 4) + 8192;
+}
+
+void LowLatencyRank::meet() {
+  device_.wait();
+  group_.barrier();
+}
+
+void LowLatencyRank::prepare(uint64_t set, Experts experts) {
+  set_ = set;
+  device_.release();
+  const Routing& mine = s_.routing[at(rank_)];
+  RowArray x = token_rows(s_.seed, set, rank_, s_.tokens(rank_), s_.hidden, type_,
+                          type_ == DType::fp8_e4m3 ? config_.scales : ScaleKind::none);
+  x_ = x.view();
+  x_.data = device_.upload(x_.data, at(x.rows()) * x.row_bytes());
+  x_.scales = device_.upload(x_.scales, at(x.rows()) * x.scale_bytes());
+  ids_ = mine.expert_ids();
+  ids_.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
+  weights_ = mine.weights.empty() ? nullptr : device_.upload(mine.weights.data(), mine.weights.size() * 4);
+  const size_t row_bytes = at(s_.hidden) * dtype_bytes(config_.row_type);
+  out_ = device_.allocate(std::max<size_t>(at(s_.tokens(rank_)) * row_bytes, 16));
+  device_.fill(out_, 0xEE, at(s_.tokens(rank_)) * row_bytes);
+  if (experts == Experts::scale) {
+    given_scale_ = device_.upload(scale_.data() + s_.first_expert(rank_), (rows_.size() + 1) * sizeof(float));
+    return meet();
+  }
+  std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs, so that reading too much shows
+  for (size_t e = 0; e < rows_.size(); ++e)
+    for (size_t i = 0; i < rows_[e].size(); ++i)
+      fill_row(y.data() + (e * at(output_.rows_per_expert) + i) * row_bytes, config_.row_type, s_.hidden,
+               output_key(s_, set, rank_, rows_[e][i]));
+  y_ = ConstRows{device_.upload(y.data(), y.size()), output_.x.rows, s_.hidden, config_.row_type};
+  meet();
+}
+
+LowLatencyDispatchOptions LowLatencyRank::dispatch_options() const {
+  LowLatencyDispatchOptions o;
+  o.weights = weights_;
+  o.stream = device_.stream();
+  o.num_sms = sms_.dispatch;
+  return o;
+}
+
+LowLatencyCombineOptions LowLatencyRank::combine_options(CombineOrder order) const {
+  LowLatencyCombineOptions o;
+  o.order = order;
+  o.stream = device_.stream();
+  o.num_sms = sms_.combine;
+  return o;
+}
+
+void LowLatencyRank::dispatch(bool split) {
+  if (split) return dispatch_around([] {});
+  exchange_.dispatch(x_, ids_, output_, dispatch_options());
+}
+
+void LowLatencyRank::combine(CombineOrder order, bool split) {
+  if (split) return combine_around(order, [] {});
+  exchange_.combine(y_, output_, out_, combine_options(order));
+}
+
+void LowLatencyRank::dispatch_around(const std::function<void()>& between) {
+  const ReceiveHook receive = exchange_.dispatch_send(x_, ids_, output_, dispatch_options());
+  between();
+  receive();
+}
+
+void LowLatencyRank::combine_around(CombineOrder order, const std::function<void()>& between) {
+  const ReceiveHook receive = exchange_.combine_send(y_, output_, out_, combine_options(order));
+  between();
+  receive();
+}
+
+void LowLatencyRank::combine_scaled() {
+  LowLatencyCombineOptions o = combine_options(CombineOrder::per_route);
+  o.expert_scale = given_scale_;
+  exchange_.combine({output_.x.data, output_.x.rows, s_.hidden, output_.x.dtype}, output_, out_, o);
+}
+
+void LowLatencyRank::all_to_all() {
+  AllToAllOptions o;
+  o.weights = weights_;
+  o.expert_scale = given_scale_;
+  o.stream = device_.stream();
+  o.num_sms = sms_.dispatch;
+  exchange_.moe_all_to_all(x_, ids_, out_, o);
+}
+
+LowLatencyRank::HostOutput LowLatencyRank::host_output() const {
+  HostOutput got;
+  const int64_t rows = output_.x.rows, experts = static_cast<int64_t>(rows_.size());
+  const auto fetch = [&](auto& to, const void* from, size_t count) {
+    to.resize(count);
+    device_.read(to.data(), from, count * sizeof to[0]);
+  };
+  fetch(got.rows, output_.x.data, at(rows * s_.hidden) * dtype_bytes(output_.x.dtype));
+  if (output_.x.scales)
+    fetch(got.scales, output_.x.scales, at(experts) * scale_bytes_per_expert(config_, output_.rows_per_expert));
+  fetch(got.rows_of_expert, output_.rows_of_expert, at(experts));
+  fetch(got.source_range, output_.source_range, at(experts * s_.world));
+  fetch(got.row_source, output_.row_source, at(rows));
+  return got;
+}
+
+void LowLatencyRank::compare_row(Comparison& c, const HostOutput& got, int64_t row, const RowOrigin& origin) const {
+  const DType sent = output_.x.dtype;
+  const int64_t groups = num_scales(s_.hidden, config_.scale_group);
+  const RowArray source = [&] {
+    RowArray one(1, s_.hidden, type_, type_ == DType::fp8_e4m3 ? config_.scales : ScaleKind::none);
+    const auto rank = static_cast<uint64_t>(origin.source), token = static_cast<uint64_t>(origin.token);
+    fill_row(one.row(0), type_, s_.hidden, row_key(s_.seed, set_, RowKind::token, rank, token));
+    if (type_ == DType::fp8_e4m3)
+      fill_scales(one.scale_row(0), s_.hidden, config_.scales, row_key(s_.seed, set_, RowKind::token_scales, rank, token));
+    return one;
+  }();
+  const std::byte* payload = source.row(0);
+  const std::byte* scales = type_ == DType::fp8_e4m3 ? source.scale_row(0) : nullptr;
+  std::vector<std::byte> q(at(s_.hidden)), q_scales(scale_row_bytes(s_.hidden, ScaleKind::f32, 32));
+  if (sent == DType::fp8_e4m3 && type_ != DType::fp8_e4m3) {
+    quantize_reference(source.row(0), type_, s_.hidden, config_.scales, reinterpret_cast<uint8_t*>(q.data()), q_scales.data(),
+                       config_.scale_group);
+    payload = q.data();
+    scales = q_scales.data();
+  }
+  const std::string where = fmt::format("row {} (rank {}, token {})", row, origin.source, origin.token);
+  c.rows_equal(got.rows.data() + at(row * s_.hidden) * dtype_bytes(sent), payload, sent, s_.hidden, where);
+  if (!scales) return;
+  const int64_t per_expert = output_.rows_per_expert, expert = row / per_expert;
+  const std::byte* base = got.scales.data() + at(expert) * scale_bytes_per_expert(config_, per_expert);
+  const size_t bytes = config_.scales == ScaleKind::f32 ? 4 : 1;
+  for (int64_t g = 0; g < groups; ++g)
+    c.is_true(std::memcmp(scale_at(config_, base, per_expert, row % per_expert, g), scales + at(g) * bytes, bytes) == 0,
+              fmt::format("{}, scale {} differs", where, g));
+}
+
+void LowLatencyRank::compare_rows(Comparison& c, const HostOutput& got) const {
+  for (size_t e = 0; e < rows_.size() && c.passed(); ++e) {
+    const auto& rows = rows_[e];
+    c.equal(got.rows_of_expert[e], rows.size(), "rows_of_expert", static_cast<int64_t>(e));
+    int64_t first = 0;
+    for (int source = 0; source < s_.world; ++source) {
+      const int64_t n = std::count_if(rows.begin(), rows.end(), [&](const RowOrigin& o) { return o.source == source; });
+      c.equal(got.source_range[e * at(s_.world) + at(source)], first << 32 | n, "source_range",
+              static_cast<int64_t>(e) * s_.world + source);
+      first += n;
+    }
+    for (size_t i = 0; i < rows.size() && c.passed(); ++i) {
+      const int64_t row = static_cast<int64_t>(e) * output_.rows_per_expert + static_cast<int64_t>(i);
+      const int64_t packed = int64_t{rows[i].source} << 48 | int64_t{rows[i].k} << 32 | rows[i].token;
+      c.equal(got.row_source[at(row)], packed, "row_source", row);
+      compare_row(c, got, row, rows[i]);
+    }
+  }
+}
+
+CheckResult LowLatencyRank::check_dispatched(const std::string& name) const {
+  Comparison c(name);
+  compare_rows(c, host_output());
+  return c.take();
+}
+
+std::vector<std::byte> LowLatencyRank::host_out() const {
+  std::vector<std::byte> out(at(s_.tokens(rank_) * s_.hidden) * dtype_bytes(config_.row_type));
+  device_.read(out.data(), out_, out.size());
+  return out;
+}
+
+CheckResult LowLatencyRank::check_combined(const std::string& name, CombineOrder order) const {
+  CombineCase expected;
+  expected.order = order;
+  expected.type = config_.row_type;
+  expected.set = set_;
+  expected.repeats_alias = true;
+  return tool::check_combined(name, s_, rank_, host_out().data(), expected);
+}
+
+CheckResult LowLatencyRank::check_scaled(const std::string& name) const {
+  CombineCase expected;
+  expected.order = CombineOrder::per_route;
+  expected.type = config_.row_type;
+  expected.set = set_;
+  expected.identity = true;
+  expected.expert_scale = &scale_;
+  return tool::check_combined(name, s_, rank_, host_out().data(), expected);
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of a low-latency exchange with closed-form data: its inputs, its calls, and checks of what they deliver. On the CPU
+// and on a GPU alike.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check/exchange_check.hpp"
+#include "device/rank_device.hpp"
+#include "switchyard/low_latency.hpp"
+
+namespace switchyard::tool {
+
+/// Config and source type of an exchange of `s` whose rows are `type` (fp8: quantised by the caller, with `scales`).
+LowLatencyConfig low_latency_config(const Scenario& s, DType type, ScaleKind scales);
+
+/// Multiprocessors of calls on a GPU; 0: the library's choice.
+struct CallSms {
+  int dispatch = 0;  ///< also of the whole exchange in one call
+  int combine = 0;
+};
+
+class LowLatencyRank {
+ public:
+  /// Collective. `type`: of the source rows. Of `s` the layout must be expert_major with alignment 1.
+  LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device, CallSms sms);
+  /// Memory that one of these takes from its device.
+  static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
+
+  /// Uploads the inputs of data set `set`. Experts that compute: also what they will make of the rows. Experts that scale
+  /// their rows, by 1 + their rank + their number on it / 8: the factors.
+  enum class Experts { compute, scale };
+  void prepare(uint64_t set, Experts experts = Experts::compute);
+  void dispatch(bool split = false);
+  void combine(CombineOrder order, bool split = false);
+  /// In two halves, with `between` between them.
+  void dispatch_around(const std::function<void()>& between);
+  void combine_around(CombineOrder order, const std::function<void()>& between);
+  /// After prepare(set, Experts::scale): the combine of dispatched rows, from where they lie; and the whole exchange at once.
+  void combine_scaled();
+  void all_to_all();
+
+  /// Of the last dispatch, and of the last combine.
+  CheckResult check_dispatched(const std::string& name) const;
+  CheckResult check_combined(const std::string& name, CombineOrder order) const;
+  CheckResult check_scaled(const std::string& name) const;
+
+  LowLatencyExchange& exchange() { return exchange_; }
+
+ private:
+  struct HostOutput;
+  HostOutput host_output() const;
+  void compare_rows(Comparison& c, const HostOutput& got) const;
+  void compare_row(Comparison& c, const HostOutput& got, int64_t at, const RowOrigin& origin) const;
+  LowLatencyDispatchOptions dispatch_options() const;
+  LowLatencyCombineOptions combine_options(CombineOrder order) const;
+  void meet();
+  std::vector<std::byte> host_out() const;
+
+  const Scenario& s_;
+  LowLatencyConfig config_;
+  DType type_;
+  Group& group_;
+  RankDevice& device_;
+  int rank_;
+  CallSms sms_;
+  uint64_t set_ = 0;
+  std::vector<std::vector<RowOrigin>> rows_;  ///< expected, by local expert: one per distinct (token, expert) pair
+  LowLatencyExchange exchange_;
+  LowLatencyOutput output_;
+  ConstRows x_, y_;
+  ExpertIds ids_;
+  const float* weights_ = nullptr;
+  std::vector<float> scale_;            ///< by expert
+  const float* given_scale_ = nullptr;  ///< of this rank's experts
+  void* out_ = nullptr;
+};
+
+}  // namespace switchyard::tool

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Words in messages: what was probably meant, lists, lines of limited width.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace switchyard::tool {
+
+/// `text` in lower case, with '_' for '-': how words of the command line are compared.
+std::string canonical(std::string text);
+/// The candidate with the smallest edit distance (transpositions count once), if it is close enough to be a slip; else "".
+std::string closest(const std::string& text, const std::vector<std::string>& candidates);
+/// " Did you mean '--ranks'?" or "". A flag that another verb calls otherwise, and "gpu", are known.
+std::string did_you_mean(const std::string& text, const std::vector<std::string>& candidates);
+
+/// Breaks `text` into lines of at most `width` columns.
+std::string wrapped(const std::string& text, size_t width);
+std::string joined(const std::vector<std::string>& parts, const std::string& separator);
+std::vector<std::string> split(const std::string& text, char separator);
+
+}  // namespace switchyard::tool

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "demo/moe_reference.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "check/numbers.hpp"
+
+// The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
+// instrument that.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define SWITCHYARD_MULTIVERSION __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define SWITCHYARD_MULTIVERSION
+#endif
+
+namespace switchyard::tool {
+namespace {
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+struct Route {
+  int rank;
+  int64_t token;
+  float weight;
+};
+
+constexpr int64_t kBlock = 64;  // columns whose sums stay in registers or the first-level cache
+
+/// Sums of kRows rows of a [.., depth] with kBlock columns of b [depth, cols], written to out.
+template <int kRows>
+inline __attribute__((always_inline)) void multiply_block(const float* a, const float* b, float* out, int64_t depth,
+                                                          int64_t cols) {
+  float sum[kRows][kBlock] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    for (int m = 0; m < kRows; ++m) {
+      const float x = a[m * depth + k];
+      for (int64_t n = 0; n < kBlock; ++n) sum[m][n] += x * b[k * cols + n];
+    }
+  }
+  for (int m = 0; m < kRows; ++m) std::copy_n(sum[m], kBlock, out + m * cols);
+}
+
+/// out [rows, cols] = a [rows, depth] * b [depth, cols], cols a multiple of kBlock.
+SWITCHYARD_MULTIVERSION void multiply(const float* a, const float* b, float* out, int64_t rows, int64_t depth, int64_t cols) {
+  for (int64_t n = 0; n < cols; n += kBlock) {
+    int64_t m = 0;
+    for (; m + 4 <= rows; m += 4) multiply_block<4>(a + m * depth, b + n, out + m * cols + n, depth, cols);
+    for (; m < rows; ++m) multiply_block<1>(a + m * depth, b + n, out + m * cols + n, depth, cols);
+  }
+}
+
+float widened(uint16_t bf16) {
+  const uint32_t word = static_cast<uint32_t>(bf16) << 16;
+  float value = 0;
+  std::memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+int64_t padded(int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
+
+/// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. In tiles, so that both sides stay in the cache.
+void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to) {
+  constexpr int64_t kTile = 32;
+  const int64_t stride = padded(rows);
+  to.assign(at(cols * stride), 0.0f);
+  for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+    for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
+      for (int64_t r = r0; r < std::min(rows, r0 + kTile); ++r) {
+        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) to[at(c * stride + r)] = widened(from[at(r * cols + c)]);
+      }
+    }
+  }
+}
+
+/// One thread's memory, reused from expert to expert.
+class ExpertWorker {
+ public:
+  ExpertWorker(const ExpertWeights& weights, int64_t hidden, int64_t intermediate)
+      : weights_(weights),
+        hidden_(hidden),
+        intermediate_(intermediate),
+        w13_(at(2 * intermediate * hidden)),
+        w2_(at(hidden * intermediate)) {}
+
+  /// Outputs of the expert for these rows of `input`, float32 [routes, padded(H)].
+  const std::vector<float>& run(int64_t expert, const std::vector<Route>& routes, const ReferenceInput& input) {
+    const auto rows = static_cast<int64_t>(routes.size());
+    weights_.fill(expert, w13_, w2_);
+    transpose(w13_, 2 * intermediate_, hidden_, w13_t_);
+    transpose(w2_, hidden_, intermediate_, w2_t_);
+    x_.resize(at(rows * hidden_));
+    for (int64_t i = 0; i < rows; ++i) {
+      const uint16_t* row = input.rows[at(routes[at(i)].rank)] + routes[at(i)].token * hidden_;
+      std::transform(row, row + hidden_, x_.begin() + i * hidden_, widened);
+    }
+    const int64_t up_cols = padded(2 * intermediate_);
+    up_.resize(at(rows * up_cols));
+    multiply(x_.data(), w13_t_.data(), up_.data(), rows, hidden_, up_cols);
+    h_.resize(at(rows * intermediate_));
+    for (int64_t i = 0; i < rows; ++i) {
+      const float* row = &up_[at(i * up_cols)];
+      for (int64_t j = 0; j < intermediate_; ++j)
+        h_[at(i * intermediate_ + j)] = row[j] / (1.0f + std::exp(-row[j])) * row[intermediate_ + j];
+    }
+    y_.resize(at(rows * padded(hidden_)));
+    multiply(h_.data(), w2_t_.data(), y_.data(), rows, intermediate_, padded(hidden_));
+    return y_;
+  }
+
+ private:
+  const ExpertWeights& weights_;
+  int64_t hidden_, intermediate_;
+  std::vector<uint16_t> w13_, w2_;
+  std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_;
+};
+
+/// A lock per group of tokens: experts of different threads add to the same token.
+class TokenLocks {
+ public:
+  std::mutex& of(const Route& r) { return locks_[(static_cast<size_t>(r.token) * 31 + static_cast<size_t>(r.rank)) % kLocks]; }
+
+ private:
+  static constexpr size_t kLocks = 251;
+  std::mutex locks_[kLocks];
+};
+
+}  // namespace
+
+std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const ExpertWeights& weights, int64_t hidden,
+                                              int64_t intermediate, int threads,
+                                              const std::function<void(int64_t)>& on_progress) {
+  const int experts = input.routing.front().num_experts;
+  std::vector<std::vector<Route>> routes(at(experts));
+  std::vector<std::vector<float>> out;
+  for (size_t r = 0; r < input.routing.size(); ++r) {
+    const Routing& routing = input.routing[r];
+    out.emplace_back(at(routing.tokens * hidden), 0.0f);
+    for (int64_t f = 0; f < routing.tokens * routing.topk; ++f) {
+      const int32_t id = routing.ids[at(f)];
+      if (id < 0 || id >= experts) continue;
+      routes[at(id)].push_back(
+          {static_cast<int>(r), f / routing.topk, routing.weights.empty() ? 1.0f : routing.weights[at(f)]});
+    }
+  }
+  std::atomic<int> next{0};
+  std::atomic<int64_t> done{0};
+  TokenLocks locks;
+  const auto work = [&] {
+    ExpertWorker worker(weights, hidden, intermediate);
+    for (int e = next.fetch_add(1); e < experts; e = next.fetch_add(1)) {
+      const std::vector<Route>& mine = routes[at(e)];
+      if (!mine.empty()) {
+        const std::vector<float>& y = worker.run(e, mine, input);
+        for (size_t i = 0; i < mine.size(); ++i) {
+          const std::lock_guard lock(locks.of(mine[i]));
+          float* row = &out[at(mine[i].rank)][at(mine[i].token * hidden)];
+          for (int64_t c = 0; c < hidden; ++c) row[c] += mine[i].weight * y[i * at(padded(hidden)) + at(c)];
+        }
+      }
+      const int64_t count = done.fetch_add(1) + 1;
+      if (on_progress) on_progress(count);
+    }
+  };
+  std::vector<std::thread> pool;
+  for (int i = 1; i < threads; ++i) pool.emplace_back(work);
+  work();
+  for (std::thread& t : pool) t.join();
+  return out;
+}
+
+double row_error(const uint16_t* got, const float* expected, int64_t hidden) {
+  double difference = 0;
+  double norm = 0;
+  for (int64_t c = 0; c < hidden; ++c) {
+    const double e = static_cast<double>(expected[c]);
+    const double d = static_cast<double>(element(got, DType::bf16, c)) - e;
+    difference += d * d;
+    norm += e * e;
+  }
+  if (norm == 0) return difference == 0 ? 0 : 1;
+  return std::isfinite(difference) ? std::sqrt(difference / norm) : 1e9;
+}
+
+}  // namespace switchyard::tool

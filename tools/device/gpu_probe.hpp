@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What GPUs this machine has, asked from the driver alone: no CUDA toolkit, no link-time dependency.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace switchyard::tool {
+
+struct Gpu {
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+  uint64_t memory_bytes = 0;
+  bool virtual_memory = false;    ///< VMM allocations (cuMemCreate)
+  bool file_descriptors = false;  ///< VMM allocations can be exported as POSIX file descriptors
+  bool host_register = false;     ///< host memory can be registered (mapped for the GPU)
+  int pci_bus = 0;
+  int nvlinks = -1;  ///< active ones; -1: not known, NVML cannot be loaded
+};
+
+struct GpuProbe {
+  bool driver = false;         ///< libcuda.so.1 was found and initialised
+  std::string problem;         ///< why not
+  int cuda_version = 0;        ///< newest CUDA that the driver supports, 13000 = 13.0
+  std::string driver_version;  ///< "580.65.06", from the kernel module; may be empty
+  std::vector<Gpu> gpus;
+  std::vector<std::vector<bool>> peer_access;     ///< [g][h]
+  std::vector<std::vector<bool>> native_atomics;  ///< [g][h] every CUDA atomic works over the link: NVLink; PCIe has none
+  std::vector<std::vector<int>> link_rank;        ///< [g][h] the driver's order of the links, 0 is the fastest; -1: not known
+
+  /// "4 x NVIDIA H200", or the names one after the other; "" without a GPU.
+  std::string names() const;
+};
+
+/// Asks in a process of its own: afterwards this one can still fork ranks that use GPUs. Call it while this process has one
+/// thread.
+GpuProbe probe_gpus();
+
+/// The GPUs of a run.
+struct UsedGpus {
+  GpuProbe probe;
+  int count() const { return static_cast<int>(probe.gpus.size()); }
+  /// Multiprocessors of one GPU, and the share of a rank if so many go round the GPUs.
+  int sms() const { return probe.gpus.front().multiprocessors; }
+  int64_t sms_of_rank(int64_t ranks) const { return sms() / ((ranks + count() - 1) / count()); }
+  const std::string& name() const { return probe.gpus.front().name; }
+  nlohmann::json described() const;
+};
+/// For --backend cuda; like probe_gpus(). \throws UsageError without CUDA code in this build, or without a GPU that can be used
+UsedGpus gpus_to_use();
+
+}  // namespace switchyard::tool

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What machine a figure was measured on: CPU, cores this process may use, caches, memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace switchyard::measure {
+
+struct Machine {
+  std::string cpu_model;
+  std::string kernel;  ///< version, of uname
+  std::string os;      ///< PRETTY_NAME of /etc/os-release
+  bool virtual_machine = false;
+  int logical_cpus = 0;  ///< online in the system
+  int allowed_cpus = 0;  ///< in this process's affinity mask
+  double cpu_quota = 0;  ///< cores granted by the control group; 0: unlimited
+  int threads_per_core = 1;
+  int numa_nodes = 1;
+  size_t l1d_bytes = 0;         ///< of one core
+  size_t l2_bytes = 0;          ///< of one core
+  size_t llc_bytes = 0;         ///< last-level caches of the allowed cores, together
+  size_t memory_bytes = 0;      ///< 0: unknown
+  size_t memory_available = 0;  ///< without swapping, within all limits that the library knows; SIZE_MAX: no limit is known
+  std::string memory_limit;     ///< which limit says so
+  std::vector<int> cpus;        ///< the allowed ones
+
+  /// Cores that this process can keep busy: the affinity mask, capped by the quota. At least 1.
+  int usable_cores() const;
+};
+
+Machine this_machine();
+
+/// Restricts the calling thread to these CPUs; threads that it creates inherit the restriction. An empty list changes nothing.
+void pin_thread(const std::vector<int>& cpus);
+
+/// CPUs for worker `index` of `count`: an even, contiguous share of the machine's, or a single one if there are fewer CPUs than
+/// workers.
+std::vector<int> share_of_cpus(const Machine& machine, int index, int count);
+
+/// Today, as 2026-01-31T12:00:00Z.
+std::string utc_now();
+
+}  // namespace switchyard::measure

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report/bench_page.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "cli/style.hpp"
+#include "cli/words.hpp"
+#include "measure/figures.hpp"
+#include "report/page.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+/// Quantities that may differ between runs.
+struct Axis {
+  const char* key;    ///< of the config
+  const char* title;  ///< in the page
+  const char* swept;  ///< as `swept` of the document names it
+  bool words = false;
+};
+constexpr Axis kAxes[] = {
+    {"tokens_per_rank", "tokens per rank", "tokens"},
+    {"sms", "SMs", "sms"},
+    {"ranks", "ranks", "ranks"},
+    {"hidden", "hidden", "hidden"},
+    {"topk", "experts per token", "topk"},
+    {"experts", "experts", "experts"},
+    {"pieces", "pieces", "pieces"},
+    {"late_us", "rank 0 enters late, us", "late-us"},
+    {"blocks", "blocks", "blocks"},
+    {"warps", "warps", "warps"},
+    {"dtype", "rows", "dtype", true},
+    {"quantize", "quantised", "quantize", true},
+    {"routing", "routing", "routing", true},
+    {"layout", "layout", "layout", true},
+    {"order", "order of combine", "order", true},
+    {"sending", "sending", "sending", true},
+    {"scale_order", "order of scales", "scale-order", true},
+};
+
+/// A line of a plot: where its values lie in a run, and how it looks.
+struct Line {
+  std::string name;
+  std::vector<const char*> path;
+  const char* color;
+  bool dashed = false;
+};
+
+const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"},
+                                  {"combine", {"combine", "p50_us"}, "--compute"},
+                                  {"cached dispatch", {"cached_dispatch", "p50_us"}, "--plan"},
+                                  {"combine per route", {"combine_per_route", "p50_us"}, "--compute"},
+                                  {"combine per rank", {"combine_per_rank", "p50_us"}, "--plan"},
+                                  {"both, per route", {"both_per_route", "p50_us"}, "--user"},
+                                  {"both, per rank", {"both_per_rank", "p50_us"}, "--call"},
+                                  {"whole exchange", {"all_to_all", "p50_us"}, "--move"},
+                                  {"in two calls", {"two_calls", "p50_us"}, "--compute"},
+                                  {"push limit", {"push_limit", "p50_us"}, "--move", true},
+                                  {"pull limit", {"pull_limit", "p50_us"}, "--compute", true}};
+const std::vector<Line> kShares = {{"dispatch", {"share_of_limit", "dispatch"}, "--move"},
+                                   {"combine", {"share_of_limit", "combine"}, "--compute"},
+                                   {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
+
+struct Point {
+  double x, y;
+};
+
+std::string number(double v) {
+  if (v >= 1000) return grouped(static_cast<int64_t>(std::llround(v)));
+  return v == std::round(v) ? fmt::format("{:.0f}", v) : fmt::format("{:.3g}", v);
+}
+
+/// A run's value of a quantity, as it is shown.
+std::string text_of(const json& run, const Axis& axis) {
+  const json& config = run.at("config");
+  if (axis.words) return config.value(axis.key, std::string("-"));
+  return number(static_cast<double>(config.value(axis.key, int64_t{0})));
+}
+
+/// Its values in all runs, each once, in their order.
+std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
+  std::vector<std::string> texts;
+  for (const json& run : runs) {
+    const std::string text = text_of(run, axis);
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+  }
+  return texts;
+}
+
+/// What a plot is over: numbers where they lie, words side by side.
+struct Horizontal {
+  Horizontal(const json& runs, const Axis& given)
+      : axis(given), words(given.words ? texts_of(runs, given) : decltype(words)()) {}
+  double place(const json& run) const {
+    if (!axis.words) return static_cast<double>(run.at("config").value(axis.key, int64_t{0}));
+    return static_cast<double>(std::find(words.begin(), words.end(), text_of(run, axis)) - words.begin());
+  }
+  std::string text(double at) const { return axis.words ? words[static_cast<size_t>(at)] : number(at); }
+  /// As much of it as fits below an axis.
+  std::string label(double at) const {
+    const size_t room = axis.words ? 70 / words.size() : 70;
+    const std::string whole = text(at);
+    return whole.size() <= room ? whole : whole.substr(0, std::max<size_t>(room, 4) - 3) + "...";
+  }
+
+  const Axis& axis;
+  std::vector<std::string> words;
+};
+
+std::vector<Point> points_of(const std::vector<const json*>& runs, const Horizontal& over, const Line& line, double scale) {
+  std::vector<Point> out;
+  for (const json* run : runs) {
+    const json* at = run;
+    for (const char* key : line.path) at = at && at->contains(key) ? &at->at(key) : nullptr;
+    if (at && at->is_number()) out.push_back({over.place(*run), at->get<double>() * scale});
+  }
+  std::sort(out.begin(), out.end(), [](const Point& a, const Point& b) { return a.x < b.x; });
+  return out;
+}
+
+/// Linear or logarithmic position of values in [from, to] pixels.
+struct Scale {
+  double low, high, from, to;
+  bool logarithmic;
+  double operator()(double v) const {
+    const double f = logarithmic ? std::log(v / low) / std::log(high / low) : (v - low) / (high - low);
+    return from + (to - from) * (high > low ? f : 0.5);
+  }
+};
+
+/// 1, 2 or 5 times a power of ten, not below v.
+double nice(double v) {
+  const double power = std::pow(10, std::floor(std::log10(v)));
+  for (const double m : {1.0, 2.0, 5.0}) {
+    if (m * power >= v * 0.999999) return m * power;
+  }
+  return 10 * power;
+}
+
+std::vector<double> ticks_of(const Scale& s) {
+  std::vector<double> out;
+  if (!s.logarithmic) {
+    const double step = nice(std::max(s.high - s.low, 1e-9) / 6);
+    for (double v = std::ceil(s.low / step) * step; v <= s.high * 1.000001; v += step) out.push_back(v);
+    return out;
+  }
+  for (double power = std::pow(10, std::floor(std::log10(s.low))); power <= s.high; power *= 10) {
+    for (const double m : {1.0, 2.0, 5.0}) {
+      if (m * power >= s.low * 0.999 && m * power <= s.high * 1.001) out.push_back(m * power);
+    }
+  }
+  return out;
+}
+
+constexpr double kWidth = 560, kHeight = 330, kLeft = 62, kRight = 14, kTop = 14, kBottom = 44;
+
+struct Series {
+  const Line* line;
+  std::vector<Point> points;
+};
+
+std::string axes(const Scale& x, const Scale& y, const std::set<double>& values, const Horizontal& over,
+                 const std::string& unit) {
+  std::string out;
+  for (const double v : ticks_of(y)) {
+    out +=
+        fmt::format("<line class=\"axis\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>", kLeft, kWidth - kRight, y(v));
+    out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}{}</text>", kLeft - 8, y(v) + 4, number(v), unit);
+  }
+  double last = -1e9;
+  for (const double v : values) {  // the values that were measured, where there is room
+    if (x(v) - last < 44 && !over.axis.words) continue;
+    last = x(v);
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(v), kHeight - kBottom + 18,
+                       escaped(over.label(v)));
+  }
+  return out + fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" class=\"strong\">{}</text>",
+                           (kLeft + kWidth - kRight) / 2, kHeight - 6, over.axis.title);
+}
+
+std::string plot(const std::vector<Series>& all, const Horizontal& over, const std::string& unit, bool share) {
+  std::set<double> xs;
+  double low = 1e300, high = 0;
+  for (const Series& s : all) {
+    for (const Point& p : s.points) {
+      xs.insert(p.x);
+      low = std::min(low, p.y);
+      high = std::max(high, p.y);
+    }
+  }
+  if (xs.empty()) return "<p class=\"note\">Nothing was measured.</p>";
+  const bool words = over.axis.words, log_x = !words && *xs.begin() > 0 && *xs.rbegin() / *xs.begin() >= 8,
+             log_y = !share && low > 0 && high / low >= 8;
+  const double margin = words ? (kWidth - kRight - kLeft) / (2 * static_cast<double>(xs.size())) : 18;
+  const Scale x{*xs.begin(), *xs.rbegin(), kLeft + margin, kWidth - kRight - margin, log_x};
+  const Scale y{log_y ? low * 0.8 : 0, log_y ? high * 1.25 : std::max(high * 1.08, share ? 105.0 : 1e-9), kHeight - kBottom,
+                kTop, log_y};
+  std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight) + axes(x, y, xs, over, unit);
+  for (const Series& s : all) {
+    std::string path;
+    for (const Point& p : s.points) path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x(p.x), y(p.y));
+    if (!words)
+      out += fmt::format("<path d=\"{}\" style=\"fill:none;stroke:var({});stroke-width:2{}\"/>", path, s.line->color,
+                         s.line->dashed ? ";stroke-dasharray:5 4" : "");
+    for (const Point& p : s.points) {
+      out += fmt::format(
+          "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" style=\"fill:var({})\"><title>{}: {}{} at {} {}</title></circle>",
+          x(p.x), y(p.y), s.line->dashed ? 2.5 : 4, s.line->color, s.line->name, number(p.y), unit, escaped(over.text(p.x)),
+          over.axis.title);
+    }
+  }
+  return out + "</svg>";
+}
+
+std::string legend(const std::vector<Series>& all) {
+  std::string out = "<div class=\"keys\">";
+  for (const Series& s : all) {
+    out += fmt::format(
+        "<span><svg viewBox=\"0 0 26 8\"><line x1=\"0\" x2=\"26\" y1=\"4\" y2=\"4\" "
+        "style=\"stroke:var({});stroke-width:2.5{}\"/></svg>{}</span>",
+        s.line->color, s.line->dashed ? ";stroke-dasharray:5 4" : "", s.line->name);
+  }
+  return out + "</div>";
+}
+
+std::vector<Series> series_of(const std::vector<const json*>& runs, const Horizontal& over, const std::vector<Line>& lines,
+                              double scale) {
+  std::vector<Series> out;
+  for (const Line& line : lines) {
+    Series s{&line, points_of(runs, over, line, scale)};
+    if (!s.points.empty()) out.push_back(std::move(s));
+  }
+  return out;
+}
+
+std::string table_of(const json& runs, const std::vector<size_t>& varied) {
+  std::vector<const Line*> lines;  // solid lines of the plot that the runs have
+  for (const Line& line : kTimes)
+    if (!line.dashed && runs.at(0).contains(line.path[0])) lines.push_back(&line);
+  const bool shares = runs.at(0).contains("share_of_limit"), plan = runs.at(0).contains("plan_us");
+  const char* const plan_key = runs.at(0).contains("plan_launch_us") ? "plan_launch_us" : "plan_us";
+  std::string out = "<div class=\"scroll\"><table><tr>";
+  for (const size_t a : varied) out += fmt::format("<th>{}</th>", kAxes[a].title);
+  for (const Line* line : lines) {
+    const char* const tail = measure::tail_name(runs.at(0).at(line->path[0]).value("iterations", int64_t{100}));
+    out += fmt::format("<th>{}</th><th>{}</th>{}", line->name, tail, shares ? "<th>of limit</th>" : "");
+  }
+  out += fmt::format("{}<th>checked</th></tr>", plan ? "<th>plan</th>" : "");
+  for (const json& run : runs) {
+    out += "<tr>";
+    for (const size_t a : varied) out += fmt::format("<td>{}</td>", escaped(text_of(run, kAxes[a])));
+    for (const Line* line : lines) {
+      const json& times = run.at(line->path[0]);
+      out += fmt::format("<td>{}</td><td>{}</td>", duration(times.at("p50_us").get<double>() * 1e-6),
+                         duration(times.at("p99_us").get<double>() * 1e-6));
+      if (!shares) continue;
+      const json& share = run.at("share_of_limit");
+      out += share.contains(line->path[0]) ? fmt::format("<td>{:.0f} %</td>", 100 * share.at(line->path[0]).get<double>())
+                                           : "<td>-</td>";
+    }
+    if (plan) out += fmt::format("<td>{}</td>", duration(run.at(plan_key).get<double>() * 1e-6));
+    const json& verified = run.at("verified");
+    out += fmt::format("<td>{}</td></tr>", verified.is_null()     ? "no"
+                                           : verified.get<bool>() ? "<b class=\"good\">PASS</b>"
+                                                                  : "<b class=\"bad\">FAIL</b>");
+  }
+  return out + "</table></div>";
+}
+
+/// How a mode's figures came about. Normal mode on the CPU names its limit.
+struct LimitsText {
+  const char* mode;
+  bool gpus;
+  const char* text;
+};
+constexpr LimitsText kLimitsTexts[] = {
+    {"flat", true, "Medians of the slowest rank, each exchange timed inside a replayed CUDA graph with a cold L2."},
+    {"flat", false, "Medians of the slowest rank from entry to exit."},
+    {"low_latency", false, "Medians of the slowest rank from entry to exit."},
+    {"low_latency", true,
+     "Medians of the slowest rank, each call timed inside a replayed CUDA graph with a cold L2. The limits are bare "
+     "kernels that move the same rows on as many SMs in the same run, with a barrier at the end."},
+    {"normal", true,
+     "Medians of the slowest rank from CUDA event to CUDA event with a cold L2, the plan included in dispatch. The "
+     "limits are bare kernels that move the "
+     "same rows between the same places on as many SMs in the same run; the shares are limit / time."}};
+
+std::string limits_text(const json& d) {
+  const std::string mode = d.at("runs").at(0).at("config").value("mode", std::string("normal"));
+  const bool gpus = d.contains("gpus");
+  for (const LimitsText& text : kLimitsTexts)
+    if (mode == text.mode && gpus == text.gpus) return text.text;
+  return fmt::format(
+      "Medians of the slowest rank from entry to exit. The limit is the copy of all cores in the same run, {:.1f} GB/s read + "
+      "written; the shares are the bytes of a call at that speed / time.",
+      d.at("copy_limit").value("gb_per_s", 0.0));
+}
+
+/// Columns of the table: what differs. A value may follow another one: warps the ranks, SMs a tuning.
+std::vector<size_t> varied_in(const json& runs) {
+  std::vector<size_t> varied;
+  for (size_t a = 0; a < std::size(kAxes); ++a)
+    if (a == 0 || texts_of(runs, kAxes[a]).size() > 1) varied.push_back(a);
+  return varied;
+}
+
+/// What was swept, the one with most values first, numbers before words: it is plotted over, and each combination of the others
+/// has its plots. Old documents do not name what was swept: then the first quantity that varies, alone.
+std::vector<size_t> swept_in(const json& document) {
+  const json& runs = document.at("runs");
+  if (!document.contains("swept")) {
+    const auto varies = [&](const Axis& axis) { return texts_of(runs, axis).size() > 1; };
+    const Axis* const first = std::find_if(std::begin(kAxes), std::end(kAxes), varies);
+    return {first == std::end(kAxes) ? 0 : static_cast<size_t>(first - kAxes)};
+  }
+  const json& swept = document.at("swept");
+  std::vector<size_t> axes;
+  for (size_t a = 0; a < std::size(kAxes); ++a)
+    if (std::find(swept.begin(), swept.end(), kAxes[a].swept) != swept.end()) axes.push_back(a);
+  if (axes.empty()) axes.push_back(0);
+  const auto rank = [&](size_t a) { return std::pair(!kAxes[a].words, texts_of(runs, kAxes[a]).size()); };
+  const auto most = std::max_element(axes.begin(), axes.end(), [&](size_t a, size_t b) { return rank(a) < rank(b); });
+  std::rotate(axes.begin(), most, most + 1);
+  return axes;
+}
+
+/// A value of the config if all runs share it, else null.
+json shared(const json& runs, const char* key) {
+  json value = runs.at(0).at("config").value(key, json());
+  for (const json& run : runs)
+    if (run.at("config").value(key, json()) != value) return nullptr;
+  return value;
+}
+
+/// What all runs have in common.
+std::string what_of(const json& runs) {
+  std::vector<std::string> parts;
+  const auto add = [&](const char* key, const std::string& before, const std::string& after) {
+    const json value = shared(runs, key);
+    if (!value.is_null()) parts.push_back(before + (value.is_string() ? value.get<std::string>() : value.dump()) + after);
+  };
+  add("mode", "", " mode");
+  add("ranks", "", " ranks");
+  add("ranks_are", "ranks are ", "");
+  add("layout", "", "");
+  add("dtype", "", " rows");
+  add("hidden", "hidden ", "");
+  add("topk", "top-", "");
+  add("experts", "", " experts");
+  add("routing", "", " routing");
+  add("order", "", " combine");
+  add("sending", "sent ", "");
+  return joined(parts, ", ");
+}
+
+/// What speaks against the figures.
+std::string notes_of(const json& document) {
+  std::string out;
+  for (const json& note : document.value("notes", json::array()))
+    out += "<p class=\"note\">Note: " + escaped(note.get<std::string>()) + ".</p>";
+  if (document.contains("stopped"))
+    out += "<p class=\"note\">Not all was measured: " + escaped(document.at("stopped").get<std::string>()) + "</p>";
+  return out;
+}
+
+}  // namespace
+
+std::string bench_html(const json& document) {
+  const json& runs = document.at("runs");
+  const std::vector<size_t> swept = swept_in(document);
+  const Horizontal over(runs, kAxes[swept.front()]);
+  std::vector<std::pair<std::string, std::vector<const json*>>> groups;
+  for (const json& run : runs) {
+    std::string key;
+    for (const size_t a : swept)
+      if (a != swept.front()) key += fmt::format("{}{} {}", key.empty() ? "" : ", ", text_of(run, kAxes[a]), kAxes[a].title);
+    auto known = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == key; });
+    if (known == groups.end()) known = groups.insert(known, {key, {}});
+    known->second.push_back(&run);
+  }
+  std::string page = page_head("Switchyard bench", escaped(what_of(runs)), document);
+  for (const auto& [key, group] : groups) {
+    const std::vector<Series> times = series_of(group, over, kTimes, 1);
+    const std::vector<Series> shares = series_of(group, over, kShares, 100);
+    page += fmt::format("<section class=\"card\">{}<div class=\"two\"><div><h3>Time, microseconds</h3>{}{}</div>",
+                        key.empty() ? "" : "<h2>" + escaped(key) + "</h2>", plot(times, over, "", false), legend(times));
+    if (!shares.empty())
+      page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, over, " %", true), legend(shares));
+    page += "</div></section>\n";
+  }
+  page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied_in(runs)) + "<p class=\"note\">" +
+          limits_text(document) + "</p>" + notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
+  return page;
+}
+
+}  // namespace switchyard::tool

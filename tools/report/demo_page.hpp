@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The report of `switchyard demo`: one self-contained HTML file with data, style and script inside, nothing fetched from
+// anywhere.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace switchyard::tool {
+
+/// The page. `data` is what demo_report makes.
+std::string report_html(const nlohmann::json& data);
+/// \throws switchyard::Error(io) naming the path
+void write_report(const std::string& path, const nlohmann::json& data);
+
+}  // namespace switchyard::tool

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/in_turn.hpp"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <iterator>
+
+#include "cli/verb.hpp"
+#include "run/ranks.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+struct Interrupted : std::exception {};
+
+/// While it lives, the first Ctrl-C, SIGTERM or SIGHUP is remembered instead of ending the program; the second one ends it.
+class Interrupts {
+ public:
+  Interrupts() {
+    came = 0;
+    owner = getpid();
+    for (size_t i = 0; i < std::size(kSignals); ++i) {
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler == SIG_IGN) continue;  // nohup
+      struct sigaction action {};
+      action.sa_handler = remember;
+      action.sa_flags = SA_RESTART;
+      sigaction(kSignals[i], &action, nullptr);
+    }
+  }
+  ~Interrupts() {
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  /// The signal that came, or 0.
+  static int which() { return came; }
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+  static int64_t now_ms() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+  }
+
+  static void remember(int signal) {
+    if (came != 0) {
+      // timeout(1) sends its signal to the program and then to its group: that is one request.
+      if (signal != SIGINT && signal == came && now_ms() - came_at < 1000) return;
+      ::signal(signal, SIG_DFL);
+      raise(signal);  // when this handler has returned
+      return;
+    }
+    came_at = now_ms();
+    came = signal;
+    static constexpr char kText[] = "\n  interrupted: stops behind this measurement and writes what there is; again: at once\n";
+    if (owner == getpid()) [[maybe_unused]]  // ranks that it forked have this handler too
+      const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
+  }
+  static inline std::atomic<int> came{0};
+  static inline std::atomic<int64_t> came_at{0};
+  static inline std::atomic<pid_t> owner{0};
+  static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+  struct sigaction before_[std::size(kSignals)] = {};
+};
+
+}  // namespace
+
+int Stopped::status(bool passed) const {
+  const int signal = guard ? Interrupts::which() : 0;
+  if (!error && signal == 0) return passed ? kExitOk : kExitCheckFailed;
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const Interrupted&) {
+    fmt::print(stderr, "switchyard: {}\n", what);
+  }
+  std::fflush(nullptr);
+  ::signal(signal, SIG_DFL);
+  raise(signal);  // so that a script that runs this ends, too
+  return kExitRuntime;
+}
+
+Stopped in_turn(Progress& progress, size_t count, const std::function<std::string(size_t)>& one) {
+  Stopped stopped;
+  const auto guard = [&] {
+    if (!stopped.guard && !ranks_are_launched()) stopped.guard = std::make_shared<Interrupts>();
+  };
+  if (count > 1) guard();
+  for (size_t i = 0; i < count; ++i) {
+    std::string words;
+    try {
+      words = one(i);
+    } catch (const std::exception& e) {
+      if (i == 0) throw;
+      progress.finish("failed");
+      stopped.what = e.what();
+      stopped.error = std::current_exception();
+      return stopped;
+    }
+    guard();  // there is something to keep, as the next line says
+    progress.finish(words);
+    if (stopped.guard && Interrupts::which() != 0 && i + 1 < count) {
+      stopped.what = fmt::format("interrupted after {} of {}", i + 1, count);
+      stopped.error = std::make_exception_ptr(Interrupted());
+      return stopped;
+    }
+  }
+  return stopped;
+}
+
+}  // namespace switchyard::tool

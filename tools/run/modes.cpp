@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run/modes.hpp"
+
+#include <limits>
+#include <stdexcept>
+
+#include "switchyard/normal.hpp"
+
+namespace switchyard::tool {
+
+const Mode kNormal{.name = "normal",
+                   .tuning = TuningMode::normal,
+                   .expert_major_tuning = TuningMode::normal_expert_major,
+                   .has_layouts = true,
+                   .has_dispatch = true,
+                   .plain_rows = false,
+                   .one_launch = false,
+                   .returns_per_route = false,
+                   .usual_sms = kDefaultSms,
+                   .most_tokens = std::numeric_limits<int64_t>::max()};
+const Mode kLowLatency{.name = "low_latency",
+                       .tuning = TuningMode::low_latency,
+                       .expert_major_tuning = TuningMode::low_latency,
+                       .has_layouts = false,
+                       .has_dispatch = true,
+                       .plain_rows = false,
+                       .one_launch = false,
+                       .returns_per_route = false,
+                       .usual_sms = 0,
+                       .most_tokens = 65535};
+const Mode kFlat{.name = "flat",
+                 .tuning = TuningMode::flat,
+                 .expert_major_tuning = TuningMode::flat,
+                 .has_layouts = false,
+                 .has_dispatch = true,
+                 .plain_rows = true,
+                 .one_launch = true,
+                 .returns_per_route = true,
+                 .usual_sms = 0,
+                 .most_tokens = 65535};
+const Mode kLedger{.name = "ledger",
+                   .tuning = TuningMode::ledger,
+                   .expert_major_tuning = TuningMode::ledger,
+                   .has_layouts = false,
+                   .has_dispatch = false,
+                   .plain_rows = true,
+                   .one_launch = true,
+                   .returns_per_route = true,
+                   .usual_sms = 0,
+                   .most_tokens = std::numeric_limits<int64_t>::max()};
+
+const Mode& mode_named(const std::string& name) {
+  for (const Mode* mode : {&kNormal, &kLowLatency, &kFlat, &kLedger})
+    if (name == mode->name) return *mode;
+  throw std::invalid_argument("mode '" + name + "' is not known");
+}
+
+}  // namespace switchyard::tool

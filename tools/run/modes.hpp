@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tool's modes: what is true of a mode whichever verb runs it. What a verb does in a mode stands in that verb's own table,
+// in tools/bench/driver.cpp, tools/verify/case.cpp, tools/trace/calls.cpp and tools/tune/tune.cpp.
+#pragma once
+
+#include <string>
+
+#include "switchyard/tuning.hpp"
+
+namespace switchyard::tool {
+
+struct Mode {
+  const char* name;                ///< as --mode and --modes take it
+  TuningMode tuning;               ///< whose entries its objects take
+  TuningMode expert_major_tuning;  ///< likewise where --layout is expert_major
+  bool has_layouts;                ///< --layout, --staging, --order and --alignment apply; otherwise rows are expert-major
+  bool has_dispatch;               ///< rows go out; the ledger combine only brings them back
+  bool plain_rows;                 ///< rows travel as they are: neither fp8 rows nor --quantize
+  bool one_launch;                 ///< a call is one launch, with one number of multiprocessors
+  bool returns_per_route;          ///< a row comes back for each route, whatever --order says
+  int usual_sms;                   ///< of a call that names no number; 0: all of the rank's
+  int64_t most_tokens;             ///< of a rank
+
+  TuningMode tuning_of(const std::string& layout) const { return layout == "expert_major" ? expert_major_tuning : tuning; }
+};
+
+extern const Mode kNormal, kLowLatency, kFlat, kLedger;
+
+/// \throws std::invalid_argument for another word than a mode's name
+const Mode& mode_named(const std::string& name);
+
+}  // namespace switchyard::tool

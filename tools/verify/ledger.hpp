@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard verify ledger`: the published check of the ledger combine, with its profile block.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace switchyard::tool {
+
+struct LedgerVerifyOptions {
+  bool chosen = false;  ///< `ledger` stood on the command line
+  bool quick = false;   ///< the published small shape
+  int64_t pes = 2;
+  int64_t tokens = 64;
+  int64_t hidden = 7168;
+  int64_t topk = 8;
+  int64_t experts_per_pe = 2;
+  int64_t aiv_blocks = 24;
+  int64_t drop_percent = 0;
+  int64_t warmup = 3, measured = 5;
+  int64_t blocks = 1, warps = 1;
+  int64_t sms = 0;
+  int64_t late_us = 0;  ///< GPUs: rank 0 enters replayed calls so much later than the others
+  int64_t timeout_ms = 30000;
+  std::string dtype = "f16";
+  std::string backend = "cpu";
+  bool processes = false;
+  bool json = false;
+};
+
+/// Memory of the host that the check takes, all ranks together: heaps, rows and what they are compared with.
+double host_bytes(const LedgerVerifyOptions& options, int gpus);
+/// Runs the check on `gpus` GPUs (0: the CPU). Returns what --json prints. `on_progress` gets the number of finished calls.
+/// \throws Error if it could not run
+nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus,
+                               const std::function<void(int64_t)>& on_progress = {});
+/// \returns the exit status
+int run_verify_ledger(const LedgerVerifyOptions& options);
+
+}  // namespace switchyard::tool

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "verify/verify.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cli/build_info.hpp"
+#include "cli/outputs.hpp"
+#include "cli/progress.hpp"
+#include "cli/style.hpp"
+#include "cli/verb.hpp"
+#include "device/gpu_probe.hpp"
+#include "device/rank_device.hpp"
+#include "measure/machine.hpp"
+#include "run/modes.hpp"
+#include "run/names.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Sums over all cases, by name of the check.
+struct Tally {
+  int64_t passed = 0;
+  int64_t failed = 0;
+  int64_t compared = 0;
+};
+
+/// Replaces every case by one for each value.
+template <class T, class Set>
+void vary(std::vector<VerifyCase>& cases, const std::vector<T>& values, Set set) {
+  std::vector<VerifyCase> next;
+  for (const VerifyCase& c : cases) {
+    for (const T& value : values) {
+      next.push_back(c);
+      set(next.back(), value);
+    }
+  }
+  cases = std::move(next);
+}
+
+std::string label(const VerifyCase& c) {
+  const std::string workers = c.gpus == 0 ? fmt::format("{}x{}", c.blocks, c.warps)
+                              : c.sms > 0 ? fmt::format("{}gpu {}sm", c.gpus, c.sms)
+                                          : fmt::format("{}gpu", c.gpus);
+  const std::string how = mode_named(c.mode).has_layouts ? fmt::format("{} {} {}", c.mode, c.layout, c.staging) : c.mode;
+  return fmt::format("{} {}{} {} W{} {} T{} H{}", how, c.dtype, c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.routing,
+                     c.ranks, workers, c.tokens, c.hidden);
+}
+
+json describe(const VerifyCase& c) {
+  return {{"mode", c.mode},       {"layout", c.layout}, {"dtype", c.dtype},   {"quantize", c.quantize}, {"staging", c.staging},
+          {"routing", c.routing}, {"ranks", c.ranks},   {"blocks", c.blocks}, {"warps", c.warps},       {"tokens", c.tokens},
+          {"hidden", c.hidden},   {"orders", c.orders}, {"seed", c.seed},     {"gpus", c.gpus},         {"sms", c.sms}};
+}
+
+void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds, bool verbose) {
+  const bool passed = all_passed(checks);
+  fmt::print("{}  {:<72} {:>3} checks {:>9}\n", passed ? green("PASS") : red("FAIL"), label(c), checks.size(),
+             duration(seconds));
+  for (const CheckResult& r : checks) {
+    if (verbose || !r.passed)
+      fmt::print("      {}  {:<46} {:>12} compared\n", r.passed ? green("PASS") : red("FAIL"), r.name, grouped(r.compared));
+    if (!r.passed) fmt::print("            {}\n", r.detail);
+  }
+  std::fflush(stdout);
+}
+
+/// What has been found so far.
+class Report {
+ public:
+  explicit Report(const VerifyOptions& options) : options_(options), begin_(std::chrono::steady_clock::now()) {}
+
+  void add(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds) {
+    const bool passed = all_passed(checks);
+    for (const CheckResult& r : checks) {
+      if (tallies_.find(r.name) == tallies_.end()) order_.push_back(r.name);
+      Tally& t = tallies_[r.name];
+      (r.passed ? t.passed : t.failed) += 1;
+      t.compared += r.compared;
+    }
+    cases_.push_back(
+        {{"case", describe(c)}, {"seconds", seconds}, {"problem", ""}, {"checks", checks_json(checks)}, {"passed", passed}});
+    failed_ += passed ? 0 : 1;
+    if (!options_.json) print_case(c, checks, seconds, options_.verbose);
+  }
+
+  /// A case that could not run.
+  void add(const VerifyCase& c, const Error& error) {
+    cases_.push_back(
+        {{"case", describe(c)}, {"seconds", 0}, {"problem", error.what()}, {"checks", json::array()}, {"passed", false}});
+    if (problem_.empty()) problem_ = error.what();
+    ++not_run_;
+    if (options_.json) return;
+    fmt::print("{}  {}\n      {}\n", red("ERROR"), label(c), error.what());
+    std::fflush(stdout);
+  }
+
+  void print() const {
+    if (options_.json) return print_report();
+    int64_t checks = 0, compared = 0;
+    Table table({"check", "passed", "failed", "compared"});
+    for (const std::string& name : order_) {
+      const Tally& t = tallies_.at(name);
+      table.row({t.failed > 0 ? red(name) : name, grouped(t.passed), grouped(t.failed), grouped(t.compared)});
+      checks += t.passed + t.failed;
+      compared += t.compared;
+    }
+    fmt::print("\n{}\n{}: {} cases, {} checks, {} values compared, {} cases failed{}, {}\n", table.text(),
+               failed_ > 0    ? red("FAIL")
+               : not_run_ > 0 ? red("ERROR")
+                              : green("PASS"),
+               grouped(static_cast<int64_t>(cases_.size())), grouped(checks), grouped(compared), grouped(failed_),
+               not_run_ > 0 ? fmt::format(", {} could not run", grouped(not_run_)) : "", duration(seconds_since(begin_)));
+  }
+
+  /// Of the whole run.
+  int end() const {
+    print();
+    if (options_.json && not_run_ > 0)
+      fmt::print(stderr, "switchyard: {} could not run: {}\n", counted(not_run_, "case"), problem_);
+    if (failed_ > 0) return kExitCheckFailed;
+    return not_run_ > 0 ? kExitRuntime : kExitOk;
+  }
+
+ private:
+  void print_report() const {
+    print_json({{"cases", cases_},
+                {"passed", failed_ + not_run_ == 0},
+                {"problem", problem_},
+                {"commit", source_commit()},
+                {"date", measure::utc_now()},
+                {"backend", options_.backend},
+                {"ranks_are", options_.processes ? "processes" : "threads"}});
+  }
+
+  const VerifyOptions& options_;
+  const std::chrono::steady_clock::time_point begin_;
+  std::vector<std::string> order_;  ///< of the checks
+  std::map<std::string, Tally> tallies_;
+  json cases_ = json::array();
+  std::string problem_;  ///< of the first case that could not run
+  int64_t failed_ = 0, not_run_ = 0;
+};
+
+}  // namespace
+
+std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
+  VerifyCase first;
+  first.orders = o.orders;
+  std::vector<VerifyCase> cases{first};
+  std::vector<int64_t> seeds;
+  for (int64_t round = 0; round < o.repeat; ++round) seeds.push_back(o.seed + round);
+  vary(cases, seeds, [](VerifyCase& c, int64_t v) { c.seed = static_cast<uint64_t>(v); });
+  vary(cases, o.modes, [](VerifyCase& c, const std::string& v) { c.mode = v; });
+  const std::vector<int64_t> ranks = o.ranks.empty() ? std::vector<int64_t>{1, 2, 4} : o.ranks;
+  vary(cases, ranks, [](VerifyCase& c, int64_t v) { c.ranks = static_cast<int>(v); });
+  vary(cases, o.routings, [](VerifyCase& c, const std::string& v) { c.routing = v; });
+  vary(cases, o.layouts, [](VerifyCase& c, const std::string& v) { c.layout = v; });
+  vary(cases, o.staging, [](VerifyCase& c, const std::string& v) { c.staging = v; });
+  vary(cases, o.dtypes, [](VerifyCase& c, const std::string& v) { c.dtype = v; });
+  vary(cases, o.quantize, [](VerifyCase& c, const std::string& v) { c.quantize = v; });
+  vary(cases, o.blocks, [](VerifyCase& c, int64_t v) { c.blocks = static_cast<int>(v); });
+  vary(cases, o.warps, [](VerifyCase& c, int64_t v) { c.warps = static_cast<int>(v); });
+  if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
+  vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
+  vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
+  // Low-latency calls have one layout and one way to stage.
+  std::erase_if(cases, [&](const VerifyCase& c) {
+    return !mode_named(c.mode).has_layouts && (c.layout != o.layouts.front() || c.staging != o.staging.front());
+  });
+  // fp8 rows are quantised already; in some modes rows travel as they are.
+  std::erase_if(cases, [](const VerifyCase& c) {
+    const bool fp8 = rows_named(c.dtype).quantised(), quantised = scales_named(c.quantize) != ScaleKind::none;
+    return mode_named(c.mode).plain_rows ? fp8 || quantised : fp8 && quantised;
+  });
+  return cases;
+}
+
+namespace {
+
+/// What the machine's GPUs make of the options: ranks. Returns the number of GPUs, 0 for the CPU.
+int fit_to_gpus(VerifyOptions& o) {
+  if (backend_named(o.backend) == Backend::cpu) {
+    if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
+    return 0;
+  }
+  if (o.deferred && built_with_cuda()) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
+  const UsedGpus used = gpus_to_use();
+  const int gpus = used.count();
+  if (!o.json) fmt::print("  GPUs: {}\n", used.probe.names());
+  o.blocks = o.warps = {1};
+  if (o.ranks.empty()) o.ranks = {gpus};
+  return gpus;
+}
+
+/// Of a case that ran: also if a rank's calls went wrong. \throws Error if it could not run
+std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
+  try {
+    return run_verify_case(c, options, arena);
+  } catch (const RankError& e) {
+    if (!e.blames_exchange()) throw;
+    return {{"runs to its end", false, e.what(), 0}};
+  }
+}
+
+/// Throws what is wrong before anything runs. Returns the largest device_bytes.
+size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions& options) {
+  if (cases.empty())
+    throw UsageError(
+        "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, and flat rows are neither fp8 "
+        "nor quantised");
+  const size_t available = measure::this_machine().memory_available;
+  size_t arena = 0;
+  for (VerifyCase& c : cases) {
+    c.gpus = gpus;
+    check_verify_case(c, options, available);
+    if (gpus > 0) arena = std::max(arena, device_bytes(c, options));
+  }
+  return arena;
+}
+
+}  // namespace
+
+int run_verify(const VerifyOptions& asked) {
+  VerifyOptions options = asked;
+  const int gpus = fit_to_gpus(options);
+  std::vector<VerifyCase> cases = verify_cases(options);
+  const size_t arena = check_cases(cases, gpus, options);
+  Report report(options);
+  Progress progress(!options.json);
+  progress.stage("verifying", static_cast<int64_t>(cases.size()));
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const VerifyCase& c = cases[i];
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      const std::vector<CheckResult> checks = checks_of(c, options, arena);
+      report.add(c, checks, seconds_since(begin));
+    } catch (const Error& e) {
+      const bool goes_on = e.code() == ErrorCode::system;  // no room for this case, maybe for the next
+      if (goes_on || options.json) report.add(c, e);
+      if (goes_on) continue;
+      if (options.json) report.print();
+      throw;
+    }
+    progress.update(static_cast<int64_t>(i) + 1, label(c));
+  }
+  progress.finish();
+  return report.end();
+}
+
+}  // namespace switchyard::tool

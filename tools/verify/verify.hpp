@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// `switchyard verify`: every configuration asked for, PASS or FAIL for each check.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check/check_result.hpp"
+#include "cli/verb.hpp"
+#include "run/ranks.hpp"
+
+namespace switchyard::tool {
+
+extern const Verb kVerifyVerb;
+
+struct VerifyOptions {
+  std::string backend = "cpu";
+  std::vector<std::string> modes = {"normal", "low_latency", "flat"};
+  std::vector<std::string> layouts = {"rank_major", "expert_major"};
+  std::vector<std::string> dtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
+  std::vector<std::string> quantize = {"none"};
+  std::vector<std::string> staging = {"direct", "ring"};
+  std::vector<std::string> orders = {"per_rank", "per_route"};
+  std::vector<std::string> routings = {"uniform", "zipf", "drops"};
+  std::vector<int64_t> ranks;  ///< empty: 1, 2, 4; CUDA: the number of GPUs
+  std::vector<int64_t> blocks = {1};
+  std::vector<int64_t> warps = {1};
+  std::vector<int64_t> sms;  ///< CUDA: multiprocessors of each call; empty: the library's default
+  std::vector<int64_t> tokens = {32};
+  std::vector<int64_t> hidden = {256};
+  int64_t experts = 0;  ///< 0: 64 for synthetic routing, the file's own for recordings
+  int64_t topk = 0;     ///< 0: 8 for synthetic routing, the file's own for recordings
+  int64_t alignment = 4;
+  int64_t repeat = 1;
+  int64_t seed = 1;
+  int64_t timeout_ms = 30000;
+  bool processes = false;
+  bool deferred = false;  ///< backend cpu_deferred
+  bool equal_tokens = false;
+  bool verbose = false;
+  bool json = false;
+};
+
+/// One point of the product of the lists.
+struct VerifyCase {
+  std::string mode, layout, dtype, quantize, staging, routing;
+  int ranks = 1, blocks = 1, warps = 1;
+  int sms = 0;   ///< CUDA: multiprocessors of each call; 0: the library's default
+  int gpus = 0;  ///< that the ranks go round; 0: on the CPU
+  int64_t tokens = 0, hidden = 0;
+  std::vector<std::string> orders;
+  uint64_t seed = 1;
+};
+
+/// Names of the modes that can be checked.
+std::vector<std::string> verify_modes();
+std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
+/// Device memory that each rank of the case needs besides the heap.
+size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);
+/// Memory of the host that the case may take, all ranks together: heaps, rows and what the checks hold.
+double host_bytes(const VerifyCase& c, const VerifyOptions& options);
+/// Throws what is wrong with a case before anything runs: UsageError, also if it does not fit into `available` bytes, or the
+/// library's Error.
+void check_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t available);
+/// Runs one case on all ranks; results of the ranks merged by check. `arena`: the largest device_bytes of all cases.
+/// \throws RankError, Error, UsageError as run_ranks and RoutingSource do
+std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena = 0);
+/// \returns the exit status
+int run_verify(const VerifyOptions& options);
+
+}  // namespace switchyard::tool
