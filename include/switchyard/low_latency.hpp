@@ -49,7 +49,8 @@ enum class ScaleOrder : uint8_t {
 };
 template <>
 struct NamesOf<ScaleOrder> {
-  static constexpr Named<ScaleOrder> all[] = {{ScaleOrder::row_major, "row_major"}, {ScaleOrder::column_major, "column_major"}};
+  static constexpr Named<ScaleOrder> kAll[] = {{ScaleOrder::row_major, "row_major"},
+                                               {ScaleOrder::column_major, "column_major"}};
 };
 
 /// How often a row crosses the link.
@@ -59,7 +60,7 @@ enum class Sending : uint8_t {
 };
 template <>
 struct NamesOf<Sending> {
-  static constexpr Named<Sending> all[] = {{Sending::per_rank, "per_rank"}, {Sending::per_route, "per_route"}};
+  static constexpr Named<Sending> kAll[] = {{Sending::per_rank, "per_rank"}, {Sending::per_route, "per_route"}};
 };
 
 /// Fixed properties of a low-latency object; equal on all ranks.

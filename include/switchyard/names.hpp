@@ -16,19 +16,19 @@ struct Named {
   const char* name;
 };
 
-/// Specialised for every enumeration that has names, with `static constexpr Named<E> all[]`: all values, ascending from 0.
+/// Specialised for every enumeration that has names, with `static constexpr Named<E> kAll[]`: all values, ascending from 0.
 template <class E>
 struct NamesOf;
 
 template <class E>
 concept NamedEnum = requires {
-  NamesOf<E>::all[0].name;
+  NamesOf<E>::kAll[0].name;
 };
 
 /// "unknown" if `value` is none of E's.
 template <NamedEnum E>
 constexpr const char* to_string(E value) noexcept {
-  for (const Named<E>& known : NamesOf<E>::all)
+  for (const Named<E>& known : NamesOf<E>::kAll)
     if (known.value == value) return known.name;
   return "unknown";
 }
@@ -36,7 +36,7 @@ constexpr const char* to_string(E value) noexcept {
 /// The value that is called `name`, or none.
 template <NamedEnum E>
 constexpr std::optional<E> from_string(std::string_view name) noexcept {
-  for (const Named<E>& known : NamesOf<E>::all)
+  for (const Named<E>& known : NamesOf<E>::kAll)
     if (name == known.name) return known.value;
   return std::nullopt;
 }
@@ -44,7 +44,7 @@ constexpr std::optional<E> from_string(std::string_view name) noexcept {
 /// False for what a cast made and no enumerator names.
 template <NamedEnum E>
 constexpr bool is_named(E value) noexcept {
-  for (const Named<E>& known : NamesOf<E>::all)
+  for (const Named<E>& known : NamesOf<E>::kAll)
     if (known.value == value) return true;
   return false;
 }

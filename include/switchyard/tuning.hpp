@@ -18,11 +18,11 @@ namespace switchyard {
 enum class TuningMode : uint8_t { normal = 0, low_latency = 1, flat = 2, ledger = 3, normal_expert_major = 4 };
 template <>
 struct NamesOf<TuningMode> {
-  static constexpr Named<TuningMode> all[] = {{TuningMode::normal, "normal"},
-                                              {TuningMode::low_latency, "low_latency"},
-                                              {TuningMode::flat, "flat"},
-                                              {TuningMode::ledger, "ledger"},
-                                              {TuningMode::normal_expert_major, "normal_expert_major"}};
+  static constexpr Named<TuningMode> kAll[] = {{TuningMode::normal, "normal"},
+                                               {TuningMode::low_latency, "low_latency"},
+                                               {TuningMode::flat, "flat"},
+                                               {TuningMode::ledger, "ledger"},
+                                               {TuningMode::normal_expert_major, "normal_expert_major"}};
 };
 /// "normal", "low_latency", ...
 const char* to_string(TuningMode mode) noexcept;

@@ -23,7 +23,7 @@ enum class Backend : uint8_t {
 };
 template <>
 struct NamesOf<Backend> {
-  static constexpr Named<Backend> all[] = {{Backend::cpu, "cpu"}, {Backend::cuda, "cuda"}};
+  static constexpr Named<Backend> kAll[] = {{Backend::cpu, "cpu"}, {Backend::cuda, "cuda"}};
 };
 
 /// Element type of a row: bf16, f16, f32, fp8_e4m3. dtypes.def says what each can do.
@@ -33,7 +33,7 @@ enum class DType : uint8_t {
 };
 template <>
 struct NamesOf<DType> {
-  static constexpr Named<DType> all[] = {
+  static constexpr Named<DType> kAll[] = {
 #define SWITCHYARD_ROW_TYPE(name, ...) {DType::name, #name},
 #include "switchyard/dtypes.def"
   };
@@ -47,7 +47,7 @@ enum class ScaleKind : uint8_t {
 };
 template <>
 struct NamesOf<ScaleKind> {
-  static constexpr Named<ScaleKind> all[] = {{ScaleKind::none, "none"}, {ScaleKind::f32, "f32"}, {ScaleKind::ue8m0, "ue8m0"}};
+  static constexpr Named<ScaleKind> kAll[] = {{ScaleKind::none, "none"}, {ScaleKind::f32, "f32"}, {ScaleKind::ue8m0, "ue8m0"}};
 };
 
 /// Order of the rows that a dispatch delivers.
@@ -58,7 +58,7 @@ enum class Layout : uint8_t {
 };
 template <>
 struct NamesOf<Layout> {
-  static constexpr Named<Layout> all[] = {{Layout::rank_major, "rank_major"}, {Layout::expert_major, "expert_major"}};
+  static constexpr Named<Layout> kAll[] = {{Layout::rank_major, "rank_major"}, {Layout::expert_major, "expert_major"}};
 };
 
 /// How rows travel.
@@ -69,7 +69,7 @@ enum class Staging : uint8_t {
 };
 template <>
 struct NamesOf<Staging> {
-  static constexpr Named<Staging> all[] = {{Staging::direct, "direct"}, {Staging::ring, "ring"}};
+  static constexpr Named<Staging> kAll[] = {{Staging::direct, "direct"}, {Staging::ring, "ring"}};
 };
 
 /// How the number of output rows is chosen.
@@ -81,24 +81,24 @@ enum class SizePolicy : uint8_t {
 };
 template <>
 struct NamesOf<SizePolicy> {
-  static constexpr Named<SizePolicy> all[] = {{SizePolicy::exact, "exact"},
-                                              {SizePolicy::capacity, "capacity"},
-                                              {SizePolicy::worst_case, "worst_case"},
-                                              {SizePolicy::automatic, "automatic"}};
+  static constexpr Named<SizePolicy> kAll[] = {{SizePolicy::exact, "exact"},
+                                               {SizePolicy::capacity, "capacity"},
+                                               {SizePolicy::worst_case, "worst_case"},
+                                               {SizePolicy::automatic, "automatic"}};
 };
 
 /// What happens if a rank would receive more rows than the caller's capacity. All ranks take the same decision.
 enum class Overflow : uint8_t { fail = 0, drop_and_report = 1 };
 template <>
 struct NamesOf<Overflow> {
-  static constexpr Named<Overflow> all[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
+  static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
 };
 
 /// Content of the padding rows of the expert-major layout.
 enum class Padding : uint8_t { zero = 0, unspecified = 1 };
 template <>
 struct NamesOf<Padding> {
-  static constexpr Named<Padding> all[] = {{Padding::zero, "zero"}, {Padding::unspecified, "unspecified"}};
+  static constexpr Named<Padding> kAll[] = {{Padding::zero, "zero"}, {Padding::unspecified, "unspecified"}};
 };
 
 /// Order of the float32 sum in combine. Part of the contract: within one order equal input gives equal bits.
@@ -108,7 +108,7 @@ enum class CombineOrder : uint8_t {
 };
 template <>
 struct NamesOf<CombineOrder> {
-  static constexpr Named<CombineOrder> all[] = {{CombineOrder::per_rank, "per_rank"}, {CombineOrder::per_route, "per_route"}};
+  static constexpr Named<CombineOrder> kAll[] = {{CombineOrder::per_rank, "per_rank"}, {CombineOrder::per_route, "per_route"}};
 };
 
 /// Bytes of one element.

@@ -20,7 +20,7 @@ inline std::string any_of(const std::vector<std::string>& choices) {
 template <NamedEnum E, class Allowed>
 std::string names_where(Allowed&& allowed) {
   std::vector<std::string> names;
-  for (const Named<E>& known : NamesOf<E>::all)
+  for (const Named<E>& known : NamesOf<E>::kAll)
     if (allowed(known.value)) names.emplace_back(known.name);
   return any_of(names);
 }
@@ -29,7 +29,7 @@ std::string names_where(Allowed&& allowed) {
 template <NamedEnum E>
 std::string numbered_names() {
   std::vector<std::string> names;
-  for (const Named<E>& known : NamesOf<E>::all)
+  for (const Named<E>& known : NamesOf<E>::kAll)
     names.push_back(std::string(known.name) + " (" + std::to_string(static_cast<int>(known.value)) + ")");
   return any_of(names);
 }

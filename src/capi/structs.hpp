@@ -55,7 +55,7 @@ ExpertIds to_ids(const sy_expert_ids* ids);
 /// Throws ArgumentError unless `value` is one of E's.
 template <NamedEnum E>
 E to_enum(const char* name, int32_t value) {
-  for (const Named<E>& known : NamesOf<E>::all)
+  for (const Named<E>& known : NamesOf<E>::kAll)
     if (static_cast<int32_t>(known.value) == value) return known.value;
   throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be " + numbered_names<E>());
 }

@@ -138,8 +138,8 @@ void LedgerImpl::check_call(const ConstRows& y, const PreparedLedger& ledger, co
   const LedgerData& data = ledger.data();
   if (data.object != id_) invalid("ledger was prepared by another LedgerCombine");
   if (y.dtype != config.row_type)
-    invalid("expert_output.dtype", std::string(" = ") + to_string(y.dtype) + ": must be LedgerConfig::row_type, " +
-            to_string(config.row_type));
+    invalid("expert_output.dtype",
+            std::string(" = ") + to_string(y.dtype) + ": must be LedgerConfig::row_type, " + to_string(config.row_type));
   if (y.cols != config.hidden)
     invalid("expert_output.cols",
             " = " + std::to_string(y.cols) + ": must be LedgerConfig::hidden, " + std::to_string(config.hidden));

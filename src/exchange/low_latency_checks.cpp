@@ -76,12 +76,13 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) cons
   if (x.rows != ids.tokens)
     invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
   if (x.cols != config.hidden)
-    invalid("x.cols", " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+    invalid("x.cols",
+            " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!x.data && x.rows > 0) invalid("x.data", " is null");
   const bool fp8 = dtype_has_scales(x.dtype) && config.scales != ScaleKind::none;
   if (x.dtype != config.row_type && !fp8)
     invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": must be LowLatencyConfig::row_type, " +
-            to_string(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+                           to_string(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
   if (fp8 && x.scale_kind != config.scales)
     invalid("x.scale_kind", " = " + text_of(x.scale_kind) + ": must be LowLatencyConfig::scales, " + to_string(config.scales));
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
@@ -111,7 +112,8 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (y.rows != output.x.rows)
     invalid("y.rows", " = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
   if (y.cols != config.hidden)
-    invalid("y.cols", " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+    invalid("y.cols",
+            " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
   if (!y.data && y.rows > 0) invalid("y.data", " is null");
   if (!out && output.block->tokens > 0) invalid("out", " is null");
   check_enum("LowLatencyCombineOptions::order", o.order);

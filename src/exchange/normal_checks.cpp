@@ -51,7 +51,8 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   check_enum("x.dtype", x.dtype);
   const bool fp8 = dtype_has_scales(x.dtype);
   if (fp8 && o.quantize != ScaleKind::none)
-    invalid("DispatchOptions::quantize", ": rows are fp8 already; quantize only " + names_where<DType>(dtype_quantises) + " rows");
+    invalid("DispatchOptions::quantize",
+            ": rows are fp8 already; quantize only " + names_where<DType>(dtype_quantises) + " rows");
   if (fp8 && x.scale_kind == ScaleKind::none) invalid("x.scale_kind", " = none: fp8 rows need scales (f32 or ue8m0)");
   if (fp8 && !x.scales && tokens > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)

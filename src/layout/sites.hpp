@@ -13,6 +13,7 @@ enum class Site : uint8_t {
 #include "layout/sites.def"
 };
 
+// NOLINTBEGIN(bugprone-macro-parentheses): terms of a sum
 inline constexpr int kNumSites = 0
 #define SWITCHYARD_SITE(name) +1
 #include "layout/sites.def"
@@ -25,6 +26,7 @@ inline constexpr int kNumControlSites = 0
 #define SWITCHYARD_CONTROL_SITE(name) +1
 #include "layout/sites.def"
     ;
+// NOLINTEND(bugprone-macro-parentheses)
 SWITCHYARD_FN constexpr int control_row(Site site) { return static_cast<int>(site) - static_cast<int>(Site::counts); }
 
 SWITCHYARD_FN constexpr const char* site_name(Site site) {

@@ -109,7 +109,7 @@ int64_t in_range(int64_t value, int64_t low, int64_t high, const char* name) {
 }
 
 void read_shape(Reader& in, HandleData& h) {
-  h.layout = static_cast<Layout>(in_range(in.get<uint8_t>(), 0, std::ssize(NamesOf<Layout>::all) - 1, "layout"));
+  h.layout = static_cast<Layout>(in_range(in.get<uint8_t>(), 0, std::ssize(NamesOf<Layout>::kAll) - 1, "layout"));
   h.alignment = static_cast<int>(in_range(in.get<int32_t>(), 1, kMaxIndex, "alignment"));
   const int world = static_cast<int>(in_range(in.get<int32_t>(), 1, kMaxRanks, "world"));
   h.rank = static_cast<int>(in_range(in.get<int32_t>(), 0, world - 1, "rank"));

@@ -44,7 +44,7 @@ SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder
 /// The value of a header word is the kind above these bits. Below: T, which each rank has its own of, or in a combine as many
 /// bits of the number of the dispatch whose rows it sums, which is the same on all ranks.
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
-static_assert(8 * std::size(NamesOf<DType>::all) <= 32, "5 bits of a header word hold kind, order and type");
+static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, order and type");
 inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // check_config allows no more
 static_assert(kMaxLowLatencyTokens >> kHeaderDetailBits == 0, "T travels in a header word, and in expert_count");
 SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options of `switchyard bench`.
+#include <memory>
+
 #include "bench/driver.hpp"
 #include "cli/options.hpp"
 #include "cli/verb.hpp"

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options of `switchyard demo`.
+#include <memory>
+
 #include "cli/options.hpp"
 #include "cli/verb.hpp"
 #include "demo/demo.hpp"

@@ -2,6 +2,7 @@
 #include "device/gpu_probe.hpp"
 
 #include <dlfcn.h>
+#include <fmt/core.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The options of `switchyard doctor`.
+#include <memory>
+
 #include "cli/options.hpp"
 #include "cli/verb.hpp"
 #include "doctor/doctor.hpp"

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -92,7 +93,7 @@ void read_limits(Machine& m) {
 }  // namespace
 
 int Machine::usable_cores() const {
-  const int quota = cpu_quota > 0 ? std::max(1, static_cast<int>(cpu_quota + 0.5)) : allowed_cpus;
+  const int quota = cpu_quota > 0 ? std::max(1, static_cast<int>(std::lround(cpu_quota))) : allowed_cpus;
   return std::max(1, std::min(allowed_cpus, quota));
 }
 

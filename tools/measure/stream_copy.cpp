@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kAhead = 1024;  // bytes between the load and what is asked for next: hides part of the memory's latency
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a type cannot be in parentheses
 // One body per vector width; each is compiled for its own instruction set and chosen at run time.
 #define SWITCHYARD_STREAM_COPY(name, isa, vector, load, store)                                           \
   __attribute__((target(isa))) void name(std::byte* to, const std::byte* from, size_t bytes) {           \
@@ -32,6 +33,7 @@ SWITCHYARD_STREAM_COPY(copy_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_s
 SWITCHYARD_STREAM_COPY(copy_avx2, "avx2", __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 SWITCHYARD_STREAM_COPY(copy_avx512, "avx512f", __m512i, _mm512_loadu_si512, _mm512_stream_si512)
 #undef SWITCHYARD_STREAM_COPY
+// NOLINTEND(bugprone-macro-parentheses)
 
 #endif
 

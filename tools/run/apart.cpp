@@ -12,6 +12,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace switchyard::tool {
 namespace {
