@@ -88,10 +88,9 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   if (sized_by_counts && call->captured)
     throw Error(ErrorCode::unsupported,
                 "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
-  call->signature =
-      signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                      static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
-                                      static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+  call->signature = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                                    static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
+                                                    static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
   Dispatch d(x, format, o, weights);
   d.fresh = new_handle(*call, ids, o, d.error);
   d.handle = d.fresh;
@@ -125,10 +124,10 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                             {{"x.data", x.data, 16}, {"x.scales", x.scales, 16}}});
   Dispatch d(x, format, o);
   d.handle = use_handle(*call, handle);
-  call->signature =
-      signature(Operation::cached_dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                             static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)},
-                d.handle.get());
+  call->signature = signature(Operation::cached_dispatch,
+                              {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                               static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)},
+                              d.handle.get());
   offer(*call, d);
   Dispatched out = finish(*call, d);
   out.handle = handle;
@@ -151,9 +150,12 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
   std::byte* const block = d.rows->data;
   Dispatched out;
   out.rows = h.rows;
-  out.x = Rows{block,         layout.rows,
-               config.hidden, d.format.type,
-               d.format.scale_bytes && block ? block + layout.scales_at() : nullptr, d.format.scales};
+  out.x = Rows{block,
+               layout.rows,
+               config.hidden,
+               d.format.type,
+               d.format.scale_bytes && block ? block + layout.scales_at() : nullptr,
+               d.format.scales};
   if (h.layout == Layout::rank_major) {
     out.topk_ids = span(a.record_route, rows * h.topk);
     out.topk_weights = span(a.record_weight, rows * h.topk);
@@ -194,9 +196,9 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   // That some ranks gave weights and others did not is found by the counts where the host knows them: a rank without rows need
   // not give any. Elsewhere the signature finds it.
   const int64_t weights_given = counts_at_ == CountsAt::device && o.weights != nullptr ? 1 : 0;
-  call->signature = signature(Operation::combine, {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order),
-                                                   int64_t{o.apply_weights}, weights_given},
-                              h.get());
+  call->signature = signature(
+      Operation::combine,
+      {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}, weights_given}, h.get());
   const SumShape shape = sum_shape(y, *h, out, o, out_weights);
   std::vector<std::shared_ptr<OutputBlock>> held;
   std::exception_ptr error;
@@ -210,7 +212,8 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
                              std::vector<std::shared_ptr<OutputBlock>>& held, std::exception_ptr& error) {
   SumStaging s;
   s.place.signature = call.signature;
-  const bool expert_major = h.layout == Layout::expert_major, per_route = expert_major && shape.order == CombineOrder::per_route;
+  const bool expert_major = h.layout == Layout::expert_major,
+             per_route = expert_major && shape.order == CombineOrder::per_route;
   if (!per_route) s.place.pull.gives_weights = shape.weights_in ? 1 : 0;
   if (through_rings()) return s;  // rows pass through the rings from wherever they lie
   const Extent extent = extent_of(h);
@@ -235,8 +238,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
     } else if (in_place) {
       s.place.rows = static_cast<uint64_t>(shape.y - call.context.heap.base[rank()]);
     }
-    if (per_route && world() > 1 && h.tokens > 0)
-      s.inbox = take(h.tokens * h.topk * shape.row_bytes, s.place.route.inbox);
+    if (per_route && world() > 1 && h.tokens > 0) s.inbox = take(h.tokens * h.topk * shape.row_bytes, s.place.route.inbox);
     if (shape.weights_in && extent.records > 0)
       s.weights_staged = reinterpret_cast<float*>(take(extent.records * h.topk * 4, s.place.pull.weights));
     s.reduce_here = reduces;

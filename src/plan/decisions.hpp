@@ -29,7 +29,9 @@ SWITCHYARD_FN constexpr ReceivedSizes received_sizes(bool expert_major, int64_t 
   return {least(rows_needed, capacity), expert_major ? records_needed : least(records_needed, capacity)};
 }
 /// First record of a source before whose tokens `records_before` others touch the rank.
-SWITCHYARD_FN constexpr int64_t record_begin_of(int64_t records_before, int64_t records) { return least(records_before, records); }
+SWITCHYARD_FN constexpr int64_t record_begin_of(int64_t records_before, int64_t records) {
+  return least(records_before, records);
+}
 
 /// Expert-major: the rows of one expert at its rank. `row`: where they would begin without a capacity; `routes`: to it, of all
 /// sources; `kept`: of these.

@@ -45,8 +45,8 @@ std::vector<T> fetch(Station& me, const T* from, int64_t count) {
 std::vector<SendEntry> places_of(const HandleData& h, int stride) {
   std::vector<SendEntry> places(static_cast<size_t>(h.tokens * stride), SendEntry{-1, -1, -1});
   for (int64_t t = 0; t < h.tokens; ++t)
-    std::copy(h.sends.begin() + h.send_begin[static_cast<size_t>(t)], h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1],
-              places.begin() + t * stride);
+    std::copy(h.sends.begin() + h.send_begin[static_cast<size_t>(t)],
+              h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1], places.begin() + t * stride);
   return places;
 }
 

@@ -22,7 +22,8 @@ size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// S and D, counted as pass 1 of the kernel does.
 struct Counts {
-  explicit Counts(const oracle::Problem& p) : map{p.experts, p.world}, routes(idx(p.world), std::vector<int64_t>(idx(p.experts))) {
+  explicit Counts(const oracle::Problem& p)
+      : map{p.experts, p.world}, routes(idx(p.world), std::vector<int64_t>(idx(p.experts))) {
     touching.assign(idx(p.world), std::vector<int64_t>(idx(p.world)));
     for (int s = 0; s < p.world; ++s) {
       for (int64_t t = 0; t < p.tokens(s); ++t) {
@@ -54,7 +55,8 @@ class DevicePlan {
  public:
   DevicePlan(const oracle::Problem& p, int rank) : p_(p), rank_(rank), c_(p) {
     for (int d = 0; d < p.world; ++d)
-      capacity_.push_back(p.size == switchyard::SizePolicy::capacity ? p.capacity[idx(d)] : std::numeric_limits<int64_t>::max());
+      capacity_.push_back(p.size == switchyard::SizePolicy::capacity ? p.capacity[idx(d)]
+                                                                     : std::numeric_limits<int64_t>::max());
     start_.resize(idx(p.experts));
     record_.assign(idx(p.world), 0);
     place_experts();
@@ -115,7 +117,8 @@ class DevicePlan {
       out_.record_begin.push_back(record_begin_of(at, sizes.records));
       if (s < p_.world) at += c_.touching[idx(s)][idx(rank_)];
     }
-    for (const auto& of_source : dropped_) out_.dropped_here.insert(out_.dropped_here.end(), of_source.begin(), of_source.end());
+    for (const auto& of_source : dropped_)
+      out_.dropped_here.insert(out_.dropped_here.end(), of_source.begin(), of_source.end());
   }
   /// Ids, dropped and, expert-major, rows of the routes of token t.
   void place_routes(int64_t t) {
