@@ -204,9 +204,10 @@ struct Dispatched {
   std::span<const int64_t> tokens_per_expert;   ///< [experts here] kept routes of all sources to each local expert
   std::span<const int64_t> aligned_per_expert;  ///< [experts here] the same, rounded up to expert_alignment
 
-  // Overflow::drop_and_report.
-  std::span<const uint8_t> dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity; empty if none was
-  std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here; empty if none was
+  // Overflow::drop_and_report: full length, all zero where nothing was dropped. Overflow::fail: empty. Cached dispatch: as the
+  // dispatch that made the handle.
+  std::span<const uint8_t> dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
+  std::span<const int64_t> dropped_per_source;  ///< [W, experts here] routes dropped here
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
   /// CUDA: `stream` (cudaStream_t), other than the one that the rows were delivered on, uses them: their memory is not handed

@@ -2,10 +2,8 @@
 // Normal mode on the CPU: the object and the frame of every collective call.
 #include "exchange/cpu_normal.hpp"
 
-#include <algorithm>
 #include <string>
 
-#include "exchange/enum_checks.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -15,7 +13,7 @@ CpuBlock::~CpuBlock() {
   if (recycler) recycler->give(std::move(owned));
 }
 
-CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c) {
+CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c, CountsAt::host) {
   construct([&] { build(); });
 }
 
@@ -39,12 +37,26 @@ void CpuNormal::build() {
   if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
 }
 
-CallContext CpuNormal::begin_call(Operation operation) {
-  group_.enter(operation, object_);
-  CallContext call = group_.begin_call(operation);
-  epoch_ = (epoch_ + 1) & kEpochMask;
-  call.epoch = epoch_;
-  return call;
+CpuNormal::CpuCall::CpuCall(const CallContext& given, const Frame& frame)
+    : name(frame.operation == Operation::combine ? "combine" : "dispatch"),
+      start_ns(Cpu::now_ns()),
+      span(given.tracer, kHostTrack, frame.operation == Operation::combine ? Event::combine : Event::dispatch, frame.tokens) {
+  context = given;
+}
+
+std::unique_ptr<NormalImpl::Call> CpuNormal::begin(const Frame& frame) {
+  group_.enter(frame.operation, object_);
+  CallContext context = group_.begin_call(frame.operation);
+  context.epoch = epoch_ = (epoch_ + 1) & kEpochMask;
+  stats_.plan_us = 0;
+  return std::make_unique<CpuCall>(context, frame);
+}
+
+void CpuNormal::end(Call& call) {
+  const double plan_us = stats_.plan_us;
+  stats_ = sum_moved(group_.moved);
+  stats_.plan_us = plan_us;
+  stats_.total_us = static_cast<double>(Cpu::now_ns() - static_cast<const CpuCall&>(call).start_ns) * 1e-3;
 }
 
 uint64_t CpuNormal::call_number() const { return (epoch_ - config.first_epoch + 1) & kEpochMask; }
@@ -55,22 +67,27 @@ void CpuNormal::throw_mismatch(const char* operation, int rank) {
   group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(call_number()) + ")", rank);
 }
 
-void CpuNormal::end_call(uint64_t start_ns) {
-  const double plan_us = stats_.plan_us;
-  stats_ = sum_moved(group_.moved);
-  stats_.plan_us = plan_us;
-  stats_.total_us = static_cast<double>(Cpu::now_ns() - start_ns) * 1e-3;
+void CpuNormal::exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
+  bool ok = false;
+  on_one_warp([&]<class A>(CpuWarp& w) {
+    publish_placement<A>(w, call.context, control_, place);
+    WarpSpan<A> span(w, call.context, Event::wait_placement, -1);
+    ok = wait_placements<A>(w, call.context, control_, Site::placement, &span);
+  });
+  if (!ok) raise(call.name);
+  check_placements(call, own);
 }
 
-void CpuNormal::check_placements(const CallContext& call, uint64_t sig, const char* operation, const std::exception_ptr& own) {
-  if (all_agree(call, control_, sig)) return;
+void CpuNormal::check_placements(const CpuCall& call, const std::exception_ptr& own) {
+  const CallContext& context = call.context;
+  if (all_agree(context, control_, call.signature)) return;
   if (own) rethrow_agreed(own);
   for (int r = 0; r < world(); ++r) {
-    const Placement& place = *call.heap.local(control_.placement(call.epoch, r));
-    if (place.signature != sig || !reachable(call, place)) throw_mismatch(operation, r);
+    const Placement& place = *context.heap.local(control_.placement(context.epoch, r));
+    if (place.signature != call.signature || !reachable(context, place)) throw_mismatch(call.name, r);
     if (place.status != 0)
       throw AgreedError(static_cast<ErrorCode>(place.status),
-                        std::string(operation) + " (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) +
+                        std::string(call.name) + " (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) +
                             " has no room for its rows (" + to_string(static_cast<ErrorCode>(place.status)) +
                             "); nothing was moved and the group can be used");
   }
@@ -94,10 +111,8 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
   const auto offset = pool_->allocate(bytes, 128);
   if (!offset) {
     const OffsetAllocator::Usage u = pool_->usage();
-    throw Error(ErrorCode::pool_exhausted,
-                "rank " + std::to_string(rank()) + ": the output pool has no room for " + std::to_string(bytes) + " bytes: " +
-                    std::to_string(u.used) + " of " + std::to_string(u.capacity) + " are in use, the largest free block has " +
-                    std::to_string(u.largest_free) + "; free outputs or raise NormalConfig::pool_bytes");
+    throw_pool_exhausted(bytes, std::to_string(u.used) + " of " + std::to_string(u.capacity) +
+                                    " are in use, the largest free block has " + std::to_string(u.largest_free));
   }
   block->pool = pool_;
   block->offset = *offset;
@@ -105,14 +120,30 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
   return block;
 }
 
-RowBuffer CpuNormal::allocate_rows(const Handle& handle, DType type, const RowStream&) {
-  group_.check_usable("allocate_rows");
-  check_handle(handle);
-  check_combining_type("allocate_rows: type", type);
-  const int64_t rows = handle.data().rows;
-  auto block = allocate(static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type));
-  const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
-  return RowBuffer(std::move(block), view);
+void CpuNormal::take_output(Call&, Dispatch& d) {
+  const OutputLayout layout = d.output();
+  d.rows = allocate(static_cast<size_t>(layout.bytes() + d.records().bytes()));
+  d.place.rows = d.rows->offset;
+  d.place.dispatch.records = d.rows->offset + static_cast<uint64_t>(layout.bytes());
+}
+
+std::shared_ptr<const HandleData> CpuNormal::use_handle(Call&, const Handle& handle) {
+  return {std::shared_ptr<void>(), &handle.data()};  // lives as long as the call; finish() delivers the caller's
+}
+
+NormalImpl::HandleArrays CpuNormal::arrays_of(const HandleData& h) const {
+  HandleArrays a;
+  a.record_route = h.record_route.data();
+  a.record_token = h.record_token.data();
+  a.record_weight = h.record_weight.empty() ? nullptr : h.record_weight.data();
+  a.row_weight = h.row_weight.empty() ? nullptr : h.row_weight.data();
+  a.row_source = h.row_source.data();
+  a.first_row = h.first_row.data();
+  a.kept = h.kept_per_expert.data();
+  a.aligned = h.aligned_per_expert.data();
+  a.dropped = h.dropped.data();
+  a.dropped_here = h.dropped_here.data();
+  return a;
 }
 
 std::unique_ptr<NormalImpl> make_cpu_normal(Group& group, const NormalConfig& config) {

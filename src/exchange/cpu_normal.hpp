@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on the CPU: plan, launch, faults. The algorithms are in protocol/.
+// Normal mode on the CPU: memory, launch, waiting for counts, faults. The calls: normal_calls.cpp; the algorithms: protocol/.
 #pragma once
 
-#include <algorithm>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -24,33 +22,44 @@ struct CpuBlock final : OutputBlock {
   ~CpuBlock() override;
 };
 
-/// Records here by source, cut at what fits: [W + 1].
-std::vector<int64_t> record_ranges(const HandleData& h);
-
 class CpuNormal final : public NormalImpl {
  public:
   CpuNormal(Group& group, const NormalConfig& config);
 
-  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) override;
-  Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) override;
-  RowBuffer allocate_rows(const Handle& handle, DType type, const RowStream& stream) override;
-  void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights) override;
   CallStatistics last_call() override { return stats_; }
 
  private:
+  struct CpuCall final : Call {
+    CpuCall(const CallContext& given, const Frame& frame);
+    const char* const name;  ///< in errors
+    const uint64_t start_ns;
+    const TraceSpan span;
+    // Tables that kernels read and that are made for each call.
+    std::vector<int64_t> record_begin, padding;
+    std::vector<int32_t> chunk_records;
+  };
+
   void build();
 
-  // cpu_normal.cpp: the frame of every collective call.
-  CallContext begin_call(Operation operation);
+  // cpu_normal.cpp: memory, and the frame of every collective call.
+  std::unique_ptr<Call> begin(const Frame& frame) override;
+  void end(Call& call) override;
+  std::shared_ptr<OutputBlock> allocate(Call&, size_t bytes, Content) override { return allocate(bytes); }
+  std::shared_ptr<OutputBlock> allocate_for(const RowStream&, size_t bytes) override { return allocate(bytes); }
+  void take_output(Call& call, Dispatch& d) override;
+  std::shared_ptr<HandleData> make_handle(Call&, int64_t, std::exception_ptr&) override { return handles_->take(); }
+  std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
+  HandleArrays arrays_of(const HandleData& h) const override;
+  std::shared_ptr<CpuBlock> allocate(size_t bytes);
   uint64_t call_number() const;
   /// Throws what warps recorded.
   void raise(const char* operation);
-  void end_call(uint64_t start_ns);
   [[noreturn]] void throw_mismatch(const char* operation, int rank);
-  std::shared_ptr<CpuBlock> allocate(size_t bytes);
+  /// Ring staging, which moves rows only once all placements have come, and dispatch.
+  void exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own);
   /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
   /// this rank's error, if it is the one.
-  void check_placements(const CallContext& call, uint64_t sig, const char* operation, const std::exception_ptr& own);
+  void check_placements(const CpuCall& call, const std::exception_ptr& own);
   /// Runs body.operator()<Arch>(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
   void launch(F&& body) {
@@ -69,30 +78,26 @@ class CpuNormal final : public NormalImpl {
   }
 
   // cpu_dispatch.cpp
-  void gather_counts(const CallContext& call, uint64_t sig, int64_t capacity, GatheredCounts& counts);
-  void check_capacity(const GatheredCounts& counts, const DispatchOptions& options) const;
-  void choose_sizes(const DispatchOptions& options, HandleData& h) const;
-  Dispatched move_rows(const CallContext& call, uint64_t sig, const ConstRows& x, const RowFormat& format,
-                       const DispatchOptions& options, const std::shared_ptr<HandleData>& fresh,
-                       const std::shared_ptr<const HandleData>& known);
-  /// Takes a block for the rows and says where it is; if there is no room, `error` is set and the placement says so.
-  Placement offer_block(uint64_t sig, const OutputLayout& layout, const RecordLayout& records, bool sends_weights,
-                        std::shared_ptr<CpuBlock>& block, std::exception_ptr& error);
-  void exchange_placements(const CallContext& call, const Placement& place, const std::exception_ptr& own);
+  void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
+  bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has
+  void move(Call& call, Dispatch& d, const MoveShape& shape) override;
+  void gather_counts(const CpuCall& call, int64_t capacity, GatheredCounts& counts);
+  void check_capacity(const GatheredCounts& counts) const;
   /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
-  struct DispatchParams dispatch_params(const CallContext& call, const ConstRows& x, const RowFormat& format,
-                                        const HandleData& h);
-  Dispatched deliver(std::shared_ptr<const HandleData> h, std::shared_ptr<CpuBlock> block, const OutputLayout& layout,
-                     const RowFormat& format) const;
+  MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
+  MoveWork move_work(Layout layout);
 
   // cpu_combine.cpp
-  void combine_direct(const CallContext& call, uint64_t sig, struct CombineParams& params);
-  void combine_ring(const CallContext& call, uint64_t sig, struct CombineParams& params);
+  void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options, const SumStaging& staging,
+           const std::exception_ptr& error) override;
+  SumTables sum_tables(CpuCall& call, const HandleData& h) const;
+  SumWork sum_work();
+  /// Rank-major: throws alike on all ranks that asked if weights did not come from every rank that holds rows.
+  void check_weights_given(const CallContext& call, const HandleData& h);
 
   CallStatistics stats_;
-  uint64_t epoch_ = 0;  // of the last call
-  ControlLayout control_;
+  uint64_t epoch_ = 0;        // of the last call
   uint64_t heap_offset_ = 0;  // of this object's block in the heap
   std::shared_ptr<OffsetAllocator> pool_;
   std::shared_ptr<BufferRecycler> buffers_ = std::make_shared<BufferRecycler>();
@@ -102,7 +107,6 @@ class CpuNormal final : public NormalImpl {
   };
   uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
   Counter outputs_done_, pulls_done_, sends_next_, places_next_, sums_next_, pulls_next_;
-  std::vector<int32_t> chunk_records_;
   std::vector<RingStream> ring_streams_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;

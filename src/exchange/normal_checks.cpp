@@ -4,7 +4,6 @@
 
 #include "exchange/enum_checks.hpp"
 #include "exchange/normal_impl.hpp"
-#include "protocol/combine_pull.hpp"
 #include "protocol/dispatch_ring.hpp"
 
 namespace switchyard::detail {
@@ -90,10 +89,11 @@ void NormalImpl::check_handle(const Handle& handle) const {
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
 }
 
-void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t rows, const void* out, const CombineOptions& o,
+void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& o,
                                const float* out_weights) const {
   check_handle(handle);
   const HandleData& h = handle.data();
+  const int64_t rows = h.rows >= 0 ? h.rows : h.rows_allocated;
   const bool expert_major = h.layout == Layout::expert_major;
   check_combined_rows("y.dtype", y.dtype);
   if (y.rows < rows)
@@ -118,43 +118,6 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, int64_t
   if (!expert_major && o.weights && !out_weights && h.tokens > 0)
     invalid("out_weights", " is null, but CombineOptions::weights is given");
   if (o.bias[1] && !o.bias[0]) invalid("CombineOptions::bias[1]", " without bias[0]");
-}
-
-uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values) const {
-  uint64_t h = mix_hash(config_hash(config), static_cast<uint64_t>(op));
-  for (const int64_t v : values) h = mix_hash(h, static_cast<uint64_t>(v));
-  return h;
-}
-
-void NormalImpl::fill_move(DispatchParams& p, const ConstRows& x, const RowFormat& format, const HandleData& h) const {
-  p.x = static_cast<const std::byte*>(x.data);
-  p.scales = static_cast<const std::byte*>(x.scales);
-  p.hidden = config.hidden;
-  p.src_row_bytes = format.src_row_bytes;
-  p.src_type = format.src_type;
-  p.quantize = format.quantize ? format.scales : ScaleKind::none;
-  p.row_bytes = format.row_bytes;
-  p.scale_bytes = format.scale_bytes;
-  p.layout = h.layout;
-  p.map = h.map;
-  p.topk = h.topk;
-}
-
-void NormalImpl::fill_sum(CombineParams& p, const ConstRows& y, const HandleData& h, void* out, const CombineOptions& o,
-                          float* out_weights) const {
-  p.layout = h.layout;
-  p.order = o.order;
-  p.type = y.dtype;
-  p.hidden = config.hidden;
-  p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
-  p.topk = h.topk;
-  p.map = h.map;
-  p.y = static_cast<const std::byte*>(y.data);
-  if (h.layout == Layout::rank_major) p.weights_in = o.weights;
-  p.bias[0] = static_cast<const std::byte*>(o.bias[0]);
-  p.bias[1] = static_cast<const std::byte*>(o.bias[1]);
-  p.out = static_cast<std::byte*>(out);
-  p.out_weights = out_weights;
 }
 
 }  // namespace switchyard::detail

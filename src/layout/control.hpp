@@ -11,19 +11,41 @@
 
 namespace switchyard::detail {
 
-/// Where a rank takes or offers rows in one call: byte offsets into its own segment.
-struct Placement {
-  uint64_t rows;     ///< OutputLayout base (dispatch) or expert-output rows (combine)
-  uint64_t weights;  ///< combine, rank-major with weights: float32 [records, K]; combine, expert-major per_route: rows [T * K]
-                     ///< that others push; dispatch: 1 if this rank sends weights
+/// Dispatch: besides its rows (an OutputLayout) a rank takes records (a RecordLayout).
+struct DispatchOffer {
+  uint64_t records;  ///< byte offset into the rank's segment
   int64_t rows_allocated;
   int64_t records_allocated;
+  uint64_t sends_weights;  ///< CPU: 1 if this rank's records carry weights (CUDA says it with its counts)
+};
+/// Combine of rank-major rows, and of expert-major rows per_rank, whose sums are staged: owners read rows one per record.
+struct PullOffer {
+  uint64_t ready;          ///< 1 if the rows lie ready, so that no `outputs` follows
+  uint64_t weights;        ///< byte offset of float32 [records, K], if gives_weights; direct staging only
+  uint64_t gives_weights;  ///< 1 if the caller gave weights of rank-major rows
+  uint64_t unused;
+};
+/// Combine of expert-major rows per_route.
+struct RouteOffer {
+  uint64_t in_place;  ///< 1 if owners read the rows where they lie, 0 if this rank pushes them
+  uint64_t inbox;     ///< byte offset of rows [T * K] that others push
+  uint64_t unused[2];
+};
+
+/// What a rank says of its memory in one call, in one message to every rank. The kind of call, on which the signature agrees,
+/// says which of the views holds; a rank that cannot take part, or offers no memory (ring staging), leaves offsets 0.
+struct Placement {
   uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
   uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
-  uint64_t records;    ///< dispatch: RecordLayout base; combine: 1 if `rows` lie ready, so that no `outputs` follows
-  uint64_t memory;     ///< combine: 0 if `rows` lie in the heap, or 1 + the slot of the registration they lie in
+  uint64_t rows;       ///< where the rows lie that it takes (dispatch) or offers (combine): byte offset into its segment
+  uint64_t memory;     ///< 0 if they lie in the heap, or 1 + the slot of the registration they lie in (combine)
+  union {
+    DispatchOffer dispatch;
+    PullOffer pull;
+    RouteOffer route;
+  };
 };
-static_assert(sizeof(Placement) == 64);
+static_assert(sizeof(Placement) == 64 && sizeof(DispatchOffer) == 32 && sizeof(PullOffer) == 32 && sizeof(RouteOffer) == 32);
 
 /// Head of a counts row; then int32 touching[W], routes[E].
 struct CountsHead {

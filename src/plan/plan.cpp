@@ -2,18 +2,14 @@
 #include "plan/plan.hpp"
 
 #include <algorithm>
-#include <limits>
+
+#include "plan/decisions.hpp"
 
 namespace switchyard::detail {
 
 namespace {
 
 size_t idx(int64_t i) { return static_cast<size_t>(i); }
-
-/// Range of dest-rank rows [first, first + count) that segment (expert, source) occupies, cut at the capacity.
-int64_t kept_in_segment(int64_t first, int64_t count, int64_t capacity) {
-  return std::clamp<int64_t>(capacity - first, 0, count);
-}
 
 }  // namespace
 
@@ -108,8 +104,7 @@ void place_routes(const LocalPlan& local, HandleData& h) {
     const int owner = local.map.owner(id);
     const int64_t record = records[idx(owner)] + local.rank_index[idx(f)];
     const int64_t row = h.layout == Layout::rank_major ? record : starts[idx(id)] + local.expert_index[idx(f)];
-    if (row >= h.counts.capacity[idx(owner)]) {
-      if (h.dropped.empty()) h.dropped.assign(idx(routes), 0);
+    if (!keeps(row, h.counts.capacity[idx(owner)])) {
       h.dropped[idx(f)] = 1;
       h.ids[idx(f)] = -1;
       if (h.layout == Layout::rank_major) continue;  // the record would not fit either
@@ -151,22 +146,50 @@ void build_owner_side(const LocalPlan& local, HandleData& h) {
   h.ids = local.ids;
   h.route_row.resize(idx(routes));
   h.route_record.resize(idx(routes));
-  h.dropped.clear();
+  h.dropped.assign(h.reports_drops ? idx(routes) : 0, 0);
   place_routes(local, h);
   list_sends(local, h);
+  place_rows_here(h);
+}
 
+void place_rows_here(HandleData& h) {
   const int64_t capacity = h.counts.capacity[idx(h.rank)];
-  h.num_records = h.counts.touching_before(h.counts.world, h.rank);
-  if (h.layout == Layout::rank_major) {
-    h.num_records = std::min(h.num_records, capacity);
-    h.rows = h.num_records;
-    h.first_row.clear();
-  } else {
-    h.counts.expert_first_rows(h.alignment, h.rank, h.first_row);
-    h.rows = std::min(h.first_row.back(), capacity);
-    h.first_row.pop_back();
-    for (int64_t& row : h.first_row) row = std::min(row, h.rows);
+  h.first_row.clear();
+  if (h.layout == Layout::expert_major) h.counts.expert_first_rows(h.alignment, h.rank, h.first_row);
+  const int64_t records = h.counts.touching_before(h.counts.world, h.rank);
+  const bool expert_major = h.layout == Layout::expert_major;
+  const ReceivedSizes sizes = received_sizes(expert_major, expert_major ? h.first_row.back() : records, records, capacity);
+  h.rows = sizes.rows;
+  h.num_records = sizes.records;
+  if (expert_major) h.first_row.pop_back();
+  for (int64_t& row : h.first_row) row = least(row, h.rows);
+}
+
+std::vector<int64_t> record_ranges(const HandleData& h) {
+  std::vector<int64_t> begin;
+  for (int s = 0; s <= h.counts.world; ++s)
+    begin.push_back(record_begin_of(h.counts.touching_before(s, h.rank), h.num_records));
+  return begin;
+}
+
+namespace {
+
+/// Expert-major: the rows of local expert `el`, which without a capacity would begin at `row`.
+ExpertRows rows_of_expert(const HandleData& h, int el, int64_t row, int64_t kept) {
+  int64_t routes = 0;
+  for (int s = 0; s < h.counts.world; ++s) routes += h.counts.s(s, h.map.first(h.rank) + el);
+  return expert_rows(row, routes, kept, h.alignment, h.rows);
+}
+
+}  // namespace
+
+std::vector<int64_t> padding_ranges(const HandleData& h) {
+  std::vector<int64_t> ranges;
+  for (size_t el = 0; el < h.first_row.size(); ++el) {
+    const ExpertRows rows = rows_of_expert(h, static_cast<int>(el), h.first_row[el], 0);
+    ranges.insert(ranges.end(), {rows.padding_begin, rows.padding_end});
   }
+  return ranges;
 }
 
 namespace {
@@ -206,7 +229,7 @@ void count_kept(HandleData& h, std::vector<int64_t>& kept) {
     int64_t row = starts[idx(el)];
     for (int source = 0; source < world; ++source) {
       const int64_t count = h.counts.s(source, first + el);
-      kept[idx(source) * idx(here) + idx(el)] = kept_in_segment(row, count, h.rows);
+      kept[idx(source) * idx(here) + idx(el)] = kept_of(row, count, h.rows);
       row += count;
     }
   }
@@ -221,20 +244,18 @@ void build_receiver_side(HandleData& h) {
   count_kept(h, kept);
   h.kept_per_expert.assign(idx(here), 0);
   h.aligned_per_expert.assign(idx(here), 0);
-  h.dropped_here.assign(idx(world) * idx(here), 0);
-  bool any_dropped = false;
+  h.dropped_here.assign(h.reports_drops ? idx(world) * idx(here) : 0, 0);
   for (int el = 0; el < here; ++el) {
     for (int source = 0; source < world; ++source) {
       const size_t at = idx(source) * idx(here) + idx(el);
       h.kept_per_expert[idx(el)] += kept[at];
-      h.dropped_here[at] = h.counts.s(source, first + el) - kept[at];
-      any_dropped = any_dropped || h.dropped_here[at] > 0;
+      if (h.reports_drops) h.dropped_here[at] = h.counts.s(source, first + el) - kept[at];
     }
-    h.aligned_per_expert[idx(el)] = round_up(h.kept_per_expert[idx(el)], h.alignment);
-    if (h.layout == Layout::expert_major)
-      h.aligned_per_expert[idx(el)] = std::min(h.aligned_per_expert[idx(el)], h.rows - h.first_row[idx(el)]);
+    const int64_t count = h.kept_per_expert[idx(el)];
+    h.aligned_per_expert[idx(el)] = h.layout == Layout::expert_major
+                                        ? rows_of_expert(h, el, h.first_row[idx(el)], count).aligned
+                                        : round_up(count, h.alignment);
   }
-  if (!any_dropped) h.dropped_here.clear();
 }
 
 }  // namespace switchyard::detail

@@ -94,7 +94,8 @@ struct HandleData {
   int64_t tokens = 0;
   int64_t max_tokens = 0;
   int64_t hidden = 0;
-  uint64_t identity = 0;  ///< of the call that made it, equal on all its ranks: calls by handles compare it
+  uint64_t identity = 0;       ///< of the call that made it, equal on all its ranks: calls by handles compare it
+  bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `dropped_here` have their full length
   GatheredCounts counts;
   ExpertMap map;
 
@@ -105,7 +106,7 @@ struct HandleData {
   std::vector<int64_t> send_begin;    ///< [T + 1] range in `sends` of each token; ranks ascending inside a token
   std::vector<SendEntry> sends;
   std::vector<float> weights;    ///< [T * K] as given to dispatch, or empty
-  std::vector<uint8_t> dropped;  ///< [T * K] 1 = dropped at capacity; empty if no route of this rank was
+  std::vector<uint8_t> dropped;  ///< [T * K] 1 = dropped at capacity; empty unless reports_drops
 
   // Receiver side.
   int64_t rows = 0;            ///< rows delivered here, padding included
@@ -120,15 +121,24 @@ struct HandleData {
   std::vector<int64_t> first_row;     ///< expert-major: [experts here]
   std::vector<int64_t> kept_per_expert;     ///< [experts here] routes kept
   std::vector<int64_t> aligned_per_expert;  ///< [experts here]
-  std::vector<int64_t> dropped_here;        ///< [W * experts here], empty if nothing was dropped here
+  std::vector<int64_t> dropped_here;        ///< [W * experts here], empty unless reports_drops
 };
 
 /// `h` with all its tables in host memory.
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
-/// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller.
+/// applying each destination's capacity. O(W * E + T * K). `rows_allocated` and `records_allocated` must be set by the caller,
+/// and before `reports_drops`, without which no route may exceed a capacity.
 void build_owner_side(const LocalPlan& local, HandleData& h);
+
+/// The receiver's part of that: `rows`, `num_records` and `first_row`, from the counts.
+void place_rows_here(HandleData& h);
+
+/// [W + 1] records here by source, as far as they are kept.
+std::vector<int64_t> record_ranges(const HandleData& h);
+/// Expert-major: [experts here, 2] rows without a source behind those of each expert, as ranges. Rank-major: none.
+std::vector<int64_t> padding_ranges(const HandleData& h);
 
 /// After all records have landed (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
 /// aligned_per_expert and dropped_here. O(records * K).

@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 
+#include "plan/decisions.hpp"
 #include "plan/views.hpp"
 #include "switchyard/status.hpp"
 
@@ -204,7 +205,7 @@ class OwnerSide {
     require(missing == std::count(h_.dropped.begin(), h_.dropped.end(), 1), "dropped disagrees with the routes per expert");
     for (int d = 0; d < c.world; ++d) {
       const int64_t before = c.touching_before(h_.rank, d);
-      const int64_t room = std::clamp<int64_t>(c.capacity[idx(d)] - before, 0, c.d(h_.rank, d));
+      const int64_t room = kept_of(before, c.d(h_.rank, d), c.capacity[idx(d)]);
       const int64_t sent = h_.layout == Layout::rank_major ? room : c.d(h_.rank, d);
       require(records_[idx(d)] == before + sent, "ids disagree with the tokens per rank");
       const bool cut = c.rows_needed(h_.layout, h_.alignment, d) > c.capacity[idx(d)];
@@ -213,7 +214,7 @@ class OwnerSide {
         require(cut ? kept <= all : kept == all, "ids disagree with the routes per expert");
         if (h_.layout == Layout::rank_major) continue;
         const int64_t start = rows_[idx(e)] - kept;
-        require(kept == std::clamp<int64_t>(c.capacity[idx(d)] - start, 0, all), "ids disagree with the capacity");
+        require(kept == kept_of(start, all, c.capacity[idx(d)]), "ids disagree with the capacity");
       }
     }
   }
@@ -227,7 +228,7 @@ class OwnerSide {
     require(send != h_.sends.end(), "a token did not go to the rank of its expert");
     const int64_t row = h_.layout == Layout::rank_major ? send->record : rows_[idx(id)]++;
     ++kept_[idx(id)];
-    require(row < h_.counts.capacity[idx(owner)], "a row lies beyond the capacity");
+    require(keeps(row, h_.counts.capacity[idx(owner)]), "a row lies beyond the capacity");
     if (send->row < 0) send->row = static_cast<int32_t>(row);
     h_.route_row[idx(f)] = static_cast<int32_t>(row);
     h_.route_record[idx(f)] = send->record;
@@ -257,13 +258,15 @@ void read_owner_side(Reader& in, HandleData& h) {
   for (const int32_t id : h.ids) in_range(id, -1, h.counts.experts - 1, "an expert id");
   if (in.get_flag()) h.weights = in.get_vector<float>(routes, "weights");
   std::vector<int32_t> dropped_record;
-  if (in.get_flag()) {
+  const bool given = in.get_flag();
+  h.reports_drops = given || dropped_at_capacity(h);  // earlier versions left the arrays out if this rank lost no route
+  if (given) {
     h.dropped = in.get_vector<uint8_t>(routes, "dropped");
     require(std::all_of(h.dropped.begin(), h.dropped.end(), [](uint8_t d) { return d <= 1; }), "dropped is neither 0 nor 1");
-    require(std::find(h.dropped.begin(), h.dropped.end(), 1) != h.dropped.end(), "dropped is given but empty");
     dropped_record = in.get_vector<int32_t>(routes, "records of dropped routes");
   } else {
-    dropped_record.assign(idx(h.topk), -1);  // serves every token
+    h.dropped.assign(h.reports_drops ? idx(routes) : 0, 0);
+    dropped_record.assign(idx(h.reports_drops ? routes : h.topk), -1);  // without drops one token's serve all
   }
   h.route_row.assign(idx(routes), -1);
   h.route_record.assign(idx(routes), -1);
@@ -335,7 +338,7 @@ void check_records(const HandleData& h) {
       if (h.layout == Layout::expert_major) {
         int64_t row = starts[idx(el)];
         for (int s = 0; s < source; ++s) row += h.counts.s(s, h.map.first(h.rank) + el);
-        expected = std::clamp<int64_t>(h.rows - row, 0, expected);
+        expected = kept_of(row, expected, h.rows);
       } else if (cut) {
         continue;
       }
@@ -350,16 +353,7 @@ void require_tail(const std::vector<T>& v, int64_t begin, T value, const char* w
 }
 
 void read_receiver_side(Reader& in, HandleData& h) {
-  const int64_t capacity = h.counts.capacity[idx(h.rank)];
-  h.num_records = h.counts.touching_before(h.counts.world, h.rank);
-  if (h.layout == Layout::rank_major) {
-    h.rows = h.num_records = std::min(h.num_records, capacity);
-  } else {
-    h.counts.expert_first_rows(h.alignment, h.rank, h.first_row);
-    h.rows = std::min(h.first_row.back(), capacity);
-    h.first_row.pop_back();
-    for (int64_t& row : h.first_row) row = std::min(row, h.rows);
-  }
+  place_rows_here(h);
   require(h.rows_allocated >= h.rows, "fewer rows allocated than received");
   require(h.records_allocated >= h.num_records, "fewer records allocated than received");
   const bool same = h.layout == Layout::expert_major || h.records_allocated == h.rows_allocated;
@@ -396,8 +390,8 @@ std::vector<std::byte> serialize(const HandleData& h) {
   out.put_vector(h.ids);
   out.put(static_cast<uint8_t>(!h.weights.empty()));
   if (!h.weights.empty()) out.put_vector(h.weights);
-  out.put(static_cast<uint8_t>(!h.dropped.empty()));
-  if (!h.dropped.empty()) {
+  out.put(static_cast<uint8_t>(h.reports_drops));
+  if (h.reports_drops) {
     std::vector<int32_t> dropped_record(h.dropped.size(), -1);
     for (size_t f = 0; f < h.dropped.size(); ++f) {
       if (h.dropped[f]) dropped_record[f] = h.route_record[f];

@@ -18,52 +18,68 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory.
-struct CombineParams {
+/// A call as it begins. The host sets the context; the rest on a GPU the kernel, because only the device knows it.
+struct SumStart {
   CallContext call;
+  int64_t tokens = 0;
+  int64_t rows = 0;
+  int64_t num_records = 0;
+  const float* record_weight = nullptr;  ///< [records * K] or null: expert-major per_rank, if the dispatch carried weights
+  const float* weights = nullptr;        ///< [T * K] or null: expert-major per_route, as given or as the dispatch had them
+};
+
+/// What was given to the call: NormalImpl::sum_shape.
+struct SumShape {
   ControlLayout control;
   Layout layout = Layout::rank_major;
   CombineOrder order = CombineOrder::per_rank;
   DType type = DType::bf16;
-  int64_t hidden = 0;
-  int64_t row_bytes = 0;
   int topk = 0;
   ExpertMap map;
+  int64_t hidden = 0;
+  int64_t row_bytes = 0;
+  const std::byte* y = nullptr;       ///< expert side: [rows]
+  const float* weights_in = nullptr;  ///< expert side, rank-major: [records, K] or null
+  const std::byte* bias[2] = {nullptr, nullptr};
+  std::byte* out = nullptr;
+  float* out_weights = nullptr;
+};
 
+/// Where the plan's tables lie: each backend's sum_tables.
+struct SumTables {
   // Expert side.
-  const std::byte* y = nullptr;  ///< [rows] as given
-  int64_t rows = 0;
-  std::byte* staged = nullptr;  ///< symmetric: copy of y, or the partial sums [records]; null if y is not staged
-  bool reduce_here = false;     ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
-  int sum_blocks = 0;           ///< expert-major: the first blocks make the sums or push rows; 0: all, before anything else
-  int64_t num_records = 0;
   const int64_t* record_begin = nullptr;  ///< [W + 1] records by owner
   const int32_t* record_token = nullptr;  ///< [records]
   const int64_t* tokens_of = nullptr;     ///< [W] tokens of each owner
   const int32_t* record_route = nullptr;  ///< [records * K]
-  const float* record_weight = nullptr;   ///< [records * K] or null
-  const float* weights_in = nullptr;      ///< rank-major: [records, K] as given, or null
-  float* weights_staged = nullptr;        ///< symmetric copy of weights_in
-  Placement place{};                      ///< what this rank offers
-  const uint64_t* distances = nullptr;    ///< rows in registered memory: see publish_placement
-
   // Owner side.
-  int64_t tokens = 0;
   SendTable sends;
   const int32_t* ids = nullptr;        ///< [T * K]
   const int32_t* route_row = nullptr;  ///< [T * K]
-  const float* weights = nullptr;      ///< [T * K], per_route only
-  const std::byte* bias[2] = {nullptr, nullptr};
-  std::byte* out = nullptr;
-  float* out_weights = nullptr;
-  const std::byte* inbox = nullptr;  ///< expert-major per_route: [T * K] rows that other ranks push, in symmetric memory
-
-  uint64_t* outputs_done = nullptr;  ///< counters of warps, private to this rank
-  uint64_t* sums_done = nullptr;     ///< [kSumChunks]
-  uint64_t* pulls_done = nullptr;
-  uint64_t* sums_next = nullptr;   ///< records dealt, to be summed or pushed
-  uint64_t* pulls_next = nullptr;  ///< tokens dealt
 };
+
+/// What is read where it lies, what is staged, and what this rank says of it: NormalImpl::stage.
+struct SumStaging {
+  std::byte* staged = nullptr;          ///< symmetric: copy of y, or the partial sums [records]; null if y is not staged
+  float* weights_staged = nullptr;      ///< symmetric copy of weights_in
+  const std::byte* inbox = nullptr;     ///< expert-major per_route: [T * K] rows that other ranks push, in symmetric memory
+  const uint64_t* distances = nullptr;  ///< rows in registered memory: see publish_placement
+  Placement place{};                    ///< GPU: the kernel completes its signature
+  bool reduce_here = false;             ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
+};
+
+/// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's sum.
+struct SumWork {
+  int sum_blocks = 0;  ///< expert-major: the first blocks make the sums or push rows; 0: all, before anything else
+  uint64_t* outputs_done = nullptr;  ///< warps
+  uint64_t* sums_done = nullptr;     ///< [kSumChunks] warps
+  uint64_t* pulls_done = nullptr;    ///< warps
+  uint64_t* sums_next = nullptr;     ///< records dealt, to be summed or pushed
+  uint64_t* pulls_next = nullptr;    ///< tokens dealt
+};
+
+/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's memory.
+struct CombineParams : SumStart, SumShape, SumTables, SumStaging, SumWork {};
 
 /// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
 SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, int64_t token) {
@@ -179,7 +195,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   const auto weights_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
-    const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->weights;
+    const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->pull.weights;
     return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.topk * 4;
   };
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
@@ -255,8 +271,8 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const 
 template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
-  const uint64_t late =
-      A::lanes_where(w, call.world(), [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->records == 0; });
+  const uint64_t late = A::lanes_where(
+      w, call.world(), [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->pull.ready == 0; });
   if (late == 0) return true;
   WarpSpan<A> span(w, call, Event::wait_outputs, -1);
   const auto writer = [&](int i) { return nth_bit(late, i); };
@@ -273,7 +289,7 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
   if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances);
-  if (p.place.records == 0) {
+  if (p.place.pull.ready == 0) {
     {
       const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
       prepare_outputs<A>(w, p, moved);

@@ -25,7 +25,7 @@ template <class A>
 SWITCHYARD_FN uint64_t pushing_ranks(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   return A::lanes_where(w, call.world(),
-                        [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->records == 0; });
+                        [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->route.in_place == 0; });
 }
 
 /// Expert side: copies a part of the rows of one record to its owner's inbox. Pending. \returns bytes
@@ -33,7 +33,7 @@ template <class A>
 SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, const RowPart& part) {
   const CallContext& call = p.call;
   const int32_t* const route = p.record_route + record * p.topk;
-  const uint64_t inbox = call.heap.local(p.control.placement(call.epoch, owner))->weights;
+  const uint64_t inbox = call.heap.local(p.control.placement(call.epoch, owner))->route.inbox;
   std::byte* const to = call.heap.base[owner] + inbox + int64_t{p.record_token[record]} * p.topk * p.row_bytes + part.begin;
   const uint64_t kept = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
   for (uint64_t left = kept; left != 0; left &= left - 1) {
@@ -89,8 +89,8 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
     const int64_t at = p.route_row[rows.first_route + i] * p.row_bytes + part.begin;
     if (rank == call.rank()) return p.y + at;
     const Placement& place = *call.heap.local(p.control.placement(call.epoch, rank));
-    return place.records == 0 ? p.inbox + (rows.first_route + i) * p.row_bytes + part.begin
-                              : offered(call.heap, rank, place.rows) + at;
+    return place.route.in_place == 0 ? p.inbox + (rows.first_route + i) * p.row_bytes + part.begin
+                                     : offered(call.heap, rank, place.rows) + at;
   };
   sum_rows<A>(
       w, p, t, rows, row_of, [](int) -> const void* { return nullptr; }, moved, part);
@@ -133,7 +133,7 @@ template <class A>
 SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   const int pushers = p.sum_blocks > 0 ? p.sum_blocks : w.num_blocks();
-  const bool pushes = p.place.records == 0 && call.world() > 1 && w.block() < pushers;
+  const bool pushes = p.place.route.in_place == 0 && call.world() > 1 && w.block() < pushers;
   uint64_t pushing = 0;
   MoveCounter moved;
   if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances);

@@ -23,46 +23,55 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's private memory unless they say otherwise.
-struct DispatchParams {
+/// A call as it begins. The host sets the context; on a GPU the kernel adds what only the device knows: the epoch and T.
+struct MoveStart {
   CallContext call;
-  ControlLayout control;
+  int64_t tokens = 0;
+};
 
-  // Rows to send.
+/// What was given to the call: NormalImpl::move_shape.
+struct MoveShape {
+  ControlLayout control;
   const std::byte* x = nullptr;       ///< [T] rows of src_row_bytes
   const std::byte* scales = nullptr;  ///< [T] rows of scale_bytes, or null
-  int64_t tokens = 0;
+  const float* weights = nullptr;     ///< [T * K] or null: records carry none
   int64_t hidden = 0;
   int64_t src_row_bytes = 0;
-  DType src_type = DType::bf16;
-  ScaleKind quantize = ScaleKind::none;
   int64_t row_bytes = 0;    ///< of a sent row
   int64_t scale_bytes = 0;  ///< of a sent scale row
-
-  // Where they go.
-  SendTable sends;
-  bool with_records = true;
+  DType src_type = DType::bf16;
+  ScaleKind quantize = ScaleKind::none;
   Layout layout = Layout::rank_major;
+  bool with_records = true;  ///< false: cached dispatch
   ExpertMap map;
   int topk = 0;
-  const int32_t* ids = nullptr;        ///< [T * K]
-  const int32_t* route_row = nullptr;  ///< [T * K]
-  const float* weights = nullptr;      ///< [T * K] or null
+};
 
-  // What arrives here.
-  const int64_t* record_begin = nullptr;  ///< [W + 1] records by source
-  const int32_t* record_route = nullptr;  ///< cached dispatch: [records * K] from the handle; else null: read from the block
-  const int64_t* padding = nullptr;       ///< [experts here, 2] row ranges to zero, or null
+/// Where the plan's tables lie: each backend's move_tables.
+struct MoveTables {
+  SendTable sends;
+  const int32_t* ids = nullptr;            ///< [T * K]
+  const int32_t* route_row = nullptr;      ///< [T * K]
+  const int64_t* record_begin = nullptr;   ///< [W + 1] records by source
+  const int32_t* record_route = nullptr;   ///< cached dispatch: [records * K] from the handle; else null: read from the block
+  const int32_t* chunk_records = nullptr;  ///< expert-major: records_by_chunk
+  const int64_t* padding = nullptr;        ///< [num_padding, 2] row ranges to zero
   int num_padding = 0;
   int64_t* row_source = nullptr;  ///< expert-major: [rows] source of each row, or null: the host derives it from the records
-  float* row_weight = nullptr;    ///< likewise
-
-  int send_blocks = 0;  ///< expert-major: the first blocks send, the others place what comes meanwhile; 0: all do both in turn
-  const int32_t* chunk_records = nullptr;  ///< expert-major: records_by_chunk
-  uint64_t* sends_done = nullptr;          ///< [kRowChunks] counters of warps, private to this rank
-  uint64_t* sends_next = nullptr;          ///< tokens dealt
-  uint64_t* places_next = nullptr;         ///< records dealt
+  float* row_weight = nullptr;    ///< expert-major: [rows] weight of each row, or null like row_source
 };
+
+/// How this rank's warps share the work, by counters that are private to the rank and 0 between calls: each backend's move.
+struct MoveWork {
+  int send_blocks = 0;  ///< expert-major: the first blocks send, the others place what comes meanwhile; 0: all do both in turn
+  uint64_t* sends_done = nullptr;   ///< [kRowChunks] warps that have sent a chunk
+  uint64_t* sends_next = nullptr;   ///< tokens dealt
+  uint64_t* places_next = nullptr;  ///< records dealt
+};
+
+/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless they say
+/// otherwise.
+struct DispatchParams : MoveStart, MoveShape, MoveTables, MoveWork {};
 
 /// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
 struct Destination {
@@ -78,9 +87,9 @@ struct Destination {
 SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
   const Placement& place = *p.call.heap.local(p.control.placement(p.call.epoch, r));
   return {p.call.heap.base[r] + place.rows,
-          {place.rows_allocated, p.row_bytes, p.scale_bytes},
-          p.call.heap.base[r] + place.records,
-          {place.records_allocated, p.topk}};
+          {place.dispatch.rows_allocated, p.row_bytes, p.scale_bytes},
+          p.call.heap.base[r] + place.dispatch.records,
+          {place.dispatch.records_allocated, p.topk}};
 }
 
 /// What route k of token t means at `rank`, and its weight: -1 and 0 where it goes elsewhere or was dropped.

@@ -26,18 +26,13 @@ class Results {
     const auto array = [&](const char* name, const auto& span) {
       add(call + ", " + name, read(span.data(), span.size_bytes()));
     };
-    const auto flags = [&](const char* name, const auto& span) {  // on GPUs also if none is set
-      Bytes bytes = read(span.data(), span.size_bytes());
-      if (std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; })) bytes.clear();
-      add(call + ", " + name, std::move(bytes));
-    };
     add_values<int64_t>(call + ", shape", {d.x.rows, d.x.cols, static_cast<int64_t>(d.x.dtype), d.handle.rows()});
     add(call + ", x", read(d.x.data, rows * static_cast<size_t>(d.x.cols) * switchyard::dtype_bytes(d.x.dtype)));
     add(call + ", scales", read(d.x.scales, d.x.scales ? rows * switchyard::scale_row_bytes(d.x.cols, d.x.scale_kind) : 0));
     array("topk_ids", d.topk_ids), array("topk_weights", d.topk_weights), array("source_token", d.source_token);
     array("row_source", d.row_source), array("row_weights", d.row_weights), array("expert_first_row", d.expert_first_row);
     array("tokens_per_expert", d.tokens_per_expert), array("aligned_per_expert", d.aligned_per_expert);
-    flags("dropped", d.dropped), flags("dropped_per_source", d.dropped_per_source);
+    array("dropped", d.dropped), array("dropped_per_source", d.dropped_per_source);
     const switchyard::DispatchCounts counts = d.handle.counts();
     add_values(call + ", counts of tokens", counts.tokens_per_expert);
     add_values(call + ", counts of rows", counts.aligned_per_expert);

@@ -214,9 +214,6 @@ void Station::check(const Case& c, const RankData& data, const Shot& shot, const
   if (c.problem.weights.empty()) d.topk_weights = d.row_weights = {};
   const size_t routes = idx(data.ids().tokens * data.ids().topk);  // a captured call has room for more
   if (d.dropped.size() > routes) d.dropped = d.dropped.first(routes);
-  const auto nothing = [](const auto& array) { return std::all_of(array.begin(), array.end(), [](auto n) { return n == 0; }); };
-  if (nothing(d.dropped)) d.dropped = {};
-  if (nothing(d.dropped_per_source)) d.dropped_per_source = {};
   data.check_dispatched(d, f);
 }
 

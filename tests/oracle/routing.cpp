@@ -156,8 +156,7 @@ void fill_receivers(const Problem& p, Expected& out) {
       const bool cut = p.layout == Layout::expert_major && padded > view.rows - view.expert_first_row[e];
       view.aligned_per_expert.push_back(cut ? view.rows - view.expert_first_row[e] : padded);
     }
-    const auto& d = view.dropped_per_source;
-    if (std::all_of(d.begin(), d.end(), [](int64_t n) { return n == 0; })) view.dropped_per_source.clear();
+    if (p.overflow == Overflow::fail) view.dropped_per_source.clear();
   }
 }
 
@@ -190,7 +189,7 @@ void fill_owners(const Problem& p, Expected& out) {
     for (auto& sends : view.sends) {
       std::sort(sends.begin(), sends.end(), [](const Send& a, const Send& b) { return a.rank < b.rank; });
     }
-    if (std::find(view.dropped.begin(), view.dropped.end(), 1) == view.dropped.end()) view.dropped.clear();
+    if (p.overflow == Overflow::fail) view.dropped.clear();
   }
 }
 

@@ -75,7 +75,7 @@ struct RankView {
   std::vector<float> row_weights;         ///< [rows] expert-major, with weights
   std::vector<int64_t> expert_first_row;  ///< [experts here] expert-major
   std::vector<int64_t> tokens_per_expert, aligned_per_expert;
-  std::vector<int64_t> dropped_per_source;  ///< [W, experts here]; empty if none
+  std::vector<int64_t> dropped_per_source;  ///< [W, experts here]; empty unless drop_and_report
   std::vector<Record> records;
   std::vector<int32_t> record_route;  ///< [records, K]
   std::vector<float> record_weight;   ///< [records, K], with weights
@@ -84,7 +84,7 @@ struct RankView {
   std::vector<int32_t> kept_ids;         ///< [T, K]
   std::vector<int32_t> route_row;        ///< [T, K]
   std::vector<int32_t> route_record;     ///< [T, K]; expert-major: also of routes dropped at capacity
-  std::vector<uint8_t> dropped;          ///< [T, K]; empty if none
+  std::vector<uint8_t> dropped;          ///< [T, K]; empty unless drop_and_report
   std::vector<std::vector<Send>> sends;  ///< per token
 };
 

@@ -166,6 +166,7 @@ void compare_handles(const detail::HandleData& a, const detail::HandleData& b, F
     }
   }
   f.equal_range(a.weights, b.weights, "weights");
+  f.equal(a.reports_drops, b.reports_drops, "reports_drops");
   f.equal_range(a.dropped, b.dropped, "dropped");
   f.equal(a.rows, b.rows, "rows");
   f.equal(a.rows_allocated, b.rows_allocated, "rows_allocated");

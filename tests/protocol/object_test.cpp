@@ -359,6 +359,10 @@ TEST(StaticSizes, CapacityBeyondTheWorstCase) {
             exchange.dispatch({x.data(), 4, 8, DType::bf16}, switchyard::ExpertIds::of(ids.data(), 4, 1), nullptr, o);
         EXPECT_EQ(d.rows, 4);
         EXPECT_EQ(d.x.rows, 4);
+        const bool reports = overflow == switchyard::Overflow::drop_and_report;  // also that nothing was dropped
+        EXPECT_EQ(std::vector<uint8_t>(d.dropped.begin(), d.dropped.end()), std::vector<uint8_t>(reports ? 4 : 0, 0));
+        EXPECT_EQ(std::vector<int64_t>(d.dropped_per_source.begin(), d.dropped_per_source.end()),
+                  std::vector<int64_t>(reports ? 2 : 0, 0));
       }
     }
   }

@@ -107,7 +107,8 @@ class Rank {
     if (!span.empty()) memory_->read(to.data(), span.data(), span.size_bytes());
     span = to;
   }
-  /// What the backend delivered, in host memory and in the CPU's terms: arrays that do not apply are empty.
+  /// What the backend delivered, in host memory. Weights that no rank gave are left out: a rank without tokens gets room for
+  /// them on GPUs.
   HostCopy host_copy(const Dispatched& d) {
     HostCopy h;
     h.d = d;
@@ -132,9 +133,6 @@ class Rank {
     fetch(h.d.dropped, h.dropped);
     fetch(h.d.dropped_per_source, h.dropped_per_source);
     if (c_.problem.weights.empty()) h.d.topk_weights = h.d.row_weights = {};
-    if (std::all_of(h.dropped.begin(), h.dropped.end(), [](auto n) { return n == 0; })) h.d.dropped = {};
-    if (std::all_of(h.dropped_per_source.begin(), h.dropped_per_source.end(), [](auto n) { return n == 0; }))
-      h.d.dropped_per_source = {};
     return h;
   }
 

@@ -114,6 +114,7 @@ std::vector<std::shared_ptr<HandleData>> make_handles(const oracle::Problem& p, 
     h->rank = r;
     h->max_tokens = p.max_tokens;
     h->hidden = 64;
+    h->reports_drops = p.overflow == switchyard::Overflow::drop_and_report;
     h->counts = counts;
     if (!p.weights.empty()) h->weights = p.weights[idx(r)];
     build_owner_side(plans[idx(r)], *h);

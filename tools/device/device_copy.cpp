@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/device_copy.hpp"
 
-#include <algorithm>
-
 namespace switchyard::tool {
 namespace {
 
@@ -11,11 +9,6 @@ void fetch(std::span<const T>& span, std::vector<T>& to, const RankDevice& devic
   to.resize(span.size());
   if (!span.empty()) device.read(to.data(), span.data(), span.size_bytes());
   span = to;
-}
-
-template <class T>
-void drop_zeros(std::span<const T>& span) {
-  if (std::all_of(span.begin(), span.end(), [](T n) { return n == 0; })) span = {};
 }
 
 }  // namespace
@@ -43,8 +36,6 @@ HostDispatched copy_to_host(const Dispatched& d, bool weighted, const RankDevice
   fetch(v.dropped, h.dropped, device);
   fetch(v.dropped_per_source, h.dropped_per_source, device);
   if (!weighted) v.topk_weights = v.row_weights = {};
-  drop_zeros(v.dropped);
-  drop_zeros(v.dropped_per_source);
   return h;
 }
 

@@ -303,8 +303,7 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
 
 /// What a dispatch delivered. Pointers are valid until sy_dispatched_destroy; those to routing (all but `x` and `x_scales`)
 /// also as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA:
-/// device pointers; `dropped` and `dropped_per_source` are never NULL for want of drops, and the weights are NULL only if this
-/// rank has tokens and gave none.
+/// device pointers; the weights are NULL only if this rank has tokens and gave none.
 typedef struct sy_dispatched_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]; direct staging: in symmetric memory, so that combine reads it in place
@@ -333,8 +332,9 @@ typedef struct sy_dispatched_view {
   const int64_t* tokens_per_expert;   ///< [experts_here] kept routes of all sources to each local expert
   const int64_t* aligned_per_expert;  ///< [experts_here] the same, rounded up to expert_alignment
 
-  const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity; NULL if none was
-  const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here; NULL if none was
+  // With Overflow drop_and_report (also cached dispatch by its handle): zeros where nothing was dropped. With fail: NULL.
+  const uint8_t* dropped;             ///< [T, K] 1 if this rank's route was dropped at capacity
+  const int64_t* dropped_per_source;  ///< [W, experts_here] routes dropped here
 } sy_dispatched_view;
 #define SWITCHYARD_DISPATCHED_VIEW_INIT                                                                                       \
   {                                                                                                                           \

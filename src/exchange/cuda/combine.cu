@@ -16,16 +16,14 @@ namespace switchyard::detail {
 
 namespace {
 
-/// One thread: what the host does not know.
-__device__ void complete(CombineParams& c, const TablesHeader& header, const float* handle_weights) {
+/// One thread: what the host does not know, into `c`, a copy of given.c.
+__device__ void complete(CombineParams& c, const CudaCombineParams& given, const TablesHeader& header) {
   c.tokens = header.tokens;
   c.rows = header.rows;
   c.num_records = header.num_records;
-  c.record_begin = header.record_begin;
-  c.tokens_of = header.tokens_of;
-  c.place.signature = mix_hash(c.place.signature, header.identity);
-  if (!header.any_weights) c.record_weight = nullptr;
-  if (!header.any_weights && c.weights == handle_weights) c.weights = nullptr;
+  c.place.signature = mix_hash(given.c.place.signature, header.identity);
+  c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
+  c.weights = header.any_weights && given.weights_given == nullptr ? given.weights_of_routes : given.weights_given;
 }
 
 /// One warp, last thing.
@@ -46,21 +44,21 @@ template <class A, bool kPushes>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
-  __shared__ __align__(16) std::byte params[sizeof(CudaCombineParams)];
+  __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
   __shared__ Standing standing;
-  auto& p = *reinterpret_cast<CudaCombineParams*>(params);
-  copy_to_shared(given, p);
-  if (!begin_block(given.c.call, given.words, given.state, p.c.call, standing, given.header)) return;
+  auto& c = *reinterpret_cast<CombineParams*>(params);
+  copy_to_shared(given.c, c);
+  if (!begin_block(given.c.call, given.words, given.state, c.call, standing, given.header)) return;
   CudaWarp w(dynamic_shared, shape);
   const TablesHeader& header = *given.header;
-  if (!takes_part(standing)) return do_nothing(p.c.call, standing, header, given.state, given.soft);
-  const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
-  if (threadIdx.x == 0) complete(p.c, header, p.handle_weights);
+  if (!takes_part(standing)) return do_nothing(c.call, standing, header, given.state, given.soft);
+  const KernelTrace<A> trace(w, c.call.device_trace, Event::combine, pack_launch(c.call.epoch, given.state, header.tokens));
+  if (threadIdx.x == 0) complete(c, given, header);
   __syncthreads();
-  if (!(kPushes ? combine_routes<A>(w, p.c) : combine_in_place<A>(w, p.c))) return Cuda::settle(w);
-  const bool moved = placements_agree(w, p.c.call, p.c.control, p.c.place.signature);
+  if (!(kPushes ? combine_routes<A>(w, c) : combine_in_place<A>(w, c))) return Cuda::settle(w);
+  const bool moved = placements_agree(w, c.call, c.control, c.place.signature);
   Cuda::settle(w);
-  if (w.index() == 0) end_combine(given, p.c.call, standing, moved);
+  if (w.index() == 0) end_combine(given, c.call, standing, moved);
 }
 
 template <class A>
@@ -78,7 +76,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (!takes_part(standing)) return do_nothing(p.c.call, standing, header, given.state, given.soft);
   const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
-    complete(p.c, header, given.handle_weights);
+    complete(p.c, given, header);
     p.rings = ring.rings;
     p.streams = ring.streams;
     p.send_chunk = ring.send_chunk;

@@ -68,18 +68,6 @@ std::vector<std::byte> counts_rows(const HandleData& h) {
   return rows;
 }
 
-/// Rows without a source, one range per local expert.
-std::vector<int64_t> padding_ranges(const HandleData& h) {
-  std::vector<int64_t> ranges;
-  for (size_t el = 0; el < h.first_row.size(); ++el) {
-    int64_t routes = 0;
-    for (int s = 0; s < h.counts.world; ++s) routes += h.counts.s(s, h.map.first(h.rank) + static_cast<int>(el));
-    const int64_t end = std::min(h.first_row[el] + round_up(routes, h.alignment), h.rows);
-    ranges.insert(ranges.end(), {std::min(h.first_row[el] + routes, end), end});
-  }
-  return ranges;
-}
-
 }  // namespace
 
 void upload_handle(const HandleData& h, const Tables& t, const Received& r, gpu::Stream stream) {
@@ -90,10 +78,9 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, gpu:
   header.moved = 1;
   header.identity = h.identity;
   header.any_weights = !h.record_weight.empty() || !h.weights.empty();
-  for (int s = 0; s < h.counts.world; ++s) {
-    header.record_begin[s + 1] = std::min(header.record_begin[s] + h.counts.d(s, h.rank), h.num_records);
-    header.tokens_of[s] = h.counts.tokens[static_cast<size_t>(s)];
-  }
+  const std::vector<int64_t> records = record_ranges(h);
+  std::copy(records.begin(), records.end(), header.record_begin);
+  std::copy(h.counts.tokens.begin(), h.counts.tokens.end(), header.tokens_of);
   const std::vector<int32_t> by_chunk = records_by_chunk(h);
   std::copy(by_chunk.begin(), by_chunk.end(), header.chunk_records);
   upload(t.header, std::vector<TablesHeader>{header}, stream);
@@ -116,7 +103,8 @@ void upload_handle(const HandleData& h, const Tables& t, const Received& r, gpu:
   check_cuda(gpu::wait_for_stream(stream), "copy of a handle");
 }
 
-std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, Call& call) {
+std::shared_ptr<const HandleData> CudaNormal::use_handle(Call& on, const Handle& handle) {
+  auto& call = static_cast<CudaCall&>(on);
   const HandleData& given = handle.data();
   if (given.device) {
     const std::shared_ptr<CudaRank*> maker = tables_of(given).gpu.lock();
@@ -127,17 +115,17 @@ std::shared_ptr<const HandleData> CudaNormal::device_data(const Handle& handle, 
     }
   }
   const HandleData& h = host_data(given);
-  if (call.capturing())
+  if (call.captured)
     throw Error(ErrorCode::unsupported, "a handle from the host (deserialized) cannot be used while its stream is captured");
   auto copy = std::make_shared<HandleData>(h);
   auto device = std::make_shared<CudaHandle>();
   const TablesShape shape = shape_of(h.tokens);
   const RecordLayout records{h.records_allocated, h.topk};
   const bool expert_major = h.layout == Layout::expert_major;
-  device->tables_block = allocate(static_cast<size_t>(carve_tables(nullptr, shape).bytes), Content::handle, call.at);
+  device->tables_block = take(static_cast<size_t>(carve_tables(nullptr, shape).bytes), Content::handle, call.at);
   device->tables = carve_tables(device->tables_block->data, shape);
-  device->received_block = allocate(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes),
-                                    Content::handle, call.at);
+  device->received_block = take(static_cast<size_t>(carve_received(nullptr, records, h.rows_allocated, expert_major).bytes),
+                                Content::handle, call.at);
   device->received = carve_received(device->received_block->data, records, h.rows_allocated, expert_major);
   device->gpu = gpu_.token();
   device->group = &group_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The object: memory, order of streams, facade. Calls: cuda_dispatch.cpp, cuda_combine.cpp.
+// The object: memory, order of streams, the frame of its calls. Kernels: cuda_dispatch.cpp, cuda_combine.cpp.
 #include "exchange/cuda/cuda_normal.hpp"
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include <limits>
 #include <string>
 
-#include "exchange/enum_checks.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -24,7 +23,7 @@ void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, gpu::Strea
 
 }  // namespace
 
-CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c), gpu_(gpu) {
+CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c, CountsAt::device), gpu_(gpu) {
   construct([&] {
     const DeviceGuard guard(gpu_.device());
     if (const int most = most_cuda_experts(config.layout); config.num_experts > most)
@@ -105,38 +104,45 @@ TablesShape CudaNormal::shape_of(int64_t tokens) const {
   return {world(), config.num_experts, map.count(rank()), config.topk, tokens, config.layout == Layout::expert_major};
 }
 
-CudaNormal::Call::Call(CudaNormal& object, void* given, int num_sms, Operation operation) {
-  launch = normal_launch(object.tuned_, operation == Operation::combine, num_sms, object.gpu_.max_blocks());
-  if (object.through_rings()) launch.warps = kMoveWarps;
-  context = object.gpu_.context(bounded_ns(object.group_.options.timeout), operation);
-  context.moved = object.order_->moved();
-  at = object.order_->begin(static_cast<gpu::Stream>(given));
-  words = object.gpu_.words(capturing());
+std::unique_ptr<NormalImpl::Call> CudaNormal::begin(const Frame& frame) {
+  auto call = std::make_unique<CudaCall>(gpu_.device());
+  gpu_.check_sms(frame.options, frame.num_sms);
+  for (const Operand& operand : frame.operands) gpu_.check_pointer(operand.name, operand.data, operand.alignment);
+  call->launch = normal_launch(tuned_, frame.operation == Operation::combine, frame.num_sms, gpu_.max_blocks());
+  if (through_rings()) call->launch.warps = kMoveWarps;
+  call->context = gpu_.context(bounded_ns(group_.options.timeout), frame.operation);
+  call->context.moved = order_->moved();
+  call->at = order_->begin(static_cast<gpu::Stream>(frame.stream));
+  call->captured = call->at.capture.active;
+  call->words = gpu_.words(call->captured);
+  call->pushes_anyway = call->launch.blocks >= kPushFrom;
+  for (const Operand& operand : frame.operands) use(operand.data, *call);
+  return call;
 }
 
-void CudaNormal::end(const Call& call) {
+void CudaNormal::end(Call& given) {
+  const auto& call = static_cast<const CudaCall&>(given);
   order_->end(call.at, call.launch.blocks * call.launch.warps);
-  if (call.capturing()) return;
+  if (call.captured) return;
   pool_->set_last_call(order_->last());
   for (const std::shared_ptr<CudaBlock>& block : call.foreign) block->used_until(order_->last());
+  if (call.made) call.made->until = order_->last();
 }
 
-void CudaNormal::use(const std::shared_ptr<CudaBlock>& block, Call& call) const {
+void CudaNormal::use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const {
   if (!block || !block->pool) return;
-  if (call.capturing())
+  if (call.captured)
     block->used_in(call.at.capture, call.stream());
   else if (block->pool != pool_)
     call.foreign.push_back(block);
 }
 
-void CudaNormal::use(std::initializer_list<const void*> addresses, Call& call) const {
-  for (const void* p : addresses) {
-    const std::shared_ptr<MemoryHolder> holder = p ? gpu_.holders().find(p) : nullptr;
-    if (const auto block = std::dynamic_pointer_cast<CudaBlock>(holder))
-      use(block, call);
-    else if (holder && call.capturing())
-      keep_in_graph(holder, call.at.capture.graph);
-  }
+void CudaNormal::use(const void* address, CudaCall& call) const {
+  const std::shared_ptr<MemoryHolder> holder = address ? gpu_.holders().find(address) : nullptr;
+  if (const auto block = std::dynamic_pointer_cast<CudaBlock>(holder))
+    use(block, call);
+  else if (holder && call.captured)
+    keep_in_graph(holder, call.at.capture.graph);
 }
 
 GraphArena& CudaNormal::arena_of(const CaptureState& capture) {
@@ -148,20 +154,17 @@ GraphArena& CudaNormal::arena_of(const CaptureState& capture) {
 }
 
 std::shared_ptr<CudaBlock> CudaNormal::checked_block(std::shared_ptr<CudaBlock> block, size_t bytes) {
-  if (!block)
-    throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": the output pool has no room for " +
-                                               std::to_string(bytes) + " bytes: " + pool_->describe() +
-                                               " (destroy outputs, or raise NormalConfig::pool_bytes)");
+  if (!block) throw_pool_exhausted(bytes, pool_->describe());
   if (block->data) gpu_.holders().remember(block->data, block->bytes, block);
   return block;
 }
 
-std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, Content content, const CallStream& at) {
-  if (!at.capture.active) return allocate(bytes, content, Taker{Taker::Kind::call, at.stream, at.id});
+std::shared_ptr<CudaBlock> CudaNormal::take(size_t bytes, Content content, const CallStream& at) {
+  if (!at.capture.active) return take(bytes, content, Taker{Taker::Kind::call, at.stream, at.id});
   return checked_block(pool_->take(bytes, content, at.stream, arena_of(at.capture)), bytes);
 }
 
-std::shared_ptr<CudaBlock> CudaNormal::allocate(size_t bytes, Content content, const Taker& taker) {
+std::shared_ptr<CudaBlock> CudaNormal::take(size_t bytes, Content content, const Taker& taker) {
   return checked_block(pool_->take(bytes, content, taker), bytes);
 }
 
@@ -171,24 +174,17 @@ void CudaNormal::use_graph_memory(std::shared_ptr<void> memory) {
   shared_arena_ = std::static_pointer_cast<GraphArena>(std::move(memory));
 }
 
-RowBuffer CudaNormal::allocate_rows(const Handle& handle, DType type, const RowStream& on) {
-  group_.check_usable("allocate_rows");
-  check_handle(handle);
-  check_combining_type("allocate_rows: type", type);
-  const int64_t rows = handle.data().rows_allocated;
-  const size_t bytes = static_cast<size_t>(rows) * static_cast<size_t>(config.hidden) * dtype_bytes(type);
+std::shared_ptr<OutputBlock> CudaNormal::allocate(Call& call, size_t bytes, Content content) {
+  return take(bytes, content, static_cast<const CudaCall&>(call).at);
+}
+
+std::shared_ptr<OutputBlock> CudaNormal::allocate_for(const RowStream& on, size_t bytes) {
   const DeviceGuard guard(gpu_.device());
-  std::shared_ptr<CudaBlock> block;
-  if (!on.named) {
-    block = allocate(bytes, Content::rows, Taker{Taker::Kind::nobody});
-  } else {
-    auto* const stream = static_cast<gpu::Stream>(on.stream);
-    const CaptureState capture = capture_of(stream);
-    block = capture.active ? allocate(bytes, Content::rows, CallStream{stream, capture})
-                           : allocate(bytes, Content::rows, Taker{Taker::Kind::stream, stream, stream_id(stream)});
-  }
-  const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
-  return RowBuffer(std::move(block), view);
+  if (!on.named) return take(bytes, Content::rows, Taker{Taker::Kind::nobody});
+  auto* const stream = static_cast<gpu::Stream>(on.stream);
+  const CaptureState capture = capture_of(stream);
+  return capture.active ? take(bytes, Content::rows, CallStream{stream, capture})
+                        : take(bytes, Content::rows, Taker{Taker::Kind::stream, stream, stream_id(stream)});
 }
 
 CallStatistics CudaNormal::last_call() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on a GPU: checks, memory, order of streams, launches. The algorithms are in protocol/ and plan.cu.
+// Normal mode on a GPU: memory, order of streams, launches, waiting for counts. The calls: normal_calls.cpp; the algorithms:
+// protocol/ and plan.cu.
 #pragma once
 
 #include <memory>
@@ -45,90 +46,75 @@ class CudaNormal final : public NormalImpl {
   CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& config);
   ~CudaNormal() override;
 
-  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& options) override;
-  Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) override;
-  RowBuffer allocate_rows(const Handle& handle, DType type, const RowStream& stream) override;
   std::shared_ptr<void> make_graph_memory() override;
   void use_graph_memory(std::shared_ptr<void> memory) override;
-  void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights) override;
   CallStatistics last_call() override;
 
  private:
-  /// One collective call from its checks to its last launch. Makes the device current.
-  struct Call {
-    /// Orders `stream` after this object's last call and after foreign users of freed blocks.
-    Call(CudaNormal& object, void* stream, int num_sms, Operation operation);
-    bool capturing() const { return at.capture.active; }
+  struct CudaCall final : Call {
+    explicit CudaCall(int device) : guard(device) {}
     gpu::Stream stream() const { return at.stream; }
+    const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;
-    CallContext context;
     RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
-  };
-  struct Outputs {
-    std::shared_ptr<CudaBlock> rows, received;
-    Received carved;
-    Placement place{};
-    std::exception_ptr error;
+    // Of a fresh dispatch.
+    PlanParams plan;
+    std::shared_ptr<CudaBlock> received;
+    Received carved;             ///< `received`
+    CudaHandle* made = nullptr;  ///< whose end is the call's
   };
 
-  // cuda_normal.cpp
+  // cuda_normal.cpp: memory, and the frame of every call.
+  std::unique_ptr<Call> begin(const Frame& frame) override;
+  void end(Call& call) override;
+  std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
+  std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) override;
   TablesShape shape_of(int64_t tokens) const;
-  void end(const Call& call);
   /// The call uses `block`, which may be another object's.
-  void use(const std::shared_ptr<CudaBlock>& block, Call& call) const;
-  /// The same for what lies at these addresses, if it is memory of the library.
-  void use(std::initializer_list<const void*> addresses, Call& call) const;
+  void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
+  /// The same for what lies at this address, if it is memory of the library.
+  void use(const void* address, CudaCall& call) const;
   /// The memory of the graph that is captured.
   GraphArena& arena_of(const CaptureState& capture);
-  /// Of a dispatch: no more multiprocessors than are of use.
-  void spare_sms(Call& call, bool quantize) const;
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
-  std::shared_ptr<CudaBlock> allocate(size_t bytes, Content content, const CallStream& at);
-  std::shared_ptr<CudaBlock> allocate(size_t bytes, Content content, const Taker& taker);
+  std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const CallStream& at);
+  std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
   std::shared_ptr<CudaBlock> checked_block(std::shared_ptr<CudaBlock> block, size_t bytes);
   ObjectState* state() const { return state_.as<ObjectState>(); }
-  bool through_rings() const { return config.staging == Staging::ring; }
   RingParts ring_parts() const;
   void build();
   void make_pool();
 
-  // cuda_combine.cpp
-  /// `error`: this rank cannot take part, and all ranks' calls move nothing.
-  void enqueue_combine(Call& call, const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
-                       float* out_weights, std::exception_ptr& error);
-
-  /// Says where this rank's outputs are, and takes temporary blocks for what must be staged; they go back to the pool when the
-  /// call has been enqueued, because later calls of this object come after it.
-  std::vector<std::shared_ptr<CudaBlock>> stage_outputs(const Call& call, const HandleData& h, CombineOrder order,
-                                                        CudaCombineParams& p, std::exception_ptr& error);
-
   // cuda_dispatch.cpp
-  void enqueue_dispatch(Call& call, const ConstRows& x, const ExpertIds& ids, const float* weights,
-                        const DispatchOptions& options, const RowFormat& format, uint64_t sig, std::shared_ptr<HandleData>& h,
-                        Outputs& outputs);
-  std::shared_ptr<HandleData> new_handle(int64_t tokens, const Call& call, std::exception_ptr& error);
-  PlanParams plan_params(const Call& call, const CudaHandle& handle, const ExpertIds& ids, const float* weights,
-                         const DispatchOptions& options, uint64_t sig) const;
-  CudaDispatchParams move_params(const Call& call, const HandleData& h, const ConstRows& x, const RowFormat& format,
-                                 const DispatchOptions& options, const Outputs& outputs, uint64_t sig, bool fresh) const;
-  /// The kernel that moves rows. `after_plan`: as in launch_dispatch.
-  void launch_move(const Call& call, const CudaDispatchParams& params, const Outputs& outputs, bool after_plan) const;
-  /// SizePolicy::exact: waits for the plan. False: the call was left out, and `error` says why.
-  bool read_counts(const Call& call, HandleData& h, std::exception_ptr& error);
-  void choose_sizes(HandleData& h, const DispatchOptions& options) const;
-  /// Takes blocks for rows and, if `fresh`, for what comes with them; says where, or why not.
-  Outputs offer_blocks(const Call& call, const RowFormat& format, const HandleData& h, bool fresh, uint64_t sig);
-  Dispatched deliver(const std::shared_ptr<const HandleData>& h, const Outputs& outputs, const RowFormat& format) const;
+  std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) override;
+  void take_output(Call& call, Dispatch& d) override;
+  void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
+  bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
+  void move(Call& call, Dispatch& d, const MoveShape& shape) override;
+  HandleArrays arrays_of(const HandleData& h) const override;
+  PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
+  MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
+  /// Of a launch of so many blocks.
+  MoveWork move_work(const MoveShape& shape, int blocks) const;
+  CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
   static const CudaHandle& tables_of(const HandleData& h);
-  /// The handle's data with tables on this GPU; uploads those of a handle from the host (serialized, or of a CPU group).
-  std::shared_ptr<const HandleData> device_data(const Handle& handle, Call& call);
+
+  // cuda_combine.cpp
+  void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options, const SumStaging& staging,
+           const std::exception_ptr& error) override;
+  SumWork sum_work(const SumShape& shape, int blocks) const;
+  CudaCombineParams sum_params(const CudaCall& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
+                               const SumStaging& staging, const std::exception_ptr& error) const;
+
+  // cuda_handle.cpp
+  /// Uploads the tables of a handle from the host (serialized, or of a CPU group).
+  std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
 
   CudaRank& gpu_;
   TuningValues tuned_;
   uint64_t heap_offset_ = 0;
-  ControlLayout control_;
   std::byte* pool_base_ = nullptr;  ///< what the pool's offsets count from: this rank's segment, or private_pool_
   std::shared_ptr<CudaPool> pool_;
   std::weak_ptr<GraphArena> arena_;           ///< of the capture under way, or the last one

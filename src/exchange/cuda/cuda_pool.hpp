@@ -19,9 +19,6 @@ namespace switchyard::detail {
 class CudaPool;
 class GraphArena;
 
-/// What a block holds. What a handle needs survives Group::sleep. Staging is touched by calls of the object only.
-enum class Content : uint8_t { rows, handle, staging };
-
 /// Work that the next user of a free range comes after.
 struct StreamUse {
   Point point;

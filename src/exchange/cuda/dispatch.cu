@@ -19,11 +19,11 @@ namespace switchyard::detail {
 namespace {
 
 /// Records beyond those received get -1 and weight 0; so do the sources of rows beyond those delivered, and of padding.
-__device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows, int64_t num_records) {
-  const Received& r = p.received;
+__device__ void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int64_t rows, int64_t num_records) {
+  const Received& r = rest.received;
   if (r.records == nullptr) return;
   const int64_t thread = static_cast<int64_t>(w.index()) * kLanes + threadIdx.x % kLanes, step = int64_t{w.total()} * kLanes;
-  if (p.d.layout == Layout::rank_major) {
+  if (layout == Layout::rank_major) {
     auto* token = reinterpret_cast<int32_t*>(r.records + r.layout.token_at());
     auto* route = reinterpret_cast<int32_t*>(r.records + r.layout.route_at());
     auto* weight = reinterpret_cast<float*>(r.records + r.layout.weight_at());
@@ -38,9 +38,9 @@ __device__ void fill_rest(CudaWarp& w, const CudaDispatchParams& p, int64_t rows
     r.row_source[row] = -1;
     r.row_weight[row] = 0.0f;
   };
-  for (int64_t row = rows + thread; row < p.rows_allocated; row += step) clear(row);
-  for (int64_t i = thread; i < p.num_ranges; i += step)
-    for (int64_t row = p.padding[2 * i]; row < p.padding[2 * i + 1]; ++row) clear(row);
+  for (int64_t row = rows + thread; row < rest.rows_allocated; row += step) clear(row);
+  for (int64_t i = thread; i < rest.num_ranges; i += step)
+    for (int64_t row = rest.padding[2 * i]; row < rest.padding[2 * i + 1]; ++row) clear(row);
 }
 
 /// The tables of a cached dispatch, which an earlier one made.
@@ -48,7 +48,7 @@ __device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p
 
 /// What ranks compare: a cached dispatch is of the dispatch that made its tables, which the host does not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
-  return p.d.with_records ? p.signature : mix_hash(p.signature, header.identity);
+  return p.d.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
 }
 
 /// One warp, last thing, after all warps have read the header.
@@ -84,17 +84,17 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) {
     p.d.tokens = header.tokens;
-    p.signature = p.place.signature = signature_of(given, header);
+    p.place.signature = signature_of(given, header);
   }
   __syncthreads();
   if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
   bool moves = header.status == 0;
   if (moves) {
     if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
-    moves = placements_agree(w, call, p.d.control, p.signature);
+    moves = placements_agree(w, call, p.d.control, p.place.signature);
   }
   if (moves) {
-    fill_rest(w, p, header.rows, header.num_records);
+    fill_rest(w, p.d.layout, p.rest, header.rows, header.num_records);
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     // The call is over when all warps have begun: see dispatch_direct.
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     moves = placements_agree(w, call, p.d.control, signature);
   }
   if (moves) {
-    fill_rest(w, given, header.rows, header.num_records);
+    fill_rest(w, given.d.layout, given.rest, header.rows, header.num_records);
     const bool ok = dispatch_ring<A>(w, p);
     Cuda::settle(w);
     if (!ok) return;

@@ -26,7 +26,7 @@ inline constexpr int kPushFrom = 40;
 /// With so many or more, expert-major calls leave the link to some of them, and the local work to the others.
 inline constexpr int kApartFrom = 16;
 
-/// Counts, their exchange, addresses: everything that depends on routing.
+/// Counts, their exchange, addresses: everything that depends on routing. Set by CudaNormal::plan_params.
 struct PlanParams {
   CallContext call;  ///< all but the epoch
   RankWords words;
@@ -55,32 +55,42 @@ struct PlanParams {
   SoftFault* soft = nullptr;
 };
 
-struct CudaDispatchParams {
-  DispatchParams d;  ///< all but the epoch and what the tables' header holds
-  RankWords words;
-  ObjectState* state = nullptr;
-  TablesHeader* header = nullptr;
-  bool offers_place = false;  ///< this kernel publishes `place`
-  Placement place{};
-  uint64_t signature = 0;  ///< cached dispatch: without the identity of the dispatch that made the tables
-  SoftFault* soft = nullptr;
-  // Filled beyond what arrives.
+/// What a dispatch fills beyond what arrives.
+struct FillRest {
   Received received;  ///< records null: cached dispatch, or nothing to receive
   int64_t rows_allocated = 0;
   const int64_t* padding = nullptr;  ///< expert-major: [num_ranges, 2] rows without a source
   int num_ranges = 0;
 };
 
+/// Set by CudaNormal::move_params. The kernel completes MoveStart by the epoch and the tables' header, which a plan has
+/// written, and place.signature of a cached dispatch by the identity of the dispatch that made the tables.
+struct CudaDispatchParams {
+  DispatchParams d;
+  RankWords words;
+  ObjectState* state = nullptr;
+  TablesHeader* header = nullptr;
+  bool offers_place = false;  ///< this kernel publishes `place`
+  Placement place{};
+  SoftFault* soft = nullptr;
+  FillRest rest;
+};
+
+/// Set by CudaNormal::sum_params. The kernel completes SumStart by the epoch and the tables' header, and place.signature by the
+/// identity of the dispatch that made the tables.
 struct CudaCombineParams {
-  CombineParams c;  ///< all but the epoch and what the tables' header holds, which also completes place.signature
-  const float* handle_weights = nullptr;  ///< c.weights, if they are the handle's: unused if dispatch got none
+  CombineParams c;
   RankWords words;
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;
+  // Weights, see NormalImpl::SumWeights; those of the tables are unused if no rank gave any to the dispatch.
+  const float* weights_of_records = nullptr;
+  const float* weights_of_routes = nullptr;
+  const float* weights_given = nullptr;
 };
 
-/// Of both under ring staging, besides.
+/// Of both under ring staging, besides. Set by CudaNormal::ring_parts.
 struct RingParts {
   RingLayout rings;
   RingStream* streams = nullptr;  ///< [rings.num_streams()]

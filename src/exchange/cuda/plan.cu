@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan on the device: each block counts a range of tokens, the last one to finish sends the rank's counts to all ranks, and
-// every block then turns the gathered counts into addresses for its tokens. The results equal src/plan's.
+// every block then turns the gathered counts into addresses for its tokens. What is decided is in plan/decisions.hpp, for the
+// host's plan too; the results are equal.
 //
 // Progress: every block waits for the counts of all ranks, its own included, and those are sent by the last block to arrive. So
 // all blocks must be able to run at the same time; the launcher keeps the grid to one block per multiprocessor. Other kernels
@@ -14,6 +15,7 @@
 #include "base/mix_hash.hpp"
 #include "exchange/cuda/kernel_frame.cuh"
 #include "exchange/cuda/plan_view.cuh"
+#include "plan/decisions.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -187,22 +189,20 @@ __device__ void place_experts(PlanView& v) {
       if (el < here) v.start[first + el] = static_cast<int32_t>(row + before);
       carry += __shfl_sync(kAllLanes, until, kLanes - 1);
       if (d != rank || blockIdx.x != 0 || el >= here) continue;
-      const int64_t capacity = p.capacity, rows_end = PlanView::min64(row + padded, capacity);
       int64_t kept = 0, at = row;
       for (int s = 0; s < world; ++s) {
         const int64_t count = v.routes_of(s)[first + el];
-        const int64_t fits = PlanView::min64(capacity > at ? capacity - at : 0, count);
+        const int64_t fits = kept_of(at, count, p.capacity);
         p.tables.dropped_here[static_cast<int64_t>(s) * here + el] = count - fits;
         kept += fits;
         at += count;
       }
-      const int64_t first_row = PlanView::min64(row, capacity);
-      const int64_t aligned = PlanView::min64(round_up(kept, p.alignment), rows_end > first_row ? rows_end - first_row : 0);
-      p.tables.first_row[el] = first_row;
+      const ExpertRows rows = expert_rows(row, total, kept, p.alignment, p.capacity);
+      p.tables.first_row[el] = rows.first;
       p.tables.kept[el] = kept;
-      p.tables.aligned[el] = aligned;
-      p.tables.padding[2 * el] = PlanView::min64(row + total, rows_end);
-      p.tables.padding[2 * el + 1] = rows_end;
+      p.tables.aligned[el] = rows.aligned;
+      p.tables.padding[2 * el] = rows.padding_begin;
+      p.tables.padding[2 * el + 1] = rows.padding_end;
     }
     if (v.lane == 0) v.b.needed[d] = carry;
   }
@@ -226,15 +226,14 @@ __device__ void count_experts_here(const PlanView& v) {
 __device__ void write_header(const PlanView& v) {
   TablesHeader& h = *v.p.tables.header;
   const int world = v.p.map.world, rank = v.b.call.rank();
-  const int64_t capacity = v.p.capacity;
   int64_t records = 0;
   for (int s = 0; s < world; ++s) records += v.gathered[s * world + rank];
-  const int64_t kept = v.expert_major() ? records : PlanView::min64(records, capacity);
-  h.num_records = kept;
-  h.rows = PlanView::min64(v.expert_major() ? v.b.needed[rank] : records, capacity);
+  const ReceivedSizes sizes = received_sizes(v.expert_major(), v.b.needed[rank], records, v.p.capacity);
+  h.num_records = sizes.records;
+  h.rows = sizes.rows;
   int64_t at = 0;
   for (int s = 0; s <= world; ++s) {
-    h.record_begin[s] = PlanView::min64(at, kept);
+    h.record_begin[s] = record_begin_of(at, sizes.records);
     if (s < world) {
       at += v.gathered[s * world + rank];
       h.tokens_of[s] = v.head(s)->tokens;
@@ -266,7 +265,7 @@ __device__ void write_route_rows(PlanView& v) {
         __syncwarp();  // all have read before the last one counts on
         if (id >= 0 && (same >> v.lane) == 1u) v.hist[v.warp * experts + id] = row + 1;
         if (id < -1) return;
-        if (id >= 0 && row >= v.b.capacity[v.p.map.owner(id)]) {
+        if (id >= 0 && !keeps(row, v.b.capacity[v.p.map.owner(id)])) {
           row = -1;
           v.p.tables.ids[r] = -2 - id;
           v.p.tables.dropped[r] = 1;
@@ -332,7 +331,7 @@ __device__ void write_sends(PlanView& v) {
       if (v.lane == 0) v.touching[v.warp * world + d] += __popc(all);
       __syncwarp();
       if (!touches) continue;
-      if (v.expert_major() || record < v.b.capacity[d]) {
+      if (v.expert_major() || keeps(record, v.b.capacity[d])) {
         out[n++] = SendEntry{d, v.expert_major() ? -1 : record, record};
       } else {
         refused |= uint64_t{1} << d;
@@ -358,7 +357,7 @@ __device__ void check_capacities(PlanView& v) {
   if (threadIdx.x == 0) {
     v.b.overflow = -1;
     for (int d = world - 1; v.p.fail_on_overflow && d >= 0; --d)
-      if (v.b.needed[d] > v.b.capacity[d]) v.b.overflow = d;
+      if (overflows(v.b.needed[d], v.b.capacity[d])) v.b.overflow = d;
   }
 }
 
@@ -416,7 +415,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   }
   if (threadIdx.x == 0) {
     int64_t tokens = p.tokens;
-    if (p.device_tokens != nullptr) tokens = PlanView::min64(*p.device_tokens > 0 ? *p.device_tokens : 0, p.tokens);
+    if (p.device_tokens != nullptr) tokens = least(*p.device_tokens > 0 ? *p.device_tokens : 0, p.tokens);
     block.tokens = tokens;
     block.tokens_per_warp = tokens_per_warp(tokens, gridDim.x);
     block.first_token = static_cast<int64_t>(blockIdx.x) * kPlanWarps * block.tokens_per_warp;

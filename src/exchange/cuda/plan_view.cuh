@@ -6,6 +6,7 @@
 
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/cuda/launch.hpp"
+#include "plan/decisions.hpp"
 
 namespace switchyard::detail {
 
@@ -53,12 +54,11 @@ struct PlanView {
   int32_t* gathered;  ///< first the counts that this rank sends, [W + E]; then D: [W, W] tokens of source s that touch rank d
   int lane, warp;
 
-  __device__ int64_t begin() const { return min64(b.first_token + warp * b.tokens_per_warp, b.tokens); }
+  __device__ int64_t begin() const { return least(b.first_token + warp * b.tokens_per_warp, b.tokens); }
   __device__ int64_t end() const {
-    const int64_t block_end = min64(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
-    return min64(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
+    const int64_t block_end = least(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
+    return least(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
   }
-  __device__ static int64_t min64(int64_t a, int64_t c) { return a < c ? a : c; }
   __device__ int32_t id(int64_t f) const {
     const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
     return raw >= 0 && raw < p.map.experts ? static_cast<int32_t>(raw) : -1;
