@@ -100,6 +100,7 @@ class Lane {
   void step();
   void forward(Normal& o, bool again);
   switchyard::Dispatched layer(Normal& o, const LayerCall& call);
+  void* comm_of(bool captured) const;
   void compute(Normal& o, const LayerCall& call, const switchyard::Dispatched& d, const switchyard::Rows& y);
   void keep(Normal& o, switchyard::Dispatched d);
   void overflow(Normal& o, bool drop);

@@ -51,9 +51,15 @@ void Lane::forward(Normal& o, bool again) {
   keep(o, std::move(d));
 }
 
+/// Where a layer's calls go.
+void* Lane::comm_of(bool captured) const {
+  const bool one = captured && !life_.captures_two_streams();
+  return one || all(4) % 4 == 0 ? compute_ : comm_;
+}
+
 /// Dispatch, experts, combine and the judge: the calls on one stream, the rest on another, or all on one.
 Dispatched Lane::layer(Normal& o, const LayerCall& call) {
-  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
+  void* const comm = comm_of(call.captured);
   const bool on_device = call.captured && kCuda;
   const int64_t tokens = on_device ? call.form.max_tokens : call.form.tokens(call.routed(), rank());
   DispatchOptions options = call.options;
@@ -205,7 +211,7 @@ void Lane::by_ledger() {
 /// way 0: two calls; 1: halves with work between them; 2: the experts in combine; 3: all in one launch.
 void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n, int way) {
   make_inputs(form, arrays, n);
-  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
+  void* const comm = comm_of(n.replays != nullptr);
   LowLatencyExchange& exchange = *low_latency_;
   place_.order(compute_, comm);
   const ConstRows x = rows_of(arrays, form.max_tokens);

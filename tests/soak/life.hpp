@@ -8,7 +8,7 @@
 
 namespace soak {
 
-inline constexpr int kLanes = 2;  ///< of each rank, each with a thread, a group, objects and streams of its own
+inline constexpr int kMostLanes = 2;  ///< of each rank, each with a thread, a group, objects and streams of its own
 
 enum class End { in_order, throws, killed };
 inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
@@ -20,10 +20,15 @@ struct Life {
   uint64_t seed = 0;
   int world = 2;
   bool processes = false;
+  int lanes = kMostLanes;
   int steps = 0;   ///< of each lane
   int hidden = 0;  ///< columns of a row
   End end = End::in_order;
   int victim = 0, victim_lane = 0, last_step = 0;  ///< who ends before the others, and when
+
+  /// A graph of calls on two streams has branches, which CUDA puts into hardware queues that it also gives to other streams. A
+  /// kernel of another lane that waits for peers may then keep the branch from running, and on the peer the other way round.
+  bool captures_two_streams() const { return lanes == 1; }
 };
 
 /// Of numbers that must be equal on all ranks, and of numbers of one rank.
@@ -43,12 +48,13 @@ inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, in
   life.seed = seed;
   life.world = world;
   life.processes = processes && (!threads || draw(seed, 1) % 2 == 0);
+  life.lanes = draw(seed, 8) % 4 == 0 ? 1 : kMostLanes;
   life.steps = fewest_steps + static_cast<int>(draw(seed, 2) % static_cast<uint64_t>(3 * fewest_steps));
   life.hidden = widths[draw(seed, 3) % 3];
   const uint64_t way = draw(seed, 4) % 4;
   life.end = world == 1 || way < 2 ? End::in_order : way == 2 || !life.processes ? End::throws : End::killed;
   life.victim = static_cast<int>(draw(seed, 5) % static_cast<uint64_t>(world));
-  life.victim_lane = static_cast<int>(draw(seed, 6) % kLanes);
+  life.victim_lane = static_cast<int>(draw(seed, 6) % static_cast<uint64_t>(life.lanes));
   life.last_step = 1 + static_cast<int>(draw(seed, 7) % static_cast<uint64_t>(life.steps - kStepsToHear));
   return life;
 }

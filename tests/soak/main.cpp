@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A serving worker, soaked: life after life of ranks that make random calls of all modes on two lanes each, in and outside of
+// A serving worker, soaked: life after life of ranks that make random calls of all modes on one or two lanes each, in and outside of
 // lazily captured graphs, with rows that exceed capacities, pools that are full, garbage collectors, forked helpers, another
 // library's collectives, and ranks that throw or are killed. Every result is judged. Ends with what was done, or with the
 // number of the life that failed and what was wrong.
@@ -19,7 +19,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using soak::End;
-using soak::kLanes;
 using soak::Life;
 using soak::Report;
 using Counts = std::map<std::string, uint64_t>;
@@ -100,14 +99,14 @@ GroupOptions group_options(const Life& life) {
   options.backend = soak::kBackend;
   options.heap_bytes = soak::heap_bytes_of(life);
   options.timeout = 30s;
-  options.num_sms = soak::num_sms_for(life.world, kLanes);
+  options.num_sms = soak::num_sms_for(life.world, life.lanes);
   return options;
 }
 
 /// The ranks `ranks` of the life, all lanes, in this process. \throws std::runtime_error with all that is wrong.
 void run_here(const Life& life, const std::vector<int>& ranks, const std::string& store, const ChildRank& child) {
   const GroupOptions options = group_options(life);
-  std::array<std::vector<Group>, kLanes> groups;
+  std::array<std::vector<Group>, soak::kMostLanes> groups;
   if (!life.processes) {
     for (auto& lane : groups) lane = Group::in_process(life.world, options);
   }
@@ -117,8 +116,8 @@ void run_here(const Life& life, const std::vector<int>& ranks, const std::string
   std::vector<std::unique_ptr<std::barrier<>>> meets;
   std::vector<std::thread> threads;
   for (const int rank : ranks) {
-    std::barrier<>& meet = *meets.emplace_back(std::make_unique<std::barrier<>>(kLanes));
-    for (int lane = 0; lane < kLanes; ++lane) {
+    std::barrier<>& meet = *meets.emplace_back(std::make_unique<std::barrier<>>(life.lanes));
+    for (int lane = 0; lane < life.lanes; ++lane) {
       threads.emplace_back([&, rank, lane] {
         soak::Report report;
         const std::string text = run_lane(life, rank, lane, meet, report, [&] {
@@ -172,7 +171,7 @@ bool live(const Life& life, Counts& total) {
 
 std::string text_of(const Life& life) {
   return std::string(life.processes ? "processes" : "threads") + ", " + std::to_string(life.steps) + " steps, " +
-         std::to_string(life.hidden) + " columns, ends " + name_of(life.end) +
+         std::to_string(life.hidden) + " columns, " + std::to_string(life.lanes) + (life.lanes == 1 ? " lane" : " lanes") + ", ends " + name_of(life.end) +
          (life.end == End::in_order ? ""
                                     : " (rank " + std::to_string(life.victim) + ", lane " + std::to_string(life.victim_lane) +
                                           ", step " + std::to_string(life.last_step) + ")");
