@@ -56,9 +56,10 @@ struct DeviceParts {
   std::unique_ptr<DeviceRank> rank;
 };
 
-/// Gives the memory and the device of a rank back. That may wait for all that runs on the GPU, also for kernels of other
-/// libraries which may never end; after a second a thread goes on with it, and what it holds is freed later or with the
-/// process.
+/// Gives the memory and the device of a rank back, whose calls have ended. Where other groups of the process live, nothing that
+/// waits for the GPU is called: a lane that ends must not keep another from launching. The last one frees what they left, and
+/// that waits for all that runs on the GPU, also for kernels of other libraries which may never end; after a second a thread
+/// goes on with it.
 void end_device(DeviceParts parts) noexcept;
 /// Collective; a process per rank.
 DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options);

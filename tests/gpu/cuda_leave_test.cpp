@@ -37,20 +37,37 @@ struct LastingGate {
   cudaStream_t stream = nullptr;
 };
 
-/// A group of one rank with an object and a call, whose GPU still runs the gate's kernel when it ends.
+/// A group of one rank with an object.
+class Lane {
+ public:
+  Lane()
+      : groups_(Group::in_process(1, options(config_))), me_(groups_[0], failures_, meeting_), exchange_(groups_[0], config_) {}
+  void round() {
+    me_.round(exchange_, *case_, 0);
+    require(!failures_.any(), "a call went wrong");
+  }
+
+ private:
+  static GroupOptions options(const NormalConfig& config) {
+    GroupOptions options;
+    options.backend = kBackend;
+    options.heap_bytes = heap_for(config, 1) + kBig;
+    options.num_sms = 32;
+    return options;
+  }
+  std::shared_ptr<const Case> case_ = make_case(gpu_scenario("beside a kernel that stays", 1, Layout::rank_major, 20));
+  NormalConfig config_ = make_config(*case_);
+  Failures failures_;
+  Meeting meeting_{1};
+  std::vector<Group> groups_;
+  Station me_;
+  NormalExchange exchange_;
+};
+
+/// A lane whose GPU still runs the gate's kernel when it ends.
 void live_beside(const LastingGate& beside, std::chrono::nanoseconds limit) {
-  const auto c = make_case(gpu_scenario("beside a kernel that stays", 1, Layout::rank_major, 20));
-  const NormalConfig config = make_config(*c);
-  GroupOptions options;
-  options.backend = kBackend;
-  options.heap_bytes = heap_for(config, 1) + kBig;
-  Failures failures;
-  Meeting meeting(1);
-  std::vector<Group> groups = Group::in_process(1, options);
-  Station me(groups[0], failures, meeting);
-  NormalExchange exchange(groups[0], config);
-  me.round(exchange, *c, 0);
-  require(!failures.any(), "a call beside nothing went wrong");
+  Lane lane;
+  lane.round();
   beside.gate.close(beside.stream, limit);
   require(cudaStreamQuery(beside.stream) == cudaErrorNotReady, "the gate did not close");
 }
@@ -68,6 +85,20 @@ TEST(GpuLeave, DoesNotWaitForKernelsOfOthers) {
     must(cudaStreamSynchronize(beside.stream), "cudaStreamSynchronize");
     for (int tries = 0; tries < 2000 && free_memory() + kBig / 2 < before; ++tries) std::this_thread::sleep_for(5ms);
     require(free_memory() + kBig / 2 >= before, "the group's memory was never freed");
+  });
+}
+
+TEST(GpuLeave, AnotherLaneGoesOn) {
+  isolated([] {
+    const LastingGate beside;
+    Lane stays;
+    stays.round();
+    live_beside(beside, 30s);
+    stays.round();
+    require(cudaStreamQuery(beside.stream) == cudaErrorNotReady, "a lane could not go on while another ended");
+    beside.gate.open();
+    must(cudaStreamSynchronize(beside.stream), "cudaStreamSynchronize");
+    stays.round();
   });
 }
 

@@ -102,6 +102,14 @@ Lane::Lane(const Life& life, int lane, Group group, Report& report)
   make_objects();
 }
 
+Lane::~Lane() {
+  try {
+    if (compute_) place_.finish(compute_);
+  } catch (const std::exception&) {
+    // Nothing runs without a context.
+  }
+}
+
 void Lane::make_objects() {
   for (const NormalConfig& config : normal_configs(life_)) normals_.push_back(std::make_unique<Normal>(*group_, config));
   low_latency_.emplace(*group_, low_latency_config(life_));

@@ -41,6 +41,8 @@ class Lane {
   Lane(const Life& life, int lane, switchyard::Group group, Report& report);
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
+  /// Waits for its own kernels, which may read rows that go now.
+  ~Lane();
 
   /// Before run(), while no lane of the process has calls that wait.
   void capture_graphs();

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routes that were kept, counted after a dispatch. It waits for nobody.
+#include "arch/cuda/cuda_arch.cuh"
 #include "exchange/cuda/launch.hpp"
 
 namespace switchyard::detail {
 
 namespace {
 
-/// One block. Rank-major with drops.
+/// One block. Rank-major with drops. Of a group that has failed neither the header nor the records need have been written.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
-  if (h.moved == 0) return;
+  if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;
   const int here = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
   auto* counts = reinterpret_cast<unsigned long long*>(p.tables.dropped_here);
   for (int i = threadIdx.x; i < world * here; i += blockDim.x) counts[i] = 0;

@@ -91,6 +91,7 @@ CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
     order_.reset();
+    if (pool_ && !pool_->await_users(std::chrono::seconds(1))) gpu_.expect_users();
     gpu_.let_go(std::move(state_));
     gpu_.let_go(std::move(private_pool_));
   } catch (const Error&) {

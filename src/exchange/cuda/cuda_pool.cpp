@@ -2,6 +2,7 @@
 #include "exchange/cuda/cuda_pool.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "exchange/cuda/launch.hpp"
 #include "heap/cuda/device_guard.hpp"
@@ -193,6 +194,22 @@ void CudaPool::settle_freed() {
   std::erase_if(left, [&](Freed& freed) { return settle(freed); });
   const std::lock_guard lock(mutex_);
   freed_.insert(freed_.end(), std::make_move_iterator(left.begin()), std::make_move_iterator(left.end()));
+}
+
+bool CudaPool::await_users(std::chrono::milliseconds grace) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + grace;
+  settle_freed();
+  for (;;) {
+    bool all = true;
+    ranges_.forget([&](const StreamUse& use) {
+      const bool over = StreamPoints::reached(*use.point);
+      all = all && over;
+      return over;
+    });
+    if (all || Clock::now() > end) return all;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 std::string CudaPool::describe() const {

@@ -99,6 +99,8 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   std::vector<HeapRange> kept() const override { return ranges_.kept(); }
 
   StreamPoints& points() const { return *points_; }
+  /// Waits, at most `grace`, for all that was told of blocks that were freed. False: something still uses them.
+  bool await_users(std::chrono::milliseconds grace);
   int device() const { return device_; }
 
  private:

@@ -69,7 +69,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool 
   // Ranks that share a GPU would take multiprocessors from each other's plans.
   limits_.dependent_launches = traits.generation >= 9 && ranks_here == 1;
   copies_ = detail::copy_stream();
-  check_cuda(gpu::share_host_memory(control_, kControlBytes), "cudaHostRegister");
+  control_shared_ = std::make_unique<SharedHostMemory>(device(), control_, kControlBytes);
   void* mapped = nullptr;
   check_cuda(gpu::device_address_of(&mapped, control_), "cudaHostGetDevicePointer");
   auto* host = static_cast<std::byte*>(mapped);
@@ -102,7 +102,6 @@ CudaRank::~CudaRank() {
     const DeviceGuard guard(device());
     gpu::wait_for_stream(copies_);
     if (drained_.valid()) drained_.wait();  // replays use what is freed now; their waits have deadlines
-    gpu::unshare_host_memory(control_);
     counters_ = DeviceMemory();
     points_->close();
     graves_->clear();
@@ -133,9 +132,9 @@ void CudaRank::drain() noexcept {
   constexpr auto kLook = 1ms, kGrace = 1000ms;
   constexpr int kLooks = 50;
   const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
-  if (*graphs_ == 0 || still_waits()) return;
+  if (still_waits()) return;
   for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
-  if (*graphs_ == 0) return;
+  if (*graphs_ == 0 && !expects_users_) return;
   const auto wait = [gpu = device()] {
     try {
       const DeviceGuard guard(gpu);
@@ -153,7 +152,7 @@ void CudaRank::drain() noexcept {
 }
 
 void CudaRank::let_go(DeviceMemory memory) {
-  if (*graphs_ > 0) graves_->bury(std::move(memory));
+  if (*graphs_ > 0 || expects_users_) graves_->bury(std::move(memory));
 }
 
 CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
@@ -363,29 +362,6 @@ DeviceAddress address_of(int device) {
 }
 
 }  // namespace
-
-void end_device(DeviceParts given) noexcept {
-  constexpr auto kGrace = std::chrono::seconds(1);
-  const bool alone = static_cast<CudaHeap&>(*given.heap).closes_alone();
-  const auto parts = std::make_shared<DeviceParts>(std::move(given));
-  const auto end = [parts] {
-    parts->rank.reset();
-    parts->heap.reset();
-    parts->control.reset();
-  };
-  if (!alone) return end();
-  try {
-    std::packaged_task<void()> task(end);
-    const std::future<void> ended = task.get_future();
-    std::thread thread(std::move(task));
-    if (ended.wait_for(kGrace) == std::future_status::ready)
-      thread.join();
-    else
-      thread.detach();
-  } catch (const std::exception&) {
-    end();  // there is no thread to be had
-  }
-}
 
 DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   DeviceParts parts;

@@ -13,6 +13,7 @@
 
 #include "arch/gpu_runtime.hpp"
 #include "exchange/cuda/device_tracing.hpp"
+#include "exchange/cuda/end_device.hpp"
 #include "exchange/cuda/launch.hpp"
 #include "exchange/cuda/memory_holders.hpp"
 #include "exchange/cuda/stream_point.hpp"
@@ -78,10 +79,14 @@ class CudaRank final : public DeviceRank {
   /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
   /// the rest.
   void drain() noexcept override;
-  /// Of an object that goes, after drain(): freed now, or, if replays may still use it, with this rank.
+  /// Something may still use rows of an object that goes.
+  void expect_users() noexcept { expects_users_ = true; }
+  /// Of an object that goes, after drain(): freed now, or, if replays or others may still use it, with this rank.
   void let_go(DeviceMemory memory);
   /// copy_stream() of its device.
   gpu::Stream copy_stream() const { return copies_; }
+  /// What lets kernels reach the control memory. No kernel of this rank may run any more.
+  std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
   MemoryHolders& holders() { return holders_; }
@@ -95,7 +100,8 @@ class CudaRank final : public DeviceRank {
   std::vector<T> download(const T* from, size_t count) const;
 
   CudaHeap& heap_;
-  std::byte* control_;                     ///< this rank's segment of host memory, registered
+  std::byte* control_;  ///< this rank's segment of host memory
+  std::unique_ptr<SharedHostMemory> control_shared_;
   uint64_t* host_abort_device_ = nullptr;  ///< its parts as the GPU sees them
   FaultRecord* fault_device_ = nullptr;
   SoftFault* soft_device_ = nullptr;
@@ -112,6 +118,7 @@ class CudaRank final : public DeviceRank {
   std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
   const std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  ///< that hold calls of this rank
   std::atomic<unsigned long long> last_capture_ = 0;
+  std::atomic<bool> expects_users_ = false;
   std::future<void> drained_;  ///< of the last drain()
   std::atomic<uint64_t> heard_ = 0;
   const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
