@@ -63,7 +63,6 @@ struct NormalConfig {
   Staging staging = Staging::direct;
   RingSettings ring;
   size_t pool_bytes = 0;     ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
-  uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
 /// Memory of one object, in bytes per rank; all but private_bytes in the heap. docs/concepts/layouts.md gives the formulas.

@@ -13,7 +13,8 @@ const float* data_or_null(const std::vector<float>& v) { return v.empty() ? null
 
 }  // namespace
 
-SumTables CpuNormal::sum_tables(CpuCall& call, const HandleData& h) const {
+template <class A>
+SumTables CpuNormal<A>::sum_tables(CpuCall& call, const HandleData& h) const {
   call.record_begin = record_ranges(h);
   SumTables t;
   t.record_begin = call.record_begin.data();
@@ -26,7 +27,8 @@ SumTables CpuNormal::sum_tables(CpuCall& call, const HandleData& h) const {
   return t;
 }
 
-SumWork CpuNormal::sum_work() {
+template <class A>
+SumWork CpuNormal<A>::sum_work() {
   return {group_.options.num_blocks / 2,
           &outputs_done_.value,
           sums_done_,
@@ -35,7 +37,8 @@ SumWork CpuNormal::sum_work() {
           &pulls_next_.value};
 }
 
-void CpuNormal::sum(Call& given, const HandleData& h, const SumShape& shape, const CombineOptions& o, const SumStaging& staging,
+template <class A>
+void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, const CombineOptions& o, const SumStaging& staging,
                     const std::exception_ptr& error) {
   auto& call = static_cast<CpuCall&>(given);
   const SumWeights weights = weights_of(h, o, data_or_null(h.record_weight), data_or_null(h.weights));
@@ -45,22 +48,25 @@ void CpuNormal::sum(Call& given, const HandleData& h, const SumShape& shape, con
   if (through_rings()) {
     exchange_placements(call, staging.place, error);
     const RingCombineParams ring{p, rings_, ring_streams_.data(), send_chunk(config, rings_)};
-    launch([&]<class A>(CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
+    launch([&](CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
     raise(call.name);
   } else {
-    launch([&]<class A>(CpuWarp& w) { combine_direct<A>(w, p); });
+    launch([&](CpuWarp& w) { combine_direct<A>(w, p); });
     raise(call.name);
     check_placements(call, error);
   }
   if (shape.out_weights && h.layout == Layout::rank_major) check_weights_given(call.context, h);
 }
 
-void CpuNormal::check_weights_given(const CallContext& call, const HandleData& h) {
+template <class A>
+void CpuNormal<A>::check_weights_given(const CallContext& call, const HandleData& h) {
   for (int r = 0; r < world(); ++r) {
     const int64_t rows = least(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]);
     if (call.heap.local(control_.placement(call.epoch, r))->pull.gives_weights == 0 && rows > 0)
       throw_mismatch("combine (weights given on some ranks only)", r);  // the sums miss some
   }
 }
+
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // of it, what this file defines
 
 }  // namespace switchyard::detail

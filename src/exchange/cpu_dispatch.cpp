@@ -32,7 +32,8 @@ void take_records(HandleData& h, const std::byte* records, bool with_weights) {
 
 }  // namespace
 
-void CpuNormal::gather_counts(const CpuCall& given, int64_t capacity, GatheredCounts& counts) {
+template <class A>
+void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, GatheredCounts& counts) {
   const CallContext& call = given.context;
   const auto experts = idx(config.num_experts), ranks = idx(world());
   const CountsHead head{given.signature, local_.tokens, capacity, 0};
@@ -42,7 +43,7 @@ void CpuNormal::gather_counts(const CpuCall& given, int64_t capacity, GatheredCo
   bool ok = false;
   {
     const TraceSpan span(call.tracer, kHostTrack, Event::exchange_counts, control_.counts_row_bytes() * world());
-    on_one_warp([&]<class A>(CpuWarp& w) { ok = exchange_counts<A>(w, call, control_, counts_row_.data()); });
+    on_one_warp([&](CpuWarp& w) { ok = exchange_counts<A>(w, call, control_, counts_row_.data()); });
   }
   if (!ok) raise("dispatch");
   counts.world = world();
@@ -64,19 +65,21 @@ void CpuNormal::gather_counts(const CpuCall& given, int64_t capacity, GatheredCo
   if (other >= 0) throw_mismatch("dispatch", other);
 }
 
-void CpuNormal::check_capacity(const GatheredCounts& counts) const {
+template <class A>
+void CpuNormal<A>::check_capacity(const GatheredCounts& counts) const {
   for (int r = 0; r < world(); ++r) {
     const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
     if (overflows(needed, capacity))
       throw AgreedError(
           ErrorCode::capacity_exceeded,
-          "dispatch (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) + " would receive " +
+          "dispatch (call " + std::to_string(number_of_call(epoch_)) + "): rank " + std::to_string(r) + " would receive " +
               std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
               "; nothing was sent and the group can be used (raise DispatchOptions::capacity or choose drop_and_report)");
   }
 }
 
-void CpuNormal::plan(Call& given, const Routing& routing, HandleData& h, const Placement*) {
+template <class A>
+void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, const Placement*) {
   const auto& call = static_cast<const CpuCall&>(given);
   const int64_t routes = routing.ids.tokens * routing.ids.topk;
   {
@@ -97,7 +100,8 @@ void CpuNormal::plan(Call& given, const Routing& routing, HandleData& h, const P
   stats_.plan_us = static_cast<double>(Cpu::now_ns() - call.start_ns) * 1e-3;
 }
 
-bool CpuNormal::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
+template <class A>
+bool CpuNormal<A>::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
   bool any = false;
   int with = -1, without = -1;  // of those with tokens
   for (int r = 0; r < world(); ++r) {
@@ -109,7 +113,8 @@ bool CpuNormal::agree_on_weights(const CallContext& call, const GatheredCounts& 
   return any;
 }
 
-MoveTables CpuNormal::move_tables(CpuCall& call, const Dispatch& d) const {
+template <class A>
+MoveTables CpuNormal<A>::move_tables(CpuCall& call, const Dispatch& d) const {
   const HandleData& h = *d.handle;
   const bool expert_major = h.layout == Layout::expert_major;
   call.record_begin = record_ranges(h);
@@ -127,12 +132,14 @@ MoveTables CpuNormal::move_tables(CpuCall& call, const Dispatch& d) const {
   return t;
 }
 
-MoveWork CpuNormal::move_work(Layout layout) {
+template <class A>
+MoveWork CpuNormal<A>::move_work(Layout layout) {
   return {layout == Layout::expert_major ? group_.options.num_blocks / 2 : 0, sends_done_, &sends_next_.value,
           &places_next_.value};
 }
 
-void CpuNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
+template <class A>
+void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CpuCall&>(given);
   exchange_placements(call, d.place, d.error);
   const bool any_weights = agree_on_weights(call.context, d.handle->counts);
@@ -142,14 +149,16 @@ void CpuNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   if (through_rings()) {
     const RingDispatchParams ring{
         p, rings_, {d.rows->data, layout, records, d.records()}, ring_streams_.data(), send_chunk(config, rings_)};
-    launch([&]<class A>(CpuWarp& w) { dispatch_ring<A>(w, ring); });
+    launch([&](CpuWarp& w) { dispatch_ring<A>(w, ring); });
   } else {
-    launch([&]<class A>(CpuWarp& w) { dispatch_direct<A>(w, p); });
+    launch([&](CpuWarp& w) { dispatch_direct<A>(w, p); });
   }
   raise(call.name);
   if (!d.fresh) return;
   take_records(*d.fresh, records, any_weights);
   build_receiver_side(*d.fresh);
 }
+
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // of it, what this file defines
 
 }  // namespace switchyard::detail

@@ -7,16 +7,17 @@ namespace switchyard::detail {
 
 namespace {
 
+template <class A>
 class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
     construct("LedgerCombine", "LedgerConfig", [&] {
       take_memory(Backend::cpu);
       sends_done_.resize(static_cast<size_t>(world()), 0);
-      epoch_ = (config.first_epoch - 1) & kEpochMask;
+      epoch_ = epoch_before_first();
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine, flag_word(epoch_));
       if (layout_.tells())
-        blank_row(group_.heap->view().local(layout_.buffer(config.first_epoch)),
+        blank_row(group_.heap->view().local(layout_.buffer(first_epoch_)),
                   static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), telling_copies());
       return hash();
     });
@@ -49,9 +50,8 @@ class CpuLedger final : public LedgerImpl {
     p.row_of = data.row_of.data();
     p.senders_of = data.work.senders_of.data();
     p.sender_of = data.work.sender_of.data();
-    on_workers(
-        [&](CpuWarp& w) { group_.options.deferred_copies ? ledger_combine<CpuDeferred>(w, p) : ledger_combine<Cpu>(w, p); });
-    group_.raise_fault("ledger combine", (epoch_ - config.first_epoch + 1) & kEpochMask);
+    on_workers([&](CpuWarp& w) { ledger_combine<A>(w, p); });
+    group_.raise_fault("ledger combine", number_of_call(epoch_));
     stats_ = sum_moved(group_.moved);
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
@@ -71,8 +71,10 @@ class CpuLedger final : public LedgerImpl {
 
 }  // namespace
 
+template <class A>
 std::unique_ptr<LedgerImpl> make_cpu_ledger(Group& group, const LedgerConfig& config) {
-  return std::make_unique<CpuLedger>(group, config);
+  return std::make_unique<CpuLedger<A>>(group, config);
 }
+template std::unique_ptr<LedgerImpl> make_cpu_ledger<SWITCHYARD_CPU_ARCH>(Group&, const LedgerConfig&);
 
 }  // namespace switchyard::detail

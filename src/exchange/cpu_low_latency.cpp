@@ -24,6 +24,7 @@ PrivateBuffer private_memory(const char* function, size_t bytes) {
   }
 }
 
+template <class A>
 class CpuLowLatency final : public LowLatencyImpl {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
@@ -32,10 +33,10 @@ class CpuLowLatency final : public LowLatencyImpl {
       const int warps = group_.pool.num_warps();
       dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
       group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
-      // Deferred copies are for tests: they count places through the ids, as GPUs do where sets have no room.
+      // Deferred copies are for tests, which count places through the ids, as GPUs do where sets have no room.
       const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
-      if (!group_.options.deferred_copies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
-      epoch_ = (config.first_epoch - 1) & kEpochMask;
+      if (!A::kDefersCopies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
+      epoch_ = epoch_before_first();
       std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
       set_flags(mine, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
       layout_.for_each_telling(
@@ -63,7 +64,7 @@ class CpuLowLatency final : public LowLatencyImpl {
     begin(p.call, Operation::dispatch, halves);
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
     if (halves != Halves::receive) make_sets(p);
-    launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
+    launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
       if (sends) low_latency_send<A>(w, p);
       if (receives) low_latency_receive<A>(w, p);
     });
@@ -74,7 +75,7 @@ class CpuLowLatency final : public LowLatencyImpl {
     begin(p.call, Operation::combine, halves);
     p.combined = p.own->call;
     const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, p.own->tokens);
-    launch(halves, [&]<class A>(CpuWarp& w, bool sends, bool receives) {
+    launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
       if (sends) low_latency_return<A>(w, p);
       if (receives) low_latency_sum<A>(w, p);
     });
@@ -87,11 +88,11 @@ class CpuLowLatency final : public LowLatencyImpl {
     p.c.call = p.d.call;
     const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
     if (o.row_function == nullptr) {
-      launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, ScaledRows{}); });
+      launch(Halves::both, [&](CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, ScaledRows{}); });
     } else {
       const auto& f = static_cast<const CpuRowFunction&>(*o.row_function->impl());
       const auto make = [&f](float* x, int64_t n, const RowOrigin& row, int64_t column) { f.apply(x, n, row, column); };
-      launch(Halves::both, [&]<class A>(CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, make); });
+      launch(Halves::both, [&](CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, make); });
     }
     end("moe_all_to_all", Halves::both);
   }
@@ -120,17 +121,12 @@ class CpuLowLatency final : public LowLatencyImpl {
 
   template <class F>
   void launch(Halves halves, F&& body) {
-    on_workers([&](CpuWarp& w) {
-      if (group_.options.deferred_copies)
-        body.template operator()<CpuDeferred>(w, halves != Halves::receive, halves != Halves::send);
-      else
-        body.template operator()<Cpu>(w, halves != Halves::receive, halves != Halves::send);
-    });
+    on_workers([&](CpuWarp& w) { body(w, halves != Halves::receive, halves != Halves::send); });
   }
 
   /// A receiving half moves nothing: it adds its time to what the sending half counted, whoever called in between.
   void end(const char* operation, Halves halves) {
-    group_.raise_fault(operation, (epoch_ - config.first_epoch + 1) & kEpochMask);
+    group_.raise_fault(operation, number_of_call(epoch_));
     const double before = halves == Halves::receive ? stats_.total_us : 0;
     if (halves != Halves::receive) stats_ = sum_moved(group_.moved);
     stats_.total_us = before + static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
@@ -144,8 +140,10 @@ class CpuLowLatency final : public LowLatencyImpl {
 
 }  // namespace
 
+template <class A>
 std::unique_ptr<LowLatencyImpl> make_cpu_low_latency(Group& group, const LowLatencyConfig& config) {
-  return std::make_unique<CpuLowLatency>(group, config);
+  return std::make_unique<CpuLowLatency<A>>(group, config);
 }
+template std::unique_ptr<LowLatencyImpl> make_cpu_low_latency<SWITCHYARD_CPU_ARCH>(Group&, const LowLatencyConfig&);
 
 }  // namespace switchyard::detail

@@ -8,16 +8,13 @@
 
 namespace switchyard::detail {
 
-CpuBlock::~CpuBlock() {
-  if (pool) pool->release(offset);
-  if (recycler) recycler->give(std::move(owned));
-}
-
-CpuNormal::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c, CountsAt::host) {
+template <class A>
+CpuNormal<A>::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c, CountsAt::host) {
   construct([&] { build(); });
 }
 
-void CpuNormal::build() {
+template <class A>
+void CpuNormal<A>::build() {
   const MemoryRequirement need = NormalExchange::memory_required(config, world());
   rings_ = ring_layout(config, world());
   const size_t flags = need.control_bytes + static_cast<size_t>(rings_.num_channels > 0 ? rings_.flags_bytes() : 0);
@@ -31,20 +28,22 @@ void CpuNormal::build() {
   const int64_t staged =
       round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
   group_.pool.reserve_scratch(static_cast<size_t>(staged));
-  epoch_ = (config.first_epoch - 1) & kEpochMask;
+  epoch_ = epoch_before_first();
   std::byte* mine = group_.heap->view().base[rank()];
   set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epoch_));
   if (rings_.num_channels > 0) set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epoch_));
 }
 
-CpuNormal::CpuCall::CpuCall(const CallContext& given, const Frame& frame)
+template <class A>
+CpuNormal<A>::CpuCall::CpuCall(const CallContext& given, const Frame& frame)
     : name(frame.operation == Operation::combine ? "combine" : "dispatch"),
       start_ns(Cpu::now_ns()),
       span(given.tracer, kHostTrack, frame.operation == Operation::combine ? Event::combine : Event::dispatch, frame.tokens) {
   context = given;
 }
 
-std::unique_ptr<NormalImpl::Call> CpuNormal::begin(const Frame& frame) {
+template <class A>
+std::unique_ptr<NormalImpl::Call> CpuNormal<A>::begin(const Frame& frame) {
   group_.enter(frame.operation, object_);
   CallContext context = group_.begin_call(frame.operation);
   context.epoch = epoch_ = (epoch_ + 1) & kEpochMask;
@@ -52,24 +51,26 @@ std::unique_ptr<NormalImpl::Call> CpuNormal::begin(const Frame& frame) {
   return std::make_unique<CpuCall>(context, frame);
 }
 
-void CpuNormal::end(Call& call) {
+template <class A>
+void CpuNormal<A>::end(Call& call) {
   const double plan_us = stats_.plan_us;
   stats_ = sum_moved(group_.moved);
   stats_.plan_us = plan_us;
   stats_.total_us = static_cast<double>(Cpu::now_ns() - static_cast<const CpuCall&>(call).start_ns) * 1e-3;
 }
 
-uint64_t CpuNormal::call_number() const { return (epoch_ - config.first_epoch + 1) & kEpochMask; }
+template <class A>
+void CpuNormal<A>::raise(const char* operation) { group_.raise_fault(operation, number_of_call(epoch_)); }
 
-void CpuNormal::raise(const char* operation) { group_.raise_fault(operation, call_number()); }
-
-void CpuNormal::throw_mismatch(const char* operation, int rank) {
-  group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(call_number()) + ")", rank);
+template <class A>
+void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
+  group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(number_of_call(epoch_)) + ")", rank);
 }
 
-void CpuNormal::exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
+template <class A>
+void CpuNormal<A>::exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
   bool ok = false;
-  on_one_warp([&]<class A>(CpuWarp& w) {
+  on_one_warp([&](CpuWarp& w) {
     publish_placement<A>(w, call.context, control_, place);
     WarpSpan<A> span(w, call.context, Event::wait_placement, -1);
     ok = wait_placements<A>(w, call.context, control_, Site::placement, &span);
@@ -78,7 +79,8 @@ void CpuNormal::exchange_placements(const CpuCall& call, const Placement& place,
   check_placements(call, own);
 }
 
-void CpuNormal::check_placements(const CpuCall& call, const std::exception_ptr& own) {
+template <class A>
+void CpuNormal<A>::check_placements(const CpuCall& call, const std::exception_ptr& own) {
   const CallContext& context = call.context;
   if (all_agree(context, control_, call.signature)) return;
   if (own) rethrow_agreed(own);
@@ -87,13 +89,14 @@ void CpuNormal::check_placements(const CpuCall& call, const std::exception_ptr& 
     if (place.signature != call.signature || !reachable(context, place)) throw_mismatch(call.name, r);
     if (place.status != 0)
       throw AgreedError(static_cast<ErrorCode>(place.status),
-                        std::string(call.name) + " (call " + std::to_string(call_number()) + "): rank " + std::to_string(r) +
+                        std::string(call.name) + " (call " + std::to_string(number_of_call(epoch_)) + "): rank " + std::to_string(r) +
                             " has no room for its rows (" + to_string(static_cast<ErrorCode>(place.status)) +
                             "); nothing was moved and the group can be used");
   }
 }
 
-std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
+template <class A>
+std::shared_ptr<CpuBlock> CpuNormal<A>::allocate(size_t bytes) {
   auto block = std::make_shared<CpuBlock>();
   if (bytes == 0) return block;  // no rows need no memory, also where the pool is empty or full
   if (config.staging == Staging::ring) {
@@ -120,18 +123,21 @@ std::shared_ptr<CpuBlock> CpuNormal::allocate(size_t bytes) {
   return block;
 }
 
-void CpuNormal::take_output(Call&, Dispatch& d) {
+template <class A>
+void CpuNormal<A>::take_output(Call&, Dispatch& d) {
   const OutputLayout layout = d.output();
   d.rows = allocate(static_cast<size_t>(layout.bytes() + d.records().bytes()));
   d.place.rows = d.rows->offset;
   d.place.dispatch.records = d.rows->offset + static_cast<uint64_t>(layout.bytes());
 }
 
-std::shared_ptr<const HandleData> CpuNormal::use_handle(Call&, const Handle& handle) {
+template <class A>
+std::shared_ptr<const HandleData> CpuNormal<A>::use_handle(Call&, const Handle& handle) {
   return {std::shared_ptr<void>(), &handle.data()};  // lives as long as the call; finish() delivers the caller's
 }
 
-NormalImpl::HandleArrays CpuNormal::arrays_of(const HandleData& h) const {
+template <class A>
+NormalImpl::HandleArrays CpuNormal<A>::arrays_of(const HandleData& h) const {
   HandleArrays a;
   a.record_route = h.record_route.data();
   a.record_token = h.record_token.data();
@@ -146,8 +152,12 @@ NormalImpl::HandleArrays CpuNormal::arrays_of(const HandleData& h) const {
   return a;
 }
 
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;
+
+template <class A>
 std::unique_ptr<NormalImpl> make_cpu_normal(Group& group, const NormalConfig& config) {
-  return std::make_unique<CpuNormal>(group, config);
+  return std::make_unique<CpuNormal<A>>(group, config);
 }
+template std::unique_ptr<NormalImpl> make_cpu_normal<SWITCHYARD_CPU_ARCH>(Group&, const NormalConfig&);
 
 }  // namespace switchyard::detail

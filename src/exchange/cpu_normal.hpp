@@ -19,9 +19,13 @@ struct CpuBlock final : OutputBlock {
   std::shared_ptr<OffsetAllocator> pool;  ///< null: private memory
   std::shared_ptr<BufferRecycler> recycler;
   PrivateBuffer owned;
-  ~CpuBlock() override;
+  ~CpuBlock() override {
+    if (pool) pool->release(offset);
+    if (recycler) recycler->give(std::move(owned));
+  }
 };
 
+template <class A>
 class CpuNormal final : public NormalImpl {
  public:
   CpuNormal(Group& group, const NormalConfig& config);
@@ -51,7 +55,6 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
   HandleArrays arrays_of(const HandleData& h) const override;
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
-  uint64_t call_number() const;
   /// Throws what warps recorded.
   void raise(const char* operation);
   [[noreturn]] void throw_mismatch(const char* operation, int rank);
@@ -60,21 +63,14 @@ class CpuNormal final : public NormalImpl {
   /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
   /// this rank's error, if it is the one.
   void check_placements(const CpuCall& call, const std::exception_ptr& own);
-  /// Runs body.operator()<Arch>(warp) on all workers, or on the calling thread as the only warp.
+  /// Runs body(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
   void launch(F&& body) {
-    on_workers([&](CpuWarp& w) { on_arch(w, body); });
+    on_workers(body);
   }
   template <class F>
   void on_one_warp(F&& body) {
-    on_arch(solo_, body);
-  }
-  template <class F>
-  void on_arch(CpuWarp& w, F& body) {
-    if (group_.options.deferred_copies)
-      body.template operator()<CpuDeferred>(w);
-    else
-      body.template operator()<Cpu>(w);
+    body(solo_);
   }
 
   // cpu_dispatch.cpp

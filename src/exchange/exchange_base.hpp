@@ -48,7 +48,8 @@ class ExchangeBase {
   }
 
  protected:
-  explicit ExchangeBase(Group& group) : group_(group.impl()), object_(++group_.objects) {}
+  explicit ExchangeBase(Group& group)
+      : group_(group.impl()), object_(++group_.objects), first_epoch_(group_.first_epoch) {}
   ~ExchangeBase();
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
@@ -75,8 +76,13 @@ class ExchangeBase {
     });
   }
 
+  /// Epochs are counted modulo 2^40. That before the first call, and the number of a call, from 1.
+  uint64_t epoch_before_first() const { return (first_epoch_ - 1) & kEpochMask; }
+  uint64_t number_of_call(uint64_t epoch) const { return (epoch - epoch_before_first()) & kEpochMask; }
+
   Group::Impl& group_;
   const uint64_t object_;  ///< of the group's exchanges, from 1; the same on all ranks
+  const uint64_t first_epoch_;
 
  private:
   std::optional<size_t> heap_block_;

@@ -15,6 +15,7 @@
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/deadline.hpp"
+#include "exchange/cpu_modes.hpp"
 #include "exchange/device_rank.hpp"
 #include "heap/collective_step.hpp"
 #include "heap/heap.hpp"
@@ -130,6 +131,7 @@ struct Group::Impl {
   std::unique_ptr<detail::SymmetricHeap> heap;     ///< rows and flags; device memory if the group has a device
   std::unique_ptr<detail::SymmetricHeap> control;  ///< host memory with the abort words; null: they are in `heap`
   std::unique_ptr<detail::DeviceRank> device;      ///< null: CPU
+  detail::CpuModes cpu_modes = detail::kCpuModes<detail::Cpu>;
   GroupOptions options;
   TuningInForce tuning;
   detail::WorkerPool pool;
@@ -138,6 +140,7 @@ struct Group::Impl {
   detail::FaultRecord fault;
   uint64_t nonce = 0;    ///< random, the same on all ranks of this group
   uint64_t objects = 0;  ///< exchanges made so far, which is collective
+  uint64_t first_epoch = 1;  ///< of the objects that are made from now on; the same on all ranks
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot
   std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]

@@ -24,7 +24,7 @@ uint64_t next_id() {
 }  // namespace
 
 LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
-  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type)), c.first_epoch};
+  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.row_type))};
 }
 
 LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}
@@ -33,13 +33,14 @@ void LedgerImpl::take_memory(Backend backend) {
   check_config(config, world());
   tuned_ = group_.tuned(TuningMode::ledger, config.hidden, config.max_tokens);
   layout_ = ledger_layout(config, world());
+  layout_.first_epoch = first_epoch_;
   layout_.base = take_heap(LedgerCombine::memory_required(config, world(), backend).total(), kept_bytes());
 }
 
 uint64_t LedgerImpl::hash() const {
   uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::ledger_combine));
   for (const int64_t v : {config.hidden, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
-                          static_cast<int64_t>(config.row_type), static_cast<int64_t>(config.first_epoch)})
+                          static_cast<int64_t>(config.row_type)})
     h = mix_hash(h, static_cast<uint64_t>(v));
   return h;
 }
@@ -92,7 +93,7 @@ int64_t PreparedLedger::returned_rows() const { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
     : impl_(group.impl().collective_call("LedgerCombine", [&] {
-        return group.impl().device ? group.impl().device->make_ledger(group, config) : make_cpu_ledger(group, config);
+        return group.impl().device ? group.impl().device->make_ledger(group, config) : group.impl().cpu_modes.make_ledger(group, config);
       })) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
 LedgerCombine& LedgerCombine::operator=(LedgerCombine&& other) noexcept {

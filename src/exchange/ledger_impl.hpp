@@ -77,7 +77,4 @@ class LedgerImpl : protected ExchangeBase {
   const uint64_t id_;
 };
 
-/// On the CPU; a GPU's rank makes its own (device_rank.hpp).
-std::unique_ptr<LedgerImpl> make_cpu_ledger(Group& group, const LedgerConfig& config);
-
 }  // namespace switchyard::detail

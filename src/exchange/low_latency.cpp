@@ -56,7 +56,7 @@ uint64_t config_hash(const LowLatencyConfig& c) {
   uint64_t h = 2;
   for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.row_type),
                           static_cast<int64_t>(c.scales), int64_t{c.scale_group}, static_cast<int64_t>(c.scale_order),
-                          static_cast<int64_t>(c.sending), int64_t{c.pieces}, static_cast<int64_t>(c.first_epoch)})
+                          static_cast<int64_t>(c.sending), int64_t{c.pieces}})
     h = mix_hash(h, static_cast<uint64_t>(v));
   return h;
 }
@@ -296,7 +296,7 @@ int usual_pieces(const LowLatencyConfig& c, int world) {
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
     : impl_(group.impl().collective_call("LowLatencyExchange", [&] {
-        return group.impl().device ? group.impl().device->make_low_latency(group, config) : make_cpu_low_latency(group, config);
+        return group.impl().device ? group.impl().device->make_low_latency(group, config) : group.impl().cpu_modes.make_low_latency(group, config);
       })) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
 LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&& other) noexcept {

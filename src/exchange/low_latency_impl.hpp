@@ -149,6 +149,4 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyCombineOptions combine_options_;
 };
 
-std::unique_ptr<LowLatencyImpl> make_cpu_low_latency(Group& group, const LowLatencyConfig& config);
-
 }  // namespace switchyard::detail

@@ -77,7 +77,7 @@ uint64_t config_hash(const NormalConfig& c) {
   for (const int64_t v : {c.hidden, int64_t{c.num_experts}, int64_t{c.topk}, c.max_tokens, static_cast<int64_t>(c.layout),
                           int64_t{c.expert_alignment}, static_cast<int64_t>(c.row_type), static_cast<int64_t>(c.staging),
                           int64_t{c.ring.num_channels}, int64_t{c.ring.send_chunk}, int64_t{c.ring.slots},
-                          static_cast<int64_t>(c.ring.max_bytes), static_cast<int64_t>(c.first_epoch)})
+                          static_cast<int64_t>(c.ring.max_bytes)})
     h = mix_hash(h, static_cast<uint64_t>(v));
   return h;
 }
@@ -110,7 +110,7 @@ static RingLayout checked_rings(const NormalConfig& c, int world) {
 
 NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
     : impl_(group.impl().collective_call("NormalExchange", [&] {
-        return group.impl().device ? group.impl().device->make_normal(group, config) : make_cpu_normal(group, config);
+        return group.impl().device ? group.impl().device->make_normal(group, config) : group.impl().cpu_modes.make_normal(group, config);
       })) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
 NormalExchange& NormalExchange::operator=(NormalExchange&& other) noexcept {

@@ -246,7 +246,4 @@ class NormalImpl : protected ExchangeBase {
   const CountsAt counts_at_;
 };
 
-/// On the CPU; a GPU's rank makes its own (device_rank.hpp).
-std::unique_ptr<NormalImpl> make_cpu_normal(Group& group, const NormalConfig& config);
-
 }  // namespace switchyard::detail

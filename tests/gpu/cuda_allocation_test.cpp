@@ -199,7 +199,7 @@ struct OtherModes {
   OtherModes(Station& me, const std::vector<StreamedCase>& cases, const std::shared_ptr<const LedgerCase>& c)
       : rig(me), rows(me, *c), ledger(me.group, make_config(*c)) {
     for (const StreamedCase& each : cases) {
-      exchanges.push_back(std::make_unique<switchyard::LowLatencyExchange>(me.group, each.config()));
+      exchanges.push_back(std::make_unique<switchyard::LowLatencyExchange>(each.make(me.group)));
       calls.push_back(std::make_unique<Calls>(rig, *exchanges.back(), each));
     }
     prepared = ledger.prepare(rows.data.tables());

@@ -63,7 +63,6 @@ class Usage(unittest.TestCase):
         self.expect(["demo", "--ranks", "3.5"], "--ranks: '3.5' given")
         self.expect(["bench", "--html", "/nonexistent/bench.html"], "--html: cannot write '/nonexistent/bench.html'")
         self.expect(["verify", "--sms", "4"], "--sms: given with --backend cpu")
-        self.expect(["verify", "--backend", "cuda", "--deferred"], "--backend", "cuda")
         self.expect(["verify", "--backend", "gpu"], "--backend: 'gpu' given", "cpu, cuda")
 
     def test_verify_ledger(self):

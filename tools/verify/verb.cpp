@@ -84,7 +84,6 @@ void declare(Options& add, VerifyOptions& o) {
   add.toggle("--equal-tokens", o.equal_tokens, "All ranks hold --tokens tokens");
   add.group("How");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
-  add.toggle("--deferred", o.deferred, "Perform copies only when they are settled: finds missing settles");
   add.integer("--repeat", o.repeat, 1, 1 << 20, "Run everything this often, each time with another seed");
   add.integer("--seed", o.seed, 0, kMostSeed, "First seed of rows and synthetic routing");
   add.integer("--timeout-ms", o.timeout_ms, 1, 3600 * 1000, "Deadline of every wait inside a call");

@@ -194,7 +194,6 @@ int fit_to_gpus(VerifyOptions& o) {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
     return 0;
   }
-  if (o.deferred && built_with_cuda()) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
   const UsedGpus used = gpus_to_use();
   const int gpus = used.count();
   if (!o.json) fmt::print("  GPUs: {}\n", used.probe.names());

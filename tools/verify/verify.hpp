@@ -36,7 +36,6 @@ struct VerifyOptions {
   int64_t seed = 1;
   int64_t timeout_ms = 30000;
   bool processes = false;
-  bool deferred = false;  ///< backend cpu_deferred
   bool equal_tokens = false;
   bool verbose = false;
   bool json = false;

@@ -30,10 +30,9 @@ typedef struct sy_ledger_config {
   int32_t topk;          ///< K in [1, 32]
   sy_dtype row_type;     ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int32_t max_ledgers;   ///< CUDA: prepared ledgers that are alive at once, graphs' included, >= 1
-  uint64_t first_epoch;  ///< number of the first call, modulo 2^40; for tests of the wrap
 } sy_ledger_config;
 #define SWITCHYARD_LEDGER_CONFIG_INIT \
-  { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_F16, 4, 1 }
+  { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_F16, 4 }
 
 /// SWITCHYARD_INVALID_ARGUMENT, naming field and index, for the first value that rank `rank` of `world` could not use. Needs no
 /// group.

@@ -20,6 +20,7 @@ namespace switchyard::detail {
 template <bool kDeferred>
 struct BasicCpu {
   using Warp = CpuWarp;
+  static constexpr bool kDefersCopies = kDeferred;
   static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
   /// All ranks make all calls of their group in the same order, one at a time, and say which (HeapHeader::calls).
   static constexpr bool kCallsInOrder = true;

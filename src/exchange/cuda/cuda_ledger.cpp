@@ -149,13 +149,13 @@ class CudaLedger final : public LedgerImpl {
     const int64_t bytes = carve(nullptr).bytes;
     ledgers_ = DeviceMemory(static_cast<size_t>(bytes) * static_cast<size_t>(config.max_ledgers), copies);
     state_ = DeviceMemory(kSendsDoneAt + sizeof(uint64_t) * kMaxRanks, copies);
-    const EpochState initial{(config.first_epoch - 1) & kEpochMask, 0};
+    const EpochState initial{epoch_before_first(), 0};
     const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
     check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
     if (layout_.tells())
-      check_cuda(gpu::fill(group_.heap->view().local(layout_.buffer(config.first_epoch)),
+      check_cuda(gpu::fill(group_.heap->view().local(layout_.buffer(first_epoch_)),
                            static_cast<int>(telling_copies().blank & 0xffu),
                            static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
                  "return buffers");

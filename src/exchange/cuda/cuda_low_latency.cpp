@@ -82,7 +82,7 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   void initialize() {
     state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
-    const LowLatencyState initial{(config.first_epoch - 1) & kEpochMask, 0};
+    const LowLatencyState initial{epoch_before_first(), 0};
     const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");

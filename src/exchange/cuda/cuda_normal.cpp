@@ -51,7 +51,7 @@ void CudaNormal::build() {
   streams_at_ = (kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4 + 127) / 128 * 128;
   state_ = DeviceMemory(streams_at_ + static_cast<size_t>(rings_.num_streams()) * sizeof(RingStream), gpu_.copy_stream());
   ObjectState initial{};
-  initial.epoch = (config.first_epoch - 1) & kEpochMask;
+  initial.epoch = epoch_before_first();
   check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
   std::byte* const segment = group_.heap->view().base[rank()];
   set_device_flags(segment + control_.base, control_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
