@@ -26,7 +26,7 @@ def layers():
         text = re.sub(r"#[^\n]*", "", lists.read_text())
         for call in re.findall(r"switchyard_layer\(([^)]*)\)", text):
             words = call.split()
-            keywords = {"SEES", "SOURCES", "CUDA_SOURCES", "LINK", "PUBLIC_API"}
+            keywords = {"SEES", "SOURCES", "CUDA_SOURCES", "LINK", "LIBRARY", "PUBLIC_API"}
             sees = []
             if "SEES" in words:
                 for word in words[words.index("SEES") + 1:]:
