@@ -27,7 +27,7 @@ void declare_ledger(Options add, LedgerVerifyOptions& o) {
   add.integer("-K", o.hidden, 1, 1 << 17, "Row length, any");
   add.integer("--topk", o.topk, 1, kMaxTopk, "Experts per token");
   add.integer("--experts-per-pe", o.experts_per_pe, 1, 1 << 12, "Experts of every rank");
-  add.choice("--dtype", o.dtype, {"f16", "bf16", "f32"}, "Row type");
+  add.choice("--dtype", o.dtype, kCombinedTypes, "Row type");
   add.integer("--drop-percent", o.drop_percent, 0, 100, "Routes without an expert (-1 in the ledger)");
   add.integer("--aiv-blocks", o.aiv_blocks, 1, 1 << 16,
               "Blocks of the published format's workspace; changes nothing but that figure");
