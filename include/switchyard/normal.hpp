@@ -62,7 +62,7 @@ struct NormalConfig {
   DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory
   Staging staging = Staging::direct;
   RingSettings ring;
-  size_t pool_bytes = 0;     ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
+  size_t pool_bytes = 0;  ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
 };
 
 /// Memory of one object, in bytes per rank; all but private_bytes in the heap. docs/concepts/layouts.md gives the formulas.

@@ -38,8 +38,8 @@ SumWork CpuNormal<A>::sum_work() {
 }
 
 template <class A>
-void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, const CombineOptions& o, const SumStaging& staging,
-                    const std::exception_ptr& error) {
+void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, const CombineOptions& o,
+                       const SumStaging& staging, const std::exception_ptr& error) {
   auto& call = static_cast<CpuCall&>(given);
   const SumWeights weights = weights_of(h, o, data_or_null(h.record_weight), data_or_null(h.weights));
   const SumStart start{call.context,  h.tokens,           h.rows,

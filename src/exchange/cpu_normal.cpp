@@ -60,7 +60,9 @@ void CpuNormal<A>::end(Call& call) {
 }
 
 template <class A>
-void CpuNormal<A>::raise(const char* operation) { group_.raise_fault(operation, number_of_call(epoch_)); }
+void CpuNormal<A>::raise(const char* operation) {
+  group_.raise_fault(operation, number_of_call(epoch_));
+}
 
 template <class A>
 void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
@@ -89,9 +91,9 @@ void CpuNormal<A>::check_placements(const CpuCall& call, const std::exception_pt
     if (place.signature != call.signature || !reachable(context, place)) throw_mismatch(call.name, r);
     if (place.status != 0)
       throw AgreedError(static_cast<ErrorCode>(place.status),
-                        std::string(call.name) + " (call " + std::to_string(number_of_call(epoch_)) + "): rank " + std::to_string(r) +
-                            " has no room for its rows (" + to_string(static_cast<ErrorCode>(place.status)) +
-                            "); nothing was moved and the group can be used");
+                        std::string(call.name) + " (call " + std::to_string(number_of_call(epoch_)) + "): rank " +
+                            std::to_string(r) + " has no room for its rows (" +
+                            to_string(static_cast<ErrorCode>(place.status)) + "); nothing was moved and the group can be used");
   }
 }
 

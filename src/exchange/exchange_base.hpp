@@ -48,8 +48,7 @@ class ExchangeBase {
   }
 
  protected:
-  explicit ExchangeBase(Group& group)
-      : group_(group.impl()), object_(++group_.objects), first_epoch_(group_.first_epoch) {}
+  explicit ExchangeBase(Group& group) : group_(group.impl()), object_(++group_.objects), first_epoch_(group_.first_epoch) {}
   ~ExchangeBase();
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }

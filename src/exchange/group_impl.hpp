@@ -138,8 +138,8 @@ struct Group::Impl {
   detail::Tracer* tracer = nullptr;
 
   detail::FaultRecord fault;
-  uint64_t nonce = 0;    ///< random, the same on all ranks of this group
-  uint64_t objects = 0;  ///< exchanges made so far, which is collective
+  uint64_t nonce = 0;        ///< random, the same on all ranks of this group
+  uint64_t objects = 0;      ///< exchanges made so far, which is collective
   uint64_t first_epoch = 1;  ///< of the objects that are made from now on; the same on all ranks
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot

@@ -93,7 +93,8 @@ int64_t PreparedLedger::returned_rows() const { return data_->returned; }
 
 LedgerCombine::LedgerCombine(Group& group, const LedgerConfig& config)
     : impl_(group.impl().collective_call("LedgerCombine", [&] {
-        return group.impl().device ? group.impl().device->make_ledger(group, config) : group.impl().cpu_modes.make_ledger(group, config);
+        return group.impl().device ? group.impl().device->make_ledger(group, config)
+                                   : group.impl().cpu_modes.make_ledger(group, config);
       })) {}
 LedgerCombine::LedgerCombine(LedgerCombine&&) noexcept = default;
 LedgerCombine& LedgerCombine::operator=(LedgerCombine&& other) noexcept {

@@ -296,7 +296,8 @@ int usual_pieces(const LowLatencyConfig& c, int world) {
 
 LowLatencyExchange::LowLatencyExchange(Group& group, const LowLatencyConfig& config)
     : impl_(group.impl().collective_call("LowLatencyExchange", [&] {
-        return group.impl().device ? group.impl().device->make_low_latency(group, config) : group.impl().cpu_modes.make_low_latency(group, config);
+        return group.impl().device ? group.impl().device->make_low_latency(group, config)
+                                   : group.impl().cpu_modes.make_low_latency(group, config);
       })) {}
 LowLatencyExchange::LowLatencyExchange(LowLatencyExchange&&) noexcept = default;
 LowLatencyExchange& LowLatencyExchange::operator=(LowLatencyExchange&& other) noexcept {

@@ -110,7 +110,8 @@ static RingLayout checked_rings(const NormalConfig& c, int world) {
 
 NormalExchange::NormalExchange(Group& group, const NormalConfig& config)
     : impl_(group.impl().collective_call("NormalExchange", [&] {
-        return group.impl().device ? group.impl().device->make_normal(group, config) : group.impl().cpu_modes.make_normal(group, config);
+        return group.impl().device ? group.impl().device->make_normal(group, config)
+                                   : group.impl().cpu_modes.make_normal(group, config);
       })) {}
 NormalExchange::NormalExchange(NormalExchange&&) noexcept = default;
 NormalExchange& NormalExchange::operator=(NormalExchange&& other) noexcept {

@@ -8,8 +8,8 @@
 
 namespace switchyard::detail {
 
-/// The objects that are made from `group` from now on count their calls from this epoch, modulo 2^40, instead of 1: for tests of
-/// the wrap. The same on all ranks.
+/// The objects that are made from `group` from now on count their calls from this epoch, modulo 2^40, instead of 1: for tests
+/// of the wrap. The same on all ranks.
 void number_calls_from(Group& group, uint64_t first_epoch);
 
 /// CPU: calls of the objects that are made from `group` from now on perform a copy only when it is settled, so that a protocol

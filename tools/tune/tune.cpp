@@ -321,7 +321,8 @@ CommentedEntry commented(const TuneOptions& o, const Place& place, const Tuned& 
   CommentedEntry out{t.entry, {}};
   std::string about = fmt::format("{}, switchyard {}, commit {}: {} as {}, {} routing", measure::utc_now(), version(), o.commit,
                                   counted(o.ranks, "rank"), o.processes ? "processes" : "threads", o.routing);
-  if (mode_of(t.entry.key.mode).quantised && scales_named(o.quantize) != ScaleKind::none) about += ", fp8 rows (" + o.quantize + ")";
+  if (mode_of(t.entry.key.mode).quantised && scales_named(o.quantize) != ScaleKind::none)
+    about += ", fp8 rows (" + o.quantize + ")";
   for (const std::string& limit : {place.limit_text, t.limits})
     if (!limit.empty()) about += "; " + limit;
   out.comments.push_back(about);

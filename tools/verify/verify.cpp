@@ -53,8 +53,9 @@ std::string label(const VerifyCase& c) {
                               : c.sms > 0 ? fmt::format("{}gpu {}sm", c.gpus, c.sms)
                                           : fmt::format("{}gpu", c.gpus);
   const std::string how = mode_named(c.mode).has_layouts ? fmt::format("{} {} {}", c.mode, c.layout, c.staging) : c.mode;
-  return fmt::format("{} {}{} {} W{} {} T{} H{}", how, c.dtype, scales_named(c.quantize) == ScaleKind::none ? "" : "->fp8/" + c.quantize, c.routing,
-                     c.ranks, workers, c.tokens, c.hidden);
+  return fmt::format("{} {}{} {} W{} {} T{} H{}", how, c.dtype,
+                     scales_named(c.quantize) == ScaleKind::none ? "" : "->fp8/" + c.quantize, c.routing, c.ranks, workers,
+                     c.tokens, c.hidden);
 }
 
 json describe(const VerifyCase& c) {

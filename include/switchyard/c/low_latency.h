@@ -57,7 +57,7 @@ typedef struct sy_low_latency_config {
   int32_t scale_group;   ///< channels of a scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
-  int32_t pieces;        ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
+  int32_t pieces;  ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
 } sy_low_latency_config;
 #define SWITCHYARD_LOW_LATENCY_CONFIG_INIT                                                                                    \
   {                                                                                                                           \

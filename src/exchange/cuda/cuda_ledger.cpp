@@ -155,10 +155,10 @@ class CudaLedger final : public LedgerImpl {
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
     check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
     if (layout_.tells())
-      check_cuda(gpu::fill(group_.heap->view().local(layout_.buffer(first_epoch_)),
-                           static_cast<int>(telling_copies().blank & 0xffu),
-                           static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
-                 "return buffers");
+      check_cuda(
+          gpu::fill(group_.heap->view().local(layout_.buffer(first_epoch_)), static_cast<int>(telling_copies().blank & 0xffu),
+                    static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
+          "return buffers");
     check_cuda(gpu::wait_for_stream(copies), "flags");
     order_.emplace(gpu_);
   }
