@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "heap/cuda/copy_stream.hpp"
+#include "heap/gpu/copy_stream.hpp"
 
 #include <map>
 #include <mutex>

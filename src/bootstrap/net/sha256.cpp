@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/sha256.hpp"
+#include "bootstrap/net/sha256.hpp"
 
 #include <algorithm>
 #include <bit>

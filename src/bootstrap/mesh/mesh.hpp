@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "bootstrap/channel.hpp"
-#include "bootstrap/store.hpp"
+#include "bootstrap/net/channel.hpp"
+#include "bootstrap/store/store.hpp"
 
 namespace switchyard::detail {
 

@@ -5,9 +5,9 @@
 #include <new>
 #include <optional>
 
-#include "bootstrap/channel.hpp"
+#include "bootstrap/net/channel.hpp"
 #include "bootstrap/rank_list.hpp"
-#include "bootstrap/store.hpp"
+#include "bootstrap/store/store.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

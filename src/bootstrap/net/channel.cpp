@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/channel.hpp"
+#include "bootstrap/net/channel.hpp"
 
 #include <sys/socket.h>
 #include <sys/uio.h>

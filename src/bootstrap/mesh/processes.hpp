@@ -13,7 +13,7 @@
 
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/channel.hpp"
+#include "bootstrap/net/channel.hpp"
 #include "bootstrap/deadline.hpp"
 
 namespace switchyard::detail {

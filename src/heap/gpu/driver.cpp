@@ -2,8 +2,8 @@
 #include <array>
 #include <mutex>
 
-#include "heap/cuda/device_guard.hpp"
-#include "heap/cuda/driver.cuh"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/driver.cuh"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bootstrap/sha256.hpp"
+#include "bootstrap/net/sha256.hpp"
 
 namespace switchyard::detail {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/wire.hpp"
 
 #include <algorithm>
 

@@ -5,9 +5,9 @@
 #include <list>
 #include <map>
 
-#include "bootstrap/channel.hpp"
+#include "bootstrap/net/channel.hpp"
 #include "bootstrap/rank_list.hpp"
-#include "bootstrap/store.hpp"
+#include "bootstrap/store/store.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 

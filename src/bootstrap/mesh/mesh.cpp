@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/mesh.hpp"
+#include "bootstrap/mesh/mesh.hpp"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "heap/cuda/cuda_heap.hpp"
+#include "heap/gpu/cuda_heap.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,10 +7,10 @@
 
 #include "bootstrap/deadline.hpp"
 #include "heap/collective_step.hpp"
-#include "heap/cuda/device_guard.hpp"
-#include "heap/cuda/device_memory.hpp"
-#include "heap/cuda/driver.cuh"
-#include "heap/cuda/process_id.hpp"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/device_memory.hpp"
+#include "heap/gpu/driver.cuh"
+#include "heap/gpu/process_id.hpp"
 #include "heap/memory_limits.hpp"
 #include "switchyard/status.hpp"
 

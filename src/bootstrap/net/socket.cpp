@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/socket.hpp"
+#include "bootstrap/net/socket.hpp"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

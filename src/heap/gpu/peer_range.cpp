@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "heap/cuda/peer_range.hpp"
+#include "heap/gpu/peer_range.hpp"
 
 #include <fcntl.h>
 
@@ -11,10 +11,10 @@
 
 #include "bootstrap/deadline.hpp"
 #include "heap/collective_step.hpp"
-#include "heap/cuda/device_guard.hpp"
-#include "heap/cuda/device_memory.hpp"
-#include "heap/cuda/driver.cuh"
-#include "heap/cuda/process_id.hpp"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/device_memory.hpp"
+#include "heap/gpu/driver.cuh"
+#include "heap/gpu/process_id.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

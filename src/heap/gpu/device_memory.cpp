@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "heap/cuda/device_memory.hpp"
+#include "heap/gpu/device_memory.hpp"
 
 #include <atomic>
 #include <cstring>
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "heap/cuda/copy_stream.hpp"
-#include "heap/cuda/device_guard.hpp"
-#include "heap/cuda/driver.cuh"
+#include "heap/gpu/copy_stream.hpp"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/driver.cuh"
 #include "heap/memory_limits.hpp"
 #include "switchyard/status.hpp"
 

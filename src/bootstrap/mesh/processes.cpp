@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that are processes of one host, once they are connected.
-#include "bootstrap/processes.hpp"
+#include "bootstrap/mesh/processes.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +16,7 @@
 
 #include "bootstrap/deadline.hpp"
 #include "bootstrap/rank_list.hpp"
-#include "bootstrap/socket.hpp"
+#include "bootstrap/net/socket.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

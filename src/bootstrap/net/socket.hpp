@@ -12,7 +12,7 @@
 
 #include "base/unique_fd.hpp"
 #include "bootstrap/deadline.hpp"
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/wire.hpp"
 
 namespace switchyard::detail {
 

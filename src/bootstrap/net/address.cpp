@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/socket.hpp"
+#include "bootstrap/net/socket.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bootstrap/deadline.hpp"
-#include "bootstrap/socket.hpp"
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/socket.hpp"
+#include "bootstrap/net/wire.hpp"
 
 namespace switchyard::detail {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/unique_fd.hpp"
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/wire.hpp"
 
 namespace switchyard::detail {
 

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "heap/cuda/peer_range.hpp"
+#include "heap/gpu/peer_range.hpp"
 #include "heap/heap.hpp"
 
 namespace switchyard::detail {
