@@ -232,14 +232,6 @@ class GraphMemory {
   std::shared_ptr<void> memory_;
 };
 
-/// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
-/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us).
-struct CallStatistics {
-#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
-#define SWITCHYARD_STATISTIC_TIME(name) double name = 0;
-#include "switchyard/statistics.def"
-};
-
 /// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.
 class NormalExchange {
  public:

@@ -4,7 +4,7 @@
 
 #include "gpu/ledger_station.hpp"
 #include "gpu/station_rig.hpp"
-#include "heap/cuda/device_memory.hpp"
+#include "heap/gpu/device_memory.hpp"
 
 namespace harness {
 namespace {

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "exchange/cuda/low_latency_launch.hpp"
-#include "exchange/low_latency_impl.hpp"
+#include "exchange/low_latency/launch.hpp"
+#include "exchange/low_latency/impl.hpp"
 #include "gpu/captured_calls.hpp"
 #include "gpu/split_kernel.hpp"
 #include "protocol/flat_function.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "gpu/object_rig.hpp"
 #include "testing/test_access.hpp"
 

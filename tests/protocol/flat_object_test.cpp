@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "arch/cpu/cpu_arch.hpp"
-#include "exchange/group_impl.hpp"
-#include "exchange/low_latency_impl.hpp"
+#include "exchange/group/impl.hpp"
+#include "exchange/low_latency/impl.hpp"
 #include "protocol/flat_rig.hpp"
 #include "protocol/harness.hpp"
 #include "testing/test_access.hpp"

@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "oracle/views.hpp"
 #include "protocol/device_memory.hpp"
 #include "testing/test_access.hpp"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/device_memory.hpp"
 #include "protocol/harness_rows.hpp"
 #include "protocol/low_latency_cases.hpp"

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <optional>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/fault_rig.hpp"
 #include "protocol/harness.hpp"
 #include "testing/test_access.hpp"

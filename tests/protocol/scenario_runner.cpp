@@ -7,7 +7,7 @@
 #include <span>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/compare_handle.hpp"
 #include "protocol/device_memory.hpp"
 #include "protocol/harness_rows.hpp"

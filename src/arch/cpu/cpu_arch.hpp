@@ -286,4 +286,10 @@ using CpuDeferred = BasicCpu<true>;
 
 static_assert(Arch<Cpu> && Arch<CpuDeferred>);
 
+// The arch that a mode's sources for the CPU are compiled for. The library has `Cpu`; tests compile the same sources once more
+// for `CpuDeferred` (tests/testing).
+#if !defined(SWITCHYARD_CPU_ARCH)
+#define SWITCHYARD_CPU_ARCH Cpu
+#endif
+
 }  // namespace switchyard::detail
