@@ -107,8 +107,7 @@ Group::Impl::~Impl() {
   if (device) device->drain();
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
-  device.reset();
-  if (control) heap.reset();  // GPU memory: may be collective
+  if (device) end_device({std::move(heap), std::move(control), std::move(device)});
   bootstrap->leave();
 }
 
