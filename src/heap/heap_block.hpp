@@ -24,7 +24,7 @@ class HeapBlock {
   ~HeapBlock() {
     if (heap_) heap_->release(offset_);
   }
-  /// In the heap; 0: no block.
+  /// In the heap. Of a default-constructed one 0.
   size_t offset() const { return offset_; }
 
  private:

@@ -42,6 +42,8 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
+  /// Before run(), while no lane of the process has calls that wait.
+  void capture_graphs();
   /// All steps. \throws OwnError and ends by SIGKILL if the life says so; \throws Error with what the peers' end does to this
   /// lane; std::runtime_error with what is wrong.
   void run();
@@ -100,7 +102,6 @@ class Lane {
   void step();
   void forward(Normal& o, bool again);
   switchyard::Dispatched layer(Normal& o, const LayerCall& call);
-  void* comm_of(bool captured) const;
   void compute(Normal& o, const LayerCall& call, const switchyard::Dispatched& d, const switchyard::Rows& y);
   void keep(Normal& o, switchyard::Dispatched d);
   void overflow(Normal& o, bool drop);

@@ -51,15 +51,9 @@ void Lane::forward(Normal& o, bool again) {
   keep(o, std::move(d));
 }
 
-/// Where a layer's calls go.
-void* Lane::comm_of(bool captured) const {
-  const bool one = captured && !life_.captures_two_streams();
-  return one || all(4) % 4 == 0 ? compute_ : comm_;
-}
-
 /// Dispatch, experts, combine and the judge: the calls on one stream, the rest on another, or all on one.
 Dispatched Lane::layer(Normal& o, const LayerCall& call) {
-  void* const comm = comm_of(call.captured);
+  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
   const bool on_device = call.captured && kCuda;
   const int64_t tokens = on_device ? call.form.max_tokens : call.form.tokens(call.routed(), rank());
   DispatchOptions options = call.options;
@@ -211,7 +205,7 @@ void Lane::by_ledger() {
 /// way 0: two calls; 1: halves with work between them; 2: the experts in combine; 3: all in one launch.
 void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n, int way) {
   make_inputs(form, arrays, n);
-  void* const comm = comm_of(n.replays != nullptr);
+  void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
   LowLatencyExchange& exchange = *low_latency_;
   place_.order(compute_, comm);
   const ConstRows x = rows_of(arrays, form.max_tokens);
@@ -248,6 +242,16 @@ void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n,
 }
 
 // ---- graphs ----
+
+/// Called between two meetings of all lanes of the process. cudaGraphInstantiate waits for all that runs on the GPU, also for
+/// another lane's kernels, which may wait for a peer whose host instantiates likewise: two lanes capture before their first
+/// step.
+void Lane::capture_graphs() {
+  if (!kCuda || life_.lanes == 1) return;
+  for (int family = 0; family < kFamilies; ++family) {
+    for (size_t size = 0; size < kGraphTokens.size(); ++size) (void)graph_of(family, static_cast<int>(size));
+  }
+}
 
 /// Captured when it is first wanted.
 Lane::Sized& Lane::graph_of(int family, int size) {

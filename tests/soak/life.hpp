@@ -25,10 +25,6 @@ struct Life {
   int hidden = 0;  ///< columns of a row
   End end = End::in_order;
   int victim = 0, victim_lane = 0, last_step = 0;  ///< who ends before the others, and when
-
-  /// A graph of calls on two streams has branches, which CUDA puts into hardware queues that it also gives to other streams. A
-  /// kernel of another lane that waits for peers may then keep the branch from running, and on the peer the other way round.
-  bool captures_two_streams() const { return lanes == 1; }
 };
 
 /// Of numbers that must be equal on all ranks, and of numbers of one rank.

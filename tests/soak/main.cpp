@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A serving worker, soaked: life after life of ranks that make random calls of all modes on one or two lanes each, in and outside of
-// lazily captured graphs, with rows that exceed capacities, pools that are full, garbage collectors, forked helpers, another
-// library's collectives, and ranks that throw or are killed. Every result is judged. Ends with what was done, or with the
-// number of the life that failed and what was wrong.
+// A serving worker, soaked: life after life of ranks that make random calls of all modes on one or two lanes each, in and
+// outside of lazily captured graphs, with rows that exceed capacities, pools that are full, garbage collectors, forked helpers,
+// another library's collectives, and ranks that throw or are killed. Every result is judged. Ends with what was done, or with
+// the number of the life that failed and what was wrong.
 #include <barrier>
 #include <charconv>
 #include <chrono>
@@ -72,6 +72,8 @@ std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet,
   std::string wrong;
   try {
     soak::Lane worker(life, lane, join(), report);
+    meet.arrive_and_wait();
+    worker.capture_graphs();
     meet.arrive_and_wait();  // no rank ends before all its lanes are there
     met = true;
     worker.run();
@@ -171,7 +173,8 @@ bool live(const Life& life, Counts& total) {
 
 std::string text_of(const Life& life) {
   return std::string(life.processes ? "processes" : "threads") + ", " + std::to_string(life.steps) + " steps, " +
-         std::to_string(life.hidden) + " columns, " + std::to_string(life.lanes) + (life.lanes == 1 ? " lane" : " lanes") + ", ends " + name_of(life.end) +
+         std::to_string(life.hidden) + " columns, " + std::to_string(life.lanes) + (life.lanes == 1 ? " lane" : " lanes") +
+         ", ends " + name_of(life.end) +
          (life.end == End::in_order ? ""
                                     : " (rank " + std::to_string(life.victim) + ", lane " + std::to_string(life.victim_lane) +
                                           ", step " + std::to_string(life.last_step) + ")");

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -333,6 +335,29 @@ DeviceAddress address_of(int device) {
 }
 
 }  // namespace
+
+void end_device(DeviceParts given) noexcept {
+  constexpr auto kGrace = std::chrono::seconds(1);
+  const bool alone = static_cast<CudaHeap&>(*given.heap).closes_alone();
+  const auto parts = std::make_shared<DeviceParts>(std::move(given));
+  const auto end = [parts] {
+    parts->rank.reset();
+    parts->heap.reset();
+    parts->control.reset();
+  };
+  if (!alone) return end();
+  try {
+    std::packaged_task<void()> task(end);
+    const std::future<void> ended = task.get_future();
+    std::thread thread(std::move(task));
+    if (ended.wait_for(kGrace) == std::future_status::ready)
+      thread.join();
+    else
+      thread.detach();
+  } catch (const std::exception&) {
+    end();  // there is no thread to be had
+  }
+}
 
 DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   DeviceParts parts;

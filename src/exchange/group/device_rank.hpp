@@ -49,6 +49,10 @@ struct DeviceParts {
   std::unique_ptr<DeviceRank> rank;
 };
 
+/// Gives the memory and the device of a rank back. That may wait for all that runs on the GPU, also for kernels of other
+/// libraries which may never end; after a second a thread goes on with it, and what it holds is freed later or with the
+/// process.
+void end_device(DeviceParts parts) noexcept;
 /// Collective; a process per rank.
 DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options);
 /// All ranks of this process at once, from one thread.

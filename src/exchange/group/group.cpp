@@ -22,24 +22,6 @@ bool detail::peers_know_of(ErrorCode code) {
   return code == ErrorCode::peer_timeout || code == ErrorCode::peer_failed || code == ErrorCode::mismatch;
 }
 
-const char* detail::operation_name(Operation operation) {
-  switch (operation) {
-    case Operation::dispatch: return "dispatch";
-    case Operation::cached_dispatch: return "cached dispatch";
-    case Operation::combine: return "combine";
-    case Operation::ledger_combine: return "ledger combine";
-    case Operation::all_to_all: return "moe_all_to_all";
-    case Operation::construction: return "construction";
-    case Operation::all_gather: return "all_gather";
-    case Operation::barrier: return "barrier";
-    case Operation::register_memory: return "register_memory";
-    case Operation::sleep: return "sleep";
-    case Operation::wake: return "wake";
-    case Operation::none: break;
-  }
-  return "call";
-}
-
 namespace {
 
 void check_duration(const char* name, std::chrono::milliseconds duration) {
@@ -125,8 +107,7 @@ Group::Impl::~Impl() {
   if (device) device->drain();
   for (int r = 0; r < bootstrap->world(); ++r)
     std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
-  device.reset();
-  if (control) heap.reset();  // GPU memory: may be collective
+  if (device) end_device({std::move(heap), std::move(control), std::move(device)});
   bootstrap->leave();
 }
 

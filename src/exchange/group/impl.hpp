@@ -27,8 +27,6 @@ namespace switchyard {
 
 namespace detail {
 
-const char* operation_name(Operation operation);
-
 /// One rank's side of a collective registration; lives as long as the user's RegisteredMemory.
 struct Registration {
   std::byte* data = nullptr;  ///< this rank's buffer

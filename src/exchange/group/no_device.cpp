@@ -16,6 +16,7 @@ namespace {
 
 }  // namespace
 
+void end_device(DeviceParts) noexcept {}
 DeviceParts join_device(Bootstrap&, const GroupOptions&) { refuse(); }
 std::vector<DeviceParts> devices_in_process(int, const GroupOptions&) { refuse(); }
 

@@ -11,7 +11,7 @@ namespace low_latency {
 template <class A, class P>
 __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaLowLatencyCombine given, const __grid_constant__ CudaShape shape,
-                               const LaunchedHalves halves) {
+                   const LaunchedHalves halves) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(P)];
   ptx::launch_dependents();

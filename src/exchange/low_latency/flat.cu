@@ -11,7 +11,8 @@ namespace {
 
 /// A kernel for each kind of parameters, the general ones last; each with tracing and without.
 template <class A, class P>
-const Kernel<const CudaFlat, const CudaShape, const ScaledRows> flats("all-to-all kernel", low_latency::flat_kernel<A, P, ScaledRows>,
+const Kernel<const CudaFlat, const CudaShape, const ScaledRows> flats("all-to-all kernel",
+                                                                      low_latency::flat_kernel<A, P, ScaledRows>,
                                                                       kLowLatencyWarps* kLanes, most_low_latency_shared);
 
 template <class P>

@@ -53,6 +53,8 @@ class CudaHeap final : public SymmetricHeap {
   /// Bootstrap::leave(); does not wait for a rank that is gone; if one does not come in time this rank's memory stays allocated
   /// until the process ends, as that rank may still use it.
   void close() noexcept;
+  /// False: close() needs the bootstrap.
+  bool closes_alone() const noexcept { return bootstrap_ == nullptr; }
 
   /// Kind vmm; ipc: Error(unsupported). The device is synchronised; the ranges `keep` are copied to host memory (Error(system)
   /// without). While asleep no address of the heap may be used.
