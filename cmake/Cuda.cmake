@@ -10,7 +10,7 @@ function(switchyard_cuda_target target)
   add_dependencies(switchyard_cuda ${target})
 endfunction()
 
-get_property(layers GLOBAL PROPERTY switchyard_layers)
+get_property(layers GLOBAL PROPERTY switchyard_all_layers)
 foreach(layer IN LISTS layers)
   get_target_property(sources ${layer} SOURCES)
   if(sources MATCHES "\\.cu(;|$)")

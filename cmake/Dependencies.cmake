@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Imported targets of the libraries inside libswitchyard: switchyard_deps::{hwy,dnnl}, Threads::Threads. Also installed: a user of the
-# static library links them too. Plain searches, because the config files of some distributions pull in unrelated packages
+# Imported targets of the libraries inside libswitchyard: switchyard_deps::hwy, Threads::Threads. Also installed: a user of the static
+# library links them too. Plain searches, because the config files of some distributions pull in unrelated packages
 # (oneDNN's asks for an OpenCL development package).
 include_guard(GLOBAL)
 
@@ -26,7 +26,6 @@ function(switchyard_find_library name header library package)
 endfunction()
 
 switchyard_find_library(hwy hwy/highway.h hwy libhwy-dev)
-switchyard_find_library(dnnl oneapi/dnnl/dnnl.hpp dnnl libdnnl-dev)
 if(SWITCHYARD_hwy_LIBRARY MATCHES "\\.so$")
   set_property(TARGET switchyard_deps::hwy PROPERTY INTERFACE_COMPILE_DEFINITIONS HWY_SHARED_DEFINE)
 endif()

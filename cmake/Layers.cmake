@@ -3,14 +3,14 @@
 #   [SEES <path under src>...]     folders or single headers that this layer may include, besides its own folder
 #   [SOURCES <file>...] [CUDA_SOURCES <file>...]   relative to the folder; both may be empty (headers only)
 #   [LINK <target>...]             libraries that the layer calls itself
+#   [LIBRARY <name>]               the library it is part of: switchyard (default), switchyard_workload, switchyard_layer
 #   [PUBLIC_API])                  defines symbols of include/switchyard: default visibility, filtered by the export map
 #
-# Makes the object library switchyard_<folder> and adds it to the library. A layer is compiled against a folder of links to exactly
+# Makes the object library switchyard_<folder>; cmake/Library.cmake merges those of a library. A layer is compiled against a folder of links to exactly
 # what it may see, so that an include that points up fails to compile.
 
-set_property(GLOBAL PROPERTY switchyard_layers "")
+set_property(GLOBAL PROPERTY switchyard_all_layers "")
 file(WRITE ${PROJECT_BINARY_DIR}/view/layers.txt "")
-set_property(GLOBAL PROPERTY switchyard_links "")
 
 # Fills <dir> with links, so that -I<dir> shows the given paths of <root> and nothing else.
 function(switchyard_link_view dir root)
@@ -26,7 +26,7 @@ function(switchyard_link_view dir root)
 endfunction()
 
 function(switchyard_layer folder)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "PUBLIC_API" "" "SEES;SOURCES;CUDA_SOURCES;LINK")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "PUBLIC_API" "LIBRARY" "SEES;SOURCES;CUDA_SOURCES;LINK")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "switchyard_layer(${folder}): unknown argument '${arg_UNPARSED_ARGUMENTS}'")
   endif()
@@ -55,6 +55,10 @@ function(switchyard_layer folder)
     set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
   endif()
   set_target_properties(${target} PROPERTIES VISIBILITY_INLINES_HIDDEN ON)
-  set_property(GLOBAL APPEND PROPERTY switchyard_layers ${target})
-  set_property(GLOBAL APPEND PROPERTY switchyard_links ${arg_LINK})
+  if(NOT arg_LIBRARY)
+    set(arg_LIBRARY switchyard)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY switchyard_all_layers ${target})
+  set_property(GLOBAL APPEND PROPERTY ${arg_LIBRARY}_layers ${target})
+  set_property(GLOBAL APPEND PROPERTY ${arg_LIBRARY}_links ${arg_LINK})
 endfunction()

@@ -13,10 +13,10 @@ INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
 SOURCES = {".hpp", ".cpp", ".cu", ".cuh", ".def"}
 # Device code that is neither an op of arch nor one of the annotations in base/macros.hpp.
 MACHINE = re.compile(r"^\s*#\s*(?:if|ifdef|elif)\b.*__(?:CUDA_ARCH|CUDACC|HIP)|\basm\b\s*(?:volatile)?\s*\(", re.M)
-MACHINE_ALLOWED = ("arch/", "base/macros.hpp", "protocol/wait.hpp", "exchange/cuda/kernel_frame.cuh")
+MACHINE_ALLOWED = ("arch/", "base/macros.hpp")
 
 RUNTIME = re.compile(r"\b(?:cuda|hip)[A-Z]\w*")
-RUNTIME_ALLOWED = ("arch/gpu_runtime.hpp", "heap/cuda/driver.cpp")
+RUNTIME_ALLOWED = ("arch/gpu_runtime.hpp", "heap/gpu/driver.cpp")
 NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.S)
 
 
@@ -26,7 +26,7 @@ def layers():
         text = re.sub(r"#[^\n]*", "", lists.read_text())
         for call in re.findall(r"switchyard_layer\(([^)]*)\)", text):
             words = call.split()
-            keywords = {"SEES", "SOURCES", "CUDA_SOURCES", "LINK", "PUBLIC_API"}
+            keywords = {"SEES", "SOURCES", "CUDA_SOURCES", "LINK", "LIBRARY", "PUBLIC_API"}
             sees = []
             if "SEES" in words:
                 for word in words[words.index("SEES") + 1:]:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Expert compute on the CPU: the SwiGLU MLPs of one rank's experts, between dispatch and combine. No communication.
+/// Expert compute on the CPU: the SwiGLU MLPs of one rank's experts, between dispatch and combine. No communication. Library
+/// switchyard_layer (CMake: switchyard::layer).
 ///
 /// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16, dense, row-major, as uint16_t bits.
 #pragma once

@@ -61,7 +61,6 @@ struct GroupOptions {
   /// ranks on it. The blocks of a call wait for peers and must all run at the same time: where other kernels that wait run
   /// beside them (NCCL, another group's), leave those theirs. May differ by rank.
   int num_sms = 0;
-  bool deferred_copies = false;  ///< testing: perform a copy only when it is settled (backend cpu_deferred)
 };
 
 /// As whom a process joins a group, and where its ranks meet ("" for a world of one).

@@ -41,7 +41,6 @@ struct LedgerConfig {
   DType row_type = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int64_t max_rows = 0;         ///< most rows of expert output that a ledger may speak of; 0: as many as int32 can number
   int max_ledgers = 4;          ///< CUDA: PreparedLedgers that are alive at once, graphs' included, >= 1
-  uint64_t first_epoch = 1;     ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
 /// Throws Error(invalid_argument) naming field and index of the first value of `tables` that rank `rank` of `world` could not

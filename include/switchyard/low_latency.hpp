@@ -78,7 +78,6 @@ struct LowLatencyConfig {
   /// a rank receives about kPiecesAtOnce of them, at most kMostUsualPieces, of kFewestPieceColumns to kMostPieceColumns
   /// channels.
   int pieces = 0;
-  uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
 };
 
 /// What LowLatencyConfig::pieces is chosen by, unless it or a tuning says otherwise.

@@ -62,8 +62,7 @@ struct NormalConfig {
   DType row_type = DType::bf16;  ///< widest row type that will be dispatched or combined; sizes the memory
   Staging staging = Staging::direct;
   RingSettings ring;
-  size_t pool_bytes = 0;     ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
-  uint64_t first_epoch = 1;  ///< number of the first call; for tests of the wrap, modulo 2^40
+  size_t pool_bytes = 0;  ///< memory for outputs and row buffers (direct staging; CUDA: any); 0: as memory_required computes
 };
 
 /// Memory of one object, in bytes per rank; all but private_bytes in the heap. docs/concepts/layouts.md gives the formulas.
@@ -231,14 +230,6 @@ class GraphMemory {
  private:
   const detail::NormalImpl* maker_ = nullptr;
   std::shared_ptr<void> memory_;
-};
-
-/// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
-/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us).
-struct CallStatistics {
-#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
-#define SWITCHYARD_STATISTIC_TIME(name) double name = 0;
-#include "switchyard/statistics.def"
 };
 
 /// Dispatch and combine over one Group. Construction is collective; destruction is local. See the top of this file.

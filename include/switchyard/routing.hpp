@@ -2,6 +2,7 @@
 /// \file
 /// Routing input: which experts each token goes to. Gates that compute it from logits, generators of synthetic routing, and
 /// files of recorded routing. Host code, single-threaded, no group needed; docs/routing.md shows how to record a running model.
+/// Library switchyard_workload (CMake: switchyard::workload).
 ///
 /// Everything here is local, synchronous and free of global state: different threads may call it at the same time, and a const
 /// object may be shared between threads. Equal input gives equal bits on every machine (IEEE 754 arithmetic, own exp and log).

@@ -196,4 +196,12 @@ struct ExpertIds {
   static ExpertIds of(const int64_t* ids, int64_t tokens, int topk) { return {ids, tokens, topk, true}; }
 };
 
+/// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
+/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us).
+struct CallStatistics {
+#define SWITCHYARD_STATISTIC_MOVED(name) uint64_t name = 0;
+#define SWITCHYARD_STATISTIC_TIME(name) double name = 0;
+#include "switchyard/statistics.def"
+};
+
 }  // namespace switchyard

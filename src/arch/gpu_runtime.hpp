@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU runtime as host code sees it: streams, events, graphs, memory, devices and launches in plain words. Nothing else in
 // src names a function or type of the runtime, so another runtime is another version of this file. (Memory that is mapped by
-// hand, and what the runtime does not tell, come from the driver: heap/cuda/driver.cuh.)
+// hand, and what the runtime does not tell, come from the driver: heap/gpu/driver.cuh.)
 //
 // Every function gives back the runtime's status; none throws, and none waits unless it says so. Errors stay the runtime's
 // pending error until forget_error().

@@ -210,6 +210,13 @@ SWITCHYARD_FN constexpr uint64_t flag_word(uint64_t epoch, uint64_t value = 0) {
 SWITCHYARD_FN constexpr uint64_t flag_epoch(uint64_t word) { return word >> kFlagValueBits; }
 SWITCHYARD_FN constexpr uint64_t flag_value(uint64_t word) { return word & kMaxFlagValue; }
 
+/// Arithmetic of epochs, which wrap.
+inline constexpr uint64_t kEpochMask = ~uint64_t{0} >> kFlagValueBits;
+SWITCHYARD_FN constexpr uint64_t epoch_after(uint64_t epoch) { return (epoch + 1) & kEpochMask; }
+SWITCHYARD_FN constexpr uint64_t epoch_before(uint64_t epoch) { return (epoch - 1) & kEpochMask; }
+/// Calls from the one of epoch `first` to the one before `epoch`.
+SWITCHYARD_FN constexpr uint64_t epochs_since(uint64_t first, uint64_t epoch) { return (epoch - first) & kEpochMask; }
+
 SWITCHYARD_FN constexpr bool flag_reached(uint64_t word, uint64_t expected) {
   return static_cast<int64_t>(word - expected) >= 0;
 }

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "bootstrap/mesh.hpp"
-#include "bootstrap/processes.hpp"
-#include "bootstrap/store.hpp"
+#include "bootstrap/mesh/mesh.hpp"
+#include "bootstrap/mesh/processes.hpp"
+#include "bootstrap/store/store.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 

@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/sha256.hpp"
-#include "bootstrap/socket.hpp"
+#include "bootstrap/net/sha256.hpp"
+#include "bootstrap/net/socket.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 

@@ -53,8 +53,8 @@ constexpr sy_ledger_combine_options kOptions = SWITCHYARD_LEDGER_COMBINE_OPTIONS
 
 // The macro says what the C++ defaults are, and members keep their places for ever: new ones are appended.
 static_assert(kConfig.row_type == static_cast<int>(LedgerConfig{}.row_type) && kConfig.max_rows == LedgerConfig{}.max_rows &&
-              kConfig.max_ledgers == LedgerConfig{}.max_ledgers && kConfig.first_epoch == LedgerConfig{}.first_epoch);
-static_assert(offsetof(sy_ledger_config, num_experts) == 32 && offsetof(sy_ledger_config, first_epoch) == 48 &&
+              kConfig.max_ledgers == LedgerConfig{}.max_ledgers);
+static_assert(offsetof(sy_ledger_config, num_experts) == 32 && sizeof(sy_ledger_config) == 48 &&
               offsetof(sy_ledger_combine_options, num_sms) == 16);
 
 LedgerConfig to_config(const sy_ledger_config* config) {
@@ -67,7 +67,6 @@ LedgerConfig to_config(const sy_ledger_config* config) {
   result.row_type = to_enum<DType>("config->row_type", c.row_type);
   result.max_rows = c.max_rows;
   result.max_ledgers = c.max_ledgers;
-  result.first_epoch = c.first_epoch;
   return result;
 }
 

@@ -36,10 +36,9 @@ static_assert(kConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) 
               kConfig.scales == static_cast<int>(LowLatencyConfig{}.scales) &&
               kConfig.scale_group == LowLatencyConfig{}.scale_group &&
               kConfig.scale_order == static_cast<int>(LowLatencyConfig{}.scale_order) &&
-              kConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) && kConfig.pieces == LowLatencyConfig{}.pieces &&
-              kConfig.first_epoch == LowLatencyConfig{}.first_epoch);
+              kConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) && kConfig.pieces == LowLatencyConfig{}.pieces);
 static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions{}.order));
-static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && offsetof(sy_low_latency_config, first_epoch) == 56);
+static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 56);
 static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 && offsetof(sy_all_to_all_options, num_sms) == 56);
 static_assert(SWITCHYARD_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
               SWITCHYARD_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
@@ -59,7 +58,6 @@ LowLatencyConfig to_config(const sy_low_latency_config* config) {
   result.scale_order = to_enum<ScaleOrder>("config->scale_order", c.scale_order);
   result.sending = to_enum<Sending>("config->sending", c.sending);
   result.pieces = c.pieces;
-  result.first_epoch = c.first_epoch;
   return result;
 }
 

@@ -19,7 +19,6 @@ static_assert(kGroupOptions.heap_bytes == GroupOptions{}.heap_bytes && kGroupOpt
               kGroupOptions.num_warps == GroupOptions{}.num_warps &&
               kGroupOptions.timeout_ms == GroupOptions{}.timeout.count() &&
               kGroupOptions.rendezvous_timeout_ms == GroupOptions{}.rendezvous_timeout.count() &&
-              (kGroupOptions.deferred_copies != 0) == GroupOptions{}.deferred_copies &&
               kGroupOptions.num_sms == GroupOptions{}.num_sms &&
               kGroupOptions.backend == static_cast<int>(GroupOptions{}.backend) &&
               kGroupOptions.device == GroupOptions{}.device);
@@ -27,8 +26,7 @@ static_assert(kNormalConfig.expert_alignment == NormalConfig{}.expert_alignment 
               kNormalConfig.pool_bytes == NormalConfig{}.pool_bytes &&
               kNormalConfig.ring_num_channels == RingSettings{}.num_channels &&
               kNormalConfig.ring_send_chunk == RingSettings{}.send_chunk && kNormalConfig.ring_slots == RingSettings{}.slots &&
-              kNormalConfig.ring_max_bytes == RingSettings{}.max_bytes &&
-              kNormalConfig.first_epoch == NormalConfig{}.first_epoch);
+              kNormalConfig.ring_max_bytes == RingSettings{}.max_bytes);
 static_assert(kNormalConfig.layout == static_cast<int>(NormalConfig{}.layout) &&
               kNormalConfig.row_type == static_cast<int>(NormalConfig{}.row_type) &&
               kNormalConfig.staging == static_cast<int>(NormalConfig{}.staging));
@@ -136,6 +134,7 @@ void write_rows(sy_row_view* to, const Rows& from) {
 GroupOptions to_options(const sy_group_options* options) {
   if (!options) return {};
   const sy_group_options o = read_struct(options, kGroupOptions, "options");
+  require_range("options->reserved", o.reserved, 0, 0);
   require_range("options->num_sms", o.num_sms, 0, INT32_MAX);
   GroupOptions result;
   result.num_sms = o.num_sms;
@@ -144,7 +143,6 @@ GroupOptions to_options(const sy_group_options* options) {
   result.rendezvous_timeout = to_ms("options->rendezvous_timeout_ms", o.rendezvous_timeout_ms);
   result.num_blocks = o.num_blocks;
   result.num_warps = o.num_warps;
-  result.deferred_copies = to_bool("options->deferred_copies", o.deferred_copies);
   result.backend = to_enum<Backend>("options->backend", o.backend);
   require_range("options->device", o.device, -1, INT32_MAX);
   result.device = o.device;
@@ -165,7 +163,6 @@ NormalConfig to_config(const sy_normal_config* config) {
   result.staging = to_enum<Staging>("config->staging", c.staging);
   result.ring = {c.ring_num_channels, c.ring_send_chunk, c.ring_slots, c.ring_max_bytes};
   result.pool_bytes = c.pool_bytes;
-  result.first_epoch = c.first_epoch;
   return result;
 }
 

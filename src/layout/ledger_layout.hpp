@@ -38,7 +38,7 @@ struct LedgerLayout {
     return {base + static_cast<uint64_t>(flags_bytes() + 8 * index)};
   }
   SWITCHYARD_FN SymPtr<std::byte> buffer(uint64_t epoch) const {
-    const uint64_t calls = (epoch - first_epoch) & (~uint64_t{0} >> kFlagValueBits);  // before this one: also when epochs wrap
+    const uint64_t calls = epochs_since(first_epoch, epoch);  // before this one
     const auto index = static_cast<int64_t>(tells() ? calls % 3 : calls & 1);
     return {base + static_cast<uint64_t>(control_bytes() + index * buffer_bytes())};
   }

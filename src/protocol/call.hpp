@@ -12,21 +12,18 @@
 
 namespace switchyard::detail {
 
-/// Collective calls; the first ones run on the ranks' workers or GPUs.
+/// Collective calls.
 enum class Operation : uint8_t {
-  none,
-  dispatch,
-  cached_dispatch,
-  combine,
-  ledger_combine,
-  all_to_all,
-  construction,
-  all_gather,
-  barrier,
-  register_memory,
-  sleep,
-  wake,
+#define SWITCHYARD_OPERATION(name, text) name,
+#include "protocol/operations.def"
 };
+/// For errors.
+inline const char* operation_name(Operation operation) {
+#define SWITCHYARD_OPERATION(name, text) \
+  if (operation == Operation::name) return text;
+#include "protocol/operations.def"
+  return "call";
+}
 
 /// The first fault of a call, as data: written by the first warp that finds one, read by the host after the call (CUDA: it lies
 /// in host memory and may be read at any time, once `ready` has been acquired as 1).

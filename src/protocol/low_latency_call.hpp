@@ -5,7 +5,7 @@
 // | call_header  | each rank  | all ranks    | release/acquire | system | epoch; two sets by parity of the call    |
 //
 // Functions take parameters and layouts of any type with these members: a kernel for one kind of rows makes some of them
-// constants (exchange/cuda/low_latency_known.cuh).
+// constants (exchange/low_latency/known.cuh).
 //
 // Every rank tells all peers that it has entered call n before it waits for anything in it, and leaves n only after all peers
 // have told it the same. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the other set.

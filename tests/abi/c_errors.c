@@ -240,8 +240,8 @@ static void wrong_members(void) {
   options = small(1000);
   group = NULL;
   options = small(1000);
-  options.deferred_copies = 2;
-  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "deferred_copies = 2");
+  options.reserved = 1;
+  CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "reserved = 1");
   options = small(1000);
   options.num_sms = -7;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SWITCHYARD_INVALID_ARGUMENT, "num_sms = -7");

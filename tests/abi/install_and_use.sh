@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # install_and_use.sh BUILD_DIR VERSION: installs the build into a scratch prefix, moves it (a package must be relocatable), and builds
-# the consumer against it twice: through find_package and through pkg-config.
+# consumers against it: of the library alone, and of the libraries beside it, each through find_package and through pkg-config.
 set -euo pipefail
 
 build=$1 version=$2
@@ -18,16 +18,39 @@ if grep -rl -e "$build" "$prefix"/lib*/cmake "$prefix"/lib*/pkgconfig "$prefix/i
   exit 1
 fi
 
-cmake -S "$here/consumer" -B "$scratch/consumer" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$scratch/configure.log" ||
-  { cat "$scratch/configure.log"; exit 1; }
-cmake --build "$scratch/consumer"
-library_path=$(dirname "$(find "$prefix" -name 'libswitchyard.*' -print -quit)")
-export LD_LIBRARY_PATH=$library_path
-"$scratch/consumer/consumer" | tee "$scratch/output"
-grep -q "PASS with Switchyard $version" "$scratch/output"
+library=$(find "$prefix" -name 'libswitchyard.*' -print -quit)
+library_path=$(dirname "$library")
+export LD_LIBRARY_PATH=$library_path PKG_CONFIG_PATH=$library_path/pkgconfig
 
-export PKG_CONFIG_PATH=$library_path/pkgconfig
-[[ $(pkg-config --modversion switchyard) == "$version" ]]
-read -ra flags <<<"$(pkg-config --cflags --libs switchyard)"
-g++ -std=c++20 "$here/consumer/main.cpp" -o "$scratch/by_pkg_config" "${flags[@]}"
-"$scratch/by_pkg_config"
+# The library is the exchange: no routing input, no expert compute, nothing that only tests run.
+dynamic=()
+[[ $library == *.a ]] || dynamic=(-D)
+nm -C "${dynamic[@]}" "$library" >"$scratch/symbols" 2>/dev/null
+grep -q 'switchyard::NormalExchange::dispatch' "$scratch/symbols"
+if grep -E 'dnnl|RoutingFile|ExpertMlp|BasicCpu<true>' "$scratch/symbols"; then
+  echo "the symbols above do not belong into $library"
+  exit 1
+fi
+
+# use FOLDER PACKAGE...: builds and runs the consumer in FOLDER twice.
+use() {
+  local name=$1 flags
+  shift
+  cmake -S "$here/$name" -B "$scratch/$name" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >"$scratch/configure.log" ||
+    { cat "$scratch/configure.log"; exit 1; }
+  cmake --build "$scratch/$name"
+  "$scratch/$name/consumer" | tee "$scratch/output"
+  grep -q "^consumer: PASS" "$scratch/output"
+  [[ $(pkg-config --modversion "$1") == "$version" ]]
+  read -ra flags <<<"$(pkg-config --cflags --libs "$@")"
+  g++ -std=c++20 "$here/$name/main.cpp" -o "$scratch/by_pkg_config" "${flags[@]}"
+  "$scratch/by_pkg_config"
+}
+
+use consumer switchyard
+grep -q "PASS with Switchyard $version" "$scratch/output"
+if ldd "$scratch/consumer/consumer" "$scratch/by_pkg_config" | grep dnnl; then
+  echo "a user of the exchange alone needs oneDNN"
+  exit 1
+fi
+use consumer_layer switchyard_workload switchyard_layer

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "bootstrap/socket.hpp"
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/socket.hpp"
+#include "bootstrap/net/wire.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

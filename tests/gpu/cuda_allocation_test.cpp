@@ -4,7 +4,7 @@
 
 #include "gpu/ledger_station.hpp"
 #include "gpu/station_rig.hpp"
-#include "heap/cuda/device_memory.hpp"
+#include "heap/gpu/device_memory.hpp"
 
 namespace harness {
 namespace {
@@ -199,7 +199,7 @@ struct OtherModes {
   OtherModes(Station& me, const std::vector<StreamedCase>& cases, const std::shared_ptr<const LedgerCase>& c)
       : rig(me), rows(me, *c), ledger(me.group, make_config(*c)) {
     for (const StreamedCase& each : cases) {
-      exchanges.push_back(std::make_unique<switchyard::LowLatencyExchange>(me.group, each.config()));
+      exchanges.push_back(std::make_unique<switchyard::LowLatencyExchange>(each.make(me.group)));
       calls.push_back(std::make_unique<Calls>(rig, *exchanges.back(), each));
     }
     prepared = ledger.prepare(rows.data.tables());

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "exchange/cuda/low_latency_launch.hpp"
-#include "exchange/low_latency_impl.hpp"
+#include "exchange/low_latency/launch.hpp"
+#include "exchange/low_latency/impl.hpp"
 #include "gpu/captured_calls.hpp"
 #include "gpu/split_kernel.hpp"
 #include "protocol/flat_function.hpp"
@@ -110,7 +110,7 @@ TEST_P(RowFunctionsOnGpus, InGraphs) {
           const size_t expected = world <= devices && sms == 0 ? 2 : 0;
           on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
             me.f.set_context(std::to_string(sms) + " multiprocessors");
-            LowLatencyExchange exchange(me.group, c.config());
+            LowLatencyExchange exchange = c.make(me.group);
             StationRig rig(me);
             Calls streamed(rig, exchange, c);
             std::optional<RowFunction> function = factor_function(streamed.lane(0).a.factors, c.form.first_expert(me.rank()));
@@ -188,7 +188,7 @@ TEST_P(RefusedOnGpus, NamesTheReason) {
   const RefusedFunction& refused = GetParam();
   const StreamedCase c = function_case(kWorld);
   on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), 20s, [&](Station& me) {
-    LowLatencyExchange exchange(me.group, c.config());
+    LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
     me.gather();

@@ -53,7 +53,7 @@ TEST_P(Grids, OfLowLatencyAndFlatCalls) {
         c.plan.num_sms = sms;
         on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
           me.f.set_context(std::to_string(sms) + " multiprocessors");
-          LowLatencyExchange exchange(me.group, c.config());
+          LowLatencyExchange exchange = c.make(me.group);
           StationRig rig(me);
           Calls streamed(rig, exchange, c);
           me.meet();
@@ -111,7 +111,7 @@ TEST_P(Grids, OfMoreThanARankHasAreRefused) {
       for (int kind = 0; kind < 4; ++kind) {
         on_gpus(world, heap, [&](Station& me) {
           me.f.set_context("call " + std::to_string(kind));
-          LowLatencyExchange exchange(me.group, c.config());
+          LowLatencyExchange exchange = c.make(me.group);
           switchyard::LedgerCombine ledger(me.group, make_config(*of_ledger));
           StationRig rig(me);
           Calls streamed(rig, exchange, c);

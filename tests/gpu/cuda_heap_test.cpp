@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric heap in GPU memory: the same bytes through every mapping, errors on all ranks alike, nothing left behind.
-#include "heap/cuda/cuda_heap.hpp"
+#include "heap/gpu/cuda_heap.hpp"
 
 #include <cuda.h>
 

@@ -41,7 +41,7 @@ TEST_P(Halves, OfSendingWaitForNobodyAndHoldNothing) {
   StreamedCase c = small_case(world, scales);
   c.plan.num_sms = num_sms;
   on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), 30s, [&](Station& me) {
-    LowLatencyExchange exchange(me.group, c.config());
+    LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
     FullGpu gpu(me);
@@ -158,7 +158,7 @@ TEST(LaunchesOfLowLatency, AreOneForEachCall) {
       c.sending = sending;
       on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
         me.f.set_context("scales " + std::to_string(static_cast<int>(scales)));
-        LowLatencyExchange exchange(me.group, c.config());
+        LowLatencyExchange exchange = c.make(me.group);
         switchyard::LowLatencyOutput output = exchange.make_output();
         const switchyard::LowLatencyRows y = exchange.make_rows(c.form.type);
         const Unused unused(me, c.form);

@@ -36,7 +36,7 @@ void calls_of_new_group(int world) {
   const StreamedCase c = small_case(world);
   on_gpus(world, heap_of(c), [&](Station& me) {
     me.f.set_context("a new group afterwards");
-    LowLatencyExchange exchange(me.group, c.config());
+    LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
     me.meet();
@@ -83,7 +83,7 @@ TEST_P(SilentLowLatencyRank, OthersReportItInFull) {
       if (scales != ScaleKind::none && (s.call == 3 || std::string(s.operation) == "moe_all_to_all")) continue;
       const StreamedCase c = small_case(world, scales);
       on_gpus(world, heap_of(c), 1s, [&](Station& me) {
-        LowLatencyExchange exchange(me.group, c.config());
+        LowLatencyExchange exchange = c.make(me.group);
         StationRig rig(me);
         Calls streamed(rig, exchange, c);
         me.meet();
@@ -132,7 +132,7 @@ TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   const StreamedCase c = small_case(world);
   isolated([&] {
     on_gpus(world, heap_of(c), kDeadline, [&](Station& me) {
-      LowLatencyExchange exchange(me.group, c.config());
+      LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
       me.meet();
@@ -170,7 +170,7 @@ TEST_P(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
   const int world = GetParam();
   const StreamedCase c = small_case(world, ScaleKind::f32);
   on_gpus(world, heap_of(c), [&](Station& me) {
-    LowLatencyExchange exchange(me.group, c.config());
+    LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
     me.meet();
@@ -205,7 +205,7 @@ TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
     for (const int kind : {0, 1, 2}) {
       on_gpus(kWorld, heap_of(c), 20s, [&](Station& me) {
         me.f.set_context("mismatch " + std::to_string(kind));
-        LowLatencyExchange exchange(me.group, c.config());
+        LowLatencyExchange exchange = c.make(me.group);
         StationRig rig(me);
         Calls streamed(rig, exchange, c);
         me.meet();
@@ -291,7 +291,7 @@ TEST_P(OtherOutputOnGpus, IsFoundByAllRanks) {
   const StreamedCase c = small_case(world);
   isolated([&, &o = o, &world = world] {
     on_gpus(world, heap_of(c), 20s, [&](Station& me) {
-      LowLatencyExchange exchange(me.group, c.config());
+      LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
       other_output_on_rank_1(me, streamed, rig, o);
@@ -345,7 +345,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledLowLatency& 
   Meeting alone(1);
   Failures failures("rank " + std::to_string(child.rank()));
   Station me(group, failures, alone);
-  LowLatencyExchange exchange(group, c.config());
+  LowLatencyExchange exchange = c.make(group);
   StationRig rig(me);
   Calls streamed(rig, exchange, c);
   streamed.run(1, 8);

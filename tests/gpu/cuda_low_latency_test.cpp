@@ -23,7 +23,7 @@ void expect_all_exact(int world, const std::vector<StreamedCase>& cases, uint64_
           on_gpus(world, heap, [&, i](Station& me) {
             const StreamedCase& c = cases[i];
             me.f.set_context("object " + std::to_string(i));
-            LowLatencyExchange exchange(me.group, c.config());
+            LowLatencyExchange exchange = c.make(me.group);
             StationRig rig(me);
             Calls streamed(rig, exchange, c);
             me.meet();
@@ -104,7 +104,7 @@ TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
     StreamedCase first = c, second = c;
     first.plan.num_sms = second.plan.num_sms = half_of_a_rank(world);
     second.plan.first_stream = 1;
-    LowLatencyExchange one(me.group, first.config()), two(me.group, second.config());
+    LowLatencyExchange one = first.make(me.group), two = second.make(me.group);
     StationRig rig(me);
     Calls x(rig, one, first), y(rig, two, second);
     me.meet();
@@ -128,7 +128,7 @@ TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
   StreamedCase c = usual_case(GetParam(), ScaleKind::f32);
   c.plan.lanes = 2;
   on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
-    LowLatencyExchange exchange(me.group, c.config());
+    LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
     for (size_t i = 0; i < 2; ++i) streamed.lane(i).stream = cudaStreamPerThread;
@@ -186,7 +186,7 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
           on_gpus(world, heap, [&](Station& me) {
             me.f.set_context("case " + std::to_string(i / 6) + ", graph of " + std::to_string(size) + (split ? " split" : "") +
                              " calls");
-            LowLatencyExchange exchange(me.group, c.config());
+            LowLatencyExchange exchange = c.make(me.group);
             StationRig rig(me);
             Calls streamed(rig, exchange, c);
             const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
@@ -226,7 +226,7 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
           const size_t expected = alone && (sms == 0 || sms == all) ? 2 : 0;  // behind the inputs, behind the dispatch
           on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
             me.f.set_context(std::to_string(sms) + " multiprocessors");
-            LowLatencyExchange exchange(me.group, c.config());
+            LowLatencyExchange exchange = c.make(me.group);
             StationRig rig(me);
             Calls streamed(rig, exchange, c);
             const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
@@ -262,7 +262,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
             const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // behind the inputs, behind each other
             on_gpus(world, LowLatencyExchange::heap_bytes_for(c.config(), world), [&](Station& me) {
               me.f.set_context(std::to_string(sms) + " multiprocessors" + (small ? ", small" : ""));
-              LowLatencyExchange exchange(me.group, c.config());
+              LowLatencyExchange exchange = c.make(me.group);
               StationRig rig(me);
               Calls streamed(rig, exchange, c);
               const CapturedCalls graph(me, rig, [&](uint64_t* replays) {
@@ -293,7 +293,7 @@ TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
   c.plan = {};
   c.first_epoch = (uint64_t{1} << 40) - 4;
   on_gpus(GetParam(), LowLatencyExchange::heap_bytes_for(c.config(), GetParam()), [&](Station& me) {
-    LowLatencyExchange exchange(me.group, c.config());
+    LowLatencyExchange exchange = c.make(me.group);
     StationRig rig(me);
     Calls streamed(rig, exchange, c);
     const auto nap = [&] {

@@ -39,7 +39,7 @@ void expect_tensor_maps(Station& me, const Form& f, const switchyard::LowLatency
 }
 
 void replay_layer(Station& me, const LayerCase& c) {
-  LowLatencyExchange exchange(me.group, c.what.config());
+  LowLatencyExchange exchange = c.what.make(me.group);
   StationRig rig(me);
   MaskedLayer<StationRig> layer(rig, exchange, c);
   expect_tensor_maps(me, c.what.form, layer.output());

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "gpu/object_rig.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -126,8 +127,8 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(with_width(gpu_scenario("sleep", world, layout, 20), width));
     NormalConfig config = roomy_config(*c, 3);
-    config.first_epoch = (uint64_t{1} << 40) - 4;
     on_gpus(world, heap_for(config, world) + kBallast, [&](Station& me) {
+      switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 4);
       NormalExchange exchange(me.group, config);
       RankData data(*c, me.rank(), 0), again(*c, me.rank(), 1);
       const Inputs in = me.upload(*c, data), more = me.upload(*c, again);
@@ -225,13 +226,13 @@ TEST_P(GpuMemory, ObjectsKeepToWhatTheyNeed) {
         if (layout == Layout::expert_major) s.order = CombineOrder::per_route;
         const auto routes = make_case(s);
         NormalConfig config = make_config(*c);
-        config.first_epoch = (uint64_t{1} << 40) - 3;
         const size_t need = NormalExchange::memory_required(config, world, kBackend).total();
         on_gpus(world, heap_for(config, world) + 2 * Neighbours::kBytes, [&](Station& me) {
           me.f.set_context(s.name + (staging == Staging::ring ? ", ring" : ""));
           const size_t unused = me.group.heap_used();
           Neighbours neighbours(me);
           {
+            switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 3);
             NormalExchange exchange(me.group, config);
             const size_t used = me.group.heap_used() - unused - Neighbours::kBytes;
             me.f.equal(need, used, "bytes of the heap");

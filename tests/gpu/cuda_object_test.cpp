@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "gpu/object_rig.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -346,8 +347,8 @@ TEST_P(Objects, A12_ManyCallsOnOneObject) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("A12", world, layout, 24);
     NormalConfig config = roomy_config(*cases[0], 2);
-    config.first_epoch = (uint64_t{1} << 40) - 5;
     on_gpus(world, heap_for(config, world), [&](Station& me) {
+      switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 5);
       NormalExchange exchange(me.group, config);
       std::vector<std::unique_ptr<Open>> all;
       for (const auto& c : cases) all.push_back(std::make_unique<Open>(me, c));

@@ -3,7 +3,7 @@
 // by entry. The decisions alone, without a GPU: ../unit/plan_decisions_test.cpp.
 #include <algorithm>
 
-#include "exchange/cuda/cuda_normal.hpp"
+#include "exchange/normal/gpu.hpp"
 #include "gpu/object_rig.hpp"
 #include "oracle/numbers.hpp"
 #include "protocol/draw.hpp"

@@ -2,8 +2,8 @@
 // Registration of the caller's buffers: every rank reaches every buffer, and what cannot be shared is refused by name on all
 // ranks.
 #include "gpu/gpu_ranks.hpp"
-#include "heap/cuda/cuda_heap.hpp"
-#include "heap/cuda/driver.cuh"
+#include "heap/gpu/cuda_heap.hpp"
+#include "heap/gpu/driver.cuh"
 
 namespace switchyard {
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "gpu/object_rig.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -80,8 +81,8 @@ TEST_P(GpuRings, StreamsAndGraphs) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("graph", world, Layout::expert_major, 24));
   NormalConfig config = roomy_config(*c, 4);
-  config.first_epoch = (uint64_t{1} << 40) - 6;
   on_gpus(world, heap_for(config, world), [&](Station& me) {
+    switchyard::detail::number_calls_from(me.group, (uint64_t{1} << 40) - 6);
     NormalExchange exchange(me.group, config);
     RankData data(*c, me.rank(), 0), again(*c, me.rank(), 1);
     const Inputs in = me.upload(*c, data), more = me.upload(*c, again);

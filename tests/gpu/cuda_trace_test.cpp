@@ -31,7 +31,7 @@ TEST(TracesOnGpus, LowLatencyAndTheFlatExchange) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, roomy());
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
-      LowLatencyExchange exchange(me.group, c.config());
+      LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
       me.meet();
@@ -126,7 +126,7 @@ TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, roomy());
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
-      LowLatencyExchange exchange(me.group, c.config());
+      LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
       auto& lane = streamed.lane(0);
@@ -197,7 +197,7 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
     std::atomic<uint64_t> told{
         0};  // by all ranks: where rings are, a row is counted by who sends it and carried by who sums it
     on_gpus(kWorld, LowLatencyExchange::heap_bytes_for(c.config(), kWorld), [&](Station& me) {
-      LowLatencyExchange exchange(me.group, c.config());
+      LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
       Calls streamed(rig, exchange, c);
       auto& lane = streamed.lane(0);

@@ -3,7 +3,7 @@
 // and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__hot (CudaHot). Never
 // run.
 #include "arch/cuda/cuda_traced.cuh"
-#include "exchange/cuda/low_latency_frame.cuh"
+#include "exchange/low_latency/frame.cuh"
 #include "protocol/call.hpp"
 
 using namespace switchyard::detail;

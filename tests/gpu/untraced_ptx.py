@@ -50,7 +50,7 @@ def main():
         sys.exit(__doc__.strip().splitlines()[-1])
     _, nvcc, generated = sys.argv
     users = [ROOT / path for path in USERS]
-    sources = sorted((ROOT / "src/exchange/cuda").glob("*.cu")) + users
+    sources = sorted((ROOT / "src/exchange").rglob("*.cu")) + users
     passed, failed = 0, 0
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for source, ptx in zip(sources, pool.map(lambda s: ptx_of(nvcc, generated, s), sources)):
@@ -63,7 +63,7 @@ def main():
                     entries[TRACED in name] += 1
             if entries[True] != entries[False] or (source in users and not entries[True]):
                 problems.append(f"{entries[True]} traced kernels, {entries[False]} others")
-            print(f"{'FAIL' if problems else 'ok':4} {source.name}: {entries[False]} kernels with tracing and without", *problems, sep="\n     ")
+            print(f"{'FAIL' if problems else 'ok':4} {source.relative_to(ROOT)}: {entries[False]} kernels with tracing and without", *problems, sep="\n     ")
             passed, failed = passed + (not problems), failed + bool(problems)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0

@@ -16,7 +16,7 @@
 #include <set>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/departures.hpp"
 
 namespace harness {

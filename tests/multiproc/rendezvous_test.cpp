@@ -8,9 +8,9 @@
 #include <deque>
 
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/channel.hpp"
-#include "bootstrap/socket.hpp"
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/socket.hpp"
+#include "bootstrap/net/wire.hpp"
 #include "multiproc/fork_ranks.hpp"
 #include "multiproc/meeting.hpp"
 #include "switchyard/status.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bytes of the rendezvous and the variables that lead to it: pure functions, no sockets.
-#include "bootstrap/wire.hpp"
+#include "bootstrap/net/wire.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include <random>
 
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/socket.hpp"
+#include "bootstrap/net/socket.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard {

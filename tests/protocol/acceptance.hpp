@@ -101,7 +101,7 @@ class Acceptance : public testing::TestWithParam<Where> {
     fleet.options.heap_bytes = heap;
     fleet.options.num_blocks = GetParam().workers.blocks;
     fleet.options.num_warps = GetParam().workers.warps;
-    fleet.options.deferred_copies = GetParam().workers.deferred;
+    fleet.deferred = GetParam().workers.deferred;
     fleet.options.backend = kBackend;
     EXPECT_EQ(joined(run_ranks(kRanks, fleet, body)), "");
   }

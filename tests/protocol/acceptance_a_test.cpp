@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "protocol/acceptance.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -220,12 +221,12 @@ TEST_P(A, A12_ManyCallsOnOneObject) {
       for (size_t r = 0; r < s.tokens.size(); ++r) s.tokens[r] = static_cast<int64_t>(oracle::mix(9, s.seed, r) % 21);
       s.hidden = 32;
       s.drop_percent = i % 4 == 0 ? 20 : 0;
-      s.first_epoch = (uint64_t{1} << 40) - 5;
       cases.push_back(make_case(s));
     }
     expect_clean(2 * heap_bytes({cases[0]}), [&](switchyard::Group& group, Failures& f) {
       auto config = make_config(*cases[0]);
       config.pool_bytes *= 2;
+      switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 5);
       NormalExchange exchange(group, config);
       struct Open {
         std::unique_ptr<RankData> data;

@@ -49,7 +49,7 @@ std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
   fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), c.form.world);
   fleet.options.num_warps = 2;
   return joined(run_threads(fleet, [&](Group& group, Failures& f) {
-    LowLatencyExchange exchange(group, c.config());
+    LowLatencyExchange exchange = c.make(group);
     HostRig rig(group.rank());
     StreamedCalls<HostRig> streamed(rig, exchange, c);
     streamed.run(1, calls);
@@ -108,7 +108,7 @@ TEST(ClosedForm, WholeExchangesInARow) {
     fleet.world = c.form.world;
     fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), c.form.world);
     const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
-      LowLatencyExchange exchange(group, c.config());
+      LowLatencyExchange exchange = c.make(group);
       HostRig rig(group.rank());
       StreamedCalls<HostRig> streamed(rig, exchange, c);
       const auto function = factor_function(streamed.lane(0).a.factors, c.form.first_expert(group.rank()));
@@ -142,7 +142,7 @@ TEST(ClosedForm, LayersOfMaskedProducts) {
       fleet.world = world;
       fleet.options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.what.config(), world);
       const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
-        LowLatencyExchange exchange(group, c.what.config());
+        LowLatencyExchange exchange = c.what.make(group);
         HostRig rig(group.rank());
         MaskedLayer<HostRig> layer(rig, exchange, c);
         std::vector<std::byte> out(layer.out_bytes());
@@ -170,7 +170,7 @@ class Spoiled : public testing::Test {
     switchyard::GroupOptions options;
     options.heap_bytes = LowLatencyExchange::heap_bytes_for(c.config(), 1);
     group_ = std::make_unique<Group>(std::move(Group::in_process(1, options)[0]));
-    exchange_ = std::make_unique<LowLatencyExchange>(*group_, c.config());
+    exchange_ = std::make_unique<LowLatencyExchange>(c.make(*group_));
     calls_ = std::make_unique<Calls>(rig_, *exchange_, c);
     while (form_.tokens(number_, 0) < 2 || form_.tokens(number_, 0) == form_.max_tokens ||
            form_.first_choice(number_, 0, 0, 0) == 2)

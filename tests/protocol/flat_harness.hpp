@@ -36,6 +36,7 @@ struct FlatScript {
   int world = 1;
   LowLatencyConfig config;  ///< scales: none
   uint64_t seed = 1;
+  uint64_t first_epoch = 1;
   std::vector<FlatCall> calls;
   int repeats = 1;       ///< of all calls, on one object
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call

@@ -11,10 +11,11 @@
 #include <thread>
 
 #include "arch/cpu/cpu_arch.hpp"
-#include "exchange/group_impl.hpp"
-#include "exchange/low_latency_impl.hpp"
+#include "exchange/group/impl.hpp"
+#include "exchange/low_latency/impl.hpp"
 #include "protocol/flat_rig.hpp"
 #include "protocol/harness.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -366,10 +367,9 @@ TEST(FlatMismatch, AnotherCallOnOneRank) {
 
 TEST(FlatFaults, ASilentRankIsNamed) {
   for (const int calls_before : {0, 3}) {
-    auto config = FlatRig::config();
-    config.first_epoch = uint64_t{1} << 40;  // the number in the report is that of the call
     const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
-      FlatRig rig(group, config);
+      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // the number in the report is that of the call
+      FlatRig rig(group);
       for (int i = 0; i < calls_before; ++i) rig.round();
       if (group.rank() != 2) rig.round();
       while (group.rank() == 2 && outcome_of([&] { group.check(); }).code == ErrorCode::ok)

@@ -7,7 +7,7 @@
 #include <span>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/device_memory.hpp"
 #include "protocol/flat_function.hpp"
 #include "protocol/flat_harness.hpp"

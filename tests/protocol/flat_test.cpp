@@ -174,7 +174,7 @@ TEST_P(Flat, RowFunctions) {
 /// Whole calls and pairs of calls on one object, odd numbers of each between two of the other, over the wrap of the epoch.
 TEST_P(Flat, InterleavedOverTheWrap) {
   auto s = script("interleaved", world() + 1, 3, 4, 32);
-  s.config.first_epoch = (uint64_t{1} << 40) - 5;
+  s.first_epoch = (uint64_t{1} << 40) - 5;
   for (const int whole : {1, 2, 3, 1}) {
     for (int i = 0; i < whole; ++i) s.call(tokens(4, 10 * static_cast<uint64_t>(whole) + static_cast<uint64_t>(i)));
     s.call(tokens(4, static_cast<uint64_t>(whole))).two_calls = true;

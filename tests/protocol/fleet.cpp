@@ -15,6 +15,7 @@
 
 #include "protocol/rank_team.hpp"
 #include "switchyard/status.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 
@@ -23,7 +24,8 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-void run_body(Group& group, const RankBody& body, Failures& failures) {
+void run_body(Group& group, const Fleet& fleet, const RankBody& body, Failures& failures) {
+  if (fleet.deferred) switchyard::detail::defer_copies(group);
   try {
     body(group, failures);
   } catch (const switchyard::Error& error) {
@@ -71,7 +73,7 @@ std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string
   try {
     const auto& options = fleet.per_rank.empty() ? fleet.options : fleet.per_rank[static_cast<size_t>(rank)];
     Group group = Group::connect(rank, fleet.world, store, token, options);
-    run_body(group, body, failures);
+    run_body(group, fleet, body, failures);
   } catch (const std::exception& error) {
     failures.add(std::string("could not join: ") + error.what());
   }
@@ -112,7 +114,7 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body) {
   for (int r = 0; r < fleet.world; ++r) failures.emplace_back("rank " + std::to_string(r));
   std::vector<std::thread> threads;
   for (size_t r = 0; r < groups.size(); ++r) {
-    threads.emplace_back([&, r] { run_body(groups[r], body, failures[r]); });
+    threads.emplace_back([&, r] { run_body(groups[r], fleet, body, failures[r]); });
   }
   for (auto& t : threads) t.join();
   std::vector<std::string> all;

@@ -17,6 +17,7 @@ enum class Ranks { threads, processes };
 struct Fleet {
   int world = 1;
   switchyard::GroupOptions options;
+  bool deferred = false;  ///< CPU: copies are performed when they are settled (testing/test_access.hpp)
   std::vector<switchyard::GroupOptions>
       per_rank;  ///< if not empty: processes only, one each (deadlines and workers may differ)
 };

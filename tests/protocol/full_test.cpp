@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "protocol/harness.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -133,7 +134,6 @@ TEST_P(ManyCalls, A12) {
     for (size_t r = 0; r < s.tokens.size(); ++r) s.tokens[r] = static_cast<int64_t>(oracle::mix(5, i, r) % 33);
     s.drop_percent = i % 5 == 0 ? 25 : 0;
     s.hidden = 48;
-    s.first_epoch = (uint64_t{1} << 40) - 1500;
     cases.push_back(make_case(s));
   }
   auto config = make_config(*cases[0]);
@@ -141,6 +141,7 @@ TEST_P(ManyCalls, A12) {
   Fleet fleet = fleet_of(8, NormalExchange::heap_bytes_for(config, 8));
   fleet.options.num_warps = 2;
   const auto body = [&](switchyard::Group& group, Failures& f) {
+    switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 1500);
     NormalExchange exchange(group, config);
     std::deque<std::pair<std::unique_ptr<RankData>, Dispatched>> open;
     for (int call = 0; call < 1500; ++call) {

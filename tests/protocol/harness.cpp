@@ -83,7 +83,6 @@ NormalConfig make_config(const Case& c) {
   config.staging = s.staging;
   config.ring = s.ring;
   if (config.ring.slots != 0) config.ring.slots = std::max(config.ring.slots, config.topk);
-  config.first_epoch = s.first_epoch;
   const auto need = NormalExchange::memory_required(config, c.problem.world, kBackend);
   if (const size_t pool = need.pool_bytes + need.private_bytes; pool > 0) {
     int64_t extra = 0;  // static sizes may exceed what any routing needs

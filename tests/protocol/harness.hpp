@@ -64,7 +64,7 @@ struct Scenario {
   // Object.
   Staging staging = Staging::direct;
   switchyard::RingSettings ring{3, 6, 32};
-  uint64_t first_epoch = 1;
+  uint64_t first_epoch = 1;  ///< what run_scenario numbers calls from
 
   // Combine.
   CombineOrder order = CombineOrder::per_rank;
@@ -87,7 +87,7 @@ struct Case {
 };
 std::shared_ptr<const Case> make_case(const Scenario& scenario);
 
-/// As the object of `c` is made. The pool holds two dispatches and their outputs at a time.
+/// As the object of `c` is made, but for its first epoch. The pool holds two dispatches and their outputs at a time.
 switchyard::NormalConfig make_config(const Case& c);
 switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank);
 

@@ -7,9 +7,10 @@
 #include <sstream>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "oracle/views.hpp"
 #include "protocol/device_memory.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 
@@ -56,7 +57,6 @@ switchyard::LedgerConfig make_config(const LedgerCase& c) {
   config.topk = c.problem.topk;
   config.max_tokens = c.problem.max_tokens;
   config.row_type = c.scenario.type;
-  config.first_epoch = c.scenario.first_epoch;
   return config;
 }
 
@@ -255,6 +255,7 @@ class LedgerCaller {
 }  // namespace
 
 void run_ledger(switchyard::Group& group, const LedgerCase& c, Failures& f) {
+  switchyard::detail::number_calls_from(group, c.scenario.first_epoch);
   LedgerCombine ledger(group, make_config(c));
   LedgerCaller caller(group, ledger, c.scenario);
   for (int i = 0; i < c.scenario.repeats; ++i) {
@@ -280,7 +281,7 @@ std::string run_ledger_cases(Ranks ranks, const Workers& workers, const std::vec
   fleet.options.backend = kBackend;
   fleet.options.num_blocks = workers.blocks;
   fleet.options.num_warps = workers.warps;
-  fleet.options.deferred_copies = workers.deferred;
+  fleet.deferred = workers.deferred;
   return joined(run_ranks(ranks, fleet, [&](switchyard::Group& group, Failures& f) {
     for (const auto& c : cases) run_ledger(group, *c, f);
   }));

@@ -251,7 +251,7 @@ TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
                              switchyard::LedgerCombine::heap_bytes_for(make_config(*c), world());
   fleet.options.num_blocks = GetParam().workers.blocks;
   fleet.options.num_warps = GetParam().workers.warps;
-  fleet.options.deferred_copies = GetParam().workers.deferred;
+  fleet.deferred = GetParam().workers.deferred;
   const RankBody body = [&](switchyard::Group& group, Failures& f) {
     switchyard::NormalExchange exchange(group, normal);
     switchyard::LedgerCombine ledger(group, make_config(*c));

@@ -10,6 +10,7 @@
 
 #include "protocol/harness.hpp"
 #include "switchyard/low_latency.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 
@@ -22,7 +23,7 @@ std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std
   fleet.world = cases.front()->script.world;
   fleet.options.num_blocks = workers.blocks;
   fleet.options.num_warps = workers.warps;
-  fleet.options.deferred_copies = workers.deferred;
+  fleet.deferred = workers.deferred;
   fleet.options.backend = kBackend;
   if (kBackend == switchyard::Backend::cuda) fleet.options.timeout = patience(std::chrono::seconds(10));
   fleet.options.heap_bytes = 0;
@@ -34,6 +35,7 @@ std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std
       failures.set_context(c->script.name + ", construction");
       const size_t before = group.heap_used();
       {
+        switchyard::detail::number_calls_from(group, c->script.first_epoch);
         LowLatencyExchange exchange(group, c->script.config);
         run_on(group, exchange, *c, failures);
       }

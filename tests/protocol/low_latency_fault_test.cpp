@@ -9,6 +9,7 @@
 
 #include "protocol/low_latency_call.hpp"
 #include "protocol/low_latency_misuses.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -143,14 +144,14 @@ TEST(LowLatencyMismatch, OfCallsOrdersAndTypes) {
 
 /// A rig with a second output: the rig's is filled by call 1, b by call 2.
 struct TwoOutputs {
-  explicit TwoOutputs(Group& group, uint64_t first_epoch = 1) : rig(group, config(first_epoch)), b(rig.exchange.make_output()) {
+  explicit TwoOutputs(Group& group, uint64_t first_epoch = 1)
+      : rig(numbered(group, first_epoch)), b(rig.exchange.make_output()) {
     rig.dispatch();
     fill_b();
   }
-  static LowLatencyConfig config(uint64_t first_epoch) {
-    LowLatencyConfig c = LowLatencyRig::config();
-    c.first_epoch = first_epoch;
-    return c;
+  static Group& numbered(Group& group, uint64_t first_epoch) {
+    switchyard::detail::number_calls_from(group, first_epoch);
+    return group;
   }
   /// With half the weights, so that its sums differ.
   void fill_b() {
@@ -250,7 +251,6 @@ TEST(LowLatencyMismatch, OfConfigurations) {
       [](LowLatencyConfig& c) { c.scale_order = switchyard::ScaleOrder::column_major; },
       [](LowLatencyConfig& c) { c.sending = switchyard::Sending::per_route; },
       [](LowLatencyConfig& c) { c.pieces = 2; },
-      [](LowLatencyConfig& c) { c.first_epoch = 2; },
   };
   for (const Spoil& spoil : spoils) {
     const auto all = outcomes(3, options_with(60s), [&](Group& group) {
@@ -302,10 +302,9 @@ TEST_P(LowLatencySilentRank, OthersReportItInFull) {
   const LowLatencySilence& s = GetParam();
   for (const int world : {2, 4, 8}) {
     const int silent = world - 1;
-    auto config = LowLatencyRig::config();
-    config.first_epoch = uint64_t{1} << 40;  // the number in the report is that of the call
     const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {
-      LowLatencyRig rig(group, config);
+      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // the number in the report is that of the call
+      LowLatencyRig rig(group);
       s.body(rig, group.rank() == silent);
       while (group.rank() == silent && outcome_of([&] { group.check(); }).code == ErrorCode::ok)
         std::this_thread::sleep_for(1ms);  // there, but not calling

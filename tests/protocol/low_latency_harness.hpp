@@ -49,6 +49,7 @@ struct LowLatencyScript {
   int world = 1;
   LowLatencyConfig config;
   uint64_t seed = 1;
+  uint64_t first_epoch = 1;
   int outputs = 1;
   std::vector<LowLatencyStep> steps;
   int repeats = 1;       ///< of all steps, on one object

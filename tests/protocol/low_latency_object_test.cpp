@@ -8,6 +8,7 @@
 #include "protocol/low_latency_harness.hpp"
 #include "protocol/low_latency_messages.hpp"
 #include "protocol/low_latency_rig.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -52,7 +53,7 @@ TEST(SplitCalls, OtherCallsBetweenTheHalves) {
     Fleet fleet;
     fleet.world = kWorld;
     fleet.options = options_with(60s);
-    fleet.options.deferred_copies = deferred;
+    fleet.deferred = deferred;
     const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
       LowLatencyExchange a(group, outer->script.config), b(group, inner->script.config);
       FaultRig normal(group);
@@ -271,9 +272,8 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
 
 TEST(Memory, FlagsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
-    auto config = LowLatencyRig::config();
-    config.first_epoch = 1000;  // flags that came back as zero would never be reached
-    LowLatencyRig rig(group, config);
+    switchyard::detail::number_calls_from(group, 1000);  // flags that came back as zero would never be reached
+    LowLatencyRig rig(group);
     for (int i = 0; i < 3; ++i) {
       rig.round();
       rig.dispatch();

@@ -37,8 +37,6 @@ LowLatencyConfig draw_config(Draw& draw) {
   c.hidden = 16 * draw.one_of({int64_t{1}, int64_t{2}, int64_t{7}, int64_t{8}, int64_t{9}, int64_t{17}, int64_t{40}});
   if (c.scales == ScaleKind::none && draw.one_in(3)) c.hidden = draw.between(1, 300);
   c.pieces = static_cast<int>(draw.one_in(2) ? 0 : draw.between(1, 16));
-  c.first_epoch = draw.one_in(3) ? (uint64_t{1} << 40) - static_cast<uint64_t>(draw.between(0, 20))
-                                 : static_cast<uint64_t>(draw.between(1, 9));
   return c;
 }
 
@@ -71,6 +69,8 @@ LowLatencyScript draw_script(Draw& draw, int world) {
   LowLatencyScript s;
   s.world = world;
   s.config = draw_config(draw);
+  s.first_epoch = draw.one_in(3) ? (uint64_t{1} << 40) - static_cast<uint64_t>(draw.between(0, 20))
+                                 : static_cast<uint64_t>(draw.between(1, 9));
   s.seed = draw.bits();
   s.outputs = static_cast<int>(draw.between(1, 3));
   s.max_delay_us = draw.one_in(2) ? 0 : static_cast<int>(draw.between(1, 400));

@@ -6,7 +6,7 @@
 #include <limits>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/device_memory.hpp"
 #include "protocol/harness_rows.hpp"
 #include "protocol/low_latency_cases.hpp"
@@ -273,8 +273,11 @@ class Rank {
     const size_t rank = idx(group_.rank());
     const LowLatencyOutput& output = outputs_[idx(step.output)];
     size_t out_bytes = e.out[rank].size();
-    if (c_.script.steps[e.dispatch].tokens_in_memory)  // as if every rank had max_tokens: nothing may be written behind T
+    std::vector<float> weights = e.replaced_weights.empty() ? std::vector<float>() : e.replaced_weights[rank];
+    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if every rank had max_tokens: nothing may be written behind T
       out_bytes = idx(c_.script.config.max_tokens * c_.row_bytes(step.y_type));
+      weights.resize(idx(c_.script.config.max_tokens * c_.script.config.topk));
+    }
     std::vector<std::byte> host_y, out(out_bytes, std::byte{0xA5});
     if (!step.identity) host_y = expert_outputs(i);
     constexpr size_t kLarge = size_t{32} << 20;  // more of them would not fit the memory for uploads
@@ -284,8 +287,7 @@ class Rank {
     void* to = memory_ ? memory_->upload(out.data(), out.size()) : out.data();
     switchyard::LowLatencyCombineOptions options;
     options.order = step.order;
-    if (!e.replaced_weights.empty())
-      options.weights = static_cast<const float*>(give(e.replaced_weights[rank].data(), e.replaced_weights[rank].size() * 4));
+    if (!e.replaced_weights.empty()) options.weights = static_cast<const float*>(give(weights.data(), weights.size() * 4));
     if (memory_) {
       options.stream = memory_->stream();
       options.num_sms = c_.script.num_sms;

@@ -174,7 +174,7 @@ TEST_P(LowLatency, C07_Routings) {
 TEST_P(LowLatency, C08_PhasesAndEpochs) {
   std::vector<LowLatencyScript> scripts;
   auto alternating = script("C8 alternating", world() + 1, 2, 4, 32);
-  alternating.config.first_epoch = (uint64_t{1} << 40) - 5;
+  alternating.first_epoch = (uint64_t{1} << 40) - 5;
   alternating.max_delay_us = 40;
   for (uint64_t i = 0; i < 6; ++i) {
     alternating.dispatch(tokens(4, i)).x_pattern = Pattern::random_values;
@@ -185,7 +185,7 @@ TEST_P(LowLatency, C08_PhasesAndEpochs) {
 
   auto runs = script("C8 runs of dispatches", world() + 1, 3, 4, 32);
   runs.outputs = 3;
-  runs.config.first_epoch = (uint64_t{1} << 40) - 2;
+  runs.first_epoch = (uint64_t{1} << 40) - 2;
   for (const int length : {1, 2, 3, 5}) {
     for (int i = 0; i < length; ++i) {
       auto& step = runs.dispatch(tokens(4, static_cast<uint64_t>(10 * length + i)), i % 2 ? Routing::zipf : Routing::uniform);

@@ -9,9 +9,10 @@
 #include <cstring>
 #include <optional>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/fault_rig.hpp"
 #include "protocol/harness.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 namespace {
@@ -247,10 +248,10 @@ TEST(Sleep, ExchangesBeforeAndAfterAreExact) {
       Scenario sa = base("first", world), sb = base("second", world, Layout::expert_major);
       sb.seed = 7;
       sa.staging = sb.staging = staging;
-      sa.first_epoch = (uint64_t{1} << 40) - 3;
       const auto a = make_case(sa), b = make_case(sb);
       EXPECT_EQ(run(world, heap_bytes({a}) + heap_bytes({b}) + kBallastRoom,
                     [&](Group& group, Failures& f) {
+                      switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 3);
                       NormalExchange first(group, make_config(*a)), second(group, make_config(*b));
                       RankData da(*a, group.rank(), 0), db(*b, group.rank(), 0);
                       const Dispatched old = first.dispatch(da.x(), da.ids(), da.weights());

@@ -16,6 +16,7 @@
 #include "protocol/fault_rig.hpp"
 #include "protocol/low_latency_rig.hpp"
 #include "switchyard/ledger.hpp"
+#include "testing/test_access.hpp"
 
 namespace {
 
@@ -176,11 +177,7 @@ const Call kCalls[] = {
     {"ledger_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }},
 };
 
-switchyard::GroupOptions patient(bool deferred = false) {
-  auto o = options_with(90s);
-  o.deferred_copies = deferred;
-  return o;
-}
+switchyard::GroupOptions patient() { return options_with(90s); }
 
 /// How a call ended, and the next one: a barrier.
 struct Ends {
@@ -188,12 +185,13 @@ struct Ends {
 };
 
 /// `call` and a barrier on all ranks, after `arm` on each, which ends with `disarm`. Everything that leaves is Error.
-std::vector<Ends> ends_of(const Call& call, const switchyard::GroupOptions& options, const std::function<void(int)>& arm,
+std::vector<Ends> ends_of(const Call& call, bool deferred, const std::function<void(int)>& arm,
                           const std::function<void(int)>& disarm) {
   std::vector<Ends> ends(kWorld);
   std::barrier armed(kWorld), made(kWorld);
-  const auto all = outcomes(kWorld, options, [&](Group& group) {
+  const auto all = outcomes(kWorld, patient(), [&](Group& group) {
     is_rank = true;
+    if (deferred) switchyard::detail::defer_copies(group);
     const int rank = group.rank();
     Rig rig(group);
     Ends& e = ends[static_cast<size_t>(rank)];
@@ -239,7 +237,7 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
   int allocations = 0, in_step = 0;
   for (bool failed = true; failed; ++allocations) {
     const auto ends = ends_of(
-        GetParam(), patient(),
+        GetParam(), false,
         [&](int rank) {
           if (rank == kPoor) allocations_left = allocations;
         },
@@ -274,7 +272,7 @@ TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
     for (const int before : {0, 1, 5}) {
       bool failed = false;
       const auto ends = ends_of(
-          call, patient(true), [&](int rank) { of_workers_left = rank == 0 ? before : of_workers_left.load(); },
+          call, true, [&](int rank) { of_workers_left = rank == 0 ? before : of_workers_left.load(); },
           [&](int rank) {
             if (rank == 0) failed = of_workers_left.exchange(-1) < 0;
           });

@@ -7,10 +7,11 @@
 #include <span>
 #include <thread>
 
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 #include "protocol/compare_handle.hpp"
 #include "protocol/device_memory.hpp"
 #include "protocol/harness_rows.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 
@@ -276,6 +277,7 @@ void run_on(switchyard::Group& group, NormalExchange& exchange, const Case& c, F
 
 void run_scenario(switchyard::Group& group, const Case& c, Failures& failures) {
   failures.set_context(c.scenario.name + ", construction");
+  switchyard::detail::number_calls_from(group, c.scenario.first_epoch);
   NormalExchange exchange(group, make_config(c));
   run_on(group, exchange, c, failures);
 }
@@ -297,7 +299,7 @@ std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std
   fleet.options.heap_bytes = heap_bytes(cases);
   fleet.options.num_blocks = workers.blocks;
   fleet.options.num_warps = workers.warps;
-  fleet.options.deferred_copies = workers.deferred;
+  fleet.deferred = workers.deferred;
   fleet.options.backend = kBackend;
   if (kBackend == switchyard::Backend::cuda) {
     fleet.options.timeout = patience(std::chrono::seconds(10));

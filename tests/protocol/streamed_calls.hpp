@@ -20,6 +20,7 @@
 #include "protocol/closed_form.hpp"
 #include "protocol/draw.hpp"
 #include "switchyard/low_latency.hpp"
+#include "testing/test_access.hpp"
 
 namespace harness {
 
@@ -53,8 +54,12 @@ struct StreamedCase {
     c.scale_order = form.column_major ? switchyard::ScaleOrder::column_major : switchyard::ScaleOrder::row_major;
     c.sending = sending;
     c.pieces = pieces;
-    c.first_epoch = first_epoch;
     return c;
+  }
+  /// The object of this case. Collective.
+  switchyard::LowLatencyExchange make(switchyard::Group& group) const {
+    switchyard::detail::number_calls_from(group, first_epoch);
+    return switchyard::LowLatencyExchange(group, config());
   }
 };
 

@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "exchange/group_impl.hpp"
-#include "exchange/ledger_impl.hpp"
+#include "exchange/group/impl.hpp"
+#include "exchange/ledger/impl.hpp"
 #include "protocol/ledger_rig.hpp"
 #include "protocol/low_latency_rig.hpp"
 #include "switchyard/trace.hpp"

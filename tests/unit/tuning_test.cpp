@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-#include "exchange/tuning_launch.hpp"
+#include "exchange/normal/launch_shape.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/tuning.hpp"
 

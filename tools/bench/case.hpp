@@ -16,6 +16,7 @@
 #include "cli/progress.hpp"
 #include "device/clock.hpp"
 #include "measure/figures.hpp"
+#include "run/names.hpp"
 #include "run/ranks.hpp"
 
 namespace switchyard::tool {
@@ -103,7 +104,9 @@ inline nlohmann::json verified_json(const MeasuredPoint& run) {
 inline std::string us(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
 inline bool on_gpus(const BenchOptions& o) { return backend_named(o.backend) == Backend::cuda; }
 /// Rows as tables name them: quantised ones are fp8 on the way.
-inline std::string rows_text(const BenchOptions& o) { return o.quantize == "none" ? o.dtype : o.dtype + ">fp8"; }
+inline std::string rows_text(const BenchOptions& o) {
+  return scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + ">fp8";
+}
 
 /// What every rank's results say at a key.
 std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);

@@ -55,7 +55,7 @@ json run_rank(const LatencyPoint& p, Group& group) {
     group.barrier();
     for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
       rank.combine(order);
-      checks.push_back(rank.check_combined(order == CombineOrder::per_route ? "combine per_route" : "combine per_rank", order));
+      checks.push_back(rank.check_combined(std::string("combine ") + to_string(order), order));
       group.barrier();
     }
   }

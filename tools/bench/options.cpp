@@ -89,8 +89,8 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   if (o.combine_sms == 0) o.combine_sms = o.sms;
   if (o.sms > 0) return;
   const Mode& mode = mode_named(o.mode);
-  const TuningValues tuned =
-      Tuning::from_environment().find({gpu, mode.tuning_of(o.layout), static_cast<int>(o.ranks), o.hidden, o.tokens});
+  const TuningValues tuned = Tuning::from_environment().find(
+      {gpu, mode.tuning_of(layout_named(o.layout)), static_cast<int>(o.ranks), o.hidden, o.tokens});
   const auto chosen = [&](int value) {
     return std::min<int64_t>(value > 0 ? value : mode.usual_sms > 0 ? mode.usual_sms : most, most);
   };

@@ -43,9 +43,9 @@ struct WordAxis {
 };
 const std::vector<WordAxis>& word_axes() {
   static const std::vector<WordAxis> axes{
-      {"dtype", &BenchOptions::dtype, kRowTypes},   {"quantize", &BenchOptions::quantize, kQuantize},
-      {"layout", &BenchOptions::layout, kLayouts},  {"order", &BenchOptions::order, kOrders},
-      {"sending", &BenchOptions::sending, kOrders}, {"scale-order", &BenchOptions::scale_order, kScaleOrders},
+      {"dtype", &BenchOptions::dtype, kRowTypes},     {"quantize", &BenchOptions::quantize, kQuantize},
+      {"layout", &BenchOptions::layout, kLayouts},    {"order", &BenchOptions::order, kOrders},
+      {"sending", &BenchOptions::sending, kSendings}, {"scale-order", &BenchOptions::scale_order, kScaleOrders},
       {"routing", &BenchOptions::routing, {}}};
   return axes;
 }

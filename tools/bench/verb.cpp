@@ -29,7 +29,7 @@ void add_shape(Options& add, BenchOptions& o) {
 }
 
 void add_decode(Options& add, BenchOptions& o) {
-  add.choice("--sending", o.sending, kOrders, "low_latency, flat: a row crosses the link once per rank, or once per route");
+  add.choice("--sending", o.sending, kSendings, "low_latency, flat: a row crosses the link once per rank, or once per route");
   add.choice("--scale-order", o.scale_order, kScaleOrders,
              "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
   add.automatic("--pieces", o.pieces, 1, 16,

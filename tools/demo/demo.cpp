@@ -50,17 +50,18 @@ bool fits(const GpuProbe& probe) {
   return ok;
 }
 
-/// cpu or cuda. auto takes GPUs where this build can use them and there is one.
-std::string choose_backend(const DemoOptions& o, const GpuProbe& probe) {
+/// auto takes GPUs where this build can use them and there is one.
+Backend choose_backend(const DemoOptions& o, const GpuProbe& probe) {
   const bool usable = built_with_cuda() && !probe.gpus.empty();
-  if (o.backend == "auto") return usable && fits(probe) && o.staging == "direct" ? "cuda" : "cpu";
-  if (o.backend == "cpu") return "cpu";
+  const bool direct = staging_named(o.staging) == Staging::direct;
+  if (o.backend == "auto") return usable && fits(probe) && direct ? Backend::cuda : Backend::cpu;
+  if (backend_named(o.backend) == Backend::cpu) return Backend::cpu;
   if (!built_with_cuda()) throw UsageError(no_cuda_text());
   if (!usable)
     throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
                                  probe.problem.empty() ? "the driver sees none" : probe.problem));
-  if (o.staging == "ring") throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
-  return "cuda";
+  if (!direct) throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
+  return Backend::cuda;
 }
 
 void say_backend(const DemoPlan& plan) {
@@ -213,7 +214,7 @@ std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutco
 int run_demo(const DemoOptions& asked) {
   const GpuProbe probe = probe_gpus();
   DemoOptions options = asked;
-  options.backend = choose_backend(asked, probe);
+  options.backend = to_string(choose_backend(asked, probe));
   if (options.ranks == 0) options.ranks = 8;
   const measure::Machine machine = measure::this_machine();
   RoutingGeometry geometry{asked.experts, asked.topk, static_cast<int>(options.ranks), static_cast<uint64_t>(asked.seed)};

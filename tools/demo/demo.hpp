@@ -14,6 +14,7 @@
 #include "cli/verb.hpp"
 #include "device/gpu_probe.hpp"
 #include "measure/figures.hpp"
+#include "run/names.hpp"
 #include "run/routing_source.hpp"
 #include "switchyard/trace.hpp"
 
@@ -58,7 +59,7 @@ struct DemoPlan {
   std::vector<std::vector<Routing>> routing;  ///< [step][rank]; empty if a gate makes it from the rows
   int64_t most_rows = 0;                      ///< of any rank in any step; bounds the pool
   GpuProbe probe;                             ///< GPUs of this machine, used or not
-  bool on_gpus() const { return options.backend == "cuda"; }
+  bool on_gpus() const { return backend_named(options.backend) == Backend::cuda; }
   bool gated() const { return source->is_gate(); }
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});

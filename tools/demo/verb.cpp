@@ -13,7 +13,9 @@ namespace {
 void declare(Options& add, DemoOptions& o) {
   add.group("What to run");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
-  add.choice("--backend", o.backend, {"auto", "cpu", "cuda"},
+  std::vector<std::string> backends = kBackends;
+  backends.insert(backends.begin(), "auto");
+  add.choice("--backend", o.backend, backends,
              "auto takes GPUs if this build can use them and there is one; the ranks go round the GPUs");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");

@@ -127,7 +127,7 @@ Finding atomics_finding(const GpuProbe& p) {
   return f;
 }
 
-/// The kind of heap that a group on these GPUs would have, as heap/cuda decides it.
+/// The kind of heap that a group on these GPUs would have, as heap/gpu decides it.
 Finding heap_finding(const GpuProbe& p, const std::string& choice) {
   const auto exports = [](const Gpu& g) { return g.virtual_memory && g.file_descriptors; };
   const bool all = std::all_of(p.gpus.begin(), p.gpus.end(), exports);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "switchyard/tuning.hpp"
+#include "switchyard/types.hpp"
 
 namespace switchyard::tool {
 
@@ -21,7 +22,7 @@ struct Mode {
   int usual_sms;                   ///< of a call that names no number; 0: all of the rank's
   int64_t most_tokens;             ///< of a rank
 
-  TuningMode tuning_of(const std::string& layout) const { return layout == "expert_major" ? expert_major_tuning : tuning; }
+  TuningMode tuning_of(Layout layout) const { return layout == Layout::expert_major ? expert_major_tuning : tuning; }
 };
 
 extern const Mode kNormal, kLowLatency, kFlat, kLedger;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of the command line for the library's types, and the types that they name: the one place in the tool that knows them.
+// Words of the command line for the library's types, and the types that they name. Those of enumerations are the library's own
+// (switchyard/names.hpp); what rows there are besides is told here and nowhere else in the tool.
 #pragma once
 
+#include <iterator>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -11,15 +14,19 @@
 
 namespace switchyard::tool {
 
-inline const std::vector<std::string> kBackends = {"cpu", "cuda"};
-inline const std::vector<std::string> kLayouts = {"rank_major", "expert_major"};
-inline const std::vector<std::string> kStaging = {"direct", "ring"};
-inline const std::vector<std::string> kRowTypes = {"bf16", "f16", "f32", "fp8"};
-inline const std::vector<std::string> kRowKinds = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
-inline const std::vector<std::string> kQuantize = {"none", "f32", "ue8m0"};
-inline const std::vector<std::string> kOrders = {"per_rank", "per_route"};
-inline const std::vector<std::string> kScaleOrders = {"row_major", "column_major"};
-inline constexpr int64_t kMostSeed = int64_t{1} << 24;
+/// All names of an enumeration.
+template <NamedEnum E>
+std::vector<std::string> words_of() {
+  std::vector<std::string> words;
+  for (const Named<E>& known : NamesOf<E>::kAll) words.emplace_back(known.name);
+  return words;
+}
+/// The value that is called `word`. `what` is how errors call the enumeration. \throws std::invalid_argument
+template <NamedEnum E>
+E named(const char* what, const std::string& word) {
+  if (const auto value = from_string<E>(word)) return *value;
+  throw std::invalid_argument(std::string(what) + " '" + word + "' is not known");
+}
 
 /// Source rows: their type, and of fp8 rows the scales that come with them.
 struct SourceRows {
@@ -30,17 +37,26 @@ struct SourceRows {
   /// Of what comes back, and of the rows that experts return.
   DType result_type() const { return quantised() ? DType::bf16 : type; }
 };
+/// Words for rows: types without scales by their own names, then `fp8` with float32 scales and, if asked for, with others.
+std::vector<std::string> row_words(bool all_scales);
+/// Words for types whose rows can be summed.
+std::vector<std::string> combined_words();
+
+inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts = words_of<Layout>(),
+                                      kStaging = words_of<Staging>(), kQuantize = words_of<ScaleKind>(),
+                                      kOrders = words_of<CombineOrder>(), kSendings = words_of<Sending>(),
+                                      kScaleOrders = words_of<ScaleOrder>(), kRowTypes = row_words(false),
+                                      kRowKinds = row_words(true), kCombinedTypes = combined_words();
+inline constexpr int64_t kMostSeed = int64_t{1} << 24;
 
 // Of words in the lists above. \throws std::invalid_argument for other words
 SourceRows rows_named(const std::string& word);
-/// One of kQuantize.
-ScaleKind scales_named(const std::string& word);
-Backend backend_named(const std::string& word);
-Layout layout_named(const std::string& word);
-Staging staging_named(const std::string& word);
-CombineOrder order_named(const std::string& word);
-/// One of kOrders.
-Sending sending_named(const std::string& word);
-ScaleOrder scale_order_named(const std::string& word);
+inline ScaleKind scales_named(const std::string& word) { return named<ScaleKind>("kind of scales", word); }
+inline Backend backend_named(const std::string& word) { return named<Backend>("backend", word); }
+inline Layout layout_named(const std::string& word) { return named<Layout>("layout", word); }
+inline Staging staging_named(const std::string& word) { return named<Staging>("staging", word); }
+inline CombineOrder order_named(const std::string& word) { return named<CombineOrder>("order", word); }
+inline Sending sending_named(const std::string& word) { return named<Sending>("sending", word); }
+inline ScaleOrder scale_order_named(const std::string& word) { return named<ScaleOrder>("order of scales", word); }
 
 }  // namespace switchyard::tool

@@ -349,8 +349,15 @@ bool RankError::blames_exchange() const {
     case ErrorCode::rendezvous:
     case ErrorCode::io:
     case ErrorCode::system: return false;
-    default: return true;
+    case ErrorCode::ok:
+    case ErrorCode::heap_exhausted:
+    case ErrorCode::pool_exhausted:
+    case ErrorCode::capacity_exceeded:
+    case ErrorCode::peer_timeout:
+    case ErrorCode::peer_failed:
+    case ErrorCode::mismatch: break;
   }
+  return true;
 }
 
 std::vector<json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {

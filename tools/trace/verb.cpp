@@ -23,7 +23,7 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
-  add.choice("--sending", o.sending, kOrders, "low_latency: a row crosses the link once per rank, or once per route");
+  add.choice("--sending", o.sending, kSendings, "low_latency: a row crosses the link once per rank, or once per route");
   add.automatic("--pieces", o.pieces, 1, 16, "low_latency: parts of a row that are placed and returned on their own");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.group("Shape");

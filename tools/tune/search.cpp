@@ -202,8 +202,10 @@ std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int usual_pi
     case TuningMode::normal:
     case TuningMode::normal_expert_major: return normal_stages(most_sms);
     case TuningMode::flat: return flat_stages(most_sms);
-    default: return ledger_stages(most_sms);
+    case TuningMode::low_latency:
+    case TuningMode::ledger: break;
   }
+  return ledger_stages(most_sms);
 }
 
 std::string TuneGain::text() const { return fmt::format("{:+.1f} %", 100 * (after / before - 1)); }

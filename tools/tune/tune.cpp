@@ -21,6 +21,7 @@
 #include "measure/result_file.hpp"
 #include "report/tune_page.hpp"
 #include "run/in_turn.hpp"
+#include "run/names.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/status.hpp"
 #include "tune/file.hpp"
@@ -65,7 +66,7 @@ json measured_bench_shape(const BenchOptions& o, int) { return bench_case(o)->me
 struct TuneMode {
   TuningMode tuning;
   const Mode& mode;
-  const char* layout;
+  Layout layout;
   int64_t alignment;
   int64_t usual_tokens;
   bool on_cpu;                                            ///< has something to tune there
@@ -76,12 +77,12 @@ struct TuneMode {
 /// In the order in which they are tuned: what is found for low_latency is in force when flat is measured. Of normal mode with
 /// expert-major rows, aligned as grouped GEMMs want them.
 constexpr TuneMode kModes[] = {
-    {TuningMode::normal, kNormal, "rank_major", 1, 4096, false, false, check_bench_shape, measured_bench_shape},
-    {TuningMode::normal_expert_major, kNormal, "expert_major", 128, 4096, false, false, check_bench_shape,
+    {TuningMode::normal, kNormal, Layout::rank_major, 1, 4096, false, false, check_bench_shape, measured_bench_shape},
+    {TuningMode::normal_expert_major, kNormal, Layout::expert_major, 128, 4096, false, false, check_bench_shape,
      measured_bench_shape},
-    {TuningMode::low_latency, kLowLatency, "rank_major", 1, 128, true, true, check_bench_shape, measured_bench_shape},
-    {TuningMode::flat, kFlat, "rank_major", 1, 128, false, false, check_bench_shape, measured_bench_shape},
-    {TuningMode::ledger, kLedger, "rank_major", 1, 128, false, false, check_ledger_shape, measured_ledger_shape}};
+    {TuningMode::low_latency, kLowLatency, Layout::rank_major, 1, 128, true, true, check_bench_shape, measured_bench_shape},
+    {TuningMode::flat, kFlat, Layout::rank_major, 1, 128, false, false, check_bench_shape, measured_bench_shape},
+    {TuningMode::ledger, kLedger, Layout::rank_major, 1, 128, false, false, check_ledger_shape, measured_ledger_shape}};
 
 const TuneMode& mode_of(TuningMode tuning) {
   return *std::find_if(std::begin(kModes), std::end(kModes), [&](const TuneMode& m) { return m.tuning == tuning; });
@@ -170,7 +171,7 @@ BenchOptions base_of(const TuneOptions& o, const Place& place, const TuneMode& m
   BenchOptions b;
   b.backend = o.backend;
   b.mode = mode.mode.name;
-  b.layout = mode.layout;
+  b.layout = to_string(mode.layout);
   b.alignment = mode.alignment;
   b.ranks = o.ranks;
   b.warps = place.warps;
@@ -178,7 +179,7 @@ BenchOptions base_of(const TuneOptions& o, const Place& place, const TuneMode& m
   b.hidden = hidden;
   b.experts = o.experts;
   b.topk = o.topk;
-  b.quantize = mode.quantised ? o.quantize : "none";
+  b.quantize = mode.quantised ? o.quantize : to_string(ScaleKind::none);
   b.routing = o.routing;
   b.iterations = o.iterations;
   b.warmup = o.warmup;
@@ -320,7 +321,8 @@ CommentedEntry commented(const TuneOptions& o, const Place& place, const Tuned& 
   CommentedEntry out{t.entry, {}};
   std::string about = fmt::format("{}, switchyard {}, commit {}: {} as {}, {} routing", measure::utc_now(), version(), o.commit,
                                   counted(o.ranks, "rank"), o.processes ? "processes" : "threads", o.routing);
-  if (mode_of(t.entry.key.mode).quantised && o.quantize != "none") about += ", fp8 rows (" + o.quantize + ")";
+  if (mode_of(t.entry.key.mode).quantised && scales_named(o.quantize) != ScaleKind::none)
+    about += ", fp8 rows (" + o.quantize + ")";
   for (const std::string& limit : {place.limit_text, t.limits})
     if (!limit.empty()) about += "; " + limit;
   out.comments.push_back(about);

@@ -337,7 +337,6 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.num_blocks = c.blocks;
   job.group.num_warps = c.warps;
   job.group.timeout = std::chrono::milliseconds(options.timeout_ms);
-  job.group.deferred_copies = options.deferred;
   job.group.backend = backend_of(c);
   job.group.heap_bytes = heap_bytes(c, s);
   return merged_by_place(run_ranks(job, [&](Group& group, RankLink&) {

@@ -27,7 +27,7 @@ void declare_ledger(Options add, LedgerVerifyOptions& o) {
   add.integer("-K", o.hidden, 1, 1 << 17, "Row length, any");
   add.integer("--topk", o.topk, 1, kMaxTopk, "Experts per token");
   add.integer("--experts-per-pe", o.experts_per_pe, 1, 1 << 12, "Experts of every rank");
-  add.choice("--dtype", o.dtype, {"f16", "bf16", "f32"}, "Row type");
+  add.choice("--dtype", o.dtype, kCombinedTypes, "Row type");
   add.integer("--drop-percent", o.drop_percent, 0, 100, "Routes without an expert (-1 in the ledger)");
   add.integer("--aiv-blocks", o.aiv_blocks, 1, 1 << 16,
               "Blocks of the published format's workspace; changes nothing but that figure");
@@ -84,7 +84,6 @@ void declare(Options& add, VerifyOptions& o) {
   add.toggle("--equal-tokens", o.equal_tokens, "All ranks hold --tokens tokens");
   add.group("How");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
-  add.toggle("--deferred", o.deferred, "Perform copies only when they are settled: finds missing settles");
   add.integer("--repeat", o.repeat, 1, 1 << 20, "Run everything this often, each time with another seed");
   add.integer("--seed", o.seed, 0, kMostSeed, "First seed of rows and synthetic routing");
   add.integer("--timeout-ms", o.timeout_ms, 1, 3600 * 1000, "Deadline of every wait inside a call");

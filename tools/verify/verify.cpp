@@ -53,8 +53,9 @@ std::string label(const VerifyCase& c) {
                               : c.sms > 0 ? fmt::format("{}gpu {}sm", c.gpus, c.sms)
                                           : fmt::format("{}gpu", c.gpus);
   const std::string how = mode_named(c.mode).has_layouts ? fmt::format("{} {} {}", c.mode, c.layout, c.staging) : c.mode;
-  return fmt::format("{} {}{} {} W{} {} T{} H{}", how, c.dtype, c.quantize == "none" ? "" : "->fp8/" + c.quantize, c.routing,
-                     c.ranks, workers, c.tokens, c.hidden);
+  return fmt::format("{} {}{} {} W{} {} T{} H{}", how, c.dtype,
+                     scales_named(c.quantize) == ScaleKind::none ? "" : "->fp8/" + c.quantize, c.routing, c.ranks, workers,
+                     c.tokens, c.hidden);
 }
 
 json describe(const VerifyCase& c) {
@@ -194,7 +195,6 @@ int fit_to_gpus(VerifyOptions& o) {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
     return 0;
   }
-  if (o.deferred && built_with_cuda()) throw UsageError("--deferred: given with --backend cuda; it belongs to the CPU");
   const UsedGpus used = gpus_to_use();
   const int gpus = used.count();
   if (!o.json) fmt::print("  GPUs: {}\n", used.probe.names());

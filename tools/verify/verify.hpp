@@ -8,6 +8,7 @@
 
 #include "check/check_result.hpp"
 #include "cli/verb.hpp"
+#include "run/names.hpp"
 #include "run/ranks.hpp"
 
 namespace switchyard::tool {
@@ -17,11 +18,11 @@ extern const Verb kVerifyVerb;
 struct VerifyOptions {
   std::string backend = "cpu";
   std::vector<std::string> modes = {"normal", "low_latency", "flat"};
-  std::vector<std::string> layouts = {"rank_major", "expert_major"};
-  std::vector<std::string> dtypes = {"bf16", "f16", "f32", "fp8", "fp8_ue8m0"};
+  std::vector<std::string> layouts = kLayouts;
+  std::vector<std::string> dtypes = kRowKinds;
   std::vector<std::string> quantize = {"none"};
-  std::vector<std::string> staging = {"direct", "ring"};
-  std::vector<std::string> orders = {"per_rank", "per_route"};
+  std::vector<std::string> staging = kStaging;
+  std::vector<std::string> orders = kOrders;
   std::vector<std::string> routings = {"uniform", "zipf", "drops"};
   std::vector<int64_t> ranks;  ///< empty: 1, 2, 4; CUDA: the number of GPUs
   std::vector<int64_t> blocks = {1};
@@ -36,7 +37,6 @@ struct VerifyOptions {
   int64_t seed = 1;
   int64_t timeout_ms = 30000;
   bool processes = false;
-  bool deferred = false;  ///< backend cpu_deferred
   bool equal_tokens = false;
   bool verbose = false;
   bool json = false;

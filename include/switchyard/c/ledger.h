@@ -23,17 +23,16 @@ typedef struct sy_prepared_ledger sy_prepared_ledger;  ///< a checked ledger; sy
 /// Fixed properties of an operator; equal on all ranks.
 typedef struct sy_ledger_config {
   size_t struct_size;
-  int64_t hidden;        ///< H >= 1: rows of any length, also not a multiple of 16 bytes
-  int64_t max_tokens;    ///< largest M on any rank, >= 0
-  int64_t max_rows;      ///< most rows of expert output that a ledger may speak of; 0: as many as int32 can number
-  int32_t num_experts;   ///< E >= 1; need not divide by W
-  int32_t topk;          ///< K in [1, 32]
-  sy_dtype row_type;     ///< of expert outputs, return buffers and results: f16, bf16 or f32
-  int32_t max_ledgers;   ///< CUDA: prepared ledgers that are alive at once, graphs' included, >= 1
-  uint64_t first_epoch;  ///< number of the first call, modulo 2^40; for tests of the wrap
+  int64_t hidden;       ///< H >= 1: rows of any length, also not a multiple of 16 bytes
+  int64_t max_tokens;   ///< largest M on any rank, >= 0
+  int64_t max_rows;     ///< most rows of expert output that a ledger may speak of; 0: as many as int32 can number
+  int32_t num_experts;  ///< E >= 1; need not divide by W
+  int32_t topk;         ///< K in [1, 32]
+  sy_dtype row_type;    ///< of expert outputs, return buffers and results: f16, bf16 or f32
+  int32_t max_ledgers;  ///< CUDA: prepared ledgers that are alive at once, graphs' included, >= 1
 } sy_ledger_config;
 #define SWITCHYARD_LEDGER_CONFIG_INIT \
-  { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_F16, 4, 1 }
+  { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SWITCHYARD_DTYPE_F16, 4 }
 
 /// SWITCHYARD_INVALID_ARGUMENT, naming field and index, for the first value that rank `rank` of `world` could not use. Needs no
 /// group.

@@ -57,13 +57,12 @@ typedef struct sy_low_latency_config {
   int32_t scale_group;   ///< channels of a scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
-  int32_t pieces;        ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
-  uint64_t first_epoch;  ///< number of the first call, modulo 2^40; for tests of the wrap
+  int32_t pieces;  ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
 } sy_low_latency_config;
 #define SWITCHYARD_LOW_LATENCY_CONFIG_INIT                                                                                    \
   {                                                                                                                           \
     sizeof(sy_low_latency_config), 0, 0, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_F32, 128, SWITCHYARD_SCALES_ROW_MAJOR, \
-        SWITCHYARD_SENDING_PER_RANK, 0, 1                                                                                     \
+        SWITCHYARD_SENDING_PER_RANK, 0                                                                                        \
   }
 
 /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included, on either backend. Needs

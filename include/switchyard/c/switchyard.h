@@ -102,8 +102,8 @@ typedef struct sy_group_options {
   int64_t rendezvous_timeout_ms;  ///< how long to wait for all ranks to come, to the group or to an object's creation, >= 1
   int32_t num_blocks;             ///< CPU workers per rank = num_blocks * num_warps, each in [1, 1024]; may differ by rank
   int32_t num_warps;
-  int32_t deferred_copies;  ///< 0 or 1; testing: perform a copy only when it is settled
-  int32_t num_sms;  ///< CUDA: most multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
+  int32_t reserved;  ///< must be 0
+  int32_t num_sms;   ///< CUDA: most multiprocessors of any call; 0: SWITCHYARD_NUM_SMS, or those of the GPU / ranks on it
   sy_backend backend;
   int32_t device;  ///< CUDA: GPU of this rank; -1: rank modulo the number of visible GPUs; may differ by rank
 } sy_group_options;
@@ -235,12 +235,11 @@ typedef struct sy_normal_config {
   /// Ring staging; not 0: largest ring memory per rank. What is 0 above fits into it; slots given are lowered, down to K, where
   /// the channels do not make room: one of them if their number is 0, else so many as given.
   size_t ring_max_bytes;
-  uint64_t first_epoch;  ///< number of the first call, modulo 2^40; for tests of the wrap
 } sy_normal_config;
 #define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
   {                                                                                                                          \
     sizeof(sy_normal_config), 0, 0, 0, 0, SWITCHYARD_LAYOUT_RANK_MAJOR, 1, SWITCHYARD_DTYPE_BF16, SWITCHYARD_STAGING_DIRECT, \
-        0, 6, 0, 0, 0, 0, 1                                                                                                  \
+        0, 6, 0, 0, 0, 0                                                                                                     \
   }
 
 /// Symmetric memory of one exchange, in bytes per rank.

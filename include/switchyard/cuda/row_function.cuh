@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "exchange/cuda/flat_kernel.cuh"
+#include "exchange/low_latency/flat_kernel.cuh"
 #include "switchyard/row_function.hpp"
 #include "switchyard/status.hpp"
 

@@ -20,6 +20,7 @@ namespace switchyard::detail {
 template <bool kDeferred>
 struct BasicCpu {
   using Warp = CpuWarp;
+  static constexpr bool kDefersCopies = kDeferred;
   static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
   /// All ranks make all calls of their group in the same order, one at a time, and say which (HeapHeader::calls).
   static constexpr bool kCallsInOrder = true;
@@ -284,5 +285,11 @@ using Cpu = BasicCpu<false>;
 using CpuDeferred = BasicCpu<true>;
 
 static_assert(Arch<Cpu> && Arch<CpuDeferred>);
+
+// The arch that a mode's sources for the CPU are compiled for. The library has `Cpu`; tests compile the same sources once more
+// for `CpuDeferred` (tests/testing).
+#if !defined(SWITCHYARD_CPU_ARCH)
+#define SWITCHYARD_CPU_ARCH Cpu
+#endif
 
 }  // namespace switchyard::detail

@@ -222,4 +222,17 @@ __device__ __forceinline__ uint64_t global_timer() {
   return t;
 }
 
+/// The next kernel of the stream, if it was launched as dependent, may start its blocks; it waits before it reads anything.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Waits until the kernel before has ended and its stores are visible. Nothing to wait for unless launched as its dependent.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 }  // namespace switchyard::detail::ptx

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/channel.hpp"
-#include "heap/cuda/device_guard.hpp"
-#include "heap/cuda/device_memory.hpp"
+#include "bootstrap/net/channel.hpp"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/device_memory.hpp"
 
 namespace switchyard::measure {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "arch/cuda/ptx.cuh"
 #include "measure/gpu/gpu_rank.hpp"
-#include "exchange/group_impl.hpp"
+#include "exchange/group/impl.hpp"
 
 namespace switchyard::measure {
 

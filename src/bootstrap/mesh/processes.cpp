@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are processes of one host, once they are connected.
+#include "bootstrap/mesh/processes.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <system_error>
+
+#include "bootstrap/deadline.hpp"
+#include "bootstrap/rank_list.hpp"
+#include "bootstrap/net/socket.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+/// Without pidfds (Linux before 5.3, or a filter) a death still shows as the end of the connection.
+UniqueFd open_process(int fd) {
+#ifdef SYS_pidfd_open
+  const auto peer = peer_identity(fd);
+  if (peer && peer->process > 0 && peer->process != ::getpid()) {
+    return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, peer->process, 0)));
+  }
+#else
+  (void)fd;
+#endif
+  return UniqueFd();
+}
+
+bool is_readable(int fd) {
+  pollfd entry = {fd, POLLIN, 0};
+  return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
+}
+
+/// How long frames that peers sent before an interrupt may take to arrive: a call that they complete is complete.
+constexpr Milliseconds kDeliveryTime{1000};
+
+const char* name_of(FrameKind kind) { return kind == FrameKind::data ? "all_gather" : "exchange_fds"; }
+
+/// Starts a thread that takes no signals: they stay with the threads of the program.
+template <class Body>
+std::thread start_quiet_thread(const Body& body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread thread(body);
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (const std::system_error& error) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw Error(ErrorCode::system, std::string("cannot start the thread that watches the peers: ") + error.what());
+  }
+}
+
+}  // namespace
+
+ProcessBootstrap::ProcessBootstrap(int rank, int world, std::vector<std::optional<Channel>> links)
+    : Bootstrap(rank, world), peers_(static_cast<size_t>(world)) {
+  for (size_t r = 0; r < links.size(); ++r) {
+    if (!links[r]) continue;
+    peers_[r].process = open_process(links[r]->fd());
+    peers_[r].channel = std::move(links[r]);
+  }
+  if (world == 1) return;
+  wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) throw Error(ErrorCode::system, "eventfd: " + describe_errno(errno));
+  receiver_ = start_quiet_thread([this] { receive_all(); });
+}
+
+ProcessBootstrap::~ProcessBootstrap() {
+  if (!home_.here()) {
+    for (Peer& peer : peers_) peer.channel.reset();
+    keep_for_ever(new (std::nothrow) std::thread(std::move(receiver_)));
+    return;
+  }
+  ProcessBootstrap::leave();
+  if (receiver_.joinable()) receiver_.join();
+}
+
+void ProcessBootstrap::leave() noexcept {
+  if (left_ || !home_.here()) return;
+  left_ = true;
+  const Bytes frame = encode_frame(FrameKind::leave, 0, {});
+  for (Peer& peer : peers_) {
+    // A full socket belongs to a peer that does not run; it will take the end of the connection for a death when it does again.
+    if (peer.channel && !peer.cut) send_some(peer.channel->fd(), frame);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake();
+  if (receiver_.joinable() && receiver_.get_id() != std::this_thread::get_id()) receiver_.join();
+  if (receiver_.joinable()) return;  // called by the callback: the destructor closes
+  for (Peer& peer : peers_) peer.channel.reset();
+}
+
+void ProcessBootstrap::wake() const noexcept {
+  const uint64_t one = 1;
+  if (wake_) (void)!::write(wake_.get(), &one, sizeof one);
+}
+
+// ---- receiving thread ----
+
+void ProcessBootstrap::receive_all() noexcept {
+  while (wait_for_news()) {
+    look_at_all();
+    changed_.notify_all();
+    report_deaths();
+  }
+}
+
+/// False when it is time to end.
+bool ProcessBootstrap::wait_for_news() {
+  std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0}};
+  for (const Peer& peer : peers_) {
+    if (!peer.channel || peer.closed) continue;
+    polls.push_back({peer.channel->fd(), POLLIN, 0});
+    if (peer.process) polls.push_back({peer.process.get(), POLLIN, 0});
+  }
+  ::poll(polls.data(), static_cast<nfds_t>(polls.size()), -1);
+  uint64_t count = 0;
+  (void)!::read(wake_.get(), &count, sizeof count);
+  const std::lock_guard lock(mutex_);
+  return !stop_;
+}
+
+/// A peer may have left because it saw a third one die. Looking twice before anything is published makes sure that whoever
+/// hears of the departure hears of the death as well.
+void ProcessBootstrap::look_at_all() {
+  std::vector<News> news(peers_.size());
+  for (int look = 0; look < 2; ++look) {
+    for (size_t r = 0; r < peers_.size(); ++r) look_at(peers_[r], news[r]);
+  }
+  const std::lock_guard lock(mutex_);
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    Peer& peer = peers_[r];
+    for (Arrival& arrival : news[r].arrivals) peer.inbox.push_back(std::move(arrival));
+    if (peer.state == State::present && news[r].closed) peer.state = news[r].left ? State::left : State::dead;
+  }
+}
+
+void ProcessBootstrap::look_at(Peer& peer, News& news) const {
+  if (!peer.channel || peer.closed) return;
+  const bool ended = is_readable(peer.process.get());  // asked first: what it sent before its end is then in the socket
+  const bool open = peer.channel->receive_all(peer.passed);
+  while (auto frame = peer.channel->take()) {
+    if (frame->kind == FrameKind::leave) {
+      news.left = true;
+      continue;
+    }
+    Arrival arrival = {std::move(*frame), UniqueFd()};
+    if (arrival.frame.kind == FrameKind::descriptor && !peer.passed.empty()) {
+      arrival.fd = std::move(peer.passed.front());
+      peer.passed.pop_front();
+    }
+    news.arrivals.push_back(std::move(arrival));
+  }
+  news.closed = !open || ended || news.left || !peer.channel->error().empty();
+  peer.closed = news.closed;
+}
+
+void ProcessBootstrap::report_deaths() {
+  std::vector<int> deaths;
+  std::function<void(int)> callback;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!on_death_ || stop_) return;
+    callback = on_death_;
+    for (int r = 0; r < world(); ++r) {
+      Peer& peer = peers_[static_cast<size_t>(r)];
+      if (peer.state == State::dead && !std::exchange(peer.reported, true)) deaths.push_back(r);
+    }
+  }
+  for (const int r : deaths) callback(r);
+}
+
+// ---- caller's thread ----
+
+void ProcessBootstrap::watch(std::function<void(int)> on_death) {
+  {
+    const std::lock_guard lock(mutex_);
+    on_death_ = std::move(on_death);
+  }
+  wake();  // deaths so far are reported too
+}
+
+/// Sends one frame to every peer. A peer that is gone is skipped: collect() tells. Stops at the deadline, and collect() tells.
+void ProcessBootstrap::send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline) {
+  const Bytes frame = encode_frame(kind, ++sequence_, payload);
+  std::vector<size_t> done(peers_.size(), 0);
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    if (!peers_[r].channel || peers_[r].cut) done[r] = frame.size();
+  }
+  for (;;) {
+    std::vector<pollfd> polls;
+    for (size_t r = 0; r < peers_.size(); ++r) {
+      while (done[r] < frame.size()) {
+        const int fd = peers_[r].channel->fd();
+        const ssize_t n = send_some(fd, ByteSpan(frame).subspan(done[r]), done[r] == 0 ? pass : -1);
+        if (n == 0) {
+          polls.push_back({fd, POLLOUT, 0});
+          break;
+        }
+        done[r] = n < 0 ? frame.size() : done[r] + static_cast<size_t>(n);
+      }
+    }
+    if (polls.empty()) return;
+    if (deadline.passed()) break;
+    ::poll(polls.data(), static_cast<nfds_t>(polls.size()), deadline.poll_ms());
+  }
+  for (size_t r = 0; r < peers_.size(); ++r) peers_[r].cut = peers_[r].cut || done[r] < frame.size();
+}
+
+/// Waits for one frame of every peer. Element rank() stays empty.
+std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind, const char* operation,
+                                                                 const Deadline& deadline) {
+  const std::string context =
+      std::string(operation) + " (set-up step " + std::to_string(sequence_) + ") on rank " + std::to_string(rank());
+  std::unique_lock lock(mutex_);
+  std::optional<Deadline> until_explained, until_interrupted;
+  for (;;) {
+    std::vector<int> missing;
+    int gone = -1;
+    for (int r = 0; r < world(); ++r) {
+      const Peer& peer = peers_[static_cast<size_t>(r)];
+      if (r == rank() || !peer.inbox.empty()) continue;
+      missing.push_back(r);
+      // A death explains departures, so it is told first.
+      if (peer.state != State::present && (gone < 0 || peer.state == State::dead)) {
+        const bool known_death = gone >= 0 && peers_[static_cast<size_t>(gone)].state == State::dead;
+        if (!known_death) gone = r;
+      }
+    }
+    if (gone >= 0) {
+      // A peer that left may have heard of a death before this rank: its news is on the way.
+      if (!until_explained) until_explained.emplace(kExplanationTime);
+      const bool explained = peers_[static_cast<size_t>(gone)].state == State::dead;
+      if (explained || until_explained->passed() || deadline.passed())
+        throw PeerFailed(gone, ErrorCode::system, context, !explained);
+      changed_.wait_until(lock, std::min(until_explained->time(), deadline.time()));
+      continue;
+    }
+    if (missing.empty()) break;
+    if (!until_interrupted && interrupt() && interrupt()()) until_interrupted.emplace(kDeliveryTime);
+    if (deadline.passed() || (until_interrupted && until_interrupted->passed())) {
+      throw RendezvousError(context + ": " + describe_ranks(missing) + " of " + std::to_string(world()) +
+                                " did not come within " + std::to_string(deadline.budget().count()) + " ms",
+                            missing);
+    }
+    changed_.wait_until(lock, interrupt() ? deadline.next_look() : deadline.time());
+  }
+  std::vector<Arrival> arrivals(peers_.size());
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank()) arrivals[static_cast<size_t>(r)] = take_checked(r, kind, operation);
+  }
+  return arrivals;
+}
+
+ProcessBootstrap::Arrival ProcessBootstrap::take_checked(int r, FrameKind kind, const char* operation) {
+  Peer& peer = peers_[static_cast<size_t>(r)];
+  Arrival arrival = std::move(peer.inbox.front());
+  peer.inbox.pop_front();
+  if (arrival.frame.kind != kind || arrival.frame.sequence != sequence_) {
+    throw Error(ErrorCode::mismatch, std::string(operation) + ": rank " + std::to_string(rank()) + " is at set-up step " +
+                                         std::to_string(sequence_) + " and rank " + std::to_string(r) + " at " +
+                                         name_of(arrival.frame.kind) + ", step " + std::to_string(arrival.frame.sequence) +
+                                         "; all ranks must make the same calls in the same order");
+  }
+  return arrival;
+}
+
+void ProcessBootstrap::check_member(const char* operation) const {
+  const std::string who = std::string(operation) + " on rank " + std::to_string(rank()) + ": ";
+  if (!home_.here())
+    throw Error(ErrorCode::invalid_argument,
+                who + "this process was forked by the one that joined the group, and is no member of it");
+  if (left_) throw Error(ErrorCode::invalid_argument, who + "this rank has left the group");
+}
+
+void ProcessBootstrap::all_gather(const void* mine, size_t bytes, void* all, Milliseconds budget) {
+  const Deadline deadline(budget);
+  check_member("all_gather");
+  if (bytes > kMaxFrameBytes) {
+    throw Error(ErrorCode::invalid_argument,
+                "all_gather: bytes = " + std::to_string(bytes) + ": must be at most " + std::to_string(kMaxFrameBytes));
+  }
+  send_to_all(FrameKind::data, ByteSpan(static_cast<const std::byte*>(mine), bytes), -1, deadline);
+  const std::vector<Arrival> arrivals = collect(FrameKind::data, "all_gather", deadline);
+  auto* out = static_cast<std::byte*>(all);
+  for (int r = 0; r < world(); ++r) {
+    const Bytes& theirs = arrivals[static_cast<size_t>(r)].frame.payload;
+    if (r != rank() && theirs.size() != bytes) {
+      throw Error(ErrorCode::mismatch, "all_gather: rank " + std::to_string(r) + " brought " + std::to_string(theirs.size()) +
+                                           " bytes and rank " + std::to_string(rank()) + " " + std::to_string(bytes) +
+                                           "; all ranks must bring the same number");
+    }
+    const void* from = r == rank() ? mine : theirs.data();
+    if (bytes > 0) std::memmove(out + static_cast<size_t>(r) * bytes, from, bytes);
+  }
+}
+
+std::vector<UniqueFd> ProcessBootstrap::exchange_fds(int fd, Milliseconds budget) {
+  const Deadline deadline(budget);
+  check_member("exchange_fds");
+  UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) throw Error(ErrorCode::system, "exchange_fds: descriptor " + std::to_string(fd) + ": " + describe_errno(errno));
+  send_to_all(FrameKind::descriptor, {}, fd, deadline);
+  std::vector<Arrival> arrivals = collect(FrameKind::descriptor, "exchange_fds", deadline);
+  std::vector<UniqueFd> fds;
+  for (int r = 0; r < world(); ++r) {
+    UniqueFd& slot = r == rank() ? own : arrivals[static_cast<size_t>(r)].fd;
+    UniqueFd theirs = std::move(slot);
+    if (!theirs) {
+      throw Error(ErrorCode::system, "exchange_fds: the descriptor of rank " + std::to_string(r) +
+                                         " was lost: too many open files (see ulimit -n)");
+    }
+    fds.push_back(std::move(theirs));
+  }
+  return fds;
+}
+
+std::vector<std::shared_ptr<void>> ProcessBootstrap::exchange_objects(std::shared_ptr<void>, Milliseconds) {
+  throw Error(ErrorCode::unsupported, "exchange_objects: the ranks are processes and share no objects");
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "base/unique_fd.hpp"
+#include "bootstrap/net/wire.hpp"
+
+namespace switchyard::detail {
+
+/// Frames over one connected non-blocking socket. Never waits. Sending and receiving share no state but the socket, so one
+/// thread may receive while another sends through fd().
+class Channel {
+ public:
+  Channel(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
+
+  int fd() const noexcept { return fd_.get(); }
+
+  /// Appends to what flush() sends.
+  void queue(FrameKind kind, ByteSpan payload = {}, uint64_t sequence = 0);
+  /// Sends as much as the socket takes. False once the connection is broken.
+  bool flush();
+  bool has_output() const noexcept { return !output_.empty(); }
+
+  /// Reads once, so that a stranger that sends without end takes little memory: the rest waits in its socket. Passed
+  /// descriptors are refused. False once the other side has closed or the connection is broken; frames that came before can
+  /// still be taken.
+  bool receive();
+  /// Reads all that has come, with the descriptors passed along.
+  bool receive_all(std::deque<UniqueFd>& fds);
+  /// The next frame. None, with error(), once the stream is malformed.
+  std::optional<Frame> take() { return reader_.take(); }
+  const std::string& error() const noexcept { return reader_.error(); }
+  void set_max_payload(uint64_t bytes) noexcept { reader_.set_max_payload(bytes); }
+
+ private:
+  enum class Read { some, nothing, end };
+  Read read_once(std::deque<UniqueFd>* fds);
+
+  UniqueFd fd_;
+  FrameReader reader_;
+  Bytes output_;
+};
+
+/// send(2) without a signal if the other side is gone. Bytes sent, 0 if the socket is full, -1 if the connection is broken.
+/// `pass` is a descriptor that travels with the first byte, or -1.
+ssize_t send_some(int fd, ByteSpan bytes, int pass = -1);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bootstrap/net/socket.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+constexpr int kBacklog = 256;
+constexpr Milliseconds kListenRetry{50};
+
+UniqueFd make_socket(int family) {
+  UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  if (fd && family != AF_UNIX) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return fd;
+}
+
+const sockaddr* as_sockaddr(const SocketAddress& address) { return reinterpret_cast<const sockaddr*>(&address.storage); }
+
+bool is_socket(const std::string& path, uint64_t* inode = nullptr) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode)) return false;
+  if (inode != nullptr) *inode = info.st_ino;
+  return true;
+}
+
+/// Removes a socket file that nobody serves: left by a process that was killed while it listened.
+bool remove_stale(const std::string& path, const SocketAddress& address) {
+  if (!is_socket(path)) return false;
+  int error = 0;
+  const UniqueFd probe = start_connect(address, error);
+  return error == ECONNREFUSED && ::unlink(path.c_str()) == 0;
+}
+
+/// One attempt. Returns 0 or the reason of failure.
+int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd& fd) {
+  fd = make_socket(address.family());
+  if (!fd) return errno;
+  const int on = 1;
+  if (endpoint.kind == Endpoint::Kind::tcp) {
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address.family() == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+  }
+  if (endpoint.kind == Endpoint::Kind::unix_path) ::fchmod(fd.get(), 0600);  // the mode that the file gets
+  if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) {
+    const int error = errno;
+    if (error != EADDRINUSE || endpoint.kind != Endpoint::Kind::unix_path) return error;
+    if (!remove_stale(endpoint.name, address)) return is_socket(endpoint.name) ? EADDRINUSE : EEXIST;
+    if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) return errno;
+  }
+  return ::listen(fd.get(), kBacklog) == 0 ? 0 : errno;
+}
+
+[[noreturn]] void throw_cannot_listen(const Endpoint& endpoint, int error, const Deadline& deadline) {
+  std::string text = "rank 0 cannot listen at " + endpoint.text + ": ";
+  if (error == EADDRINUSE) {
+    text += "another process still listens there after " + std::to_string(deadline.budget().count()) + " ms";
+  } else if (error == EADDRNOTAVAIL) {
+    text += "'" + endpoint.name + "' is not an address of this machine; rank 0 must run on the host that the store names";
+  } else if (error == EEXIST) {
+    text += "the file exists and is not a socket";
+  } else {
+    text += describe_errno(error);
+  }
+  throw RendezvousError(text);
+}
+
+}  // namespace
+
+std::string describe_errno(int error) { return std::generic_category().message(error); }
+
+Listener& Listener::operator=(Listener&& other) noexcept {
+  if (this == &other) return *this;
+  close();
+  fd_ = std::move(other.fd_);
+  path_ = std::exchange(other.path_, {});
+  inode_ = other.inode_;
+  return *this;
+}
+
+void Listener::close() noexcept {
+  uint64_t inode = 0;
+  // A file that is another one by now belongs to somebody else.
+  if (fd_ && !path_.empty() && is_socket(path_, &inode) && inode == inode_) ::unlink(path_.c_str());
+  path_.clear();
+  fd_.reset();
+}
+
+std::optional<Listener::Accepted> Listener::accept() {
+  constexpr int kAttempts = 64;  // of connections that end before they are accepted, another may follow without end
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SocketAddress address;
+    address.length = sizeof address.storage;
+    UniqueFd fd(
+        ::accept4(fd_.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) {
+      const int on = 1;
+      if (address.family() != AF_UNIX) ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      std::string who = describe(address);
+      if (const auto peer = peer_identity(fd.get()); peer && peer->process != 0)
+        who = "process " + std::to_string(peer->process);
+      return Accepted{std::move(fd), std::move(who)};
+    }
+    if (errno == EMFILE || errno == ENFILE) {
+      throw Error(ErrorCode::system, "cannot accept a connection: " + describe_errno(errno) + " (see ulimit -n)");
+    }
+    if (errno != EINTR && errno != ECONNABORTED) break;
+  }
+  return std::nullopt;
+}
+
+Listener listen_at(const Endpoint& endpoint, const Deadline& deadline) {
+  const std::vector<SocketAddress> addresses = resolve(endpoint, deadline);
+  for (;;) {
+    int worst = EADDRNOTAVAIL;
+    for (const SocketAddress& address : addresses) {
+      Listener listener;
+      const int error = try_listen(endpoint, address, listener.fd_);
+      if (error == 0) {
+        if (endpoint.kind == Endpoint::Kind::unix_path && is_socket(endpoint.name, &listener.inode_))
+          listener.path_ = endpoint.name;
+        return listener;
+      }
+      if (worst == EADDRNOTAVAIL || error == EADDRINUSE) worst = error;
+    }
+    if (worst != EADDRINUSE || deadline.passed()) throw_cannot_listen(endpoint, worst, deadline);
+    std::this_thread::sleep_for(std::min(kListenRetry, deadline.remaining()));
+  }
+}
+
+UniqueFd start_connect(const SocketAddress& address, int& error) {
+  UniqueFd fd = make_socket(address.family());
+  if (!fd) {
+    error = errno;
+    return fd;
+  }
+  int result = 0;
+  do {
+    result = ::connect(fd.get(), as_sockaddr(address), address.length);
+  } while (result != 0 && errno == EINTR && address.family() == AF_UNIX);
+  error = result == 0 ? 0 : errno;
+  if (error == EINTR) error = EINPROGRESS;
+  return fd;
+}
+
+int connect_result(int fd) {
+  pollfd entry = {fd, POLLOUT, 0};
+  if (::poll(&entry, 1, 0) <= 0) return EINPROGRESS;
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+  return error;
+}
+
+std::optional<PeerIdentity> peer_identity(int fd) {
+  int domain = 0;
+  socklen_t length = sizeof domain;
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0 || domain != AF_UNIX) return std::nullopt;
+  ucred peer = {};
+  length = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return PeerIdentity{peer.uid, peer.pid};
+}
+
+std::string check_peer_user(int fd) {
+  const auto peer = peer_identity(fd);
+  if (!peer || peer->user == ::geteuid()) return "";
+  return "it runs as user " + std::to_string(peer->user) + " and this rank as user " + std::to_string(::geteuid());
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes of the rendezvous: frames and the messages inside them. Pure functions over byte spans; no sockets, no clocks.
+// Parsers accept any input and never allocate more than a small multiple of what they were given. Format:
+// docs/concepts/rendezvous.md.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bootstrap/net/sha256.hpp"
+
+namespace switchyard::detail {
+
+using Bytes = std::vector<std::byte>;
+using ByteSpan = std::span<const std::byte>;
+using Nonce = std::array<std::byte, 16>;
+
+inline constexpr uint32_t kWireMagic = 0x42595753;  // "SWYB" in memory
+inline constexpr uint16_t kWireVersion = 2;
+inline constexpr size_t kFrameHeaderBytes = 24;
+/// Largest payload before the peer has proved that it knows the token, and of every handshake message.
+inline constexpr uint64_t kMaxHandshakeBytes = 16384;
+/// Largest payload between ranks that trust each other.
+inline constexpr uint64_t kMaxFrameBytes = uint64_t{1} << 32;
+
+enum class FrameKind : uint16_t {
+  greeting = 1,     ///< rank 0 -> newcomer: a nonce to sign
+  hello = 2,        ///< newcomer -> rank 0: who I am, signed
+  refusal = 3,      ///< rank 0 -> newcomer: you are not part of this, and why
+  progress = 4,     ///< rank 0 -> ranks: who has come so far
+  roster = 5,       ///< rank 0 -> ranks: all have come, and how to reach them, signed
+  ready = 6,        ///< rank -> rank 0: connected to all the others
+  go = 7,           ///< rank 0 -> ranks: everyone is ready
+  failure = 8,      ///< rank 0 -> ranks: the group will not form, and why
+  mesh_hello = 9,   ///< rank -> lower rank, first frame of a mesh connection, signed
+  data = 10,        ///< rank -> rank: contribution to an all_gather
+  descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor travels with its first byte
+  leave = 12,       ///< rank -> rank: the end of this connection is intended
+  welcome = 13,     ///< rank 0 -> newcomer: you are one of us, signed; all that follows on this connection is rank 0's
+};
+
+struct Frame {
+  FrameKind kind{};
+  uint64_t sequence = 0;
+  Bytes payload;
+};
+
+/// Header and payload. {magic u32, version u16, kind u16, sequence u64, payload bytes u64}, little endian.
+Bytes encode_frame(FrameKind kind, uint64_t sequence, ByteSpan payload);
+
+/// Cuts a byte stream into frames.
+class FrameReader {
+ public:
+  explicit FrameReader(uint64_t max_payload) : max_payload_(max_payload) {}
+  void append(ByteSpan bytes);
+  /// The next complete frame, if there is one. After an error there is none any more.
+  std::optional<Frame> take();
+  /// Empty, or what is wrong with the stream.
+  const std::string& error() const noexcept { return error_; }
+  void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
+
+ private:
+  uint64_t max_payload_;
+  Bytes buffer_;
+  size_t taken_ = 0;  // bytes at the start of buffer_ that are done with
+  std::string error_;
+};
+
+/// Which machine a process runs on, as far as sharing memory and Unix sockets goes.
+struct HostIdentity {
+  std::string name;     ///< for messages
+  std::string boot;     ///< the same on one running kernel
+  std::string network;  ///< the network namespace
+  bool operator==(const HostIdentity&) const = default;
+};
+/// Empty, or why a rank on `theirs` cannot share a group with rank 0 on `mine`.
+std::string describe_host_mismatch(int rank, const HostIdentity& mine, const HostIdentity& theirs);
+
+struct Greeting {
+  Nonce nonce{};
+};
+
+struct Hello {
+  int32_t rank = 0;
+  int32_t world = 0;
+  Nonce nonce{};
+  HostIdentity host;
+  std::string mesh_name;  ///< abstract Unix socket where this rank takes mesh connections
+  Digest proof{};
+};
+
+struct Refusal {
+  std::string text;
+  Digest proof{};  ///< worth something only to a newcomer whose hello was read, and who has the same token
+};
+
+struct Welcome {
+  Digest proof{};
+};
+
+struct Failure {
+  int32_t rank = -1;     ///< the rank that failed, or -1
+  uint64_t missing = 0;  ///< bit r: rank r has not come
+  std::string text;
+};
+
+struct Progress {
+  uint64_t arrived = 0;   ///< bit r: rank r is here
+  uint64_t departed = 0;  ///< bit r: rank r was here, and ended or gave up
+};
+
+struct Roster {
+  Nonce session{};
+  std::vector<std::string> mesh_names;  ///< by rank
+  Digest proof{};
+};
+
+struct MeshHello {
+  int32_t from = 0;
+  int32_t to = 0;
+  Nonce session{};
+  Digest proof{};
+};
+
+Bytes encode(const Greeting& message);
+Bytes encode(const Hello& message);
+Bytes encode(const Refusal& message);
+Bytes encode(const Welcome& message);
+Bytes encode(const Failure& message);
+Bytes encode(const Progress& message);
+Bytes encode(const Roster& message);
+Bytes encode(const MeshHello& message);
+
+/// Nothing if the payload is not exactly one such message.
+std::optional<Greeting> decode_greeting(ByteSpan payload);
+std::optional<Hello> decode_hello(ByteSpan payload);
+std::optional<Refusal> decode_refusal(ByteSpan payload);
+std::optional<Welcome> decode_welcome(ByteSpan payload);
+std::optional<Failure> decode_failure(ByteSpan payload);
+std::optional<Progress> decode_progress(ByteSpan payload);
+std::optional<Roster> decode_roster(ByteSpan payload);
+std::optional<MeshHello> decode_mesh_hello(ByteSpan payload);
+
+/// Proofs cover every other field of their message and, against replay, a nonce that the checking side chose (refusal, welcome
+/// and roster: the nonce of the rank's hello; the mesh: the session, which rank 0 chose for this one rendezvous).
+Digest prove(const Hello& message, std::string_view token, const Nonce& greeting);
+Digest prove(const Refusal& message, std::string_view token, const Nonce& hello);
+Digest prove(const Welcome& message, std::string_view token, const Nonce& hello);
+Digest prove(const Roster& message, std::string_view token, const Nonce& hello);
+Digest prove(const MeshHello& message, std::string_view token);
+
+/// What rank 0 knows when a hello comes in.
+struct Gate {
+  std::string_view token;
+  int world = 0;
+  uint64_t arrived = 0;  ///< bit r: rank r is here already
+};
+/// Empty if the newcomer may enter, or why it may not. Says nothing about the job to a newcomer without the token.
+std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
+/// The same for a connection of the mesh at rank `me`.
+std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// The side of the meeting point that every rank but 0 is on.
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <optional>
+
+#include "bootstrap/net/channel.hpp"
+#include "bootstrap/rank_list.hpp"
+#include "bootstrap/store/store.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+constexpr Milliseconds kFirstRetry{10};
+constexpr Milliseconds kLastRetry{200};
+constexpr size_t kMostOfStrangersText = 200;
+
+/// Comes back until it is admitted: rank 0 may start later, or listen for another group first.
+class StoreClient final : public Store {
+ public:
+  StoreClient(const Member& me, const Deadline& deadline)
+      : me_(me), deadline_(deadline), addresses_(resolve(me.store, deadline)), next_step_(Milliseconds{0}) {}
+
+  void prepare(std::vector<pollfd>& polls) const override {
+    if (!channel_) return;
+    const bool output = stage_ == Stage::connecting || channel_->has_output();
+    polls.push_back(
+        {channel_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
+  }
+
+  /// Away: until the next attempt. Unadmitted: until this attempt has taken too long.
+  Milliseconds until_wake() const override {
+    return stage_ < Stage::admitted ? std::min(deadline_.remaining(), next_step_.remaining()) : deadline_.remaining();
+  }
+
+  void step() override {
+    if (stage_ == Stage::away && next_step_.passed()) start();
+    if (stage_ == Stage::connecting) continue_connecting();
+    if (stage_ < Stage::greeted) {
+      if (next_step_.passed() && stage_ != Stage::away)
+        lose("no answer within " + std::to_string(kHandshakeTime.count()) + " ms");
+      if (stage_ != Stage::connected) return;
+    }
+    const bool sent = channel_->flush();  // if not, what rank 0 said before it went is there all the same
+    const bool open = channel_->receive() && sent;
+    while (stage_ != Stage::away) {
+      const auto frame = channel_->take();
+      if (!frame) break;
+      take_frame(*frame);
+    }
+    if (stage_ == Stage::away || stage_ == Stage::done) return;
+    if (!channel_->error().empty()) return lose(channel_->error());
+    if (!open) return lose("it closed the connection");
+    if (stage_ < Stage::admitted && next_step_.passed())
+      return lose("no answer within " + std::to_string(kHandshakeTime.count()) + " ms");
+    channel_->flush();
+  }
+
+  const Roster* roster() const override { return stage_ >= Stage::meeting ? &roster_ : nullptr; }
+  void report_ready() override {
+    channel_->queue(FrameKind::ready);
+    channel_->flush();
+  }
+  bool finished() const override { return stage_ == Stage::done; }
+
+  void throw_timeout(const std::vector<int>& unconnected) override {
+    const std::string prefix = "rank " + std::to_string(me_.rank) + ": ";
+    const std::string waited = " within " + std::to_string(deadline_.budget().count()) + " ms";
+    if (stage_ >= Stage::meeting) {
+      // Without a list of its own this rank waited for the others' connections; only rank 0 knows whose.
+      const std::vector<int> ranks = unconnected.empty() ? std::vector<int>{0} : unconnected;
+      const std::string what = unconnected.empty() ? " did not report that all ranks are connected" : " did not connect";
+      give_up(ranks.front(), "rank " + std::to_string(me_.rank) + " waited in vain for it to connect");
+      throw RendezvousError(prefix + describe_ranks(ranks) + " of " + std::to_string(me_.world) + what + waited, ranks);
+    }
+    if (stage_ == Stage::admitted) {
+      const Absence absence = describe_absence(me_, progress_, deadline_);
+      throw RendezvousError(prefix + absence.text, absence.ranks);
+    }
+    throw RendezvousError(prefix + "rank 0 of " + std::to_string(me_.world) + " did not come to " + me_.store.text + waited +
+                              " (last attempt: " + problem_ + refusal_ + ")",
+                          {0});
+  }
+
+  void give_up(int rank, const std::string& why) noexcept override {
+    if (!channel_ || stage_ < Stage::meeting) return;
+    try {
+      channel_->queue(FrameKind::failure, encode(Failure{rank, 0, why}));
+      channel_->flush();
+    } catch (const std::bad_alloc&) {  // rank 0 will see the connection end
+    }
+  }
+
+ private:
+  enum class Stage {
+    away,        ///< no connection
+    connecting,  ///< TCP under way
+    connected,   ///< waiting for the greeting
+    greeted,     ///< said who I am; until the welcome nobody is believed
+    admitted,    ///< rank 0 counts me; waiting for the others
+    meeting,     ///< all have come; connecting to the others
+    done,
+  };
+
+  void start() {
+    const SocketAddress& address = addresses_[attempt_++ % addresses_.size()];
+    int error = 0;
+    UniqueFd fd = start_connect(address, error);
+    if (!fd || (error != 0 && error != EINPROGRESS)) return lose(describe_errno(error));
+    channel_.emplace(std::move(fd), kMaxHandshakeBytes);
+    stage_ = Stage::connecting;
+    next_step_ = Deadline(kHandshakeTime);
+  }
+
+  void continue_connecting() {
+    const int error = connect_result(channel_->fd());
+    if (error == EINPROGRESS) return;
+    if (error != 0) return lose(describe_errno(error));
+    if (const std::string why = check_peer_user(channel_->fd()); !why.empty()) return lose(why);
+    stage_ = Stage::connected;
+  }
+
+  /// Before all have come, another attempt may do better; after that, losing rank 0 is the end.
+  void lose(const std::string& why) {
+    if (stage_ >= Stage::meeting) {
+      throw PeerFailed(0, ErrorCode::system,
+                       "rank " + std::to_string(me_.rank) + ", rendezvous at " + me_.store.text + " (" + why + ")");
+    }
+    problem_ = why;
+    channel_.reset();
+    stage_ = Stage::away;
+    const bool another = attempt_ % addresses_.size() != 0;  // the host has more addresses: at once
+    if (!another) retry_ = std::min(retry_ * 2, kLastRetry);
+    next_step_ = Deadline(another ? Milliseconds{0} : retry_);
+  }
+
+  void take_frame(const Frame& frame) {
+    switch (frame.kind) {
+      case FrameKind::greeting:
+        if (const auto greeting = decode_greeting(frame.payload); greeting && stage_ == Stage::connected)
+          return answer(*greeting);
+        break;
+      case FrameKind::welcome:
+        if (const auto welcome = decode_welcome(frame.payload); welcome && stage_ == Stage::greeted)
+          return accept_welcome(*welcome);
+        break;
+      case FrameKind::progress:
+        if (const auto progress = decode_progress(frame.payload); progress && stage_ == Stage::admitted) {
+          progress_ = *progress;
+          return;
+        }
+        break;
+      case FrameKind::refusal:
+        if (const auto refusal = decode_refusal(frame.payload); refusal && stage_ <= Stage::greeted)
+          return take_refusal(*refusal);
+        break;
+      case FrameKind::failure:
+        if (const auto failure = decode_failure(frame.payload); failure && stage_ >= Stage::admitted) return end(*failure);
+        break;
+      case FrameKind::roster:
+        if (auto roster = decode_roster(frame.payload); roster && stage_ == Stage::admitted)
+          return accept_roster(std::move(*roster));
+        break;
+      case FrameKind::go:
+        if (stage_ == Stage::meeting) {
+          stage_ = Stage::done;
+          return;
+        }
+        break;
+      case FrameKind::hello:
+      case FrameKind::ready:
+      case FrameKind::mesh_hello:
+      case FrameKind::data:
+      case FrameKind::descriptor:
+      case FrameKind::leave: break;
+    }
+    lose("it broke the protocol (frame kind " + std::to_string(static_cast<int>(frame.kind)) + ")");
+  }
+
+  void answer(const Greeting& greeting) {
+    Hello hello;
+    hello.rank = me_.rank;
+    hello.world = me_.world;
+    fill_random(hello.nonce);
+    hello.host = me_.host;
+    hello.mesh_name = me_.mesh_name;
+    hello.proof = prove(hello, me_.token, greeting.nonce);
+    nonce_ = hello.nonce;
+    channel_->queue(FrameKind::hello, encode(hello));
+    stage_ = Stage::greeted;
+  }
+
+  void accept_welcome(const Welcome& welcome) {
+    if (!equal_in_constant_time(welcome.proof, prove(welcome, me_.token, nonce_)))
+      return lose("it does not know the job token");
+    stage_ = Stage::admitted;
+  }
+
+  /// Who knows the token is rank 0 and decides, and so does, on a Unix socket, a process of this user. Anyone else, also a rank
+  /// 0 with another token, may just be in its place: the next attempt may find the right one.
+  void take_refusal(const Refusal& refusal) {
+    const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
+    if (proved || me_.store.is_unix())
+      throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
+                            refusal.text);
+    std::string text = refusal.text.substr(0, kMostOfStrangersText);
+    for (char& c : text)
+      if (c < ' ' || c > '~') c = '?';
+    refusal_ = "; turned away before, without proof of the job token: \"" + text + "\"";
+    lose("it was turned away");
+  }
+
+  void accept_roster(Roster roster) {
+    const bool genuine = equal_in_constant_time(roster.proof, prove(roster, me_.token, nonce_));
+    if (!genuine || roster.mesh_names.size() != static_cast<size_t>(me_.world)) return lose("it does not know the job token");
+    roster_ = std::move(roster);
+    stage_ = Stage::meeting;
+  }
+
+  [[noreturn]] void end(const Failure& failure) const {
+    const std::string who = "rank " + std::to_string(me_.rank);
+    if (failure.rank < 0) throw RendezvousError(who + ": " + failure.text, ranks_in(failure.missing & all_ranks(me_.world)));
+    throw PeerFailed(failure.rank, ErrorCode::system, who + ", rendezvous at " + me_.store.text + " (" + failure.text + ")");
+  }
+
+  Member me_;
+  Deadline deadline_;
+  std::vector<SocketAddress> addresses_;
+  size_t attempt_ = 0;
+  Milliseconds retry_ = kFirstRetry;
+  Deadline next_step_;
+  Stage stage_ = Stage::away;
+  std::optional<Channel> channel_;
+  Nonce nonce_{};
+  Progress progress_;
+  Roster roster_;
+  std::string problem_ = "none";
+  std::string refusal_;  // the last one that was not believed
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_store_client(const Member& me, const Deadline& deadline) {
+  return std::make_unique<StoreClient>(me, deadline);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rank 0's side of the meeting point.
+#include <algorithm>
+#include <array>
+#include <list>
+#include <map>
+
+#include "bootstrap/net/channel.hpp"
+#include "bootstrap/rank_list.hpp"
+#include "bootstrap/store/store.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+/// Connections that have not said who they are. When there are more, the oldest makes room: a rank says who it is at once, and
+/// comes again if it was turned away.
+constexpr size_t kMaxNewcomers = 256;
+/// Taken in one step, so that strangers who come without end keep nobody else from being served.
+constexpr int kMaxAccepted = 64;
+/// Refusals that the final error tells in full.
+constexpr size_t kMaxRefusals = 8;
+
+class StoreServer final : public Store {
+ public:
+  StoreServer(const Member& me, const Deadline& deadline)
+      : me_(me), deadline_(deadline), listener_(listen_at(me.store, deadline)) {}
+
+  void prepare(std::vector<pollfd>& polls) const override {
+    if (listener_) polls.push_back({listener_.fd(), POLLIN, 0});
+    for (const Newcomer& newcomer : newcomers_) add(polls, newcomer.channel);
+    for (const auto& [rank, guest] : guests_) add(polls, guest.channel);
+  }
+
+  Milliseconds until_wake() const override {
+    Milliseconds least = deadline_.remaining();
+    for (const Newcomer& newcomer : newcomers_) least = std::min(least, newcomer.deadline.remaining());
+    return least;
+  }
+
+  void step() override {
+    if (listener_) accept_newcomers();
+    for (auto newcomer = newcomers_.begin(); newcomer != newcomers_.end();) {
+      newcomer = serve(*newcomer) ? std::next(newcomer) : newcomers_.erase(newcomer);
+    }
+    serve_guests();
+    if (!roster_sent_ && arrived() == all_ranks(me_.world)) send_roster();
+    if (roster_sent_ && !go_sent_ && ready_ &&
+        std::all_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.ready; })) {
+      broadcast(FrameKind::go, {});
+      go_sent_ = true;
+    }
+    for (auto& [rank, guest] : guests_) guest.channel.flush();
+  }
+
+  const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
+  void report_ready() override { ready_ = true; }
+  bool finished() const override {
+    return go_sent_ && std::none_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.channel.has_output(); });
+  }
+
+  void throw_timeout(const std::vector<int>& unconnected) override {
+    Absence absence = describe_absence(me_, progress(), deadline_);
+    if (roster_sent_) {
+      uint64_t missing = 0;
+      for (const int r : unconnected) missing |= uint64_t{1} << r;
+      for (const auto& [rank, guest] : guests_) missing |= uint64_t{!guest.ready} << rank;
+      absence.ranks = ranks_in(missing);
+      absence.text = describe_ranks(absence.ranks) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +
+                     " but did not connect to all others within " + std::to_string(deadline_.budget().count()) + " ms";
+    }
+    absence.text += describe_refusals();
+    uint64_t missing = 0;
+    for (const int r : absence.ranks) missing |= uint64_t{1} << r;
+    broadcast(FrameKind::failure, encode(Failure{-1, missing, absence.text}));
+    throw RendezvousError("rank 0: " + absence.text, absence.ranks);
+  }
+
+  void give_up(int rank, const std::string& why) noexcept override {
+    try {
+      broadcast(FrameKind::failure, encode(Failure{rank, 0, why}));
+    } catch (const std::bad_alloc&) {  // the others will see the connection end
+    }
+  }
+
+ private:
+  struct Newcomer {
+    Channel channel;
+    std::string who;
+    Nonce nonce;
+    Deadline deadline;
+    bool refused = false;
+  };
+  struct Guest {
+    Channel channel;
+    Nonce nonce;
+    std::string mesh_name;
+    bool ready = false;
+  };
+
+  static void add(std::vector<pollfd>& polls, const Channel& channel) {
+    polls.push_back({channel.fd(), static_cast<short>(POLLIN | (channel.has_output() ? POLLOUT : 0)), 0});
+  }
+
+  uint64_t arrived() const {
+    uint64_t mask = 1;
+    for (const auto& [rank, guest] : guests_) mask |= uint64_t{1} << rank;
+    return mask;
+  }
+
+  Progress progress() const { return {arrived(), departed_ & ~arrived()}; }
+
+  void evict_oldest() {
+    if (!newcomers_.front().refused) note_refusal(newcomers_.front().who, "it did not say who it is, and others came");
+    newcomers_.pop_front();
+  }
+
+  /// The next one that waits. A process without descriptors takes back those of strangers.
+  std::optional<Listener::Accepted> accept_next() {
+    try {
+      return listener_.accept();
+    } catch (const Error&) {
+      if (newcomers_.empty()) throw;
+      evict_oldest();
+      return listener_.accept();
+    }
+  }
+
+  void accept_newcomers() {
+    for (int i = 0; i < kMaxAccepted; ++i) {
+      auto accepted = accept_next();
+      if (!accepted) return;
+      if (newcomers_.size() == kMaxNewcomers) evict_oldest();
+      if (const std::string problem = check_peer_user(accepted->fd.get()); !problem.empty()) {
+        note_refusal(accepted->who, problem);
+        continue;
+      }
+      Greeting greeting;
+      fill_random(greeting.nonce);
+      Newcomer& newcomer = newcomers_.emplace_back(Newcomer{Channel(std::move(accepted->fd), kMaxHandshakeBytes), accepted->who,
+                                                            greeting.nonce, Deadline(kHandshakeTime)});
+      newcomer.channel.queue(FrameKind::greeting, encode(greeting));
+    }
+  }
+
+  /// False when this connection is done with.
+  bool serve(Newcomer& newcomer) {
+    const bool open = newcomer.channel.flush() && newcomer.channel.receive();
+    if (newcomer.refused) {  // read on until it has seen the refusal: closing a socket with unread bytes would discard it
+      while (newcomer.channel.take()) continue;
+      return open && !newcomer.deadline.passed();
+    }
+    if (const auto frame = newcomer.channel.take()) {
+      const auto hello = frame->kind == FrameKind::hello ? decode_hello(frame->payload) : std::nullopt;
+      return hello ? admit(newcomer, *hello) : refuse(newcomer, "it sent something else than its name");
+    }
+    if (!newcomer.channel.error().empty()) return refuse(newcomer, newcomer.channel.error());
+    if (!open) return false;
+    if (newcomer.deadline.passed()) {
+      return refuse(newcomer, "it did not say who it is within " + std::to_string(kHandshakeTime.count()) + " ms");
+    }
+    return true;
+  }
+
+  bool refuse(Newcomer& newcomer, const std::string& why, const Nonce& hello = {}) {
+    note_refusal(newcomer.who, why);
+    newcomer.refused = true;
+    newcomer.deadline = Deadline(kHandshakeTime);
+    Refusal refusal{why, {}};
+    refusal.proof = prove(refusal, me_.token, hello);
+    newcomer.channel.queue(FrameKind::refusal, encode(refusal));
+    return newcomer.channel.flush();
+  }
+
+  /// Moves a connection that proved itself to the guests. Always false, or what refuse() says.
+  bool admit(Newcomer& newcomer, const Hello& hello) {
+    serve_guests();  // a rank that died may come again, and its end is here before its successor
+    if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
+      return refuse(newcomer, why, hello.nonce);
+    }
+    Guest guest = {std::move(newcomer.channel), hello.nonce, hello.mesh_name};
+    guest.channel.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
+    guests_.emplace(hello.rank, std::move(guest));
+    if (const std::string why = describe_host_mismatch(hello.rank, me_.host, hello.host); !why.empty()) {
+      broadcast(FrameKind::failure, encode(Failure{-1, 0, why}));
+      throw RendezvousError("rank 0: " + why);
+    }
+    broadcast(FrameKind::progress, encode(progress()));
+    return false;
+  }
+
+  void serve_guests() {
+    for (auto entry = guests_.begin(); entry != guests_.end();) {
+      auto& [rank, guest] = *entry;
+      const bool open = guest.channel.receive();
+      while (const auto frame = guest.channel.take()) take_guest_frame(rank, guest, *frame);
+      if (open && guest.channel.error().empty()) {
+        ++entry;
+      } else if (go_sent_) {  // it has its go and left; or it died, which the mesh will tell
+        entry = guests_.erase(entry);
+      } else if (roster_sent_) {
+        fail(rank, "its process ended or it gave up while the ranks connected to each other");
+      } else {
+        departed_ |= uint64_t{1} << rank;
+        entry = guests_.erase(entry);
+        broadcast(FrameKind::progress, encode(progress()));
+      }
+    }
+  }
+
+  void take_guest_frame(int rank, Guest& guest, const Frame& frame) {
+    if (frame.kind == FrameKind::ready && roster_sent_) {
+      guest.ready = true;
+    } else if (frame.kind == FrameKind::failure) {
+      const auto failure = decode_failure(frame.payload);
+      const bool valid = failure && failure->rank >= 0 && failure->rank < me_.world;
+      fail(valid ? failure->rank : rank, valid ? failure->text : "it gave up");
+    } else {
+      fail(rank, "it broke the protocol (frame kind " + std::to_string(static_cast<int>(frame.kind)) + ")");
+    }
+  }
+
+  [[noreturn]] void fail(int rank, const std::string& why) {
+    give_up(rank, why);
+    throw PeerFailed(rank, ErrorCode::system, "rank 0, rendezvous at " + me_.store.text + " (" + why + ")");
+  }
+
+  void send_roster() {
+    listener_.close();  // before anyone can come back for the next rendezvous at the same place
+    newcomers_.clear();
+    fill_random(roster_.session);
+    roster_.mesh_names.assign(static_cast<size_t>(me_.world), me_.mesh_name);
+    for (const auto& [rank, guest] : guests_) roster_.mesh_names[static_cast<size_t>(rank)] = guest.mesh_name;
+    for (auto& [rank, guest] : guests_) {
+      Roster copy = roster_;
+      copy.proof = prove(copy, me_.token, guest.nonce);
+      guest.channel.queue(FrameKind::roster, encode(copy));
+    }
+    roster_sent_ = true;
+  }
+
+  void broadcast(FrameKind kind, const Bytes& payload) {
+    for (auto& [rank, guest] : guests_) {
+      guest.channel.queue(kind, payload);
+      guest.channel.flush();
+    }
+  }
+
+  void note_refusal(const std::string& who, const std::string& why) {
+    if (refusals_.size() < kMaxRefusals) refusals_.push_back(who + " (" + why + ")");
+    ++num_refusals_;
+  }
+
+  std::string describe_refusals() const {
+    if (refusals_.empty()) return "";
+    std::string text = "; turned away: ";
+    for (size_t i = 0; i < refusals_.size(); ++i) text += (i > 0 ? ", " : "") + refusals_[i];
+    if (num_refusals_ > refusals_.size()) text += " and " + std::to_string(num_refusals_ - refusals_.size()) + " more";
+    return text;
+  }
+
+  Member me_;
+  Deadline deadline_;
+  Listener listener_;
+  std::list<Newcomer> newcomers_;
+  std::map<int, Guest> guests_;
+  uint64_t departed_ = 0;  // bit r: rank r has been here and went; stays set if it comes again
+  Roster roster_;
+  bool roster_sent_ = false;
+  bool ready_ = false;
+  bool go_sent_ = false;
+  std::vector<std::string> refusals_;
+  size_t num_refusals_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> make_store_server(const Member& me, const Deadline& deadline) {
+  return std::make_unique<StoreServer>(me, deadline);
+}
+
+Absence describe_absence(const Member& me, const Progress& progress, const Deadline& deadline) {
+  const std::vector<int> never = ranks_in(all_ranks(me.world) & ~progress.arrived & ~progress.departed);
+  const std::vector<int> went = ranks_in(all_ranks(me.world) & progress.departed);
+  const std::string rest = " of " + std::to_string(me.world);
+  const std::string where = me.store.text + " within " + std::to_string(deadline.budget().count()) + " ms";
+  if (never.empty() && went.empty()) return {{0}, "rank 0" + rest + " did not send the list of ranks from " + where};
+  if (never.empty()) return {went, describe_ranks(went) + rest + " ended or gave up before all had come to " + where};
+  std::string text = describe_ranks(never) + rest + " did not come to " + where;
+  if (!went.empty()) text += "; " + describe_ranks(went) + " came and went";
+  return {never, text};
+}
+
+std::vector<int> ranks_in(uint64_t mask) {
+  std::vector<int> ranks;
+  for (int r = 0; r < kMaxRanks; ++r) {
+    if ((mask >> r & 1) != 0) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+uint64_t all_ranks(int world) { return world >= 64 ? ~uint64_t{0} : (uint64_t{1} << world) - 1; }
+
+}  // namespace switchyard::detail

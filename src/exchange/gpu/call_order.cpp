@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/gpu/call_order.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "exchange/group/exchange_base.hpp"
+
+namespace switchyard::detail {
+
+CallOrder::CallOrder(CudaRank& gpu)
+    : gpu_(gpu), moved_(static_cast<size_t>(gpu.max_warps()) * sizeof(MoveCounter), gpu.copy_stream()) {}
+
+CallOrder::~CallOrder() {
+  if (last_) gpu::wait_for_event(last_->event);
+  gpu_.drain();
+  gpu_.let_go(std::move(moved_));
+}
+
+CallStream CallOrder::begin(gpu::Stream stream) {
+  CallStream call{stream, capture_of(stream), 0};
+  if (call.capture.active) {
+    gpu_.note_capture(call.capture);
+    return call;
+  }
+  gpu_.check_stream(stream);
+  call.id = stream_id(stream);
+  if (last_) StreamPoints::order(stream, call.id, *last_);
+  return call;
+}
+
+void CallOrder::end(const CallStream& call, int warps) {
+  last_warps_ = warps;
+  if (!call.capture.active) last_ = gpu_.points().mark(call.stream, call.id);
+}
+
+void CallOrder::wait() const {
+  const RelaxedCapture relaxed;  // another stream of this thread may be captured
+  if (last_) check_cuda(gpu::wait_for_event(last_->event), "wait for the last call");
+}
+
+CallStatistics CallOrder::statistics() const {
+  wait();
+  std::vector<MoveCounter> moved(static_cast<size_t>(std::min(last_warps_, gpu_.max_warps())));
+  if (moved.empty()) return {};
+  check_cuda(gpu::copy_to_host(moved.data(), moved_.as<void>(), moved.size() * sizeof moved[0], gpu_.copy_stream()),
+             "statistics");
+  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "statistics");
+  return sum_moved(moved);
+}
+
+}  // namespace switchyard::detail

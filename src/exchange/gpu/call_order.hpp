@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls of one exchange object on a GPU: in which order they run, and what the last one moved.
+#pragma once
+
+#include "arch/gpu_runtime.hpp"
+#include "exchange/gpu/rank.hpp"
+#include "exchange/gpu/stream_point.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+/// The stream of a call.
+struct CallStream {
+  gpu::Stream stream = nullptr;
+  CaptureState capture;       ///< of the stream when the call began
+  unsigned long long id = 0;  ///< of a stream that is not captured
+};
+
+/// All members: with the rank's GPU current.
+class CallOrder {
+ public:
+  /// Waits for the rank's copy stream.
+  explicit CallOrder(CudaRank& gpu);
+  CallOrder(const CallOrder&) = delete;
+  CallOrder& operator=(const CallOrder&) = delete;
+  /// Waits for the last call that was not captured, and for replays as CudaRank::drain does. Never throws.
+  ~CallOrder();
+
+  /// Before a call's first launch: orders `stream` after the last call. A captured call is ordered by the user of its graph.
+  CallStream begin(gpu::Stream stream);
+  /// After its last launch, of so many warps.
+  void end(const CallStream& call, int warps);
+
+  /// Waits for the last call that was not captured.
+  void wait() const;
+  /// The end of the last call that was not captured, or null.
+  const Point& last() const { return last_; }
+  /// For CallContext.
+  MoveCounter* moved() const { return moved_.as<MoveCounter>(); }
+  /// What the last call moved. Waits for it, if it was not captured.
+  CallStatistics statistics() const;
+
+ private:
+  CudaRank& gpu_;
+  DeviceMemory moved_;
+  Point last_;
+  int last_warps_ = 0;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a rank's memory ends: end_device, and the host memory that waits for it.
+#include <chrono>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "arch/gpu_runtime.hpp"
+#include "exchange/gpu/memory.hpp"
+#include "exchange/gpu/rank.hpp"
+#include "heap/gpu/cuda_heap.hpp"
+#include "heap/gpu/device_guard.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// Control memory of a rank that has left.
+struct Remains {
+  std::unique_ptr<SymmetricHeap> control;
+  std::unique_ptr<SharedHostMemory> shared;  // goes first
+};
+
+/// Of the GPU groups of this process. Lives as long as it.
+struct Yard {
+  std::mutex mutex;
+  int in_use = 0;  ///< SharedHostMemory
+  std::vector<Remains> remains;
+};
+Yard& yard() {
+  static auto* const made = new Yard;
+  return *made;
+}
+
+/// Takes what a rank leaves. \returns what is to be freed now: nothing while another group of the process lives
+std::vector<Remains> lay_down(Remains left) {
+  const bool last = left.shared->retire();
+  const std::lock_guard lock(yard().mutex);
+  yard().remains.push_back(std::move(left));
+  if (!last) return {};
+  return std::exchange(yard().remains, {});
+}
+
+}  // namespace
+
+SharedHostMemory::SharedHostMemory(int device, std::byte* memory, size_t bytes) : device_(device), memory_(memory) {
+  check_cuda(gpu::share_host_memory(memory, bytes), "cudaHostRegister");
+  const std::lock_guard lock(yard().mutex);
+  ++yard().in_use;
+}
+
+bool SharedHostMemory::retire() {
+  const std::lock_guard lock(yard().mutex);
+  in_use_ = false;
+  return --yard().in_use == 0;
+}
+
+SharedHostMemory::~SharedHostMemory() {
+  if (in_use_) retire();
+  try {
+    const DeviceGuard guard(device_);
+    gpu::unshare_host_memory(memory_);
+  } catch (const Error&) {
+    // The context is gone, and the registration with it.
+  }
+}
+
+void end_device(DeviceParts given) noexcept {
+  constexpr auto kGrace = std::chrono::seconds(1);
+  struct End {
+    DeviceParts parts;
+    std::vector<Remains> remains;
+  };
+  try {
+    const bool alone = static_cast<CudaHeap&>(*given.heap).closes_alone();
+    auto shared = static_cast<CudaRank&>(*given.rank).take_control();
+    auto remains = lay_down({std::move(given.control), std::move(shared)});
+    std::packaged_task<void()> task([held = std::make_shared<End>(End{std::move(given), std::move(remains)})] {
+      held->remains.clear();
+      held->parts.rank.reset();
+      held->parts.heap.reset();
+    });
+    if (!alone) return task();
+    const std::future<void> ended = task.get_future();
+    std::thread thread(std::move(task));
+    if (ended.wait_for(kGrace) == std::future_status::ready)
+      thread.join();
+    else
+      thread.detach();
+  } catch (const std::exception&) {
+    // Without memory or a thread it stays until the process ends.
+  }
+}
+
+}  // namespace switchyard::detail

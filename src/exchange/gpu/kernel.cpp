@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/gpu/kernel.hpp"
+
+#include <algorithm>
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr int kLanesOfWarp = 32;
+
+/// Made by the first kernel: kernels are constants of many files, initialised in any order.
+std::vector<const KernelBase*>& list() {
+  static auto* const kernels = new std::vector<const KernelBase*>;
+  return *kernels;
+}
+
+}  // namespace
+
+KernelBase::KernelBase(int most_threads) : most_threads_(most_threads) { list().push_back(this); }
+
+const std::vector<const KernelBase*>& KernelBase::all() { return list(); }
+
+int KernelBase::most_warps() {
+  int threads = 0;
+  for (const KernelBase* kernel : list()) threads = std::max(threads, kernel->most_threads_);
+  return threads / kLanesOfWarp;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/gpu/rank.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "exchange/gpu/check.hpp"
+#include "exchange/gpu/kernel.hpp"
+#include "exchange/group/exchange_base.hpp"
+#include "heap/gpu/copy_stream.hpp"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/device_memory.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr size_t kControlBytes = size_t{64} << 10;
+constexpr size_t kFaultAt = kHeapHeaderBytes, kSoftFaultAt = kFaultAt + 512, kMailboxAt = kFaultAt + 1024;
+constexpr size_t kClaimsAt = 0, kFailedAt = 128, kRegisteredAt = 192, kHeardAt = 200, kNumbersAt = 208, kDistancesAt = 256;
+
+}  // namespace
+
+CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms)
+    : heap_(heap), control_(control.view().base[control.view().rank]), ranks_here_(ranks_here), threads_(threads) {
+  const DeviceGuard guard(device());
+  gpu::DeviceTraits traits;
+  check_cuda(gpu::traits_of(&traits, device()), "device properties");
+  name_ = traits.name;
+  limits_.multiprocessors = traits.multiprocessors;
+  limits_.shared_bytes = static_cast<uint32_t>(traits.shared_bytes);
+  max_warps_ = limits_.multiprocessors * KernelBase::most_warps();
+  max_blocks_ = limits_.multiprocessors / ranks_here_;
+  if (num_sms > max_blocks_)
+    invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
+                                         "] (multiprocessors of the GPU / ranks on it)");
+  if (num_sms > 0) max_blocks_ = num_sms;
+  // Ranks that share a GPU would take multiprocessors from each other's plans.
+  limits_.dependent_launches = traits.generation >= 9 && ranks_here == 1;
+  copies_ = detail::copy_stream();
+  control_shared_ = std::make_unique<SharedHostMemory>(device(), control_, kControlBytes);
+  void* mapped = nullptr;
+  check_cuda(gpu::device_address_of(&mapped, control_), "cudaHostGetDevicePointer");
+  auto* host = static_cast<std::byte*>(mapped);
+  host_abort_device_ = reinterpret_cast<uint64_t*>(host);
+  fault_device_ = reinterpret_cast<FaultRecord*>(host + kFaultAt);
+  soft_device_ = reinterpret_cast<SoftFault*>(host + kSoftFaultAt);
+  mailbox_ = {control_ + kMailboxAt, host + kMailboxAt};
+  const auto warps = static_cast<size_t>(max_warps()), world = static_cast<size_t>(heap_.view().world);
+  const size_t waits_at = kDistancesAt + Group::kMaxRegistered * world * sizeof(uint64_t);
+  counters_ = DeviceMemory(waits_at + warps * world * sizeof(WaitCounter), copies_);
+  distances_ = counters_.as<uint64_t>(kDistancesAt);
+  waits_ = counters_.as<WaitCounter>(waits_at);
+  check_cuda(gpu::fill(counters_.as<std::byte>(kFailedAt), 1, 8, copies_), "cudaMemset");
+
+  IdleCall idle;
+  idle.call = context(1, Operation::none);
+  idle.call.abort_word = counters_.as<uint64_t>(kFailedAt);
+  const DeviceMemory zeros(IdleCall::kStateBytes, copies_);
+  idle.state = zeros.as<void>();
+  for (const KernelBase* kernel : KernelBase::all()) kernel->prepare(limits_);
+  for (const KernelBase* kernel : KernelBase::all()) kernel->warm_up(idle, limits_, copies_);
+  check_cuda(gpu::wait_for_stream(copies_), "first launch of the kernels");
+}
+
+CudaRank::~CudaRank() {
+  try {
+    self_.reset();
+    const DeviceGuard guard(device());
+    gpu::wait_for_stream(copies_);
+    if (drained_.valid()) drained_.wait();  // replays use what is freed now; their waits have deadlines
+    counters_ = DeviceMemory();
+    points_->close();
+    graves_->clear();
+  } catch (const Error&) {
+    // The context is gone, and everything in it.
+  }
+}
+
+namespace {
+
+/// Of a graph with calls of a rank.
+struct GraphMark {
+  explicit GraphMark(std::shared_ptr<std::atomic<int>> graphs) : count(std::move(graphs)) { ++*count; }
+  GraphMark(const GraphMark&) = delete;
+  ~GraphMark() { --*count; }
+  std::shared_ptr<std::atomic<int>> count;
+};
+
+}  // namespace
+
+void CudaRank::note_capture(const CaptureState& capture) {
+  if (last_capture_.exchange(capture.id) == capture.id) return;
+  keep_in_graph(std::make_shared<GraphMark>(graphs_), capture.graph);
+}
+
+void CudaRank::drain() noexcept {
+  using namespace std::chrono_literals;
+  constexpr auto kLook = 1ms, kGrace = 1000ms;
+  constexpr int kLooks = 50;
+  const auto still_waits = [&] { return drained_.valid() && drained_.wait_for(0ms) != std::future_status::ready; };
+  if (still_waits()) return;
+  for (int i = 0; i<kLooks&& * graphs_> 0; ++i) std::this_thread::sleep_for(kLook);
+  if (*graphs_ == 0 && !expects_users_) return;
+  const auto wait = [gpu = device()] {
+    try {
+      const DeviceGuard guard(gpu);
+      (void)gpu::wait_for_device();
+    } catch (const Error&) {
+      // Without a context nothing runs.
+    }
+  };
+  try {
+    drained_ = std::async(std::launch::async, wait);
+    drained_.wait_for(kGrace);
+  } catch (const std::exception&) {
+    wait();
+  }
+}
+
+void CudaRank::let_go(DeviceMemory memory) {
+  if (*graphs_ > 0 || expects_users_) graves_->bury(std::move(memory));
+}
+
+CallContext CudaRank::context(uint64_t timeout_ns, Operation operation) const {
+  CallContext call;
+  call.heap = heap_.view();
+  call.timeout_ns = timeout_ns;
+  call.operation = operation;
+  call.abort_word = reinterpret_cast<const uint64_t*>(call.heap.base[call.heap.rank]);
+  call.host_abort_word = host_abort_device_;
+  call.registered = counters_.as<uint64_t>(kRegisteredAt);
+  call.left_ranks = host_abort_device_ + offsetof(HeapHeader, left_ranks) / sizeof(uint64_t);
+  call.fault = fault_device_;
+  call.fault_claims = counters_.as<uint64_t>(kClaimsAt);
+  call.waits = waits_;
+  call.device_trace = tracing_.trace();
+  return call;
+}
+
+RankWords CudaRank::words(bool captured) const {
+  RankWords words;
+  words.heard = heard_;
+  if (captured) words.heard_now = counters_.as<uint64_t>(kHeardAt);
+  words.fault_numbers = counters_.as<uint64_t>(kNumbersAt);
+  return words;
+}
+
+const char* CudaRank::advice() const noexcept {
+  if (!threads_ || ranks_here_ == 1) return "";
+  return "Or it could not begin: ranks that are threads of one process share this GPU. Each needs streams of its own, all used "
+         "before the first call, no more of them together than CUDA_DEVICE_MAX_CONNECTIONS (set it to 32 before CUDA starts). "
+         "And no rank may allocate, free or load a kernel while another's waits";
+}
+
+const FaultRecord* CudaRank::fault() const noexcept {
+  auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
+  return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;
+}
+
+void CudaRank::raise_soft_fault(const char* context) {
+  auto* record = reinterpret_cast<SoftFault*>(control_ + kSoftFaultAt);
+  if (std::atomic_ref(record->ready).load(std::memory_order_acquire) == 0) return;
+  const SoftFault fault = *record;
+  std::atomic_ref(record->ready).store(0, std::memory_order_release);
+  if (fault.number > heard_) {
+    heard_ = fault.number;
+    write_word(kHeardAt, fault.number);  // also for graphs that are captured later
+  }
+  const auto code = static_cast<ErrorCode>(fault.code);
+  std::string text = std::string(context) + ": in call " + std::to_string(fault.epoch) + " rank " + std::to_string(fault.rank);
+  if (code == ErrorCode::capacity_exceeded && fault.needed > 0)
+    text += " would have received " + std::to_string(fault.needed) + " rows, its capacity is " + std::to_string(fault.capacity);
+  else if (code != ErrorCode::capacity_exceeded)
+    text += std::string(" had no room for its rows (") + to_string(code) + ")";
+  else
+    text += " would have received more rows than its capacity";
+  text += "; nothing was moved and the group can be used";
+  if (fault.left_out != 0)
+    text += std::string("; a ") + operation_name(static_cast<Operation>(fault.left_out)) + " by its handle was left out";
+  throw Error(code, text);
+}
+
+void CudaRank::start_trace(int blocks, int warps, size_t capacity) {
+  const DeviceGuard guard(device());
+  tracing_.start(blocks, warps, capacity, mailbox_, copies_);
+}
+void CudaRank::stop_trace(Tracer& tracer) {
+  const DeviceGuard guard(device());
+  tracing_.stop(tracer, mailbox_, copies_);
+}
+
+template <class T>
+std::vector<T> CudaRank::download(const T* from, size_t count) const {
+  const DeviceGuard guard(device());
+  std::vector<T> out(count);
+  check_cuda(gpu::copy_to_host(out.data(), from, count * sizeof(T), copies_), "copy of counters");
+  check_cuda(gpu::wait_for_stream(copies_), "copy of counters");
+  return out;
+}
+
+std::vector<WaitCounter> CudaRank::wait_counters() const {
+  return download(waits_, static_cast<size_t>(max_warps()) * static_cast<size_t>(heap_.view().world));
+}
+
+namespace {
+
+/// The other ranks' buffers, which kernels of this rank may still read when the registration ends.
+struct Reach {
+  Reach(int gpu, std::weak_ptr<CudaRank*> rank, int registration) : device(gpu), owner(std::move(rank)), slot(registration) {}
+  Reach(const Reach&) = delete;
+  ~Reach() {
+    try {
+      const DeviceGuard guard(device);
+      const RelaxedCapture relaxed;  // another stream of this thread may be captured
+      if (const auto rank = owner.lock()) (*rank)->set_registered(slot, false);
+      gpu::wait_for_device();
+    } catch (const Error&) {
+      // Without a context nothing runs.
+    }
+  }
+  int device;
+  std::weak_ptr<CudaRank*> owner;
+  int slot;
+  std::shared_ptr<PeerRange> range;
+};
+
+}  // namespace
+
+std::vector<std::byte*> CudaRank::reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
+                                        std::shared_ptr<void>& mapping) {
+  auto reach = std::make_shared<Reach>(device(), self_, slot);
+  reach->range = heap_.register_range(bootstrap, memory, bytes, deadline);
+  std::vector<std::byte*> at;
+  for (int r = 0; r < bootstrap.world(); ++r) at.push_back(reach->range->at(r));
+  mapping = std::move(reach);
+  return at;
+}
+
+const uint64_t* CudaRank::upload_distances(int slot, const std::vector<uint64_t>& distances) {
+  const DeviceGuard guard(device());
+  uint64_t* const to = distances_ + static_cast<size_t>(slot) * distances.size();
+  check_cuda(gpu::copy_to_device(to, distances.data(), distances.size() * sizeof(uint64_t), copies_), "copy of distances");
+  check_cuda(gpu::wait_for_stream(copies_), "copy of distances");
+  set_registered(slot, true);
+  return to;
+}
+
+void CudaRank::set_registered(int slot, bool registered) {
+  const std::lock_guard lock(registering_);
+  const uint64_t bit = uint64_t{1} << slot;
+  registered_ = registered ? registered_ | bit : registered_ & ~bit;
+  write_word(kRegisteredAt, registered_);
+}
+
+void CudaRank::write_word(size_t at, uint64_t value) const {
+  const DeviceGuard guard(device());
+  const RelaxedCapture relaxed;  // some stream of this thread may be captured
+  check_cuda(gpu::copy_to_device(counters_.as<uint64_t>(at), &value, sizeof value, copies_), "copy of a word");
+  check_cuda(gpu::wait_for_stream(copies_), "copy of a word");
+}
+
+DeviceLimits CudaRank::limits_of_call(int num_sms) const {
+  DeviceLimits limits = limits_;
+  const int most = num_sms > 0 ? num_sms : max_blocks_;
+  if (most < limits.multiprocessors) limits.dependent_launches = false;
+  return limits;
+}
+
+void CudaRank::check_sms(const char* name, int num_sms) const {
+  if (num_sms < 0 || num_sms > max_blocks())
+    invalid(std::string(name) + "::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " +
+                                                 std::to_string(max_blocks()) +
+                                                 "] (multiprocessors of the GPU / ranks on it, or GroupOptions::num_sms)");
+}
+
+void CudaRank::check_stream(gpu::Stream stream) const {
+  if (gpu::is_legacy(stream) || gpu::is_per_thread(stream)) return;
+  int on = -1;
+  const gpu::Status status = gpu::device_of(stream, &on);
+  if (status != gpu::kOk) {
+    gpu::forget_error();
+    invalid("stream", std::string(": not a stream of GPU ") + std::to_string(device()) + " (" + gpu::text_of(status) + ")");
+  }
+  if (on != device())
+    invalid("stream", " is one of GPU " + std::to_string(on) + ", this rank's GPU is " + std::to_string(device()));
+}
+
+void CudaRank::check_pointer(const char* name, const void* p, size_t alignment) const {
+  if (!p) return;
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
+    invalid(std::string(name) + ": address must be a multiple of " + std::to_string(alignment) + " bytes");
+  if (heap_.view().contains(p)) return;
+  gpu::MemoryPlace place;
+  if (gpu::look_up(&place, p) != gpu::kOk) {
+    gpu::forget_error();
+    place.kind = gpu::MemoryKind::ordinary;
+  }
+  if (place.kind == gpu::MemoryKind::managed) return;
+  if (place.kind != gpu::MemoryKind::device)
+    invalid(std::string(name) + " is host memory: a CUDA group takes device memory of GPU " + std::to_string(device()));
+  if (place.device != device())
+    invalid(std::string(name) + " lies on GPU " + std::to_string(place.device) + ", this rank's GPU is " +
+            std::to_string(device()));
+}
+
+namespace {
+
+int device_of(const GroupOptions& options, int rank) {
+  const int devices = count_devices();
+  const int device = options.device < 0 ? rank % devices : options.device;
+  check_device_index(device);
+  return device;
+}
+
+/// Identity of a GPU on this host: its PCI address.
+struct DeviceAddress {
+  char text[32] = {};
+  bool operator==(const DeviceAddress& other) const { return std::strcmp(text, other.text) == 0; }
+};
+DeviceAddress address_of(int device) {
+  DeviceAddress address;
+  check_cuda(gpu::pci_address(address.text, sizeof address.text, device), "cudaDeviceGetPCIBusId");
+  return address;
+}
+
+}  // namespace
+
+DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
+  DeviceParts parts;
+  const int device = device_of(options, bootstrap.rank());
+  const DeviceAddress mine = address_of(device);
+  std::vector<DeviceAddress> all(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
+  parts.control = SymmetricHeap::create(bootstrap, kControlBytes, options.rendezvous_timeout);
+  auto heap = CudaHeap::create(bootstrap, options.heap_bytes, device, options.rendezvous_timeout);
+  parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)),
+                                          false, options.num_sms);
+  parts.heap = std::move(heap);
+  bootstrap.barrier(options.rendezvous_timeout);  // no kernel waits for a peer that still allocates
+  return parts;
+}
+
+std::vector<DeviceParts> devices_in_process(int world, const GroupOptions& options) {
+  std::vector<int> devices;
+  for (int r = 0; r < world; ++r) devices.push_back(device_of(options, r));
+  auto controls = SymmetricHeap::create_in_process(world, kControlBytes);
+  auto heaps = CudaHeap::create_in_process(devices, options.heap_bytes);
+  std::vector<DeviceParts> parts(static_cast<size_t>(world));
+  for (size_t r = 0; r < parts.size(); ++r) {
+    parts[r].control = std::move(controls[r]);
+    parts[r].rank = std::make_unique<CudaRank>(*heaps[r], *parts[r].control,
+                                               static_cast<int>(std::count(devices.begin(), devices.end(), devices[r])), true,
+                                               options.num_sms);
+    parts[r].heap = std::move(heaps[r]);
+  }
+  return parts;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's GPU: what all its exchange objects share.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arch/gpu_runtime.hpp"
+#include "exchange/gpu/kernel.hpp"
+#include "exchange/gpu/memory.hpp"
+#include "exchange/gpu/memory_holders.hpp"
+#include "exchange/gpu/state.hpp"
+#include "exchange/gpu/stream_point.hpp"
+#include "exchange/gpu/tracing.hpp"
+#include "exchange/group/impl.hpp"
+#include "exchange/tuning/blocks.hpp"
+#include "heap/gpu/cuda_heap.hpp"
+
+namespace switchyard::detail {
+
+class CudaRank final : public DeviceRank {
+ public:
+  /// `ranks_here`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: most multiprocessors
+  /// of a call, or 0.
+  CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_here, bool threads, int num_sms);
+  ~CudaRank() override;
+
+  const std::string& name() const noexcept override { return name_; }
+  const char* advice() const noexcept override;
+  const FaultRecord* fault() const noexcept override;
+  void raise_soft_fault(const char* context) override;
+  /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
+  uint64_t heard() const { return heard_; }
+  std::vector<WaitCounter> wait_counters() const override;
+  std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
+                                std::shared_ptr<void>& mapping) override;
+  const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
+  /// Kernels that run from now on, replays too, reach what is registered in `slot`, or do not. Waits for the copy stream.
+  void set_registered(int slot, bool registered);
+
+  /// Everything but the epoch of a call and where it counts what it moves.
+  CallContext context(uint64_t timeout_ns, Operation operation) const;
+  RankWords words(bool captured) const;
+  int device() const { return heap_.device(); }
+  CudaHeap& heap() const { return heap_; }
+  const DeviceLimits& limits() const { return limits_; }
+  /// Most blocks of a kernel whose blocks wait for each other: the group's budget.
+  int max_blocks() const { return max_blocks_; }
+  /// Of a launch that may begin while the one before it on the stream still waits, if its call was given `num_sms`, or none:
+  /// only one that may have the whole GPU, because two calls take twice their multiprocessors.
+  DeviceLimits limits_of_call(int num_sms) const;
+  /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), as far as there are so
+  /// many.
+  int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
+  /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
+  /// `num_sms` is 0 or a grid whose blocks can all run at once.
+  void check_pointer(const char* name, const void* p, size_t alignment) const;
+  void check_sms(const char* name, int num_sms) const;
+  /// Throws invalid_argument unless `stream`, which is not captured, is one of this GPU's.
+  void check_stream(gpu::Stream stream) const;
+  void start_trace(int blocks, int warps, size_t capacity) override;
+  void stop_trace(Tracer& tracer) override;
+  SoftFault* device_soft_fault() const { return soft_device_; }
+  /// Most warps of any kernel.
+  int max_warps() const { return max_warps_; }
+  /// Expires with this object.
+  std::weak_ptr<CudaRank*> token() const { return self_; }
+  /// A call is captured: until its graph is gone, replays may run.
+  void note_capture(const CaptureState& capture);
+  /// Waits for the replays that may still run: a moment for the graphs to be gone, if they are destroyed already, and then for
+  /// the whole GPU, because nobody counts replays. That voids captures of other threads, which is why it comes last, and it
+  /// ends after a second, because other groups' kernels may wait for ranks that wait for this one to leave. ~CudaRank waits for
+  /// the rest.
+  void drain() noexcept override;
+  /// Something may still use rows of an object that goes.
+  void expect_users() noexcept { expects_users_ = true; }
+  /// Of an object that goes, after drain(): freed now, or, if replays or others may still use it, with this rank.
+  void let_go(DeviceMemory memory);
+  /// copy_stream() of its device.
+  gpu::Stream copy_stream() const { return copies_; }
+  /// What lets kernels reach the control memory. No kernel of this rank may run any more.
+  std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
+  StreamPoints& points() const { return *points_; }
+  std::shared_ptr<StreamPoints> shared_points() const { return points_; }
+  MemoryHolders& holders() { return holders_; }
+  DeviceGraves& graves() { return *graves_; }
+  std::shared_ptr<DeviceGraves> shared_graves() const { return graves_; }
+
+ private:
+  /// In `counters_`. Waits for the copy stream.
+  void write_word(size_t at, uint64_t value) const;
+  template <class T>
+  std::vector<T> download(const T* from, size_t count) const;
+
+  CudaHeap& heap_;
+  std::byte* control_;  ///< this rank's segment of host memory
+  std::unique_ptr<SharedHostMemory> control_shared_;
+  uint64_t* host_abort_device_ = nullptr;  ///< its parts as the GPU sees them
+  FaultRecord* fault_device_ = nullptr;
+  SoftFault* soft_device_ = nullptr;
+  int ranks_here_, max_blocks_, max_warps_;
+  bool threads_;
+  std::string name_;
+  DeviceLimits limits_;
+  DeviceMemory counters_;          ///< fault claims, a word that is never 0, registrations, distances, wait counters
+  uint64_t* distances_ = nullptr;  ///< [slots of registrations, world]
+  WaitCounter* waits_ = nullptr;
+  gpu::Stream copies_ = nullptr;
+  DeviceTracing tracing_;
+  ClockMailbox mailbox_;
+  std::shared_ptr<CudaRank*> self_ = std::make_shared<CudaRank*>(this);
+  const std::shared_ptr<std::atomic<int>> graphs_ = std::make_shared<std::atomic<int>>(0);  ///< that hold calls of this rank
+  std::atomic<unsigned long long> last_capture_ = 0;
+  std::atomic<bool> expects_users_ = false;
+  std::future<void> drained_;  ///< of the last drain()
+  std::atomic<uint64_t> heard_ = 0;
+  const std::shared_ptr<StreamPoints> points_ = std::make_shared<StreamPoints>();
+  MemoryHolders holders_;
+  const std::shared_ptr<DeviceGraves> graves_ = std::make_shared<DeviceGraves>();
+  std::mutex registering_;
+  uint64_t registered_ = 0;  ///< as in CallContext
+};
+
+/// That of a group whose memory is a GPU's.
+inline CudaRank& rank_of(Group& group) { return static_cast<CudaRank&>(*group.impl().device); }
+
+}  // namespace switchyard::detail

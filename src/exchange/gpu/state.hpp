@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What calls of all modes keep in a GPU's memory, and what their kernels tell the host. Described once for host and device.
+#pragma once
+
+#include <cstdint>
+
+namespace switchyard::detail {
+
+/// Of objects whose calls need no more than this: see begin_block.
+struct EpochState {
+  uint64_t epoch;    ///< of the last call whose blocks have all begun
+  uint64_t readers;  ///< blocks that have read the epoch, 0 between launches
+};
+
+/// Of a rank, what a call reads when it begins if its object can be halted by a fault of another rank.
+struct RankWords {
+  uint64_t heard = 0;                   ///< faults that the host had heard of when it enqueued the call
+  const uint64_t* heard_now = nullptr;  ///< captured calls: the same when the kernel runs, instead
+  uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
+};
+
+/// A fault that ends one call on all ranks alike and leaves the object usable. In host memory; the host clears `ready`.
+struct SoftFault {
+  uint64_t ready;
+  int32_t code;  ///< ErrorCode
+  int32_t rank;
+  uint64_t epoch;
+  int64_t needed, capacity;  ///< rows, of capacity_exceeded; both 0 if they are not known
+  uint64_t left_out;         ///< Operation of the call that did nothing because `epoch` had moved nothing, or none
+  uint64_t number;           ///< of faults that halt an object, from 1; or 0
+};
+
+}  // namespace switchyard::detail

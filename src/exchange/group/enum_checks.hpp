@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of options that are enumerations, for all modes: what is allowed comes from the enumerations' tables.
+#pragma once
+
+#include <string>
+
+#include "base/enum_text.hpp"
+#include "exchange/group/exchange_base.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+/// Throws Error(invalid_argument) if `value` is no value of E.
+template <NamedEnum E>
+void check_enum(const char* name, E value) {
+  if (!is_named(value)) invalid_value(name, text_of(value), numbered_names<E>());
+}
+
+/// "bf16, f16 or f32".
+inline std::string combined_types() { return names_where<DType>(dtype_combines); }
+
+/// Of the type of rows that an object will combine. Throws Error(invalid_argument) for others.
+inline void check_combining_type(const char* name, DType type) {
+  if (!dtype_combines(type)) invalid_value(name, text_of(type), combined_types());
+}
+
+/// Of rows that a call is to combine. Throws Error(unsupported) for a type that only dispatch knows.
+inline void check_combined_rows(const char* name, DType type) {
+  check_enum(name, type);
+  if (!dtype_combines(type))
+    throw Error(ErrorCode::unsupported,
+                std::string(name) + " = " + to_string(type) + ": combine takes " + combined_types() + " rows", name);
+}
+
+}  // namespace switchyard::detail

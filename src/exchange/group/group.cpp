@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/group.hpp"
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "base/forked.hpp"
+#include "exchange/group/exchange_base.hpp"
+#include "exchange/group/impl.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/trace.hpp"
+
+namespace switchyard {
+
+using namespace detail;
+
+bool detail::peers_know_of(ErrorCode code) {
+  return code == ErrorCode::peer_timeout || code == ErrorCode::peer_failed || code == ErrorCode::mismatch;
+}
+
+namespace {
+
+void check_duration(const char* name, std::chrono::milliseconds duration) {
+  if (duration.count() < 1)
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " = " + std::to_string(duration.count()) + " ms: must be at least 1 ms");
+}
+
+/// What the caller left open.
+GroupOptions completed(GroupOptions options) {
+  const char* const text = std::getenv("SWITCHYARD_NUM_SMS");
+  if (options.num_sms != 0 || text == nullptr || *text == '\0') return options;
+  const char* const end = text + std::char_traits<char>::length(text);
+  const auto [stop, error] = std::from_chars(text, end, options.num_sms);
+  if (error != std::errc{} || stop != end || options.num_sms < 1)
+    throw Error(ErrorCode::invalid_argument,
+                std::string("SWITCHYARD_NUM_SMS = \"") + text + "\": must be a number of multiprocessors, at least 1");
+  return options;
+}
+
+void check_options(const GroupOptions& o) {
+  detail::check_range("GroupOptions::num_blocks", o.num_blocks, 1, 1024);
+  detail::check_range("GroupOptions::num_warps", o.num_warps, 1, 1024);
+  if (o.num_sms < 0) detail::invalid("GroupOptions::num_sms", " = " + std::to_string(o.num_sms) + ": must be at least 0");
+  check_duration("GroupOptions::timeout", o.timeout);
+  check_duration("GroupOptions::rendezvous_timeout", o.rendezvous_timeout);
+}
+
+/// What a rank has called, for people.
+std::string describe_call(uint64_t word) {
+  std::string text = operation_name(static_cast<Operation>(called_operation(word)));
+  if (called_object(word) != 0) text += " of object " + std::to_string(called_object(word));
+  return text;
+}
+
+uint64_t peek_word(const uint64_t* word) {
+  return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+}
+
+uint64_t random_word() {
+  std::random_device source;
+  return uint64_t{source()} << 32 | source();
+}
+
+template <class Memory>
+Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptions& options,
+           const Group::Impl::TuningInForce& tuning, uint64_t nonce) {
+  auto impl = std::make_unique<Group::Impl>(std::move(bootstrap), std::move(memory), options, tuning);
+  impl->nonce = nonce;
+  Group::Impl* raw = impl.get();
+  raw->bootstrap->watch([raw](int rank) noexcept {
+    if (raw->has_left(rank)) return;  // in order, though the end of its connection came first
+    uint64_t none = 0;
+    std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
+        .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));
+  });
+  raw->bootstrap->set_interrupt([raw] { return raw->abort_word() != 0 || raw->find_other_call() >= 0; });
+  return Group(std::move(impl));
+}
+
+}  // namespace
+
+Group::Impl::Impl(std::unique_ptr<Bootstrap> link, std::unique_ptr<SymmetricHeap> memory, const GroupOptions& opts,
+                  TuningInForce in_force)
+    : bootstrap(std::move(link)),
+      heap(std::move(memory)),
+      options(opts),
+      tuning(std::move(in_force)),
+      pool(opts.num_blocks, opts.num_warps),
+      waits(static_cast<size_t>(pool.total()) * static_cast<size_t>(bootstrap->world())),
+      moved(static_cast<size_t>(pool.total())) {}
+
+Group::Impl::Impl(std::unique_ptr<Bootstrap> link, DeviceParts parts, const GroupOptions& opts, TuningInForce in_force)
+    : bootstrap(std::move(link)),
+      heap(std::move(parts.heap)),
+      control(std::move(parts.control)),
+      device(std::move(parts.rank)),
+      options(opts),
+      tuning(std::move(in_force)),
+      pool(1, 1) {}
+
+Group::Impl::~Impl() {
+  if (device) device->drain();
+  for (int r = 0; r < bootstrap->world(); ++r)
+    std::atomic_ref(header(r)->left_ranks).fetch_or(uint64_t{1} << bootstrap->rank(), std::memory_order_acq_rel);
+  if (device) end_device({std::move(heap), std::move(control), std::move(device)});
+  bootstrap->leave();
+}
+
+TuningValues Group::Impl::tuned(TuningMode mode, int64_t hidden, int64_t tokens) const {
+  return tuning->find({device ? device->name() : "cpu", mode, bootstrap->world(), hidden, tokens});
+}
+
+HeapHeader* Group::Impl::header(int rank) const noexcept {
+  return reinterpret_cast<HeapHeader*>((control ? control : heap)->view().base[rank]);
+}
+
+uint64_t Group::Impl::abort_word() const noexcept {
+  return std::atomic_ref(header(bootstrap->rank())->abort_word).load(std::memory_order_acquire);
+}
+
+bool Group::Impl::has_left(int rank) const noexcept {
+  return (std::atomic_ref(header(bootstrap->rank())->left_ranks).load(std::memory_order_acquire) >> rank & 1) != 0;
+}
+
+void Group::Impl::post_abort(int reason, int awaited) noexcept {
+  post_word(make_abort_word(bootstrap->rank(), reason, awaited));
+}
+
+void Group::Impl::post_word(uint64_t word) noexcept {
+  for (int r = 0; r < bootstrap->world(); ++r) {
+    uint64_t none = 0;
+    std::atomic_ref(header(r)->abort_word).compare_exchange_strong(none, word, std::memory_order_acq_rel);
+  }
+}
+
+void Group::Impl::enter(Operation operation, uint64_t object) noexcept {
+  HeapHeader* const mine = header(bootstrap->rank());
+  const uint64_t number = mine->num_calls + 1, last = mine->calls[mine->num_calls % HeapHeader::kCallsKept];
+  std::atomic_ref(mine->calls[number % HeapHeader::kCallsKept])
+      .store(next_call_word(last, number, object, static_cast<int>(operation)), std::memory_order_release);
+  std::atomic_ref(mine->num_calls).store(number, std::memory_order_release);
+}
+
+int Group::Impl::find_other_call() const noexcept {
+  for (int r = 0; r < bootstrap->world(); ++r)
+    if (calls_of_both(*header(bootstrap->rank()), *header(r), peek_word).differ()) return r;
+  return -1;
+}
+
+std::string Group::Impl::describe_mismatch(int a, int b) const {
+  CallPair first;  // the earliest that is kept
+  for (uint64_t back = 0; back < HeapHeader::kCallsKept; ++back) {
+    const CallPair pair = calls_of_both(*header(a), *header(b), peek_word, back);
+    if (!pair.differ()) break;
+    first = pair;
+  }
+  if (!first.differ()) return "mode, row type, sizes, options, registered memory, outputs or ledgers differ";
+  return "rank " + std::to_string(a) + " called " + describe_call(first.mine) + " and rank " + std::to_string(b) + " " +
+         describe_call(first.theirs) + " (objects count from 1 as they were made)";
+}
+
+void Group::Impl::throw_mismatch(const std::string& context, int rank) {
+  const int self = bootstrap->rank();
+  post_abort(static_cast<int>(ErrorCode::mismatch), rank);
+  const std::string whom = rank == self ? "rank " + std::to_string(self) + " and others"
+                                        : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
+  throw Error(ErrorCode::mismatch, context + ": " + whom + " made different calls: " + describe_mismatch(self, rank) +
+                                       "; the group cannot be used any more");
+}
+
+void Group::Impl::throw_abort(uint64_t word, const char* context) const {
+  const auto reason = static_cast<ErrorCode>(abort_reason(word));
+  std::string text = context;
+  if (reason == ErrorCode::mismatch) {
+    text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
+    if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
+      text += "it and rank " + std::to_string(other) + " made different calls: " + describe_mismatch(abort_rank(word), other);
+    else
+      text += "the ranks made different calls";
+    throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");
+  }
+  if (reason == ErrorCode::peer_timeout && abort_awaited(word) != 255)
+    text += " (it waited for rank " + std::to_string(abort_awaited(word)) + ")";
+  throw PeerFailed(abort_rank(word), reason, text, abort_is_left(word));
+}
+
+void Group::Impl::check_alive(const char* context) {
+  if (device && device->fault()) {
+    fault = *device->fault();
+    raise_fault(operation_name(fault.operation), fault.epoch);
+  }
+  if (const uint64_t word = abort_word()) throw_abort(word, context);
+}
+
+CallContext Group::Impl::begin_call(Operation operation) {
+  fault = FaultRecord{};
+  fault_claims = 0;
+  for (MoveCounter& m : moved) m = MoveCounter{};
+  CallContext call;
+  call.heap = heap->view();
+  call.operation = operation;
+  call.timeout_ns = bounded_ns(options.timeout);
+  call.abort_word = &header(bootstrap->rank())->abort_word;
+  call.left_ranks = &header(bootstrap->rank())->left_ranks;
+  call.fault = &fault;
+  call.fault_claims = &fault_claims;
+  call.waits = waits.data();
+  call.moved = moved.data();
+  call.tracer = tracer;
+  registered_in_call = registered_slots();
+  call.registered = &registered_in_call;
+  return call;
+}
+
+void Group::Impl::raise_fault(const char* operation, uint64_t call) {
+  if (fault.ready == 0) return;
+  if (fault.mismatch) throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank);
+  // A GPU may have heard of the failure before this host did.
+  const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
+  const bool same_story = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout) &&
+                          abort_awaited(word) == fault.awaited_rank;
+  if (fault.aborted && !same_story) {
+    if (abort_is_left(word) || abort_word() == 0) post_word(word);  // who has left, or what only GPUs were told of
+    throw_abort(word, operation);
+  }
+  // Either this rank's deadline passed, or another rank's did while both waited for the same third one.
+  post_abort(static_cast<int>(ErrorCode::peer_timeout), fault.awaited_rank);
+  WaitReport report;
+  report.operation = operation;
+  report.site = site_name(fault.site);
+  report.call = call;
+  report.waiting_rank = bootstrap->rank();
+  report.awaited_rank = fault.awaited_rank;
+  report.expected = fault.expected;
+  report.seen = fault.seen;
+  report.waited_ms = static_cast<double>(fault.waited_ns) * 1e-6;
+  if (device) report.advice = device->advice();
+  throw PeerTimeout(report);
+}
+
+void Group::Impl::all_gather(const void* mine, size_t bytes, void* all, const char* name, Operation operation,
+                             Milliseconds deadline, uint64_t object) {
+  check_alive(name);
+  enter(operation, object);
+  collectively(name, [&] { bootstrap->all_gather(mine, bytes, all, deadline); });
+}
+
+void Group::Impl::raise_missing(const char* operation, int rank, uint64_t start_ns) {
+  if (const int other = find_other_call(); other >= 0 && abort_word() == 0) throw_mismatch(operation, other);
+  fault = FaultRecord{};
+  fault.ready = 1;
+  fault.site = Site::barrier;
+  fault.awaited_rank = rank;
+  fault.seen_abort = abort_word();
+  fault.aborted = fault.seen_abort != 0;
+  fault.expected = flag_word(1);
+  fault.waited_ns = Cpu::now_ns() - start_ns;
+  raise_fault(operation, 0);
+}
+
+std::vector<Group> Group::in_process(int world, const GroupOptions& given) {
+  const GroupOptions options = completed(given);
+  if (world < 1 || world > kMaxRanks)
+    throw Error(ErrorCode::invalid_argument,
+                "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
+  check_options(options);
+  const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
+  const uint64_t nonce = random_word();
+  auto links = make_thread_bootstraps(world);
+  std::vector<Group> groups;
+  if (options.backend == Backend::cuda) {
+    auto parts = devices_in_process(world, options);
+    for (size_t r = 0; r < links.size(); ++r)
+      groups.push_back(form(std::move(links[r]), std::move(parts[r]), options, tuning, nonce));
+    return groups;
+  }
+  auto heaps = SymmetricHeap::create_in_process(world, options.heap_bytes);
+  for (size_t r = 0; r < links.size(); ++r)
+    groups.push_back(form(std::move(links[r]), std::move(heaps[r]), options, tuning, nonce));
+  return groups;
+}
+
+namespace {
+
+JoinSpec spec_of_environment() {
+  return join_spec_from_environment([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+Group join(const JoinSpec& spec, const GroupOptions& given) {
+  const GroupOptions options = completed(given);
+  check_options(options);
+  const auto tuning = std::make_shared<const Tuning>(Tuning::from_environment());
+  auto link = connect_processes(spec, options.rendezvous_timeout);
+  std::vector<uint64_t> words(static_cast<size_t>(link->world()));
+  const uint64_t mine = random_word();
+  link->all_gather(&mine, sizeof mine, words.data(), options.rendezvous_timeout);
+  if (options.backend == Backend::cuda) {
+    auto parts = join_device(*link, options);
+    return form(std::move(link), std::move(parts), options, tuning, words[0]);
+  }
+  auto heap = SymmetricHeap::create(*link, options.heap_bytes, options.rendezvous_timeout);
+  return form(std::move(link), std::move(heap), options, tuning, words[0]);
+}
+
+}  // namespace
+
+Group Group::from_environment(const GroupOptions& options) { return join(spec_of_environment(), options); }
+
+Membership Group::find_in_environment() {
+  const JoinSpec spec = spec_of_environment();
+  return {spec.rank, spec.world, spec.store};
+}
+
+Group Group::connect(int rank, int world, const std::string& store, const std::string& token, const GroupOptions& options) {
+  return join(JoinSpec{rank, world, store, token}, options);
+}
+
+Group::Group(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+Group::Group(Group&&) noexcept = default;
+Group& Group::operator=(Group&& other) noexcept {
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
+  return *this;
+}
+Group::~Group() { replace_at_home(impl_.pointer(), {}); }
+
+int Group::rank() const { return impl_->bootstrap->rank(); }
+int Group::size() const { return impl_->bootstrap->world(); }
+const GroupOptions& Group::options() const { return impl_->options; }
+
+void Group::set_timeout(std::chrono::milliseconds timeout) {
+  check_duration("timeout", timeout);
+  impl_->options.timeout = timeout;
+}
+
+void Group::barrier() {
+  const detail::TraceSpan span(impl_->tracer, detail::kHostTrack, detail::Event::barrier, -1);
+  char mine = 0, all[kMaxRanks];
+  impl_->all_gather(&mine, 1, all, "barrier", Operation::barrier, impl_->options.timeout);
+}
+
+void Group::all_gather(const void* mine, size_t bytes, void* all) {
+  impl_->collective_call("all_gather", [&] {
+    if (bytes > 0 && (!mine || !all))
+      throw Error(ErrorCode::invalid_argument, std::string("all_gather: ") + (mine ? "all" : "mine") +
+                                                   " is null, with bytes = " + std::to_string(bytes) +
+                                                   ": null is for 0 bytes only");
+    impl_->all_gather(mine, bytes, all, "all_gather", Operation::all_gather, impl_->options.timeout);
+  });
+}
+
+void Group::check() const {
+  impl_->check_alive("check");
+  if (impl_->device) impl_->device->raise_soft_fault("check");
+}
+void Group::abort(int32_t reason) noexcept {
+  if (impl_ && impl_->home.here()) impl_->post_abort(reason, 255);
+}
+
+void Group::set_trace(Trace* trace) {
+  if (impl_->device && impl_->tracer) impl_->device->stop_trace(*impl_->tracer);
+  if (impl_->tracer) impl_->tracer->add_anchor();
+  impl_->tracer = nullptr;
+  if (!trace) return;
+  const TraceOptions& o = trace->options();
+  if (trace->world() != size())
+    throw Error(ErrorCode::invalid_argument,
+                "trace: made for " + std::to_string(trace->world()) + " ranks, the group has " + std::to_string(size()));
+  if (impl_->device) {
+    impl_->device->start_trace(o.num_blocks, o.num_warps, o.events_per_track);
+  } else if (o.num_blocks != impl_->options.num_blocks || o.num_warps != impl_->options.num_warps) {
+    throw Error(ErrorCode::invalid_argument, "trace: made for ranks of " + std::to_string(o.num_blocks) + " x " +
+                                                 std::to_string(o.num_warps) + " workers, the group has " +
+                                                 std::to_string(impl_->options.num_blocks) + " x " +
+                                                 std::to_string(impl_->options.num_warps));
+  }
+  impl_->tracer = trace->tracer(rank());
+  impl_->tracer->add_anchor();
+}
+
+std::vector<WaitStatistics> Group::wait_statistics() const {
+  const size_t world = static_cast<size_t>(size());
+  std::vector<WaitStatistics> result(world);
+  const std::vector<WaitCounter> waits = impl_->device ? impl_->device->wait_counters() : impl_->waits;
+  for (size_t i = 0; i < waits.size(); ++i) {
+    const WaitCounter& c = waits[i];
+    WaitStatistics& s = result[i % world];
+    s.total_ms = std::max(s.total_ms, static_cast<double>(c.total_ns) * 1e-6);
+    s.max_ms = std::max(s.max_ms, static_cast<double>(c.max_ns) * 1e-6);
+    s.waits += c.waits;
+  }
+  return result;
+}
+
+size_t Group::heap_used() const { return impl_->heap->used(); }
+size_t Group::heap_size() const { return impl_->heap->size(); }
+
+}  // namespace switchyard

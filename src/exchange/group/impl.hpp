@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// State of one rank: its link to the others, its heap, its workers and its fault state.
+#pragma once
+
+#include <array>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "arch/cpu/cpu_arch.hpp"
+#include "arch/cpu/worker_pool.hpp"
+#include "base/as_error.hpp"
+#include "base/forked.hpp"
+#include "bootstrap/bootstrap.hpp"
+#include "bootstrap/deadline.hpp"
+#include "exchange/group/device_rank.hpp"
+#include "heap/collective_step.hpp"
+#include "heap/heap.hpp"
+#include "protocol/call.hpp"
+#include "switchyard/group.hpp"
+#include "switchyard/status.hpp"
+#include "switchyard/tuning.hpp"
+
+namespace switchyard {
+
+namespace detail {
+
+/// One rank's side of a collective registration; lives as long as the user's RegisteredMemory.
+struct Registration {
+  std::byte* data = nullptr;  ///< this rank's buffer
+  size_t bytes = 0;
+  int slot = 0;  ///< the same on all ranks
+  /// [W] from rank r's mapping of this rank's segment to rank r's mapping of `data`, modulo 2^64. In the memory that kernels
+  /// read.
+  const uint64_t* distances = nullptr;
+  std::vector<uint64_t> host_distances;
+  std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
+};
+
+/// What makes the objects of groups that defer copies: set by the library of the tests, which alone has the code for it.
+template <class Impl, class Config>
+inline std::unique_ptr<Impl> (*make_deferred)(Group&, const Config&) = nullptr;
+
+/// True for an error that a rank throws because of an abort, its own or another rank's, or that its peers find by themselves.
+bool peers_know_of(ErrorCode code);
+
+}  // namespace detail
+
+struct Group::Impl {
+  using TuningInForce = std::shared_ptr<const Tuning>;
+  Impl(std::unique_ptr<detail::Bootstrap> bootstrap, std::unique_ptr<detail::SymmetricHeap> heap, const GroupOptions& options,
+       TuningInForce tuning);
+  Impl(std::unique_ptr<detail::Bootstrap> bootstrap, detail::DeviceParts parts, const GroupOptions& options,
+       TuningInForce tuning);
+  ~Impl();
+
+  /// Tells the peers that this rank makes a collective call: first of all in each, on groups on the CPU; elsewhere only in
+  /// those that the host makes, because streams may run exchanges in other orders. A receiving half is part of the call that
+  /// sent. `object`: of the group's exchanges, from 1; 0: none.
+  void enter(detail::Operation operation, uint64_t object = 0) noexcept;
+  /// A rank whose calls are not those of this one, or -1.
+  int find_other_call() const noexcept;
+  /// Ends the peers' calls and throws: `rank` makes another call than this one, or this one than others.
+  [[noreturn]] void throw_mismatch(const std::string& context, int rank);
+  /// Everything but the epoch of a call. Clears the fault record and the move counters.
+  detail::CallContext begin_call(detail::Operation operation);
+  /// Throws what the last call recorded, if anything: PeerTimeout (and tells all peers), PeerFailed, ...
+  void raise_fault(const char* operation, uint64_t call);
+  /// Throws if this rank has aborted or was told of an abort. Also makes the first failure sticky.
+  void check_alive(const char* context);
+  /// Of every call that uses the heap: also throws while the group sleeps.
+  void check_usable(const char* context);
+  /// The whole of a collective call, whatever throws in it. Standard exceptions leave as Error. The peers' waits end before an
+  /// exception goes on, unless they know: it is an AgreedError, which all ranks throw in step, or peers_know_of() its code.
+  template <class F>
+  decltype(auto) collective_call(const char* operation, F&& call) {
+    try {
+      return detail::as_error(operation, call);
+    } catch (const detail::AgreedError&) {
+      throw;
+    } catch (const Error& error) {
+      if (!detail::peers_know_of(error.code())) post_abort(static_cast<int>(error.code()), 255);
+      throw;
+    } catch (...) {  // no standard exception: a thread that is being ended
+      post_abort(static_cast<int>(ErrorCode::system), 255);
+      throw;
+    }
+  }
+  /// Collective, through the bootstrap: enters `operation`, which errors call `name`. A missing rank is reported as
+  /// PeerTimeout.
+  void all_gather(const void* mine, size_t bytes, void* all, const char* name, detail::Operation operation,
+                  detail::Milliseconds deadline, uint64_t object = 0);
+  /// A collective_call, entered before, in which `step` makes collective calls of the bootstrap; a missing rank is reported as
+  /// PeerTimeout. An abort of the group and a rank that has entered another call end them within about a second.
+  template <class Step>
+  void collectively(const char* operation, const Step& step) {
+    const uint64_t start = detail::Cpu::now_ns();
+    collective_call(operation, [&] {
+      try {
+        step();
+        if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
+      } catch (const RendezvousError& error) {
+        if (error.missing_ranks().empty()) throw;
+        raise_missing(operation, error.missing_ranks().front(), start);
+      } catch (const PeerFailed& error) {  // gone; if it said why before, that is the story
+        if (const uint64_t word = abort_word()) throw_abort(word, operation);
+        if (error.left()) post_word(detail::make_left_word(error.rank(), static_cast<int>(error.reason())));
+        throw;
+      } catch (const Error&) {  // the bootstrap may see what ranks of other calls bring
+        if (const int other = find_other_call(); other >= 0) throw_mismatch(operation, other);
+        throw;
+      }
+    });
+  }
+  /// The live registration that holds [p, p + bytes), or null.
+  const detail::Registration* registration_of(const void* p, size_t bytes) const;
+  /// Bit s: slot s is registered on this rank.
+  uint64_t registered_slots() const;
+  uint64_t registered_in_call = 0;  ///< that, when the call that runs began; for CallContext
+  /// What the tuning in force when the group was formed says of an object on this rank's device.
+  TuningValues tuned(TuningMode mode, int64_t hidden, int64_t tokens) const;
+  /// Makes all ranks' waits end. Only the first failure counts. Never throws.
+  void post_abort(int reason, int awaited) noexcept;
+  uint64_t abort_word() const noexcept;
+  /// That rank has destroyed its Group. No failure while nobody needs it.
+  bool has_left(int rank) const noexcept;
+
+  const detail::HomeProcess home;  ///< only the process that joined may leave
+  std::unique_ptr<detail::Bootstrap> bootstrap;
+  std::unique_ptr<detail::SymmetricHeap> heap;     ///< rows and flags; device memory if the group has a device
+  std::unique_ptr<detail::SymmetricHeap> control;  ///< host memory with the abort words; null: they are in `heap`
+  std::unique_ptr<detail::DeviceRank> device;      ///< null: CPU
+  GroupOptions options;
+  TuningInForce tuning;
+  detail::WorkerPool pool;
+  detail::Tracer* tracer = nullptr;
+
+  detail::FaultRecord fault;
+  uint64_t nonce = 0;    ///< random, the same on all ranks of this group
+  uint64_t objects = 0;  ///< exchanges made so far, which is collective
+  // Of the objects that are made from now on. Tests change them (tests/testing).
+  uint64_t first_epoch = 1;    ///< the same on all ranks
+  bool defers_copies = false;  ///< CPU: make_deferred makes them
+  uint64_t fault_claims = 0;
+  std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot
+  std::vector<detail::WaitCounter> waits;                                         ///< [workers, world]
+  std::vector<detail::MoveCounter> moved;                                         ///< [workers]
+
+  detail::HeapHeader* header(int rank) const noexcept;
+
+ private:
+  /// What ranks a and b have called that differs.
+  std::string describe_mismatch(int a, int b) const;
+  void post_word(uint64_t word) noexcept;
+  [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
+  void raise_missing(const char* operation, int rank, uint64_t start_ns);
+};
+
+}  // namespace switchyard

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the public class of a mode gets its implementation. Groups and ranks of GPUs know no mode.
+#pragma once
+
+#include <memory>
+
+#include "exchange/group/impl.hpp"
+
+namespace switchyard::detail {
+
+/// Builds without a GPU toolkit have no gpu.cpp of a mode. They have no groups with a device either.
+#ifdef SWITCHYARD_HAS_GPU_CODE
+inline constexpr bool kHasGpuCode = true;
+#else
+inline constexpr bool kHasGpuCode = false;
+#endif
+
+/// Collective: the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an arch, in
+/// its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors.
+template <class Impl, class Config>
+std::unique_ptr<Impl> make_on(const char* object, Group& group, const Config& config) {
+  return group.impl().collective_call(object, [&] {
+    if constexpr (kHasGpuCode)
+      if (group.impl().device) return Impl::make_on_gpu(group, config);
+    if (group.impl().defers_copies) return make_deferred<Impl, Config>(group, config);
+    return Impl::template make_on_cpu<Cpu>(group, config);
+  });
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backends of the ledger combine share: the virtual interface behind LedgerCombine, and what follows from a
+// configuration.
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exchange/group/exchange_base.hpp"
+#include "layout/ledger_layout.hpp"
+#include "plan/ledger_work.hpp"
+#include "switchyard/ledger.hpp"
+
+namespace switchyard::detail {
+
+/// Throws invalid_argument naming the field.
+void check_config(const LedgerConfig& config, int world);
+/// Symmetric memory without a base.
+LedgerLayout ledger_layout(const LedgerConfig& config, int world);
+
+/// A prepared ledger. `work` and `row_of` are what the backend left in host memory.
+struct LedgerData {
+  uint64_t object = 0;     ///< LedgerImpl::id of its maker
+  uint64_t signature = 0;  ///< of a call with it: equal on all ranks that hold the same routing
+  int64_t tokens = 0, rows = 0, returned = 0;
+  bool some_unnamed = false;  ///< not every row that comes back is in a sum
+  LedgerWork work;
+  std::vector<int32_t> row_of;
+
+  LedgerData() = default;
+  LedgerData(const LedgerData&) = delete;
+  LedgerData& operator=(const LedgerData&) = delete;
+  virtual ~LedgerData() = default;
+};
+
+class LedgerImpl : protected ExchangeBase {
+ public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
+  virtual ~LedgerImpl() = default;
+  template <class A>
+  static std::unique_ptr<LedgerImpl> make_on_cpu(Group& group, const LedgerConfig& config);  // cpu.cpp
+  static std::unique_ptr<LedgerImpl> make_on_gpu(Group& group, const LedgerConfig& config);  // gpu.cpp
+  LedgerImpl(const LedgerImpl&) = delete;
+  LedgerImpl& operator=(const LedgerImpl&) = delete;
+
+  virtual std::shared_ptr<const LedgerData> prepare(const LedgerTables& tables) = 0;
+  virtual void combine(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out,
+                       const LedgerCombineOptions& options) = 0;
+  virtual ConstRows returned() = 0;
+  virtual CallStatistics last_call() = 0;
+  /// prepare() as the first part of a collective call.
+  PreparedLedger prepare_in_call(const LedgerTables& tables);
+  PreparedLedger prepare_in_call(std::span<const std::byte> route_meta, int64_t tokens);
+
+  const LedgerConfig config;
+
+ protected:
+  LedgerImpl(Group& group, const LedgerConfig& c);
+  int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.row_type)); }
+  int64_t chunk_bytes() const { return int64_t{tuned_.chunk_kib > 0 ? tuned_.chunk_kib : kUsualChunkKib} << 10; }
+
+  /// Checks the tables and fills everything of `data`.
+  void fill(const LedgerTables& tables, LedgerData& data) const;
+  /// Throws what is wrong with the arguments of a call.
+  void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
+  /// What a call's parameters are on every backend, whatever memory the tables lie in.
+  void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
+  /// Of the symmetric memory, what survives sleep: telling rows are never zero.
+  size_t kept_bytes() const {
+    return layout_.tells() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
+  }
+  /// Of construct(): checks the configuration and takes symmetric memory.
+  void take_memory(Backend backend);
+  uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
+
+  TuningValues tuned_;  ///< set by the backend before the first prepare()
+  LedgerLayout layout_;
+  const uint64_t id_;
+};
+
+}  // namespace switchyard::detail

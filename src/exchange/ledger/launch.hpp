@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel of the ledger combine, as the host sees it. Every function enqueues on `stream` of the current device and returns
+// without waiting; failures of the launch throw Error(system).
+#pragma once
+
+#include "exchange/gpu/kernel.hpp"
+#include "exchange/gpu/state.hpp"
+#include "protocol/ledger_combine.hpp"
+#include "switchyard/tuning.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kLedgerWarps = kMostLedgerWarps;  ///< per block, without a tuning
+
+struct CudaLedgerParams {
+  LedgerParams l;  ///< all but the epoch
+  EpochState* state = nullptr;
+  int warps = kLedgerWarps;  ///< of this launch
+};
+
+void launch_ledger(const CudaLedgerParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
+
+}  // namespace switchyard::detail

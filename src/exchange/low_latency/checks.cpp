@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host-checkable contracts of low-latency mode. Every text names the argument, what was given and what is allowed.
+#include <string>
+
+#include "exchange/group/enum_checks.hpp"
+#include "exchange/low_latency/impl.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// `out` of a call, and that nothing else of the call lies there: tokens are summed while the rest is still read. A T or sizes
+/// of 0, and what is not given, overlap nothing.
+struct OutOfCall {
+  const void* out;
+  int64_t bytes;
+
+  void check_apart(const char* name, const void* given, int64_t given_bytes) const {
+    const auto to = reinterpret_cast<uintptr_t>(out), from = reinterpret_cast<uintptr_t>(given);
+    if (given == nullptr || bytes <= 0 || given_bytes <= 0) return;
+    if (from < to + static_cast<uintptr_t>(bytes) && to < from + static_cast<uintptr_t>(given_bytes))
+      invalid(std::string("out overlaps ") + name + ": its " + std::to_string(bytes) +
+              " bytes must lie elsewhere, tokens are summed while others are still sent");
+  }
+};
+
+}  // namespace
+
+void check_config(const LowLatencyConfig& c, int world) {
+  check_range("world", world, 1, kMaxRanks);
+  check_range("LowLatencyConfig::hidden", c.hidden, 1, kMostHidden);
+  check_range("LowLatencyConfig::num_experts", c.num_experts, 1, 1 << 20);
+  check_range("LowLatencyConfig::topk", c.topk, 1, kMaxTopk);
+  check_range("LowLatencyConfig::max_tokens", c.max_tokens, 1, kMaxLowLatencyTokens);
+  check_combining_type("LowLatencyConfig::row_type", c.row_type);
+  check_enum("LowLatencyConfig::scales", c.scales);
+  check_enum("LowLatencyConfig::scale_order", c.scale_order);
+  check_enum("LowLatencyConfig::sending", c.sending);
+  check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
+  if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
+    invalid("LowLatencyConfig::scale_group", " = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
+  if (c.scales != ScaleKind::none) checked_row_bytes("LowLatencyConfig (rows as they are sent)", c.hidden, sent_type(c));
+  const int64_t rows = c.max_tokens * world * ExpertMap{c.num_experts, world}.max_count();
+  check_range("experts per rank * world * max_tokens (rows of an output)", rows, 1, int64_t{1} << 30);
+}
+
+void LowLatencyImpl::check_combined(DType type, const char* name) const {
+  check_combined_rows(name, type);
+  if (dtype_bytes(type) > dtype_bytes(config.row_type))
+    invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::row_type, " +
+            to_string(config.row_type) + ", which sizes the memory");
+}
+
+void LowLatencyImpl::check_idle(const char* operation) const {
+  if (pending_ == Pending::none) return;
+  invalid(std::string(operation) + ": the " + (pending_ == Pending::dispatch ? "dispatch" : "combine") +
+          " sent before has not been received; call its hook first");
+}
+
+void LowLatencyImpl::check_output(const LowLatencyOutput& o) const {
+  if (!o.block) invalid("output", " is empty: make it with make_output()");
+  if (o.block->config_hash != hash() || o.block->rank != rank() || o.block->world != world())
+    invalid("output was made by rank " + std::to_string(o.block->rank) + " of " + std::to_string(o.block->world) +
+            " with its own LowLatencyConfig; this is rank " + std::to_string(rank()) + " of " + std::to_string(world()) +
+            (o.block->config_hash == hash() ? "" : ", with another one"));
+  if (o.block->pending)
+    invalid("output belongs to a split call of another object that has not been received; call its hook first");
+}
+
+void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids) const {
+  if (ids.topk != config.topk)
+    invalid("ids.topk",
+            " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
+  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
+  if (!ids.data && ids.tokens > 0) invalid("ids.data", " is null");
+  if (x.rows != ids.tokens)
+    invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.tokens));
+  if (x.cols != config.hidden)
+    invalid("x.cols",
+            " = " + std::to_string(x.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+  if (!x.data && x.rows > 0) invalid("x.data", " is null");
+  const bool fp8 = dtype_has_scales(x.dtype) && config.scales != ScaleKind::none;
+  if (x.dtype != config.row_type && !fp8)
+    invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": must be LowLatencyConfig::row_type, " +
+                           to_string(config.row_type) + (config.scales != ScaleKind::none ? ", or fp8_e4m3 with scales" : ""));
+  if (fp8 && x.scale_kind != config.scales)
+    invalid("x.scale_kind", " = " + text_of(x.scale_kind) + ": must be LowLatencyConfig::scales, " + to_string(config.scales));
+  if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
+  if (!fp8 && x.scale_kind != ScaleKind::none)
+    invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
+  check_pointer("x.data", x.data, row_alignment(x.dtype));
+  check_pointer("x.scales", x.scales, 16);
+  check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+}
+
+void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                                    const LowLatencyDispatchOptions& o) const {
+  check_idle("dispatch");
+  check_output(output);
+  check_tokens(x, ids);
+  check_sms("LowLatencyDispatchOptions", o.num_sms);
+  check_pointer("LowLatencyDispatchOptions::weights", o.weights, 4);
+  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4);
+}
+
+void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
+                                   const LowLatencyCombineOptions& o) const {
+  check_idle("combine");
+  check_output(output);
+  if (output.block->tokens < 0) invalid("output", ": no dispatch has filled it");
+  check_combined(y.dtype, "y.dtype");
+  if (y.rows != output.x.rows)
+    invalid("y.rows", " = " + std::to_string(y.rows) + ": must be the rows of the output, " + std::to_string(output.x.rows));
+  if (y.cols != config.hidden)
+    invalid("y.cols",
+            " = " + std::to_string(y.cols) + ": must equal LowLatencyConfig::hidden, " + std::to_string(config.hidden));
+  if (!y.data && y.rows > 0) invalid("y.data", " is null");
+  if (!out && output.block->tokens > 0) invalid("out", " is null");
+  check_enum("LowLatencyCombineOptions::order", o.order);
+  if (o.weights && o.order == CombineOrder::per_rank)
+    throw Error(ErrorCode::unsupported,
+                "LowLatencyCombineOptions::weights with per_rank: expert ranks multiply by the weights that dispatch carried; "
+                "pass them to dispatch or use per_route");
+  check_sms("LowLatencyCombineOptions", o.num_sms);
+  if (o.expert_scale && o.order == CombineOrder::per_rank)
+    throw Error(ErrorCode::unsupported,
+                "LowLatencyCombineOptions::expert_scale with per_rank: rows are summed before they go back");
+  check_pointer("y.data", y.data, row_alignment(y.dtype));
+  check_pointer("out", out, row_alignment(y.dtype));
+  check_pointer("LowLatencyCombineOptions::weights", o.weights, 4);
+  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4);
+  const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
+  const OutOfCall sums{out, tokens * row};
+  sums.check_apart("y.data", y.data, y.rows * row);
+  sums.check_apart("LowLatencyCombineOptions::weights", o.weights, tokens * config.topk * 4);
+  sums.check_apart("LowLatencyCombineOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
+}
+
+void LowLatencyImpl::check_row_function(const AllToAllOptions& o) const {
+  if (o.row_function == nullptr) return;
+  if (o.expert_scale != nullptr)
+    invalid("AllToAllOptions::row_function and expert_scale are both given: a row function does the scaling itself");
+  if (!*o.row_function) invalid("AllToAllOptions::row_function", " is empty: give a function, or null for none");
+  const Backend backend = group_.options.backend;
+  if (o.row_function->impl()->backend != backend)
+    invalid("AllToAllOptions::row_function", std::string(" is made for the other backend: this group takes ") +
+                                                 (backend == Backend::cpu ? "RowFunction::on_cpu" : "row_function_on_gpu"));
+  check_row_function(*o.row_function->impl());
+}
+
+void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out,
+                                      const AllToAllOptions& o) const {
+  check_idle("moe_all_to_all");
+  if (config.scales != ScaleKind::none)
+    throw Error(ErrorCode::unsupported, "moe_all_to_all: LowLatencyConfig::scales must be none, rows travel as they are");
+  check_tokens(x, ids);
+  if (!out && ids.tokens > 0) invalid("out", " is null");
+  const OutOfCall sums{out, ids.tokens * layout_.return_bytes};
+  sums.check_apart("x.data", x.data, sums.bytes);
+  sums.check_apart("ids.data", ids.data, ids.tokens * ids.topk * (ids.is_int64 ? 8 : 4));
+  sums.check_apart("AllToAllOptions::weights", o.weights, ids.tokens * ids.topk * 4);
+  sums.check_apart("AllToAllOptions::expert_scale", o.expert_scale, int64_t{layout_.experts_of(rank())} * 4);
+  sums.check_apart("AllToAllOptions::device_tokens", o.device_tokens, 4);
+  check_sms("AllToAllOptions", o.num_sms);
+  check_pointer("out", out, row_alignment(x.dtype));
+  check_pointer("AllToAllOptions::weights", o.weights, 4);
+  check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4);
+  check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4);
+  check_row_function(o);
+}
+
+}  // namespace switchyard::detail

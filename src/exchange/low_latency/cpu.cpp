@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency_*.hpp.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "exchange/group/recycler.hpp"
+#include "exchange/low_latency/impl.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+struct CpuLowLatencyBlock final : LowLatencyBlock {
+  PrivateBuffer memory;
+};
+
+PrivateBuffer private_memory(const char* function, size_t bytes) {
+  try {
+    return PrivateBuffer::make(bytes);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::system, std::string(function) + ": the system has no " + std::to_string(bytes) +
+                                       " bytes of memory left; nothing has changed");
+  }
+}
+
+template <class A>
+class CpuLowLatency final : public LowLatencyImpl {
+ public:
+  CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
+    construct([&] {
+      // A barrier between more threads than cores costs more than it saves: only for callers who ask for pieces.
+      const int warps = group_.pool.num_warps();
+      dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
+      group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
+      // Deferred copies are for tests, which count places through the ids, as GPUs do where sets have no room.
+      const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
+      if (!A::kDefersCopies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
+      std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
+      set_flags(mine, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epochs_.last()));
+      layout_.for_each_telling(
+          [&](int64_t offset, int64_t bytes) { std::memset(mine + offset, 0, static_cast<size_t>(bytes)); });
+    });
+  }
+
+  CallStatistics last_call() override { return stats_; }
+
+ private:
+  std::shared_ptr<LowLatencyBlock> allocate_output() override {
+    auto block = std::make_shared<CpuLowLatencyBlock>();
+    block->memory = private_memory("make_output", static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
+    block->tables = carve_output(block->memory.data.get(), layout_, scales_, rank());
+    return block;
+  }
+
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    auto buffer = std::make_shared<PrivateBuffer>(private_memory("make_rows", bytes));
+    return {buffer, buffer->data.get()};
+  }
+
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+    if (halves != Halves::receive) p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller's again by then
+    begin(p.call, Operation::dispatch, halves);
+    const TraceSpan whole(p.call.tracer, kHostTrack, Event::dispatch, p.tokens);
+    if (halves != Halves::receive) make_sets(p);
+    launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
+      if (sends) low_latency_send<A>(w, p);
+      if (receives) low_latency_receive<A>(w, p);
+    });
+    end("dispatch", halves);
+  }
+
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions&, Halves halves) override {
+    begin(p.call, Operation::combine, halves);
+    p.combined = p.own->call;
+    const TraceSpan whole(p.call.tracer, kHostTrack, Event::combine, p.own->tokens);
+    launch(halves, [&](CpuWarp& w, bool sends, bool receives) {
+      if (sends) low_latency_return<A>(w, p);
+      if (receives) low_latency_sum<A>(w, p);
+    });
+    end("combine", halves);
+  }
+
+  void run(FlatParams& p, const AllToAllOptions& o) override {
+    p.d.tokens = tokens_now(p.d.tokens, o.device_tokens);
+    begin(p.d.call, Operation::all_to_all, Halves::both);
+    p.c.call = p.d.call;
+    const TraceSpan whole(p.d.call.tracer, kHostTrack, Event::all_to_all, p.d.tokens);
+    if (o.row_function == nullptr) {
+      launch(Halves::both, [&](CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, ScaledRows{}); });
+    } else {
+      const auto& f = static_cast<const CpuRowFunction&>(*o.row_function->impl());
+      const auto make = [&f](float* x, int64_t n, const RowOrigin& row, int64_t column) { f.apply(x, n, row, column); };
+      launch(Halves::both, [&](CpuWarp& w, bool, bool) { flat_exchange<A>(w, p, make); });
+    }
+    end("moe_all_to_all", Halves::both);
+  }
+
+  /// Which tokens choose each expert; the workers that send read it.
+  void make_sets(LowLatencyDispatchParams& p) {
+    if (sets_.empty()) return;
+    const int words = TokenSets::words_for(p.tokens), topk = p.layout.topk;
+    std::fill_n(sets_.begin(), static_cast<ptrdiff_t>(config.num_experts) * words, 0u);
+    for (int f = 0; f < p.tokens * topk; ++f) {
+      const int32_t expert = p.ids(f);
+      const int t = f / topk;
+      if (expert >= 0)
+        sets_[static_cast<size_t>(expert) * static_cast<size_t>(words) + static_cast<size_t>(t / 32)] |= 1u << t % 32;
+    }
+    p.sets = {sets_.data(), words};
+  }
+
+  void begin(CallContext& call, Operation operation, Halves halves) {
+    start_ns_ = Cpu::now_ns();
+    if (halves != Halves::receive) group_.enter(operation, object_);
+    call = group_.begin_call(operation);
+    call.epoch = halves != Halves::receive ? epochs_.next() : epochs_.last();
+  }
+
+  template <class F>
+  void launch(Halves halves, F&& body) {
+    on_workers([&](CpuWarp& w) { body(w, halves != Halves::receive, halves != Halves::send); });
+  }
+
+  /// A receiving half moves nothing: it adds its time to what the sending half counted, whoever called in between.
+  void end(const char* operation, Halves halves) {
+    group_.raise_fault(operation, epochs_.calls());
+    const double before = halves == Halves::receive ? stats_.total_us : 0;
+    if (halves != Halves::receive) stats_ = sum_moved(group_.moved);
+    stats_.total_us = before + static_cast<double>(Cpu::now_ns() - start_ns_) * 1e-3;
+  }
+
+  std::vector<uint32_t> sets_;  // room for max_tokens, or none
+  CallEpochs epochs_{first_epoch_};
+  uint64_t start_ns_ = 0;
+  CallStatistics stats_;
+};
+
+}  // namespace
+
+template <class A>
+std::unique_ptr<LowLatencyImpl> LowLatencyImpl::make_on_cpu(Group& group, const LowLatencyConfig& config) {
+  return std::make_unique<CpuLowLatency<A>>(group, config);
+}
+template std::unique_ptr<LowLatencyImpl> LowLatencyImpl::make_on_cpu<SWITCHYARD_CPU_ARCH>(Group&, const LowLatencyConfig&);
+
+}  // namespace switchyard::detail

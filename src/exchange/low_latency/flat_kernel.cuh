@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole exchange as a kernel, for any function of a row: protocol/flat_exchange.hpp over blocks of one multiprocessor each.
+// Progress: as in dispatch.cu.
+#pragma once
+
+#include "exchange/low_latency/frame.cuh"
+
+namespace switchyard::detail {
+
+namespace low_latency {
+
+template <class A, class P, class Make>
+__global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
+    flat_kernel(const __grid_constant__ CudaFlat given, const __grid_constant__ CudaShape shape,
+                const __grid_constant__ Make make) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(P)];
+  P& p = *reinterpret_cast<P*>(params);
+  ptx::launch_dependents();
+  ptx::wait_for_previous();
+  const CallWords words = load_call_words(given.f.d.call, given.state);
+  const EarlyIds ids = load_ids(given.f.d.ids, static_cast<int>(threadIdx.x), given.f.d.tokens * given.f.d.layout.topk);
+  CudaWarp w(dynamic_shared, shape);
+  const int tokens = tokens_now(given.f.d.tokens, given.device_tokens);
+  prefetch_first_part(w, given.f.d, tokens);
+  share_params(given.f.d, p.d);
+  share_params(given.f.c, p.c);
+  __syncthreads();
+  fence_entry(w);
+  stage_sending(given.f.d, ids, tokens, dynamic_shared, shape, p.d);
+  if (!begin_block(given.f.d.call, words, given.state, true, p.d.call)) return;
+  if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
+  __syncthreads();
+  const KernelTrace<A> trace(w, p.d.call.device_trace, Event::all_to_all, pack_launch(p.d.call.epoch, given.state, tokens));
+  (void)flat_exchange<A>(w, p, make);
+  A::settle(w);
+}
+
+}  // namespace low_latency
+
+static_assert(sizeof(FlatParams) <= kStaticShared && sizeof(CudaFlat) <= 4096);
+
+/// Once per device and function, before any rank waits for another: loads the kernels and lets them have all shared memory.
+template <class Make>
+gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
+  const int most = most_low_latency_shared(limits);
+  const gpu::Status status = gpu::allow_shared(low_latency::flat_kernel<CudaLanes, FlatParams, Make>, most);
+  return status != gpu::kOk ? status : gpu::allow_shared(low_latency::flat_kernel<CudaLanesTraced, FlatParams, Make>, most);
+}
+
+/// Enqueues.
+template <class Make>
+gpu::Status launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
+  const bool traced = p.f.d.call.device_trace.records != nullptr;
+  return gpu::launch(traced ? low_latency::flat_kernel<CudaLanesTraced, FlatParams, Make>
+                            : low_latency::flat_kernel<CudaLanes, FlatParams, Make>,
+                     grid_of(blocks, shape, limits.dependent_launches), stream, p, shape, make);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every kernel of low-latency mode does before its protocol begins, and the shape of its launch.
+#pragma once
+
+#include <type_traits>
+
+#include "arch/cuda/cuda_traced.cuh"
+#include "exchange/gpu/frame.cuh"
+#include "exchange/low_latency/flat_launch.hpp"
+#include "protocol/low_latency_dispatch.hpp"
+
+namespace switchyard::detail {
+
+/// Ids and sets of tokens in the block's shared memory.
+struct SharedIds {
+  uint32_t ids = 0;
+
+  SWITCHYARD_FN int32_t operator()(int f) const {
+    return static_cast<int32_t>(ptx::load_shared(ids + static_cast<uint32_t>(f) * 4));
+  }
+};
+struct SharedSets : TokenSets {
+  static constexpr SWITCHYARD_FN bool ready() { return true; }
+  SWITCHYARD_FN int count(int32_t expert, int tokens) const {
+    const uint32_t set = ptx::shared_address(sets) + static_cast<uint32_t>(expert * words) * 4;
+    return count_in([set](int i) { return ptx::load_shared(set + static_cast<uint32_t>(i) * 4); }, tokens);
+  }
+};
+
+/// What publish_entry needs, while other warps ask for what the call begins with.
+__device__ inline void fence_entry(const CudaWarp& w) {
+  if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
+}
+
+/// All threads: copies the host's parameters to a block's shared memory. P may have a layout and a place of scales of its own.
+template <class Given, class P>
+__device__ void share_params(const Given& given, P& p) {
+  copy_to_shared(given, static_cast<Given&>(p));
+  if constexpr (!std::is_same_v<P, Given>) {
+    copy_to_shared(given.layout, static_cast<LowLatencyLayout&>(p.layout));
+    if constexpr (requires { p.scale_place; }) copy_to_shared(given.scale_place, static_cast<ScalePlace&>(p.scale_place));
+  }
+}
+
+/// The first ids of a block's copy, as they lie in memory, in its threads: two each, asked for long before they are used.
+struct EarlyIds {
+  static constexpr int kEach = 2;
+  int64_t raw[kEach];
+};
+/// This thread's ids from `first` on, of `count`; -1 behind them. All are under way before one is looked at.
+__device__ inline EarlyIds load_ids(const IdReader& given, int first, int count) {
+  EarlyIds ids{{-1, -1}};
+  const auto step = static_cast<int>(blockDim.x);
+  if (given.is_int64) {
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a)
+      if (first + a * step < count) ids.raw[a] = static_cast<const int64_t*>(given.ids)[first + a * step];
+  } else {
+    int32_t narrow[EarlyIds::kEach] = {-1, -1};
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a)
+      if (first + a * step < count) narrow[a] = static_cast<const int32_t*>(given.ids)[first + a * step];
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a) ids.raw[a] = narrow[a];
+  }
+  return ids;
+}
+
+/// Bytes of the ids of `routes` routes in a block's shared memory, and of the sets of `tokens` tokens behind them.
+SWITCHYARD_FN inline int staged_id_bytes(int routes) { return ((routes > 0 ? routes : 1) * 4 + 15) / 16 * 16; }
+SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
+  return int64_t{experts} * TokenSets::words_for(tokens) * 4;
+}
+
+/// Each thread's ids into the block's copy; they are read many times, and memory is a microsecond away. f(id, route) for each.
+/// All threads of a block, before a barrier. `early`: load_ids of at least as many.
+template <class F>
+__device__ void stage_ids(const IdReader& given, EarlyIds early, int count, int32_t* copy, F&& f) {
+  const auto step = static_cast<int>(blockDim.x);
+#pragma unroll 1  // code from memory is slower than the loop
+  for (int route = static_cast<int>(threadIdx.x); route < count;) {
+#pragma unroll
+    for (int a = 0; a < EarlyIds::kEach; ++a, route += step) {
+      if (route >= count) continue;
+      const int32_t id = given.expert_of(early.raw[a]);
+      copy[route] = id;
+      f(id, route);
+    }
+    if (route < count) early = load_ids(given, route, count);
+  }
+}
+
+/// All threads of a block, before stage_sending with a barrier between: no token chooses any expert yet.
+__device__ inline void clear_sets(const LowLatencyDispatchParams& given, std::byte* shared, const CudaShape& shape) {
+  if (shape.block_bytes == 0 || !given.with_places) return;
+  const int at = staged_id_bytes(given.tokens * given.layout.topk);
+  auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + at);
+#pragma unroll 1
+  for (unsigned i = threadIdx.x; i < (shape.block_bytes - static_cast<unsigned>(at)) / 4; i += blockDim.x) sets[i] = 0;
+}
+
+/// All threads of a block, before a barrier: the ids that a call sends and the sets of tokens that choose each expert, with the
+/// T of this launch, in the block's shared memory from shape.block_at() on, if there is room. p reads these from then on.
+template <class P>
+__device__ void stage_sending(const LowLatencyDispatchParams& given, const EarlyIds& early, int tokens, std::byte* shared,
+                              const CudaShape& shape, P& p) {
+  const bool staged = shape.block_bytes > 0;
+  auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
+  auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + staged_id_bytes(given.tokens * given.layout.topk));
+  const int words = TokenSets::words_for(given.tokens);
+  if (staged) {
+    const uint32_t sets_at = ptx::shared_address(sets);
+    stage_ids(given.ids, early, tokens * given.layout.topk, copy, [&](int32_t id, int route) {
+      if (!p.with_places || id < 0) return;
+      const uint32_t t = given.layout.by_topk.quotient(static_cast<uint32_t>(route));
+      ptx::or_shared(sets_at + (static_cast<uint32_t>(id * words) + t / 32) * 4, 1u << t % 32);
+    });
+  }
+  if (threadIdx.x != 0) return;
+  p.tokens = tokens;
+  if (!staged) return;
+  if constexpr (std::is_same_v<decltype(p.ids), SharedIds>)
+    p.ids = {ptx::shared_address(copy)};
+  else
+    p.ids = {copy, false, given.ids.experts};
+  static_cast<TokenSets&>(p.sets) = {sets, words};
+}
+
+/// Each warp: the rows that it will send first are on their way while the call begins.
+__device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDispatchParams& p, int tokens) {
+  const Sender me(w, p);
+  const int t = p.layout.token_of(w.block() + me.team * w.num_blocks());
+  if (me.team >= p.teams || t >= tokens) return;
+  constexpr int kLine = 128;
+  const int element = static_cast<int>(dtype_bytes(p.src_type)), lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int begin = me.part * p.part_columns * element, end = min(begin + p.part_columns * element, p.src_row_bytes);
+  const std::byte* row = p.x + int64_t{t} * p.src_row_bytes;
+  if (p.weights != nullptr && lane == 0) ptx::prefetch(p.weights + t * p.layout.topk);
+  SWITCHYARD_ROLLED
+  for (int b = begin + lane * kLine; b < end; b += kLanes * kLine) ptx::prefetch(row + b);
+}
+
+/// Each block's first warp, and each warp for itself: what a combine reads first is on its way. What a warp returns is known
+/// beforehand if all ranks sent all tokens that they may; if not, nothing is lost.
+__device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatencyCombineParams& c) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  if (w.warp() == 0 && lane == 0) {
+    ptx::prefetch(c.source_tokens);
+    ptx::prefetch(c.own);
+    ptx::prefetch(c.rows_of_expert);
+  }
+  if (c.order != CombineOrder::per_rank || lane != 0) return;
+  const ItemPiece at = split_index(spread_index(w), c.layout);
+  if (at.item < c.layout.rows_per_expert()) ptx::prefetch(c.routes + at.item * c.layout.topk);
+}
+
+/// Which dispatch filled what a combine sums, in one thread of each block, which asks for it early, with load_call_words.
+__device__ inline uint64_t load_combined(const LowLatencyCombineParams& given) {
+  const bool known = threadIdx.x == 0 && given.own != nullptr;  // warm_up_low_latency_kernels gives none
+  return known ? ptx::load_relaxed<Scope::device>(&given.own->call) : 0;
+}
+
+inline constexpr int64_t kStaticShared = 3072;  ///< parameters
+inline int most_low_latency_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes - kStaticShared); }
+
+inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< of a warp: rows of a message's entries
+
+/// With room for the ids of `tokens` tokens and for their sets, unless `experts` is 0, if there is.
+inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits) {
+  CudaShape shape{warps, 0, 0, kScratch};
+  const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts), 16);
+  if (shape.shared_bytes() + bytes + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(bytes);
+  return shape;
+}
+
+}  // namespace switchyard::detail

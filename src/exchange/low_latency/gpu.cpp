@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "exchange/gpu/call_order.hpp"
+#include "exchange/low_latency/impl.hpp"
+#include "exchange/low_latency/launch.hpp"
+#include "heap/gpu/device_guard.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// Memory on `device`, which is current when it is made.
+struct MemoryOnDevice final : MemoryHolder {
+  int device;
+  DeviceMemory memory;
+  std::shared_ptr<DeviceGraves> graves;
+  MemoryOnDevice(int on, size_t bytes, gpu::Stream stream, std::shared_ptr<DeviceGraves> later)
+      : device(on), memory(bytes, stream), graves(std::move(later)) {}
+  MemoryOnDevice(const MemoryOnDevice&) = delete;
+  MemoryOnDevice& operator=(const MemoryOnDevice&) = delete;
+  ~MemoryOnDevice() override {
+    if (in_driver_callback()) {  // the last of its graphs is gone
+      graves->bury(std::move(memory));
+      return;
+    }
+    try {
+      const DeviceGuard guard(device);
+      memory = DeviceMemory();
+    } catch (const Error&) {
+      // Without a context, as in a forked child, nothing is left to free.
+    }
+  }
+};
+
+struct CudaLowLatencyBlock final : LowLatencyBlock {
+  std::shared_ptr<void> memory;
+};
+
+class CudaLowLatency final : public LowLatencyImpl {
+ public:
+  CudaLowLatency(Group& group, CudaRank& gpu, const LowLatencyConfig& c) : LowLatencyImpl(group, c), gpu_(gpu) {
+    construct([&] {
+      const DeviceGuard guard(gpu_.device());
+      const bool one_each = layout_.max_units() <= gpu_.max_blocks();  // a message per block
+      const int64_t columns = one_each ? kPartColumns : 2 * kPartColumns;
+      const int64_t parts = (config.hidden + columns - 1) / columns;
+      const auto of = [&](int warps) {
+        return senders(static_cast<int>(std::clamp<int64_t>(warps - 2, 1, parts)), warps);  // two have no part: entries, counts
+      };
+      dispatch_senders_ = of(warps_or(tuned_.dispatch_warps));
+      flat_senders_ = of(warps_or(tuned_.warps));
+      initialize();
+    });
+  }
+
+  ~CudaLowLatency() override {
+    try {
+      const DeviceGuard guard(gpu_.device());
+      order_.reset();
+      gpu_.let_go(std::move(state_));
+    } catch (const Error&) {
+      // Without a context nothing is left to free.
+    }
+  }
+
+  CallStatistics last_call() override {
+    const DeviceGuard guard(gpu_.device());
+    return order_->statistics();
+  }
+
+ private:
+  // 16 in each lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps send
+  // one, the others another.
+  static constexpr int64_t kPartColumns = 512;
+
+  /// Per block of a launch.
+  static int warps_or(int tuned) { return tuned > 0 ? tuned : kLowLatencyWarps; }
+
+  void initialize() {
+    state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
+    const LowLatencyState initial{epoch_before(first_epoch_), 0};
+    const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
+    std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
+    check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
+    check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, gpu_.copy_stream()), "flags");
+    layout_.for_each_telling([&](int64_t offset, int64_t bytes) {
+      check_cuda(gpu::fill(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
+    });
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "flags");
+    order_.emplace(gpu_);
+  }
+
+  std::shared_ptr<LowLatencyBlock> allocate_output() override {
+    auto block = std::make_shared<CudaLowLatencyBlock>();
+    block->memory = allocate(static_cast<size_t>(carve_output(nullptr, layout_, scales_, rank()).bytes));
+    block->tables = carve_output(static_cast<std::byte*>(block->memory.get()), layout_, scales_, rank());
+    return block;
+  }
+
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    const DeviceGuard guard(gpu_.device());
+    gpu_.graves().clear();
+    auto owner = std::make_shared<MemoryOnDevice>(gpu_.device(), bytes, gpu_.copy_stream(), gpu_.shared_graves());
+    gpu_.holders().remember(owner->memory.as<void>(), bytes, owner);
+    return {owner, owner->memory.as<void>()};
+  }
+
+  void check_pointer(const char* name, const void* p, size_t alignment) const override {
+    gpu_.check_pointer(name, p, alignment);
+  }
+  void check_sms(const char* name, int num_sms) const override { gpu_.check_sms(name, num_sms); }
+
+  void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, Halves halves) override {
+    const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller's again by then
+    const int warps = warps_or(tuned_.dispatch_warps);
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call,
+            {p.own}, [&](int blocks, gpu::Stream stream) {
+              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
+                                 blocks, gpu_.limits_of_call(o.num_sms), stream);
+            });
+  }
+  void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, Halves halves) override {
+    const int warps = warps_or(tuned_.combine_warps);
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.combine_sms, gpu_.max_blocks()), warps, Operation::combine, p.call,
+            {p.own, p.y}, [&](int blocks, gpu::Stream stream) {
+              launch_low_latency(CudaLowLatencyCombine{p, state_.as<LowLatencyState>(), warps}, launched(halves), blocks,
+                                 gpu_.limits_of_call(o.num_sms), stream);
+            });
+  }
+  void run(FlatParams& p, const AllToAllOptions& o) override {
+    const int warps = warps_or(tuned_.warps);
+    enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
+            {p.d.x, p.c.out}, [&](int blocks, gpu::Stream stream) {
+              p.c.call = p.d.call;
+              const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
+              if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), stream);
+              const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
+              check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), stream), "all-to-all kernel of a row function");
+            });
+  }
+  void check_row_function(const RowFunctionBase& given) const override {
+    const auto& f = static_cast<const CudaRowFunction&>(given);
+    if (f.abi != CudaRowFunction::kAbi)
+      invalid("AllToAllOptions::row_function was compiled against the headers of another version: compile it again");
+    if (f.device != gpu_.device())
+      invalid("AllToAllOptions::row_function was made for GPU " + std::to_string(f.device) + ", this rank's GPU is " +
+              std::to_string(gpu_.device()) + ": the GPU must be current when row_function_on_gpu is called");
+  }
+  static LaunchedHalves launched(Halves halves) { return {halves != Halves::receive, halves != Halves::send}; }
+
+  unsigned long long capture_id(void* stream) const override {
+    const DeviceGuard guard(gpu_.device());
+    const CaptureState capture = capture_of(static_cast<gpu::Stream>(stream));
+    return capture.active ? capture.id : 0;
+  }
+
+  /// `used`: addresses in memory that this library may have made, which then belongs to the graph of a captured call.
+  template <class Launch>
+  void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
+               std::initializer_list<const void*> used, Launch&& launch) {
+    const DeviceGuard guard(gpu_.device());
+    auto* stream = static_cast<gpu::Stream>(given);
+    context = gpu_.context(bounded_ns(group_.options.timeout), operation);
+    context.moved = order_->moved();
+    const CallStream at = order_->begin(stream);
+    if (at.capture.active)
+      for (const void* p : used)
+        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(p)) keep_in_graph(holder, at.capture.graph);
+    launch(blocks, stream);
+    order_->end(at, blocks * warps);
+  }
+
+  CudaRank& gpu_;
+  DeviceMemory state_;
+  std::optional<CallOrder> order_;
+};
+
+}  // namespace
+
+std::unique_ptr<LowLatencyImpl> LowLatencyImpl::make_on_gpu(Group& group, const LowLatencyConfig& config) {
+  return std::make_unique<CudaLowLatency>(group, rank_of(group), config);
+}
+
+}  // namespace switchyard::detail

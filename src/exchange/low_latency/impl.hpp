@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backends of low-latency mode share: the virtual interface behind LowLatencyExchange, its checks, and what its
+// parameters and outputs are.
+#pragma once
+
+#include <memory>
+
+#include "exchange/group/exchange_base.hpp"
+#include "protocol/flat_exchange.hpp"
+#include "protocol/low_latency_dispatch.hpp"
+#include "switchyard/low_latency.hpp"
+
+namespace switchyard::detail {
+
+/// Of LowLatencyConfig.
+inline constexpr int64_t kMostHidden = int64_t{1} << 20;
+
+/// Throws invalid_argument naming the field.
+void check_config(const LowLatencyConfig& config, int world);
+/// Of rows as they travel.
+inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
+LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
+ScalePlace scale_place(const LowLatencyConfig& config, int world);
+uint64_t config_hash(const LowLatencyConfig& config);
+
+/// Parts of an output's memory.
+struct LowLatencyTables {
+  std::byte* rows = nullptr;
+  std::byte* scales = nullptr;
+  int32_t* rows_of_expert = nullptr;
+  int64_t* source_range = nullptr;
+  int64_t* row_source = nullptr;
+  LowLatencyRoute* routes = nullptr;
+  int64_t* source_tokens = nullptr;
+  int32_t* own_ids = nullptr;
+  float* own_weights = nullptr;
+  OwnDispatch* own = nullptr;
+  int64_t bytes = 0;
+};
+/// Carves `base`, or only counts the bytes if it is null.
+LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank);
+
+/// Memory of an output; a backend derives what frees it.
+struct LowLatencyBlock {
+  LowLatencyBlock() = default;
+  LowLatencyBlock(const LowLatencyBlock&) = delete;
+  LowLatencyBlock& operator=(const LowLatencyBlock&) = delete;
+  virtual ~LowLatencyBlock() = default;
+  LowLatencyTables tables;
+  uint64_t config_hash = 0;
+  int rank = 0, world = 0;
+  int64_t tokens = -1;   ///< of the last dispatch, or their bound; -1: none yet
+  bool pending = false;  ///< of a split call that has not been received
+};
+
+class LowLatencyImpl : protected ExchangeBase {
+ public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
+  virtual ~LowLatencyImpl() {
+    if (pending_block_) pending_block_->pending = false;
+  }
+  template <class A>
+  static std::unique_ptr<LowLatencyImpl> make_on_cpu(Group& group, const LowLatencyConfig& config);  // cpu.cpp
+  static std::unique_ptr<LowLatencyImpl> make_on_gpu(Group& group, const LowLatencyConfig& config);  // gpu.cpp
+  LowLatencyImpl(const LowLatencyImpl&) = delete;
+  LowLatencyImpl& operator=(const LowLatencyImpl&) = delete;
+
+  LowLatencyOutput make_output();
+  LowLatencyRows make_rows(DType type);
+  /// `split`: only the sending half; a receive() must follow.
+  void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
+                bool split);
+  void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
+               bool split);
+  void all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options);
+  /// The hook of the last split call.
+  ReceiveHook receive_hook();
+  virtual CallStatistics last_call() = 0;
+
+  const LowLatencyConfig config;
+
+ protected:
+  LowLatencyImpl(Group& group, const LowLatencyConfig& c);
+
+  enum class Halves { both, send, receive };
+  /// Everything but the call context has been filled in and checked.
+  virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, Halves halves) = 0;
+  virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, Halves halves) = 0;
+  virtual void run(FlatParams& p, const AllToAllOptions& options) = 0;
+  virtual std::shared_ptr<LowLatencyBlock> allocate_output() = 0;
+  /// Private memory of this backend.
+  virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
+  /// Backends that know about memory check addresses here. `alignment` in bytes.
+  virtual void check_pointer(const char*, const void*, size_t) const {}
+  virtual void check_sms(const char*, int) const {}
+  /// Of the capture of `stream` (CUDA), or 0.
+  virtual unsigned long long capture_id(void*) const { return 0; }
+  /// One for this backend.
+  virtual void check_row_function(const RowFunctionBase&) const {}
+  /// Bytes of scratch that a warp needs on the CPU: for a row of a part or a piece, or for places.
+  int64_t scratch_bytes() const;
+  /// Of rows in the caller's memory, in bytes: 16, or what their odd size leaves.
+  size_t row_alignment(DType type) const {
+    const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
+    return row % 16 == 0 ? 16 : dtype_bytes(type);
+  }
+  /// Of all that ranks must agree on: the config, and how rows are cut if it leaves that open.
+  uint64_t hash() const { return mix_hash(config_hash(config), static_cast<uint64_t>(layout_.piece_columns)); }
+  /// Lays the symmetric region out for rows in so many pieces; 0: as many as the library chooses without a tuning.
+  void cut_rows(int pieces);
+  /// How the warps of a block send messages; see LowLatencyDispatchParams.
+  struct Senders {
+    int parts = 1, part_columns = 0, teams = 1;
+  };
+  /// Lets up to `most` of a block's `warps`, with channels for each, send a message together; 1: blocks need no barrier.
+  Senders senders(int most, int warps) const;
+  /// The whole of every constructor. `build` finds `layout_` at its place in the heap.
+  void construct(const std::function<void()>& build);
+
+  TuningValues tuned_;  ///< of low-latency mode; `sms` and `warps`: of the flat exchange
+  LowLatencyLayout layout_;
+  ScalePlace scales_;
+  Senders dispatch_senders_, flat_senders_;
+
+ private:
+  void choose_shape();  ///< from the configuration, which it checks, and the tuning in force
+  void check_tokens(const ConstRows& x, const ExpertIds& ids) const;
+  void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
+                      const LowLatencyDispatchOptions& options) const;
+  /// What is sent, and where to.
+  LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
+  void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
+                     const LowLatencyCombineOptions& options) const;
+  void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
+  void check_row_function(const AllToAllOptions& options) const;
+  /// That rows of it can be combined.
+  void check_combined(DType type, const char* name) const;
+  void check_output(const LowLatencyOutput& output) const;
+  void check_idle(const char* operation) const;
+  void receive(uint64_t call);
+
+  // A split call that has not been received.
+  enum class Pending { none, dispatch, combine };
+  void keep_pending(Pending what, const LowLatencyOutput& output, void* stream);
+  Pending pending_ = Pending::none;
+  unsigned long long pending_capture_ = 0;
+  std::shared_ptr<LowLatencyBlock> pending_block_;  ///< its output's memory
+  uint64_t split_calls_ = 0;
+  LowLatencyDispatchParams pending_dispatch_;
+  LowLatencyCombineParams pending_combine_;
+  LowLatencyDispatchOptions dispatch_options_;
+  LowLatencyCombineOptions combine_options_;
+};
+
+}  // namespace switchyard::detail

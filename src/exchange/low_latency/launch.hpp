@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of low-latency mode, as the host sees them. Every function enqueues on `stream` of the current device and returns
+// without waiting; failures of the launch throw Error(system).
+#pragma once
+
+#include "exchange/low_latency/flat_launch.hpp"
+#include "protocol/low_latency_dispatch.hpp"
+
+namespace switchyard::detail {
+
+struct CudaLowLatencyDispatch {
+  LowLatencyDispatchParams d;  ///< all but the epoch
+  LowLatencyState* state = nullptr;
+  const int32_t* device_tokens = nullptr;
+  int warps = kLowLatencyWarps;  ///< of this launch
+};
+struct CudaLowLatencyCombine {
+  LowLatencyCombineParams c;  ///< all but the epoch
+  LowLatencyState* state = nullptr;
+  int warps = kLowLatencyWarps;  ///< of this launch
+};
+
+/// Which halves of a call a launch does. The one with the receiving half ends the call.
+struct LaunchedHalves {
+  bool send = true, receive = true;
+};
+
+inline void set_idle(LaunchedHalves& halves, const IdleCall&) { halves = {true, false}; }
+
+void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
+                        gpu::Stream stream);
+void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
+                        gpu::Stream stream);
+
+}  // namespace switchyard::detail

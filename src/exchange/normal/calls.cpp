@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of normal mode, in the order in which things happen: checks, signature, sizes, offers, movement, delivery. What
+// only one backend can say or do is a virtual function of NormalImpl.
+#include <string>
+
+#include "exchange/group/enum_checks.hpp"
+#include "exchange/normal/impl.hpp"
+
+namespace switchyard::detail {
+
+void NormalImpl::throw_pool_exhausted(size_t bytes, const std::string& state) const {
+  throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": the output pool has no room for " +
+                                             std::to_string(bytes) + " bytes: " + state +
+                                             " (destroy outputs, or raise NormalConfig::pool_bytes)");
+}
+
+DispatchOptions NormalImpl::resolved(DispatchOptions o) const {
+  if (o.size == SizePolicy::automatic) o.size = counts_at_ == CountsAt::host ? SizePolicy::exact : SizePolicy::worst_case;
+  return o;
+}
+
+NormalImpl::Extent NormalImpl::extent_of(const HandleData& h) const {
+  return counts_at_ == CountsAt::host ? Extent{h.rows, h.num_records} : Extent{h.rows_allocated, h.records_allocated};
+}
+
+// ---- dispatch ----
+
+std::shared_ptr<HandleData> NormalImpl::new_handle(Call& call, const ExpertIds& ids, const DispatchOptions& o,
+                                                   std::exception_ptr& error) {
+  std::shared_ptr<HandleData> h = make_handle(call, ids.tokens, error);
+  h->layout = config.layout;
+  h->alignment = config.expert_alignment;
+  h->rank = rank();
+  h->topk = config.topk;
+  h->tokens = ids.tokens;
+  h->max_tokens = config.max_tokens;
+  h->hidden = config.hidden;
+  h->reports_drops = o.overflow == Overflow::drop_and_report;
+  h->counts.world = world();
+  h->counts.experts = config.num_experts;
+  h->map = ExpertMap{config.num_experts, world()};
+  h->rows = -1;
+  return h;
+}
+
+void NormalImpl::choose_sizes(const DispatchOptions& o, HandleData& h) const {
+  if (o.size == SizePolicy::exact) {
+    h.rows_allocated = h.rows;
+    h.records_allocated = h.num_records;
+    return;
+  }
+  h.rows_allocated = o.size == SizePolicy::capacity ? capacity_of(o) : worst_case_rows(config, world());
+  h.records_allocated = config.layout == Layout::rank_major ? h.rows_allocated : world() * config.max_tokens;
+}
+
+void NormalImpl::offer(Call& call, Dispatch& d) {
+  d.place.signature = call.signature;
+  d.place.dispatch.rows_allocated = d.output().rows;
+  d.place.dispatch.records_allocated = d.records().records;
+  // A rank without tokens has no weights to pass: whether weights travel is decided by the ranks that have some.
+  d.place.dispatch.sends_weights = d.weights != nullptr && d.handle->tokens > 0 ? 1 : 0;
+  try {
+    if (d.error) std::rethrow_exception(d.error);
+    take_output(call, d);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::pool_exhausted) throw;
+    d.error = std::current_exception();
+    d.place.status = static_cast<uint64_t>(error.code());
+  }
+}
+
+Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
+  group_.check_usable("dispatch");
+  const DispatchOptions o = resolved(given);
+  check_ids(ids);
+  const RowFormat format = check_rows(x, o, ids.tokens);
+  const std::unique_ptr<Call> call = begin({Operation::dispatch,
+                                            "DispatchOptions",
+                                            o.stream,
+                                            o.num_sms,
+                                            ids.tokens,
+                                            {{"x.data", x.data, 16},
+                                             {"x.scales", x.scales, 16},
+                                             {"ids.data", ids.data, ids.is_int64 ? size_t{8} : 4},
+                                             {"weights", weights, 4},
+                                             {"DispatchOptions::device_tokens", o.device_tokens, 4}}});
+  const bool sized_by_counts = o.size == SizePolicy::exact, bounded = o.size == SizePolicy::capacity;
+  if (sized_by_counts && call->captured)
+    throw Error(ErrorCode::unsupported,
+                "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
+  call->signature = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                                                    static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
+                                                    static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+  Dispatch d(x, format, o, weights);
+  d.fresh = new_handle(*call, ids, o, d.error);
+  d.handle = d.fresh;
+  const Routing routing{ids, weights, bounded ? capacity_of(o) : kNoBound, bounded && o.overflow == Overflow::fail, o};
+  if (!sized_by_counts) {
+    choose_sizes(o, *d.fresh);
+    offer(*call, d);
+  }
+  plan(*call, routing, *d.fresh, sized_by_counts ? nullptr : &d.place);
+  if (sized_by_counts) {
+    if (!await_counts(*call, *d.fresh, d.error)) {
+      end(*call);
+      rethrow_agreed(d.error);
+    }
+    choose_sizes(o, *d.fresh);
+    offer(*call, d);
+  }
+  return finish(*call, d);
+}
+
+Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
+  group_.check_usable("cached dispatch");
+  const DispatchOptions o = resolved(given);
+  check_handle(handle);
+  const RowFormat format = check_rows(x, o, handle.data().tokens);
+  const std::unique_ptr<Call> call = begin({Operation::cached_dispatch,
+                                            "DispatchOptions",
+                                            o.stream,
+                                            o.num_sms,
+                                            x.rows,
+                                            {{"x.data", x.data, 16}, {"x.scales", x.scales, 16}}});
+  Dispatch d(x, format, o);
+  d.handle = use_handle(*call, handle);
+  call->signature = signature(Operation::cached_dispatch,
+                              {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
+                               static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)},
+                              d.handle.get());
+  offer(*call, d);
+  Dispatched out = finish(*call, d);
+  out.handle = handle;
+  return out;
+}
+
+Dispatched NormalImpl::finish(Call& call, Dispatch& d) {
+  move(call, d, move_shape(d));
+  end(call);
+  if (d.error) rethrow_agreed(d.error);
+  return deliver(d);
+}
+
+Dispatched NormalImpl::deliver(const Dispatch& d) const {
+  const HandleData& h = *d.handle;
+  const HandleArrays a = arrays_of(h);
+  const OutputLayout layout = d.output();
+  const auto span = [](const auto* data, int64_t size) { return std::span(data, data ? static_cast<size_t>(size) : 0); };
+  const int64_t rows = h.rows_allocated, here = h.map.count(h.rank);
+  std::byte* const block = d.rows->data;
+  Dispatched out;
+  out.rows = h.rows;
+  out.x = Rows{block,
+               layout.rows,
+               config.hidden,
+               d.format.type,
+               d.format.scale_bytes && block ? block + layout.scales_at() : nullptr,
+               d.format.scales};
+  if (h.layout == Layout::rank_major) {
+    out.topk_ids = span(a.record_route, rows * h.topk);
+    out.topk_weights = span(a.record_weight, rows * h.topk);
+    out.source_token = span(a.record_token, rows);
+  } else {
+    out.row_source = span(a.row_source, rows);
+    out.row_weights = span(a.row_weight, rows);
+    out.expert_first_row = span(a.first_row, here);
+  }
+  out.tokens_per_expert = span(a.kept, here);
+  out.aligned_per_expert = span(a.aligned, here);
+  if (h.reports_drops) {
+    out.dropped = span(a.dropped, h.tokens * h.topk);
+    out.dropped_per_source = span(a.dropped_here, here * world());
+  }
+  out.block = d.rows;
+  out.handle = Handle(d.handle);
+  return out;
+}
+
+// ---- combine ----
+
+void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
+  group_.check_usable("combine");
+  check_combine(y, handle, out, o, out_weights);
+  const std::unique_ptr<Call> call = begin({Operation::combine,
+                                            "CombineOptions",
+                                            o.stream,
+                                            o.num_sms,
+                                            handle.data().tokens,
+                                            {{"y.data", y.data, 16},
+                                             {"out", out, 16},
+                                             {"CombineOptions::weights", o.weights, 4},
+                                             {"CombineOptions::bias[0]", o.bias[0], 16},
+                                             {"CombineOptions::bias[1]", o.bias[1], 16},
+                                             {"out_weights", out_weights, 4}}});
+  const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
+  // That some ranks gave weights and others did not is found by the counts where the host knows them: a rank without rows need
+  // not give any. Elsewhere the signature finds it.
+  const int64_t weights_given = counts_at_ == CountsAt::device && o.weights != nullptr ? 1 : 0;
+  call->signature = signature(
+      Operation::combine,
+      {static_cast<int64_t>(y.dtype), static_cast<int64_t>(o.order), int64_t{o.apply_weights}, weights_given}, h.get());
+  const SumShape shape = sum_shape(y, *h, out, o, out_weights);
+  std::vector<std::shared_ptr<OutputBlock>> held;
+  std::exception_ptr error;
+  const SumStaging staging = stage(*call, *h, shape, held, error);
+  sum(*call, *h, shape, o, staging, error);
+  end(*call);
+  if (error) rethrow_agreed(error);
+}
+
+SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& shape,
+                             std::vector<std::shared_ptr<OutputBlock>>& held, std::exception_ptr& error) {
+  SumStaging s;
+  s.place.signature = call.signature;
+  const bool expert_major = h.layout == Layout::expert_major,
+             per_route = expert_major && shape.order == CombineOrder::per_route;
+  if (!per_route) s.place.pull.gives_weights = shape.weights_in ? 1 : 0;
+  if (through_rings()) return s;  // rows pass through the rings from wherever they lie
+  const Extent extent = extent_of(h);
+  const bool reduces = expert_major && !per_route;
+  const Registration* const registered =
+      reduces ? nullptr : group_.registration_of(shape.y, static_cast<size_t>(extent.rows * shape.row_bytes));
+  const bool in_place = !reduces && (call.context.heap.contains(shape.y) || registered);
+  const bool pushes = per_route && (!in_place || call.pushes_anyway);
+  const int64_t staged_rows = reduces ? extent.records : in_place || per_route ? 0 : extent.rows;
+  const auto take = [&](int64_t bytes, uint64_t& offset) {
+    held.push_back(allocate(call, static_cast<size_t>(bytes), Content::staging));
+    offset = held.back()->offset;
+    return held.back()->data;
+  };
+  try {
+    if (staged_rows > 0) {
+      s.staged = take(staged_rows * shape.row_bytes, s.place.rows);
+    } else if (registered) {
+      s.place.rows = static_cast<uint64_t>(shape.y - registered->data);
+      s.place.memory = 1 + static_cast<uint64_t>(registered->slot);
+      s.distances = registered->distances;
+    } else if (in_place) {
+      s.place.rows = static_cast<uint64_t>(shape.y - call.context.heap.base[rank()]);
+    }
+    if (per_route && world() > 1 && h.tokens > 0) s.inbox = take(h.tokens * h.topk * shape.row_bytes, s.place.route.inbox);
+    if (shape.weights_in && extent.records > 0)
+      s.weights_staged = reinterpret_cast<float*>(take(extent.records * h.topk * 4, s.place.pull.weights));
+    s.reduce_here = reduces;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::pool_exhausted) throw;
+    error = std::current_exception();
+    s.place.status = static_cast<uint64_t>(e.code());
+    s.staged = nullptr;
+    s.weights_staged = nullptr;
+  }
+  // Rows of routes that their owners can read where they are stay there: one read instead of two and a write.
+  if (per_route)
+    s.place.route.in_place = pushes ? 0 : 1;
+  else
+    s.place.pull.ready = s.staged || s.weights_staged || s.reduce_here ? 0 : 1;
+  return s;
+}
+
+RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowStream& stream) {
+  group_.check_usable("allocate_rows");
+  check_handle(handle);
+  check_combining_type("allocate_rows: type", type);
+  const int64_t rows = extent_of(handle.data()).rows;
+  std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows * config.hidden) * dtype_bytes(type));
+  const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
+  return RowBuffer(std::move(block), view);
+}
+
+// ---- what ranks compare of a call, and what kernels are told of what the caller gave ----
+
+uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h) const {
+  uint64_t hash = mix_hash(config_hash(config), static_cast<uint64_t>(op));
+  for (const int64_t v : values) hash = mix_hash(hash, static_cast<uint64_t>(v));
+  return h && counts_at_ == CountsAt::host ? mix_hash(hash, h->identity) : hash;
+}
+
+MoveShape NormalImpl::move_shape(const Dispatch& d) const {
+  const HandleData& h = *d.handle;
+  MoveShape s;
+  s.control = control_;
+  s.x = static_cast<const std::byte*>(d.x.data);
+  s.scales = static_cast<const std::byte*>(d.x.scales);
+  s.weights = d.weights;
+  s.hidden = config.hidden;
+  s.src_row_bytes = d.format.src_row_bytes;
+  s.row_bytes = d.format.row_bytes;
+  s.scale_bytes = d.format.scale_bytes;
+  s.src_type = d.format.src_type;
+  s.quantize = d.format.quantize ? d.format.scales : ScaleKind::none;
+  s.layout = h.layout;
+  s.with_records = d.fresh != nullptr;
+  s.map = h.map;
+  s.topk = h.topk;
+  return s;
+}
+
+SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& o,
+                               float* out_weights) const {
+  SumShape s;
+  s.control = control_;
+  s.layout = h.layout;
+  s.order = o.order;
+  s.type = y.dtype;
+  s.topk = h.topk;
+  s.map = h.map;
+  s.hidden = config.hidden;
+  s.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  s.y = static_cast<const std::byte*>(y.data);
+  s.weights_in = h.layout == Layout::rank_major ? o.weights : nullptr;
+  s.bias[0] = static_cast<const std::byte*>(o.bias[0]);
+  s.bias[1] = static_cast<const std::byte*>(o.bias[1]);
+  s.out = static_cast<std::byte*>(out);
+  s.out_weights = out_weights;
+  return s;
+}
+
+NormalImpl::SumWeights NormalImpl::weights_of(const HandleData& h, const CombineOptions& o, const float* of_records,
+                                              const float* of_routes) {
+  const bool apply = h.layout == Layout::expert_major && o.apply_weights, per_route = o.order == CombineOrder::per_route;
+  return {apply && !per_route ? of_records : nullptr, apply && per_route && !o.weights ? of_routes : nullptr,
+          apply && per_route ? o.weights : nullptr};
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine as a kernel, over blocks of one multiprocessor each: protocol/combine_pull.hpp, combine_sums.hpp, combine_routes.hpp
+// or combine_ring.hpp.
+//
+// Progress: a warp waits for `outputs` of all ranks, its own included, which the last warp of a rank to arrive publishes, and
+// for `pulled` likewise; through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the same
+// time: the launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
+#include "arch/cuda/cuda_traced.cuh"
+#include "base/mix_hash.hpp"
+#include "exchange/normal/frame.cuh"
+#include "protocol/combine_ring.hpp"
+#include "protocol/combine_routes.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// One thread: what the host does not know, into `c`, a copy of given.c.
+__device__ void complete(CombineParams& c, const CudaCombineParams& given, const TablesHeader& header) {
+  c.tokens = header.tokens;
+  c.rows = header.rows;
+  c.num_records = header.num_records;
+  c.place.signature = mix_hash(given.c.place.signature, header.identity);
+  c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
+  c.weights = header.any_weights && given.weights_given == nullptr ? given.weights_of_routes : given.weights_given;
+}
+
+/// One warp, last thing.
+__device__ void end_combine(const CudaCombineParams& given, const CallContext& call, Standing standing, bool moved) {
+  int failed_rank = -1;
+  if (moved)
+    end_call(given.state, call.epoch, standing);
+  else
+    (void)end_unmoved(call, given.words, given.c.control, given.state, standing, given.soft, failed_rank);
+}
+
+/// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
+SWITCHYARD_FN inline bool pushes_rows(const CombineParams& c) {
+  return c.layout == Layout::expert_major && c.order == CombineOrder::per_route;
+}
+
+}  // namespace
+
+namespace normal {
+
+template <class A, bool kPushes>
+__global__ void __launch_bounds__(kSumWarps* kLanes, 1)
+    combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(CombineParams)];
+  __shared__ Standing standing;
+  auto& c = *reinterpret_cast<CombineParams*>(params);
+  copy_to_shared(given.c, c);
+  if (!begin_block(given.c.call, given.words, given.state, c.call, standing, given.header)) return;
+  CudaWarp w(dynamic_shared, shape);
+  const TablesHeader& header = *given.header;
+  if (!takes_part(standing)) return do_nothing(c.call, standing, header, given.state, given.soft);
+  const KernelTrace<A> trace(w, c.call.device_trace, Event::combine, pack_launch(c.call.epoch, given.state, header.tokens));
+  if (threadIdx.x == 0) complete(c, given, header);
+  __syncthreads();
+  if (!(kPushes ? combine_routes<A>(w, c) : combine_in_place<A>(w, c))) return Cuda::settle(w);
+  const bool moved = placements_agree(w, c.call, c.control, c.place.signature);
+  Cuda::settle(w);
+  if (w.index() == 0) end_combine(given, c.call, standing, moved);
+}
+
+template <class A>
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
+    ring_combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ RingParts ring,
+                        const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(RingCombineParams)];
+  __shared__ Standing standing;
+  auto& p = *reinterpret_cast<RingCombineParams*>(params);
+  copy_to_shared(given.c, p.c);
+  if (!begin_block(given.c.call, given.words, given.state, p.c.call, standing, given.header)) return;
+  CudaWarp w(dynamic_shared, shape);
+  const TablesHeader& header = *given.header;
+  if (!takes_part(standing)) return do_nothing(p.c.call, standing, header, given.state, given.soft);
+  const KernelTrace<A> trace(w, p.c.call.device_trace, Event::combine, pack_launch(p.c.call.epoch, given.state, header.tokens));
+  if (threadIdx.x == 0) {
+    complete(p.c, given, header);
+    p.rings = ring.rings;
+    p.streams = ring.streams;
+    p.send_chunk = ring.send_chunk;
+  }
+  __syncthreads();
+  const CallContext& call = p.c.call;
+  if (w.index() == 0) publish_placement<A>(w, call, p.c.control, p.c.place);
+  if (!wait_placements<A>(w, call, p.c.control, Site::placement)) return Cuda::settle(w);
+  const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature);
+  const bool ok = !moves || combine_ring_kernel<A>(w, p);
+  Cuda::settle(w);
+  if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_combine(given, call, standing, moves);
+}
+
+}  // namespace normal
+
+namespace {
+
+// Rows are summed out of registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for chunks of sums.
+constexpr CudaShape shape_of(int warps, int world) {
+  return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
+}
+
+template <class A, bool kPushes>
+const Kernel<const CudaCombineParams, const CudaShape> direct("combine kernel", normal::combine_kernel<A, kPushes>,
+                                                              kSumWarps* kLanes, [](const DeviceLimits&) {
+                                                                return static_cast<int>(
+                                                                    shape_of(kSumWarps, kMaxRanks).shared_bytes());
+                                                              });
+template <class A>
+const Kernel<const CudaCombineParams, const RingParts, const CudaShape> through_rings(
+    "combine kernel", normal::ring_combine_kernel<A>, kMoveWarps* kLanes, [](const DeviceLimits& limits) {
+      return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
+    });
+
+// The kernels that record, if the call is traced.
+const auto& kernel_for(const CudaCombineParams& p) {
+  const bool traced = p.c.call.device_trace.records != nullptr;
+  if (pushes_rows(p.c)) return traced ? direct<CudaTraced, true> : direct<Cuda, true>;
+  return traced ? direct<CudaTraced, false> : direct<Cuda, false>;
+}
+const auto& ring_kernel_for(const CudaCombineParams& p) {
+  return p.c.call.device_trace.records != nullptr ? through_rings<CudaTraced> : through_rings<Cuda>;
+}
+
+}  // namespace
+
+void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, gpu::Stream stream) {
+  const CudaShape shape = shape_of(launch.warps, p.c.call.world());
+  kernel_for(p).launch(grid_of(launch.blocks, shape), stream, p, shape);
+}
+
+void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,
+                         gpu::Stream stream) {
+  const CudaShape shape = move_shape(kMoveWarps, p.c.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
+  ring_kernel_for(p).launch(grid_of(blocks, shape), stream, p, ring, shape);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode on the CPU: the object and the frame of every collective call.
+#include "exchange/normal/cpu.hpp"
+
+#include <string>
+
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+template <class A>
+CpuNormal<A>::CpuNormal(Group& group, const NormalConfig& c) : NormalImpl(group, c, CountsAt::host) {
+  construct([&] { build(); });
+}
+
+template <class A>
+void CpuNormal<A>::build() {
+  const MemoryRequirement need = NormalExchange::memory_required(config, world());
+  rings_ = ring_layout(config, world());
+  const size_t flags = need.control_bytes + static_cast<size_t>(rings_.num_channels > 0 ? rings_.flags_bytes() : 0);
+  heap_offset_ = take_heap(need.total(), flags);
+  control_ = ControlLayout{heap_offset_, world(), config.num_experts};
+  rings_.base = heap_offset_ + need.control_bytes;
+  ring_streams_.resize(static_cast<size_t>(rings_.num_streams()));
+  const size_t pool_at = heap_offset_ + need.control_bytes + need.ring_bytes;
+  pool_ = std::make_shared<OffsetAllocator>(pool_at, pool_at + need.pool_bytes);
+  counts_row_.resize(static_cast<size_t>(control_.counts_row_bytes()));
+  const int64_t staged =
+      round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
+  group_.pool.reserve_scratch(static_cast<size_t>(staged));
+  std::byte* mine = group_.heap->view().base[rank()];
+  set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epochs_.last()));
+  if (rings_.num_channels > 0)
+    set_flags(mine + rings_.base, rings_.flags_bytes(), RingLayout::kLine, flag_word(epochs_.last()));
+}
+
+template <class A>
+CpuNormal<A>::CpuCall::CpuCall(const CallContext& given, const Frame& frame)
+    : name(frame.operation == Operation::combine ? "combine" : "dispatch"),
+      start_ns(Cpu::now_ns()),
+      span(given.tracer, kHostTrack, frame.operation == Operation::combine ? Event::combine : Event::dispatch, frame.tokens) {
+  context = given;
+}
+
+template <class A>
+std::unique_ptr<NormalImpl::Call> CpuNormal<A>::begin(const Frame& frame) {
+  group_.enter(frame.operation, object_);
+  CallContext context = group_.begin_call(frame.operation);
+  context.epoch = epochs_.next();
+  stats_.plan_us = 0;
+  return std::make_unique<CpuCall>(context, frame);
+}
+
+template <class A>
+void CpuNormal<A>::end(Call& call) {
+  const double plan_us = stats_.plan_us;
+  stats_ = sum_moved(group_.moved);
+  stats_.plan_us = plan_us;
+  stats_.total_us = static_cast<double>(Cpu::now_ns() - static_cast<const CpuCall&>(call).start_ns) * 1e-3;
+}
+
+template <class A>
+void CpuNormal<A>::raise(const char* operation) {
+  group_.raise_fault(operation, epochs_.calls());
+}
+
+template <class A>
+void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
+  group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(epochs_.calls()) + ")", rank);
+}
+
+template <class A>
+void CpuNormal<A>::exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
+  bool ok = false;
+  on_one_warp([&](CpuWarp& w) {
+    publish_placement<A>(w, call.context, control_, place);
+    WarpSpan<A> span(w, call.context, Event::wait_placement, -1);
+    ok = wait_placements<A>(w, call.context, control_, Site::placement, &span);
+  });
+  if (!ok) raise(call.name);
+  check_placements(call, own);
+}
+
+template <class A>
+void CpuNormal<A>::check_placements(const CpuCall& call, const std::exception_ptr& own) {
+  const CallContext& context = call.context;
+  if (all_agree(context, control_, call.signature)) return;
+  if (own) rethrow_agreed(own);
+  for (int r = 0; r < world(); ++r) {
+    const Placement& place = *context.heap.local(control_.placement(context.epoch, r));
+    if (place.signature != call.signature || !reachable(context, place)) throw_mismatch(call.name, r);
+    if (place.status != 0)
+      throw AgreedError(static_cast<ErrorCode>(place.status),
+                        std::string(call.name) + " (call " + std::to_string(epochs_.calls()) + "): rank " + std::to_string(r) +
+                            " has no room for its rows (" + to_string(static_cast<ErrorCode>(place.status)) +
+                            "); nothing was moved and the group can be used");
+  }
+}
+
+template <class A>
+std::shared_ptr<CpuBlock> CpuNormal<A>::allocate(size_t bytes) {
+  auto block = std::make_shared<CpuBlock>();
+  if (bytes == 0) return block;  // no rows need no memory, also where the pool is empty or full
+  if (config.staging == Staging::ring) {
+    try {
+      block->owned = buffers_->take(bytes);
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorCode::pool_exhausted, "rank " + std::to_string(rank()) + ": the system has no " + std::to_string(bytes) +
+                                                 " bytes of memory left for rows, which ring staging keeps in private memory; "
+                                                 "free outputs or dispatch fewer tokens at a time");
+    }
+    block->recycler = buffers_;
+    block->data = block->owned.data.get();
+    return block;
+  }
+  const auto offset = pool_->allocate(bytes, 128);
+  if (!offset) {
+    const OffsetAllocator::Usage u = pool_->usage();
+    throw_pool_exhausted(bytes, std::to_string(u.used) + " of " + std::to_string(u.capacity) +
+                                    " are in use, the largest free block has " + std::to_string(u.largest_free));
+  }
+  block->pool = pool_;
+  block->offset = *offset;
+  block->data = group_.heap->view().base[rank()] + *offset;
+  return block;
+}
+
+template <class A>
+void CpuNormal<A>::take_output(Call&, Dispatch& d) {
+  const OutputLayout layout = d.output();
+  d.rows = allocate(static_cast<size_t>(layout.bytes() + d.records().bytes()));
+  d.place.rows = d.rows->offset;
+  d.place.dispatch.records = d.rows->offset + static_cast<uint64_t>(layout.bytes());
+}
+
+template <class A>
+std::shared_ptr<const HandleData> CpuNormal<A>::use_handle(Call&, const Handle& handle) {
+  return {std::shared_ptr<void>(), &handle.data()};  // lives as long as the call; finish() delivers the caller's
+}
+
+template <class A>
+NormalImpl::HandleArrays CpuNormal<A>::arrays_of(const HandleData& h) const {
+  HandleArrays a;
+  a.record_route = h.record_route.data();
+  a.record_token = h.record_token.data();
+  a.record_weight = h.record_weight.empty() ? nullptr : h.record_weight.data();
+  a.row_weight = h.row_weight.empty() ? nullptr : h.row_weight.data();
+  a.row_source = h.row_source.data();
+  a.first_row = h.first_row.data();
+  a.kept = h.kept_per_expert.data();
+  a.aligned = h.aligned_per_expert.data();
+  a.dropped = h.dropped.data();
+  a.dropped_here = h.dropped_here.data();
+  return a;
+}
+
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // of it, what this file defines
+
+template <class A>
+std::unique_ptr<NormalImpl> NormalImpl::make_on_cpu(Group& group, const NormalConfig& config) {
+  return std::make_unique<CpuNormal<A>>(group, config);
+}
+template std::unique_ptr<NormalImpl> NormalImpl::make_on_cpu<SWITCHYARD_CPU_ARCH>(Group&, const NormalConfig&);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode on the CPU: memory, launch, waiting for counts, faults. The calls: calls.cpp; the algorithms: protocol/.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exchange/normal/impl.hpp"
+#include "exchange/group/recycler.hpp"
+#include "heap/offset_allocator.hpp"
+#include "layout/control.hpp"
+#include "protocol/chunks.hpp"
+#include "protocol/ring.hpp"
+
+namespace switchyard::detail {
+
+/// Memory for rows: a block of the pool (symmetric), or private memory under ring staging.
+struct CpuBlock final : OutputBlock {
+  std::shared_ptr<OffsetAllocator> pool;  ///< null: private memory
+  std::shared_ptr<BufferRecycler> recycler;
+  PrivateBuffer owned;
+  ~CpuBlock() override {
+    if (pool) pool->release(offset);
+    if (recycler) recycler->give(std::move(owned));
+  }
+};
+
+template <class A>
+class CpuNormal final : public NormalImpl {
+ public:
+  CpuNormal(Group& group, const NormalConfig& config);
+
+  CallStatistics last_call() override { return stats_; }
+
+ private:
+  struct CpuCall final : Call {
+    CpuCall(const CallContext& given, const Frame& frame);
+    const char* const name;  ///< in errors
+    const uint64_t start_ns;
+    const TraceSpan span;
+    // Tables that kernels read and that are made for each call.
+    std::vector<int64_t> record_begin, padding;
+    std::vector<int32_t> chunk_records;
+  };
+
+  void build();
+
+  // cpu.cpp: memory, and the frame of every collective call.
+  std::unique_ptr<Call> begin(const Frame& frame) override;
+  void end(Call& call) override;
+  std::shared_ptr<OutputBlock> allocate(Call&, size_t bytes, Content) override { return allocate(bytes); }
+  std::shared_ptr<OutputBlock> allocate_for(const RowStream&, size_t bytes) override { return allocate(bytes); }
+  void take_output(Call& call, Dispatch& d) override;
+  std::shared_ptr<HandleData> make_handle(Call&, int64_t, std::exception_ptr&) override { return handles_->take(); }
+  std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
+  HandleArrays arrays_of(const HandleData& h) const override;
+  std::shared_ptr<CpuBlock> allocate(size_t bytes);
+  /// Throws what warps recorded.
+  void raise(const char* operation);
+  [[noreturn]] void throw_mismatch(const char* operation, int rank);
+  /// Ring staging, which moves rows only once all placements have come, and dispatch.
+  void exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own);
+  /// After placements have been exchanged: throws alike on all ranks if one cannot take part or made another call. `own` is
+  /// this rank's error, if it is the one.
+  void check_placements(const CpuCall& call, const std::exception_ptr& own);
+  /// Runs body(warp) on all workers, or on the calling thread as the only warp.
+  template <class F>
+  void launch(F&& body) {
+    on_workers(body);
+  }
+  template <class F>
+  void on_one_warp(F&& body) {
+    body(solo_);
+  }
+
+  // cpu_calls.cpp
+  void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
+  bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has
+  void move(Call& call, Dispatch& d, const MoveShape& shape) override;
+  void gather_counts(const CpuCall& call, int64_t capacity, GatheredCounts& counts);
+  void check_capacity(const GatheredCounts& counts) const;
+  /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
+  bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
+  MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
+  MoveWork move_work(Layout layout);
+
+  void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options, const SumStaging& staging,
+           const std::exception_ptr& error) override;
+  SumTables sum_tables(CpuCall& call, const HandleData& h) const;
+  SumWork sum_work();
+  /// Rank-major: throws alike on all ranks that asked if weights did not come from every rank that holds rows.
+  void check_weights_given(const CallContext& call, const HandleData& h);
+
+  CallStatistics stats_;
+  CallEpochs epochs_{first_epoch_};
+  uint64_t heap_offset_ = 0;  // of this object's block in the heap
+  std::shared_ptr<OffsetAllocator> pool_;
+  std::shared_ptr<BufferRecycler> buffers_ = std::make_shared<BufferRecycler>();
+  std::shared_ptr<Recycler<HandleData>> handles_ = std::make_shared<Recycler<HandleData>>();
+  struct alignas(64) Counter {
+    uint64_t value = 0;
+  };
+  uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
+  Counter outputs_done_, pulls_done_, sends_next_, places_next_, sums_next_, pulls_next_;
+  std::vector<RingStream> ring_streams_;
+  CpuWarp solo_{0, 0, 1, 1, nullptr};
+  LocalPlan local_;
+  std::vector<std::byte> counts_row_;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch and combine on the CPU: counts and plan, tables, launches, what only the counts show.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "exchange/normal/cpu.hpp"
+#include "plan/decisions.hpp"
+#include "protocol/combine_ring.hpp"
+#include "protocol/combine_routes.hpp"
+#include "protocol/dispatch_ring.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+template <class T>
+void take(std::vector<T>& out, const std::byte* from, int64_t used, int64_t allocated, T rest) {
+  out.resize(idx(allocated));
+  if (used > 0) std::memcpy(out.data(), from, idx(used) * sizeof(T));
+  std::fill(out.begin() + used, out.end(), rest);
+}
+
+void take_records(HandleData& h, const std::byte* records, bool with_weights) {
+  const RecordLayout layout{h.records_allocated, h.topk};
+  take(h.record_token, records + layout.token_at(), h.num_records, h.records_allocated, -1);
+  take(h.record_route, records + layout.route_at(), h.num_records * h.topk, h.records_allocated * h.topk, -1);
+  h.record_weight.clear();
+  if (with_weights)
+    take(h.record_weight, records + layout.weight_at(), h.num_records * h.topk, h.records_allocated * h.topk, 0.0f);
+}
+
+const float* data_or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
+
+}  // namespace
+
+// ---- dispatch ----
+
+template <class A>
+void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, GatheredCounts& counts) {
+  const CallContext& call = given.context;
+  const auto experts = idx(config.num_experts), ranks = idx(world());
+  const CountsHead head{given.signature, local_.tokens, capacity, 0};
+  std::memcpy(counts_row_.data(), &head, sizeof head);
+  std::memcpy(counts_row_.data() + sizeof head, local_.tokens_per_rank.data(), 4 * ranks);
+  std::memcpy(counts_row_.data() + sizeof head + 4 * ranks, local_.routes_per_expert.data(), 4 * experts);
+  bool ok = false;
+  {
+    const TraceSpan span(call.tracer, kHostTrack, Event::exchange_counts, control_.counts_row_bytes() * world());
+    on_one_warp([&](CpuWarp& w) { ok = exchange_counts<A>(w, call, control_, counts_row_.data()); });
+  }
+  if (!ok) raise("dispatch");
+  counts.world = world();
+  counts.experts = config.num_experts;
+  counts.routes.resize(ranks * experts);
+  counts.touching.resize(ranks * ranks);
+  counts.tokens.resize(ranks);
+  counts.capacity.resize(ranks);
+  int other = -1;
+  for (size_t r = 0; r < ranks; ++r) {
+    const CountsHead* row = call.heap.local(control_.counts_head(call.epoch, static_cast<int>(r)));
+    const auto* body = reinterpret_cast<const int32_t*>(row + 1);
+    if (row->signature != given.signature) other = static_cast<int>(r);
+    counts.tokens[r] = row->tokens;
+    counts.capacity[r] = row->capacity;
+    std::memcpy(&counts.touching[r * ranks], body, 4 * ranks);
+    std::memcpy(&counts.routes[r * experts], body + ranks, 4 * experts);
+  }
+  if (other >= 0) throw_mismatch("dispatch", other);
+}
+
+template <class A>
+void CpuNormal<A>::check_capacity(const GatheredCounts& counts) const {
+  for (int r = 0; r < world(); ++r) {
+    const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
+    if (overflows(needed, capacity))
+      throw AgreedError(
+          ErrorCode::capacity_exceeded,
+          "dispatch (call " + std::to_string(epochs_.calls()) + "): rank " + std::to_string(r) + " would receive " +
+              std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
+              "; nothing was sent and the group can be used (raise DispatchOptions::capacity or choose drop_and_report)");
+  }
+}
+
+template <class A>
+void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, const Placement*) {
+  const auto& call = static_cast<const CpuCall&>(given);
+  const int64_t routes = routing.ids.tokens * routing.ids.topk;
+  {
+    const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
+    local_.build(routing.ids, config.num_experts, world());
+  }
+  gather_counts(call, routing.capacity, h.counts);
+  if (routing.fail_on_overflow) check_capacity(h.counts);
+  {
+    const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
+    h.identity = mix_hash(object(), call.context.epoch);
+    build_owner_side(local_, h);
+    if (routing.weights)
+      h.weights.assign(routing.weights, routing.weights + routes);
+    else
+      h.weights.clear();
+  }
+  stats_.plan_us = static_cast<double>(Cpu::now_ns() - call.start_ns) * 1e-3;
+}
+
+template <class A>
+bool CpuNormal<A>::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
+  bool any = false;
+  int with = -1, without = -1;  // of those with tokens
+  for (int r = 0; r < world(); ++r) {
+    const bool sends = call.heap.local(control_.placement(call.epoch, r))->dispatch.sends_weights != 0;
+    any = any || sends;
+    if (sends || counts.tokens[idx(r)] > 0) (sends ? with : without) = r;
+  }
+  if (any && without >= 0) throw_mismatch("dispatch (weights given on some ranks only)", rank() == without ? with : without);
+  return any;
+}
+
+template <class A>
+MoveTables CpuNormal<A>::move_tables(CpuCall& call, const Dispatch& d) const {
+  const HandleData& h = *d.handle;
+  const bool expert_major = h.layout == Layout::expert_major;
+  call.record_begin = record_ranges(h);
+  if (d.options.padding == Padding::zero) call.padding = padding_ranges(h);
+  if (expert_major) call.chunk_records = records_by_chunk(h);
+  MoveTables t;
+  t.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
+  t.ids = h.ids.data();
+  t.route_row = h.route_row.data();
+  t.record_begin = call.record_begin.data();
+  t.record_route = d.fresh ? nullptr : h.record_route.data();
+  t.chunk_records = expert_major ? call.chunk_records.data() : nullptr;
+  t.padding = call.padding.data();
+  t.num_padding = static_cast<int>(call.padding.size() / 2);
+  return t;
+}
+
+template <class A>
+MoveWork CpuNormal<A>::move_work(Layout layout) {
+  return {layout == Layout::expert_major ? group_.options.num_blocks / 2 : 0, sends_done_, &sends_next_.value,
+          &places_next_.value};
+}
+
+template <class A>
+void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
+  auto& call = static_cast<CpuCall&>(given);
+  exchange_placements(call, d.place, d.error);
+  const bool any_weights = agree_on_weights(call.context, d.handle->counts);
+  const DispatchParams p{{call.context, d.handle->tokens}, shape, move_tables(call, d), move_work(shape.layout)};
+  const OutputLayout layout = d.output();
+  std::byte* const records = d.rows->data + layout.bytes();
+  if (through_rings()) {
+    const RingDispatchParams ring{
+        p, rings_, {d.rows->data, layout, records, d.records()}, ring_streams_.data(), send_chunk(config, rings_)};
+    launch([&](CpuWarp& w) { dispatch_ring<A>(w, ring); });
+  } else {
+    launch([&](CpuWarp& w) { dispatch_direct<A>(w, p); });
+  }
+  raise(call.name);
+  if (!d.fresh) return;
+  take_records(*d.fresh, records, any_weights);
+  build_receiver_side(*d.fresh);
+}
+
+// ---- combine ----
+
+template <class A>
+SumTables CpuNormal<A>::sum_tables(CpuCall& call, const HandleData& h) const {
+  call.record_begin = record_ranges(h);
+  SumTables t;
+  t.record_begin = call.record_begin.data();
+  t.record_token = h.record_token.data();
+  t.tokens_of = h.counts.tokens.data();
+  t.record_route = h.record_route.data();
+  t.sends = SendTable{h.sends.data(), h.send_begin.data(), 0};
+  t.ids = h.ids.data();
+  t.route_row = h.route_row.data();
+  return t;
+}
+
+template <class A>
+SumWork CpuNormal<A>::sum_work() {
+  return {group_.options.num_blocks / 2,
+          &outputs_done_.value,
+          sums_done_,
+          &pulls_done_.value,
+          &sums_next_.value,
+          &pulls_next_.value};
+}
+
+template <class A>
+void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, const CombineOptions& o,
+                       const SumStaging& staging, const std::exception_ptr& error) {
+  auto& call = static_cast<CpuCall&>(given);
+  const SumWeights weights = weights_of(h, o, data_or_null(h.record_weight), data_or_null(h.weights));
+  const SumStart start{call.context,  h.tokens,           h.rows,
+                       h.num_records, weights.of_records, weights.given ? weights.given : weights.of_routes};
+  const CombineParams p{start, shape, sum_tables(call, h), staging, sum_work()};
+  if (through_rings()) {
+    exchange_placements(call, staging.place, error);
+    const RingCombineParams ring{p, rings_, ring_streams_.data(), send_chunk(config, rings_)};
+    launch([&](CpuWarp& w) { combine_ring_kernel<A>(w, ring); });
+    raise(call.name);
+  } else {
+    launch([&](CpuWarp& w) { combine_direct<A>(w, p); });
+    raise(call.name);
+    check_placements(call, error);
+  }
+  if (shape.out_weights && h.layout == Layout::rank_major) check_weights_given(call.context, h);
+}
+
+template <class A>
+void CpuNormal<A>::check_weights_given(const CallContext& call, const HandleData& h) {
+  for (int r = 0; r < world(); ++r) {
+    const int64_t rows = least(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]);
+    if (call.heap.local(control_.placement(call.epoch, r))->pull.gives_weights == 0 && rows > 0)
+      throw_mismatch("combine (weights given on some ranks only)", r);  // the sums miss some
+  }
+}
+
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // of it, what this file defines
+
+}  // namespace switchyard::detail

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch as a kernel, over blocks of one multiprocessor each: protocol/dispatch_direct.hpp, or protocol/dispatch_ring.hpp.
+//
+// Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
+// and for rows, which are announced by warps that send: those of this rank in lower blocks, or in all blocks after it has sent
+// its own share. So all blocks of an expert-major call must be able to run at the same time; the launcher keeps the grid to one
+// block per multiprocessor. Rank-major, one warp waits for rows, and the others return. Through rings a warp may wait for any
+// warp of any rank: all blocks of all ranks must be resident, so the launcher gives each a multiprocessor that no other rank
+// uses. Every warp polls all its streams in turn, and stops at the deadline. Other kernels may delay a block, as long as they
+// end.
+#include "arch/cuda/cuda_traced.cuh"
+#include "base/mix_hash.hpp"
+#include "exchange/normal/frame.cuh"
+#include "protocol/dispatch_ring.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+/// Records beyond those received get -1 and weight 0; so do the sources of rows beyond those delivered, and of padding.
+__device__ void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int64_t rows, int64_t num_records) {
+  const Received& r = rest.received;
+  if (r.records == nullptr) return;
+  const int64_t thread = static_cast<int64_t>(w.index()) * kLanes + threadIdx.x % kLanes, step = int64_t{w.total()} * kLanes;
+  if (layout == Layout::rank_major) {
+    auto* token = reinterpret_cast<int32_t*>(r.records + r.layout.token_at());
+    auto* route = reinterpret_cast<int32_t*>(r.records + r.layout.route_at());
+    auto* weight = reinterpret_cast<float*>(r.records + r.layout.weight_at());
+    for (int64_t i = num_records + thread; i < r.layout.records; i += step) token[i] = -1;
+    for (int64_t i = num_records * r.layout.topk + thread; i < r.layout.records * r.layout.topk; i += step) {
+      route[i] = -1;
+      weight[i] = 0.0f;
+    }
+    return;
+  }
+  const auto clear = [&](int64_t row) {
+    r.row_source[row] = -1;
+    r.row_weight[row] = 0.0f;
+  };
+  for (int64_t row = rows + thread; row < rest.rows_allocated; row += step) clear(row);
+  for (int64_t i = thread; i < rest.num_ranges; i += step)
+    for (int64_t row = rest.padding[2 * i]; row < rest.padding[2 * i + 1]; ++row) clear(row);
+}
+
+/// The tables of a cached dispatch, which an earlier one made.
+__device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.with_records ? nullptr : p.header; }
+
+/// What ranks compare: a cached dispatch is of the dispatch that made its tables, which the host does not know.
+__device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
+  return p.d.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
+}
+
+/// One warp, last thing, after all warps have read the header.
+__device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, Standing standing, bool moved) {
+  TablesHeader& header = *given.header;
+  const bool fresh = given.d.with_records;
+  if (!moved && header.status == 0) {
+    int failed_rank = -1;
+    const Placement* failed = end_unmoved(call, given.words, given.d.control, given.state, standing, given.soft, failed_rank);
+    if (!fresh || failed == nullptr || threadIdx.x % kLanes != 0) return;
+    header.status = static_cast<int32_t>(failed->status);
+    header.failed_rank = failed_rank;
+    return;
+  }
+  if (moved && fresh && threadIdx.x % kLanes == 0) header.moved = 1;
+  end_call(given.state, call.epoch, standing);
+}
+
+}  // namespace
+
+namespace normal {
+
+template <class A>
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
+    dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
+  __shared__ Standing standing;
+  auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
+  copy_to_shared(given, p);
+  ptx::wait_for_previous();
+  if (!begin_block(given.d.call, given.words, given.state, p.d.call, standing, handle_of(given))) return;
+  CudaWarp w(dynamic_shared, shape);
+  const CallContext& call = p.d.call;
+  const TablesHeader& header = *given.header;
+  if (!takes_part(standing)) return do_nothing(call, standing, header, given.state, given.soft);
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
+  if (threadIdx.x == 0) {
+    p.d.tokens = header.tokens;
+    p.place.signature = signature_of(given, header);
+  }
+  __syncthreads();
+  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
+  bool moves = header.status == 0;
+  if (moves) {
+    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    moves = placements_agree(w, call, p.d.control, p.place.signature);
+  }
+  if (moves) {
+    fill_rest(w, p.d.layout, p.rest, header.rows, header.num_records);
+    const bool ok = dispatch_direct<A>(w, p.d);
+    Cuda::settle(w);
+    // The call is over when all warps have begun: see dispatch_direct.
+    if (ok && (p.d.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0))
+      end_dispatch(given, call, standing, true);
+  } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
+    end_dispatch(given, call, standing, false);
+  }
+}
+
+template <class A>
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
+    ring_dispatch_kernel(const __grid_constant__ CudaDispatchParams given, const __grid_constant__ RingParts ring,
+                         const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(RingDispatchParams)];
+  __shared__ Placement place;
+  __shared__ Standing standing;
+  auto& p = *reinterpret_cast<RingDispatchParams*>(params);
+  copy_to_shared(given.d, p.d);
+  if (threadIdx.x == 0) {
+    p.rings = ring.rings;
+    p.mine = ring.mine;
+    p.streams = ring.streams;
+    p.send_chunk = ring.send_chunk;
+  }
+  ptx::wait_for_previous();
+  if (!begin_block(given.d.call, given.words, given.state, p.d.call, standing, handle_of(given))) return;
+  CudaWarp w(dynamic_shared, shape);
+  const CallContext& call = p.d.call;
+  const TablesHeader& header = *given.header;
+  if (!takes_part(standing)) return do_nothing(call, standing, header, given.state, given.soft);
+  const KernelTrace<A> trace(w, call.device_trace, Event::dispatch, pack_launch(call.epoch, given.state, header.tokens));
+  const uint64_t signature = signature_of(given, header);
+  if (threadIdx.x == 0) {
+    p.d.tokens = header.tokens;
+    place = given.place;
+    place.signature = signature;
+  }
+  __syncthreads();
+  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, place);
+  bool moves = header.status == 0;
+  if (moves) {
+    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
+    moves = placements_agree(w, call, p.d.control, signature);
+  }
+  if (moves) {
+    fill_rest(w, given.d.layout, given.rest, header.rows, header.num_records);
+    const bool ok = dispatch_ring<A>(w, p);
+    Cuda::settle(w);
+    if (!ok) return;
+  }
+  if (arrive_is_last<Cuda>(w, &given.state->exits)) end_dispatch(given, call, standing, moves);
+}
+
+/// Rank-major with drops: routes that were kept, counted in the records that came. One block; it waits for nobody.
+__global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
+  const TablesHeader& h = *p.tables.header;
+  if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;
+  const int here = p.map.count(p.call.heap.rank), first = p.map.first(p.call.heap.rank), world = p.map.world;
+  auto* counts = reinterpret_cast<unsigned long long*>(p.tables.dropped_here);
+  for (int i = threadIdx.x; i < world * here; i += blockDim.x) counts[i] = 0;
+  __syncthreads();
+  const auto* route = reinterpret_cast<const int32_t*>(received.records + received.layout.route_at());
+  for (int s = 0; s < world; ++s)
+    for (int64_t i = h.record_begin[s] * p.topk + threadIdx.x; i < h.record_begin[s + 1] * p.topk; i += blockDim.x)
+      if (route[i] >= 0) atomicAdd(&counts[static_cast<int64_t>(s) * here + route[i]], 1ull);
+  __syncthreads();
+  const int64_t row_bytes = p.control.counts_row_bytes();
+  for (int el = threadIdx.x; el < here; el += blockDim.x) {
+    int64_t kept = 0;
+    for (int s = 0; s < world; ++s) {
+      const auto* routes = reinterpret_cast<const int32_t*>(p.tables.counts + s * row_bytes + sizeof(CountsHead)) + world;
+      int64_t& dropped = p.tables.dropped_here[static_cast<int64_t>(s) * here + el];
+      kept += dropped;
+      dropped = routes[first + el] - dropped;
+    }
+    p.tables.kept[el] = kept;
+    p.tables.aligned[el] = round_up(kept, p.alignment);
+  }
+}
+
+}  // namespace normal
+
+namespace {
+
+template <class P>
+int most_shared(const DeviceLimits& limits) {
+  return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(P)) - 1024;
+}
+template <class A>
+const Kernel<const CudaDispatchParams, const CudaShape> direct("dispatch kernel", normal::dispatch_kernel<A>,
+                                                               kMoveWarps* kLanes, most_shared<CudaDispatchParams>);
+template <class A>
+const Kernel<const CudaDispatchParams, const RingParts, const CudaShape> through_rings("dispatch kernel",
+                                                                                       normal::ring_dispatch_kernel<A>,
+                                                                                       kMoveWarps* kLanes,
+                                                                                       most_shared<RingDispatchParams>);
+
+// The kernels that record, if the call is traced.
+const auto& kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? direct<CudaTraced> : direct<Cuda>;
+}
+const auto& ring_kernel_for(const CudaDispatchParams& p) {
+  return p.d.call.device_trace.records != nullptr ? through_rings<CudaTraced> : through_rings<Cuda>;
+}
+
+uint32_t scratch_bytes(const DispatchParams& d) {
+  if (d.quantize == ScaleKind::none) return 0;
+  return static_cast<uint32_t>(round_up(d.row_bytes, 128) + round_up(d.scale_bytes, 128));
+}
+
+constexpr int kCountThreads = 512;
+const Kernel<const PlanParams, const Received> count_kept("count kernel", normal::count_kept_kernel, kCountThreads,
+                                                          [](const DeviceLimits&) { return 0; });
+
+}  // namespace
+
+void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
+                     gpu::Stream stream) {
+  const CudaShape shape =
+      move_shape(launch.warps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes, launch.stages);
+  kernel_for(p).launch(grid_of(launch.blocks, shape, after_plan && limits.dependent_launches), stream, p, shape);
+}
+
+void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
+                          const DeviceLimits& limits, gpu::Stream stream) {
+  // Rows are quantised into the ring: no scratch.
+  const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
+  ring_kernel_for(p).launch(grid_of(blocks, shape, after_plan && limits.dependent_launches), stream, p, ring, shape);
+}
+
+void launch_count_kept(const PlanParams& p, const Received& received, gpu::Stream stream) {
+  count_kept.launch({1, kCountThreads, 0}, stream, p, received);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// How every kernel of normal mode begins and ends: an object that another rank's fault has halted, calls that move nothing.
+#pragma once
+
+#include "arch/cuda/cuda_arch.cuh"
+#include "exchange/gpu/frame.cuh"
+#include "exchange/normal/launch.hpp"
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+/// One thread of each block of a halted object: what the first block finds holds for all blocks and kernels of the call.
+/// Replays may begin while their host takes notice.
+__device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
+  const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
+  const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::goes_on : Verdict::does_nothing);
+  const auto before = atomicCAS(reinterpret_cast<unsigned long long*>(&state->verdict), 0ull, found);
+  return static_cast<Verdict>(before != 0 ? before : found);
+}
+
+/// All threads of a block, first thing: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch.
+/// False if the group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it.
+/// `standing`: in shared memory. `handle`: of calls by the handle of an earlier dispatch, its tables; else null. All words are
+/// asked for at once.
+__device__ inline bool begin_block(const CallContext& given, const RankWords& words, ObjectState* state, CallContext& call,
+                                   Standing& standing, const TablesHeader* handle = nullptr) {
+  uint64_t abort = 0, epoch = 0, halted = 0;
+  int32_t moved = 1;
+  if (threadIdx.x == 0) {
+    abort = ptx::load_relaxed<Scope::system>(given.abort_word);
+    epoch = epoch_after(state->epoch);
+    halted = state->halted_by;
+    if (handle != nullptr) moved = handle->moved;
+  }
+  const bool failed = __syncthreads_or(abort != 0);
+  if (threadIdx.x == 0) {
+    call.epoch = epoch;
+    standing = Standing::takes_part;
+    if (halted != 0) standing = judge_halted(words, state, halted) == Verdict::goes_on ? Standing::resumes : Standing::left_out;
+    if (moved == 0 && standing != Standing::left_out) standing = Standing::unmoved;
+  }
+  if (abort != 0) report_abort(given, abort, epoch);
+  __syncthreads();
+  return !failed;
+}
+
+__device__ inline bool takes_part(Standing standing) { return standing <= Standing::resumes; }
+
+/// One warp, last thing in the last kernel of a call that did not fail, after all warps have read the epoch. What it needs it
+/// was told: a load here would delay the next call.
+__device__ inline void end_call(ObjectState* state, uint64_t epoch, Standing standing) {
+  if (threadIdx.x % kLanes != 0) return;
+  state->epoch = epoch;
+  if (standing != Standing::resumes) return;
+  state->halted_by = 0;
+  state->verdict = 0;
+}
+
+/// One thread: tells the host of a fault that ends this call only, unless it has not yet taken an earlier one.
+__device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) {
+  if (to == nullptr || ptx::load_acquire<Scope::system>(&to->ready) != 0) return;
+  to->code = fault.code;
+  to->rank = fault.rank;
+  to->epoch = fault.epoch;
+  to->needed = fault.needed;
+  to->capacity = fault.capacity;
+  to->left_out = fault.left_out;
+  to->number = fault.number;
+  ptx::store_release<Scope::system>(&to->ready, 1);
+}
+
+/// After all placements have come: true if all ranks can take part and made the same call. A mismatch is recorded, and sticky;
+/// a rank without room is not, see end_unmoved. One warp or more, same answer everywhere.
+__device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control,
+                                        uint64_t signature) {
+  if (all_agree<Cuda>(w, call, control, signature)) return true;
+  if (w.index() != 0) return false;
+  for (int r = 0; r < call.world(); ++r) {
+    const Placement& place = *call.heap.local(control.placement(call.epoch, r));
+    if (place.signature != signature || !reachable(call, place)) return record_mismatch<Cuda>(w, call, Site::placement, r);
+  }
+  return false;
+}
+
+/// One warp, last thing in a call by whose placements some rank had no room, instead of end_call: the host is told. If it is
+/// this rank's own (`soft` null) the host knows; else the object is halted. \returns what the rank without room says, or null
+__device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
+                                               ObjectState* state, Standing standing, SoftFault* soft, int& failed_rank) {
+  const Placement* failed = nullptr;
+  for (int r = 0; r < call.world() && failed == nullptr; ++r) {
+    const Placement* place = call.heap.local(control.placement(call.epoch, r));
+    if (place->status == 0) continue;
+    failed = place;
+    failed_rank = r;
+  }
+  end_call(state, call.epoch, standing);
+  if (threadIdx.x % kLanes != 0 || failed == nullptr || soft == nullptr) return failed;
+  const auto code = static_cast<int32_t>(failed->status);
+  const uint64_t number = ptx::add_acq_rel<Scope::device>(words.fault_numbers, 1) + 1;
+  state->halted_by = number;
+  state->halted_epoch = call.epoch;
+  state->halted_code = code;
+  state->halted_rank = failed_rank;
+  report_soft_fault(soft, SoftFault{0, code, failed_rank, call.epoch, 0, 0, 0, number});
+  return failed;
+}
+
+/// One thread of the call: it does nothing, because this object is halted.
+__device__ inline void report_left_out(const CallContext& call, const ObjectState& state, SoftFault* soft) {
+  report_soft_fault(soft, SoftFault{0, state.halted_code, state.halted_rank, state.halted_epoch, 0, 0,
+                                    static_cast<uint64_t>(call.operation), state.halted_by});
+}
+
+/// All threads of all blocks of a call's last kernel, if it does not take part: the call is not counted.
+__device__ __noinline__ inline void do_nothing(const CallContext& call, Standing standing, const TablesHeader& header,
+                                               ObjectState* state, SoftFault* soft) {
+  if (threadIdx.x % kLanes == 0) call.moved[blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes] = MoveCounter{};
+  if (threadIdx.x != 0) return;
+  if (standing == Standing::left_out) {
+    if (blockIdx.x == 0) report_left_out(call, *state, soft);
+    if (ptx::add_acq_rel<Scope::device>(&state->leavers, 1) + 1 == gridDim.x) {
+      state->leavers = 0;
+      state->verdict = 0;
+    }
+  } else if (blockIdx.x == 0) {
+    report_soft_fault(
+        soft, SoftFault{0, header.status, header.failed_rank, header.epoch, 0, 0, static_cast<uint64_t>(call.operation), 0});
+  }
+}
+
+/// Shared memory of a block of `warps` that moves rows of `row_bytes` besides `static_bytes` of its own. `stages` per warp, one
+/// if there is no room for more; 0: two if whole rows fit twice, else one.
+inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes,
+                            int stages = 0) {
+  const auto room = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;
+  const auto fitted = [&](int n) { return fit_cuda_shape(warps, n, static_cast<uint64_t>(row_bytes), scratch_bytes, room); };
+  if (stages == 0) return fitted(row_bytes * 2 * warps <= room ? 2 : 1);
+  const CudaShape shape = fitted(stages);
+  return shape.stage_bytes > 0 ? shape : fitted(1);
+}
+
+}  // namespace switchyard::detail

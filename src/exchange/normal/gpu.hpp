@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode on a GPU: memory, order of streams, launches, waiting for counts. The calls: calls.cpp; the algorithms: protocol/
+// and plan.cu.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "arch/gpu_runtime.hpp"
+#include "exchange/gpu/call_order.hpp"
+#include "exchange/gpu/pool.hpp"
+#include "exchange/gpu/rank.hpp"
+#include "exchange/normal/impl.hpp"
+#include "exchange/normal/launch.hpp"
+#include "heap/gpu/device_guard.hpp"
+
+namespace switchyard::detail {
+
+/// Tables of one dispatch in the pool.
+class CudaHandle final : public DeviceHandle {
+ public:
+  const HandleData& host() const override;
+
+  HandleData shape;  ///< copy of what the host knows, without `device`
+  Tables tables;
+  Received received;
+  std::shared_ptr<CudaBlock> tables_block, received_block;
+  std::weak_ptr<CudaRank*> gpu;
+  Group::Impl* group = nullptr;
+  bool with_weights = false;
+  CallStream made;  ///< the dispatch
+  Point until;      ///< its end; null: captured
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<HandleData> host_;
+};
+
+/// Copies the tables of `h`, which are in host memory, to `tables` and `received`. Returns when `stream` has done it.
+void upload_handle(const HandleData& h, const Tables& tables, const Received& received, gpu::Stream stream);
+
+class CudaNormal final : public NormalImpl {
+ public:
+  CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& config);
+  ~CudaNormal() override;
+
+  std::shared_ptr<void> make_graph_memory() override;
+  void use_graph_memory(std::shared_ptr<void> memory) override;
+  CallStatistics last_call() override;
+
+ private:
+  struct CudaCall final : Call {
+    explicit CudaCall(int device) : guard(device) {}
+    gpu::Stream stream() const { return at.stream; }
+    const DeviceGuard guard;
+    CallStream at;
+    LaunchShape launch;
+    RankWords words;
+    std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
+    // Of a fresh dispatch.
+    PlanParams plan;
+    std::shared_ptr<CudaBlock> received;
+    Received carved;             ///< `received`
+    CudaHandle* made = nullptr;  ///< whose end is the call's
+  };
+
+  // gpu.cpp: memory, and the frame of every call.
+  std::unique_ptr<Call> begin(const Frame& frame) override;
+  void end(Call& call) override;
+  std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
+  std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) override;
+  TablesShape shape_of(int64_t tokens) const;
+  /// The call uses `block`, which may be another object's.
+  void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
+  /// The same for what lies at this address, if it is memory of the library.
+  void use(const void* address, CudaCall& call) const;
+  /// The memory of the graph that is captured.
+  GraphArena& arena_of(const CaptureState& capture);
+  /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
+  std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const CallStream& at);
+  std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
+  std::shared_ptr<CudaBlock> checked_block(std::shared_ptr<CudaBlock> block, size_t bytes);
+  ObjectState* state() const { return state_.as<ObjectState>(); }
+  RingParts ring_parts() const;
+  void build();
+  void make_pool();
+
+  // gpu_calls.cpp
+  std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) override;
+  void take_output(Call& call, Dispatch& d) override;
+  void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
+  bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
+  void move(Call& call, Dispatch& d, const MoveShape& shape) override;
+  HandleArrays arrays_of(const HandleData& h) const override;
+  PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
+  MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
+  /// Of a launch of so many blocks.
+  MoveWork move_work(const MoveShape& shape, int blocks) const;
+  CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
+  static const CudaHandle& tables_of(const HandleData& h);
+
+  void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options, const SumStaging& staging,
+           const std::exception_ptr& error) override;
+  SumWork sum_work(const SumShape& shape, int blocks) const;
+  CudaCombineParams sum_params(const CudaCall& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
+                               const SumStaging& staging, const std::exception_ptr& error) const;
+
+  // gpu_handle.cpp
+  /// Uploads the tables of a handle from the host (serialized, or of a CPU group).
+  std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
+
+  CudaRank& gpu_;
+  TuningValues tuned_;
+  uint64_t heap_offset_ = 0;
+  std::byte* pool_base_ = nullptr;  ///< what the pool's offsets count from: this rank's segment, or private_pool_
+  std::shared_ptr<CudaPool> pool_;
+  std::weak_ptr<GraphArena> arena_;           ///< of the capture under way, or the last one
+  std::shared_ptr<GraphArena> shared_arena_;  ///< of graphs that share, if it is set
+  std::shared_ptr<CudaBlock> spare_tables_;   ///< for a call that ends in pool_exhausted on all ranks
+  DeviceMemory state_;                        ///< ObjectState, the plan's scratch, the states of ring streams
+  size_t streams_at_ = 0;                     ///< of these, in state_
+  DeviceMemory private_pool_;                 ///< ring staging
+  std::optional<CallOrder> order_;
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Normal mode: the calls behind NormalExchange, told once for all backends (calls.cpp), with every check that the host
+// can make (checks.cpp) and what kernels are given (calls.cpp). A backend has memory, runs kernels and awaits
+// them.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "exchange/group/exchange_base.hpp"
+#include "exchange/group/output_block.hpp"
+#include "layout/ring_layout.hpp"
+#include "plan/plan.hpp"
+#include "protocol/combine_pull.hpp"
+#include "protocol/dispatch_direct.hpp"
+#include "switchyard/normal.hpp"
+
+namespace switchyard::detail {
+
+/// Row types of one call.
+struct RowFormat {
+  DType src_type, type;  ///< given, sent
+  ScaleKind scales;
+  bool quantize;
+  int64_t src_row_bytes, row_bytes, scale_bytes;
+};
+
+/// Throws invalid_argument naming the field.
+void check_config(const NormalConfig& config, int world);
+/// Most rows that a rank can receive, whatever the routing.
+int64_t worst_case_rows(const NormalConfig& config, int world);
+/// Rings of `config`, as usual_ring() has them; none for direct staging.
+RingLayout ring_layout(const NormalConfig& config, int world);
+/// Rows that are appended before the consumer is told: as asked for, or as many as there are slots.
+inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
+  return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
+}
+/// Of everything in `config` that all ranks must agree on.
+uint64_t config_hash(const NormalConfig& config);
+
+class NormalImpl : protected ExchangeBase {
+ public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
+  virtual ~NormalImpl() = default;
+  template <class A>
+  static std::unique_ptr<NormalImpl> make_on_cpu(Group& group, const NormalConfig& config);  // cpu.cpp
+  static std::unique_ptr<NormalImpl> make_on_gpu(Group& group, const NormalConfig& config);  // gpu.cpp
+  NormalImpl(const NormalImpl&) = delete;
+  NormalImpl& operator=(const NormalImpl&) = delete;
+
+  // calls.cpp: the calls of NormalExchange.
+  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given);
+  /// Cached dispatch.
+  Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given);
+  void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
+  /// CUDA: the stream whose work will touch rows first; not named: any.
+  struct RowStream {
+    bool named = false;
+    void* stream = nullptr;
+  };
+  RowBuffer allocate_rows(const Handle& handle, DType type, const RowStream& stream);
+  /// CPU: nothing is captured.
+  virtual std::shared_ptr<void> make_graph_memory() { return nullptr; }
+  virtual void use_graph_memory(std::shared_ptr<void>) {}
+  virtual CallStatistics last_call() = 0;
+
+  const NormalConfig config;
+
+ protected:
+  /// Who knows the counts that a dispatch gathers: the host, which waits for them in the call, or only the device.
+  enum class CountsAt { host, device };
+  NormalImpl(Group& group, const NormalConfig& c, CountsAt counts_at) : ExchangeBase(group), config(c), counts_at_(counts_at) {}
+
+  // ---- What a call consists of ----
+
+  /// Memory of the caller that a call is given, or null.
+  struct Operand {
+    const char* name;
+    const void* data;
+    size_t alignment;  ///< that kernels need, in bytes
+  };
+  /// What a call begins with.
+  struct Frame {
+    Operation operation;
+    const char* options;  ///< type that has `num_sms`, for errors
+    void* stream;
+    int num_sms;
+    int64_t tokens;
+    std::initializer_list<Operand> operands;
+  };
+  /// One collective call from its beginning to its end. A backend derives what it needs besides.
+  struct Call {
+    Call() = default;
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+    virtual ~Call() = default;
+    CallContext context;         ///< counts on the device: all but the epoch
+    uint64_t signature = 0;      ///< ranks compare it; see signature()
+    bool captured = false;       ///< in a graph
+    bool pushes_anyway = false;  ///< combine per_route pushes rows even if their owners could read them where they lie
+  };
+  /// What a fresh dispatch is routed by.
+  struct Routing {
+    const ExpertIds& ids;
+    const float* weights;
+    int64_t capacity;       ///< most rows that this rank takes, or kNoBound
+    bool fail_on_overflow;  ///< all ranks end the call if one needs more than its capacity
+    const DispatchOptions& options;
+  };
+  static constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
+  /// A dispatch under way.
+  struct Dispatch {
+    Dispatch(const ConstRows& rows_given, const RowFormat& f, const DispatchOptions& o, const float* w = nullptr)
+        : x(rows_given), format(f), options(o), weights(w) {}
+    const ConstRows& x;
+    const RowFormat& format;
+    const DispatchOptions& options;
+    const float* weights;                      ///< that records carry, of a fresh dispatch
+    std::shared_ptr<HandleData> fresh;         ///< null: cached dispatch
+    std::shared_ptr<const HandleData> handle;  ///< `fresh`, or the one that was given
+    std::shared_ptr<OutputBlock> rows;         ///< null until taken
+    Placement place{};                         ///< what this rank offers
+    std::exception_ptr error;                  ///< this rank cannot take part: all ranks' calls move nothing
+
+    OutputLayout output() const { return {handle->rows_allocated, format.row_bytes, format.scale_bytes}; }
+    RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
+  };
+  /// Arrays of a handle that a dispatch delivers, where the backend has them; null: it has none.
+  struct HandleArrays {
+    const int32_t *record_route = nullptr, *record_token = nullptr;
+    const float *record_weight = nullptr, *row_weight = nullptr;
+    const int64_t *row_source = nullptr, *first_row = nullptr, *kept = nullptr, *aligned = nullptr, *dropped_here = nullptr;
+    const uint8_t* dropped = nullptr;
+  };
+
+  // ---- What a backend does ----
+
+  /// Checks what only it can, of memory and multiprocessors, and begins the call.
+  virtual std::unique_ptr<Call> begin(const Frame& frame) = 0;
+  virtual void end(Call& call) = 0;
+  /// Throws Error(pool_exhausted), see throw_pool_exhausted.
+  virtual std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) = 0;
+  virtual std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) = 0;
+  /// Memory for d.output() and d.records(), and where it is: d.rows and d.place. Throws Error(pool_exhausted).
+  virtual void take_output(Call& call, Dispatch& d) = 0;
+  /// A handle without content, with room for the tables of so many tokens. Without room `error` says so, and the handle serves
+  /// only to take part in the call.
+  virtual std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) = 0;
+  /// A handle that was given, with tables where this backend's kernels read them.
+  virtual std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) = 0;
+  virtual HandleArrays arrays_of(const HandleData& h) const = 0;
+  /// Exchanges counts and makes the tables of `h`. `offer`: this rank's, if it is known before the counts, or null. Counts on
+  /// the host: they, and the sizes that follow, have come on return.
+  virtual void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) = 0;
+  /// After plan(), if the sizes shall follow from the counts: waits for them. False: the call is left out, and `error` says
+  /// why.
+  virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
+  /// Moves rows and, of a fresh dispatch, what completes its handle.
+  virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
+  /// Sums. `error`: as in Dispatch.
+  virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
+                   const SumStaging& staging, const std::exception_ptr& error) = 0;
+
+  // ---- What a backend may ask for ----
+
+  bool through_rings() const { return config.staging == Staging::ring; }
+  /// Equal on all ranks, of this object only. With the epoch of a dispatch: the identity of the handle that it makes.
+  uint64_t object() const { return mix_hash(group_.nonce, object_); }
+  /// `state`: of the pool.
+  [[noreturn]] void throw_pool_exhausted(size_t bytes, const std::string& state) const;
+
+  /// Weights that a combine multiplies rows by. At most one is not null.
+  struct SumWeights {
+    const float* of_records;  ///< the dispatch's, per record: expert-major per_rank
+    const float* of_routes;   ///< the dispatch's, per route: expert-major per_route
+    const float* given;       ///< the caller's, instead
+  };
+  /// Of a handle whose tables have these weights, or null.
+  static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
+
+  void construct(const std::function<void()>& build) {
+    ExchangeBase::construct("NormalExchange", "NormalConfig", [&] {
+      check_config(config, world());
+      build();
+      return config_hash(config);
+    });
+  }
+
+  RingLayout rings_;
+  ControlLayout control_;
+
+ private:
+  // checks.cpp: throw invalid_argument or unsupported.
+  RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
+  void check_ids(const ExpertIds& ids) const;
+  void check_handle(const Handle& handle) const;
+  void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options,
+                     const float* out_weights) const;
+
+  // calls.cpp
+  /// Of a call: equal on all ranks that make the same one. `h`: of a call by a handle; the identity of the dispatch that made
+  /// it is mixed in where it is known, here or by the kernel.
+  uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
+  MoveShape move_shape(const Dispatch& d) const;
+  SumShape sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
+                     float* out_weights) const;
+
+  // calls.cpp
+  DispatchOptions resolved(DispatchOptions options) const;
+  /// Rows and records that a handle's rank may hold, as far as the host knows.
+  struct Extent {
+    int64_t rows, records;
+  };
+  Extent extent_of(const HandleData& h) const;
+  /// Rows that a dispatch with a capacity takes at most, and allocates: no more than any routing can bring.
+  int64_t capacity_of(const DispatchOptions& options) const {
+    return std::min(options.capacity, worst_case_rows(config, world()));
+  }
+  std::shared_ptr<HandleData> new_handle(Call& call, const ExpertIds& ids, const DispatchOptions& options,
+                                         std::exception_ptr& error);
+  /// Rows and records that a fresh dispatch has room for. SizePolicy::exact: after the counts.
+  void choose_sizes(const DispatchOptions& options, HandleData& h) const;
+  /// Takes memory and says where it is, or why there is none.
+  void offer(Call& call, Dispatch& d);
+  /// Moves what is offered, ends the call and delivers, or throws on all ranks alike.
+  Dispatched finish(Call& call, Dispatch& d);
+  Dispatched deliver(const Dispatch& d) const;
+  /// What is read where it lies and what is staged: the one decision for all combines. `held`: memory until the call ends.
+  SumStaging stage(Call& call, const HandleData& h, const SumShape& shape, std::vector<std::shared_ptr<OutputBlock>>& held,
+                   std::exception_ptr& error);
+
+  const CountsAt counts_at_;
+};
+
+}  // namespace switchyard::detail

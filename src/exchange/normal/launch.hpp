@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of normal mode, as the host sees them. Every function enqueues on `stream` of the current device and returns
+// without waiting; failures of the launch throw Error(system).
+#pragma once
+
+#include "arch/gpu_runtime.hpp"
+#include "exchange/gpu/kernel.hpp"
+#include "exchange/gpu/state.hpp"
+#include "exchange/normal/launch_shape.hpp"
+#include "exchange/normal/tables.hpp"
+#include "protocol/combine_pull.hpp"
+#include "protocol/dispatch_direct.hpp"
+#include "protocol/ring.hpp"
+
+namespace switchyard::detail {
+
+/// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
+inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
+inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
+/// Multiprocessors that fill the link with stores: docs/design/0018-dealt-work.md.
+inline constexpr int kLinkSms = 20;
+/// More than so many slow it down.
+inline constexpr int kMostLinkSms = 32;
+/// Multiprocessors that push rows of combine per_route while the others sum, times the share of ranks that are others; and from
+/// how many on it pays to push rows that owners could read in place: docs/design/0004-combine-pulls.md.
+inline constexpr int kPushSms = 28;
+inline constexpr int kPushFrom = 40;
+/// With so many or more, expert-major calls leave the link to some of them, and the local work to the others.
+inline constexpr int kApartFrom = 16;
+
+/// Counts, their exchange, addresses: everything that depends on routing. Set by CudaNormal::plan_params.
+struct PlanParams {
+  CallContext call;  ///< all but the epoch
+  RankWords words;
+  ControlLayout control;
+  ObjectState* state = nullptr;
+  int32_t* block_counts = nullptr;  ///< scratch [blocks, W + E]
+  int32_t* totals = nullptr;        ///< scratch [W + E], zero between launches
+
+  const void* ids = nullptr;
+  bool ids64 = false;
+  int64_t tokens = 0;  ///< T, or its bound if device_tokens is given
+  const int32_t* device_tokens = nullptr;
+  const float* weights = nullptr;
+  int topk = 0;
+  ExpertMap map;
+  Layout layout = Layout::rank_major;
+  int alignment = 1;
+  int64_t capacity = 0;
+  bool fail_on_overflow = false;
+  bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
+  uint64_t signature = 0;
+  uint64_t object = 0;        ///< equal on all ranks, of this object only
+  bool offers_place = false;  ///< `place` is known already and goes out with the counts
+  Placement place{};
+  Tables tables;
+  SoftFault* soft = nullptr;
+};
+
+/// What a dispatch fills beyond what arrives.
+struct FillRest {
+  Received received;  ///< records null: cached dispatch, or nothing to receive
+  int64_t rows_allocated = 0;
+  const int64_t* padding = nullptr;  ///< expert-major: [num_ranges, 2] rows without a source
+  int num_ranges = 0;
+};
+
+/// Set by CudaNormal::move_params. The kernel completes MoveStart by the epoch and the tables' header, which a plan has
+/// written, and place.signature of a cached dispatch by the identity of the dispatch that made the tables.
+struct CudaDispatchParams {
+  DispatchParams d;
+  RankWords words;
+  ObjectState* state = nullptr;
+  TablesHeader* header = nullptr;
+  bool offers_place = false;  ///< this kernel publishes `place`
+  Placement place{};
+  SoftFault* soft = nullptr;
+  FillRest rest;
+};
+
+/// Set by CudaNormal::sum_params. The kernel completes SumStart by the epoch and the tables' header, and place.signature by the
+/// identity of the dispatch that made the tables.
+struct CudaCombineParams {
+  CombineParams c;
+  RankWords words;
+  ObjectState* state = nullptr;
+  const TablesHeader* header = nullptr;
+  SoftFault* soft = nullptr;
+  // Weights, see NormalImpl::SumWeights; those of the tables are unused if no rank gave any to the dispatch.
+  const float* weights_of_records = nullptr;
+  const float* weights_of_routes = nullptr;
+  const float* weights_given = nullptr;
+};
+
+/// Of both under ring staging, besides. Set by CudaNormal::ring_parts.
+struct RingParts {
+  RingLayout rings;
+  RingStream* streams = nullptr;  ///< [rings.num_streams()]
+  Destination mine{};             ///< dispatch: this rank's output
+  int send_chunk = 1;
+};
+
+/// The idle state is that of the object and, behind it, the header of its tables.
+inline void set_idle(PlanParams& p, const IdleCall& idle) {
+  static_assert(kObjectStateBytes + sizeof(TablesHeader) <= IdleCall::kStateBytes);
+  p.call = idle.call;
+  p.state = static_cast<ObjectState*>(idle.state);
+  p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
+}
+
+void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream);
+/// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
+void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
+                     gpu::Stream stream);
+void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
+/// Ring staging: every warp may wait for any other of its rank and of the peers, so all blocks must be able to run at the same
+/// time; `blocks` is at most the multiprocessors that the rank has to itself (CudaRank::max_blocks), each block takes one.
+void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,
+                          const DeviceLimits& limits, gpu::Stream stream);
+void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
+                         gpu::Stream stream);
+/// Rank-major with drops: routes kept per (source, expert), counted in the records that came.
+void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which values of a tuning are in force in a call of normal mode on a GPU. Knows no device.
+#pragma once
+
+#include "exchange/tuning/blocks.hpp"
+#include "switchyard/normal.hpp"
+#include "switchyard/tuning.hpp"
+
+namespace switchyard::detail {
+
+/// Per block of dispatch: as many rows of 14 KiB as shared memory holds.
+inline constexpr int kMoveWarps = kMostDispatchWarps;
+/// Per block of combine: as many loads under way as registers allow.
+inline constexpr int kSumWarps = kMostCombineWarps;
+
+/// How a kernel is launched. `stages` 0: two if whole rows fit twice.
+struct LaunchShape {
+  int blocks = 0, warps = 0, stages = 0;
+};
+
+/// A call of normal mode under direct staging that asks for `asked` multiprocessors (0: as tuned) of `most`. Warps and stages
+/// were found with the multiprocessors of their entry: they are in force in calls that run on as many as a call that asks for
+/// none. So it does not matter who names the number, nor whether the entry leaves it to the default, nor whether the rank has
+/// fewer.
+inline LaunchShape normal_launch(const TuningValues& tuned, bool combines, int asked, int most) {
+  const int sms = combines ? tuned.combine_sms : tuned.dispatch_sms;
+  LaunchShape launch{blocks_of_call(asked, sms, kDefaultSms, most), combines ? kSumWarps : kMoveWarps, 0};
+  if (launch.blocks != blocks_of_call(0, sms, kDefaultSms, most)) return launch;
+  if (const int warps = combines ? tuned.combine_warps : tuned.dispatch_warps; warps > 0) launch.warps = warps;
+  if (!combines) launch.stages = tuned.dispatch_stages;
+  return launch;
+}
+
+}  // namespace switchyard::detail

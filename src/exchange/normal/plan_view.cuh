@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block of the plan kernel sees: its share of the tokens, its shared memory, the counts that have been gathered.
+#pragma once
+
+#include <algorithm>
+
+#include "arch/cuda/cuda_arch.cuh"
+#include "exchange/normal/launch.hpp"
+#include "plan/decisions.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kPlanWarps = 8;
+inline constexpr int kPlanThreads = kPlanWarps * kLanes;
+
+SWITCHYARD_FN inline int64_t tokens_per_warp(int64_t tokens, int64_t blocks) {
+  return (tokens + blocks * kPlanWarps - 1) / (blocks * kPlanWarps);
+}
+
+/// Shared memory of a block. Arrays follow in the order of PlanView.
+struct PlanBlock {
+  CallContext call;
+  int64_t tokens;
+  int64_t first_token, tokens_per_warp;  ///< of the block; of each warp
+  int64_t capacity[kMaxRanks];
+  int64_t needed[kMaxRanks];  ///< rows that each rank needs
+  int last_block;
+  int failed;
+  Standing standing;
+  int overflow;  ///< first rank without room, or -1
+};
+
+/// Of the arrays in a block's shared memory.
+constexpr int64_t plan_array_bytes(Layout layout, int world, int experts, int64_t tokens_of_warp) {
+  const int64_t gathered = std::max(world + experts, world * world);
+  const int64_t ints =
+      int64_t{layout == Layout::expert_major ? (kPlanWarps + 1) * experts : experts} + kPlanWarps * world + gathered;
+  return kPlanWarps * tokens_of_warp * 8 + ints * 4;
+}
+constexpr int64_t most_array_bytes(Layout layout) {
+  return plan_array_bytes(layout, kMaxRanks, most_cuda_experts(layout), kMaxTokensPerPlanBlock / kPlanWarps);
+}
+inline constexpr int64_t kRoomForArrays = 227 * 1024 - static_cast<int64_t>(sizeof(PlanBlock)) - 2048;  // of sm_90
+static_assert(most_array_bytes(Layout::rank_major) <= kRoomForArrays &&
+              most_array_bytes(Layout::expert_major) <= kRoomForArrays);
+
+struct PlanView {
+  const PlanParams& p;
+  PlanBlock& b;
+  unsigned long long* masks;  ///< [tokens of the block] ranks of each token, as bits
+  int32_t* hist;              ///< expert-major: [warps, E]; rank-major: [E]
+  int32_t* start;             ///< expert-major: [E]
+  int32_t* touching;          ///< [warps, W]
+  int32_t* gathered;  ///< first the counts that this rank sends, [W + E]; then D: [W, W] tokens of source s that touch rank d
+  int lane, warp;
+
+  __device__ int64_t begin() const { return least(b.first_token + warp * b.tokens_per_warp, b.tokens); }
+  __device__ int64_t end() const {
+    const int64_t block_end = least(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
+    return least(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
+  }
+  __device__ int32_t id(int64_t f) const {
+    const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
+    return raw >= 0 && raw < p.map.experts ? static_cast<int32_t>(raw) : -1;
+  }
+  __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
+  __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }
+  __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }
+  __device__ bool expert_major() const { return p.layout == Layout::expert_major; }
+  __device__ int columns() const { return p.map.world + p.map.experts; }
+  /// All threads, after the counts have come: D into shared memory.
+  __device__ void load_touching() const {
+    const int world = p.map.world;
+    for (int i = threadIdx.x; i < world * world; i += kPlanThreads) gathered[i] = touching_of(i / world)[i % world];
+  }
+};
+
+/// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is
+/// only asked for routes that exist; without one a lane has an id of its own below -1.
+template <class Id, class F>
+__device__ void for_routes(const PlanView& v, Id&& id_of, F&& f) {
+  const int64_t end = v.end() * v.p.topk;
+#pragma unroll 1  // small code: a kernel's first pass through it runs at the speed of instruction fetch
+  for (int64_t base = v.begin() * v.p.topk; base < end; base += kLanes) {
+    const int64_t r = base + v.lane;
+    const int32_t id = r < end ? id_of(r) : -2 - v.lane;
+    f(r, id, __match_any_sync(kAllLanes, id));
+    __syncwarp();
+  }
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// What normal mode keeps in a GPU's memory: per object its state, per handle its tables. Described once for host and device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/carver.hpp"
+#include "layout/control.hpp"
+#include "plan/plan.hpp"
+#include "protocol/chunks.hpp"
+
+namespace switchyard::detail {
+
+/// Of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel stores it.
+/// Counters are 0 between launches.
+struct ObjectState {
+  uint64_t epoch;
+  uint64_t plan_arrivals;  ///< blocks of the plan kernel
+  uint64_t sends_done[kRowChunks], sums_done[kSumChunks], outputs_done, pulls_done, exits;
+  uint64_t sends_next, places_next, sums_next, pulls_next;  ///< work dealt, see protocol/deal.hpp
+  uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
+  // Another rank had no room in a call, which its host heard of at once. Until this rank's host has, calls do nothing here:
+  // that rank may make none of them.
+  uint64_t halted_by;  ///< number of that fault on this rank, from 1; 0: none
+  uint64_t halted_epoch;
+  int32_t halted_code, halted_rank;
+  uint64_t verdict, leavers;  ///< of the call under way, while halted: whether it goes on; blocks that have left
+};
+enum class Verdict : uint64_t { none, goes_on, does_nothing };
+/// What a block of a call finds when it begins: it takes part; so it does, and the object is halted no longer; or the call does
+/// nothing because the object is halted, or because the dispatch that made its handle moved nothing.
+enum class Standing : uint32_t { takes_part, resumes, left_out, unmoved };
+
+inline constexpr size_t kObjectStateBytes = 256;  ///< reserved for it
+static_assert(sizeof(ObjectState) <= kObjectStateBytes);
+
+struct TablesHeader {
+  int64_t tokens;
+  int64_t rows;         ///< delivered here, padding included
+  int64_t num_records;  ///< received here
+  uint64_t epoch;       ///< of the dispatch that made the tables
+  uint64_t identity;    ///< of that dispatch, equal on all ranks: calls by handles compare it
+  int32_t status;       ///< ErrorCode that ended it on all ranks alike, or ok
+  int32_t failed_rank;  ///< the first rank that could not take part, if it is not ok
+  int32_t moved;        ///< 1 once its rows and records have come
+  int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by
+  int32_t any_weights;  ///< records carry weights
+  int64_t record_begin[kMaxRanks + 1];
+  int64_t tokens_of[kMaxRanks];                   ///< T of every rank
+  int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
+};
+
+/// Shape of a handle's tables: all that their sizes depend on.
+struct TablesShape {
+  int world = 1;
+  int experts = 0;
+  int experts_here = 0;
+  int topk = 0;
+  int64_t tokens = 0;  ///< room for so many
+  bool expert_major = false;
+
+  SWITCHYARD_FN int stride() const { return topk < world ? topk : world; }
+};
+
+/// Pointers into one block of device memory.
+struct Tables {
+  TablesHeader* header = nullptr;
+  std::byte* counts = nullptr;      ///< [W] counts rows as gathered
+  int32_t* ids = nullptr;           ///< [T * K] expert; -1 none; -2 - expert: dropped at capacity
+  int32_t* route_row = nullptr;     ///< expert-major: [T * K] row at the expert's rank, -1 none
+  SendEntry* sends = nullptr;       ///< [T * stride]
+  float* weights = nullptr;         ///< [T * K] copy, for combine
+  uint8_t* dropped = nullptr;       ///< [T * K]
+  int64_t* first_row = nullptr;     ///< [experts here], expert-major
+  int64_t* kept = nullptr;          ///< [experts here]
+  int64_t* aligned = nullptr;       ///< [experts here]
+  int64_t* padding = nullptr;       ///< [experts here, 2], expert-major
+  int64_t* dropped_here = nullptr;  ///< [W * experts here]
+  int stride = 0;
+  int64_t bytes = 0;
+};
+
+/// Lays the tables out at `base`; null: only `bytes` counts.
+inline Tables carve_tables(std::byte* base, const TablesShape& s) {
+  Tables t;
+  Carver carver(base);
+  const int64_t routes = s.tokens * s.topk;
+  carver.take(t.header, 1);
+  carver.take(t.counts, s.world * ControlLayout{0, s.world, s.experts}.counts_row_bytes());
+  carver.take(t.ids, routes);
+  carver.take(t.route_row, s.expert_major ? routes : 0);
+  carver.take(t.sends, s.tokens * s.stride());
+  carver.take(t.weights, routes);
+  carver.take(t.dropped, routes);
+  carver.take(t.first_row, s.experts_here);
+  carver.take(t.kept, s.experts_here);
+  carver.take(t.aligned, s.experts_here);
+  carver.take(t.padding, 2 * s.experts_here);
+  carver.take(t.dropped_here, int64_t{s.world} * s.experts_here);
+  t.stride = s.stride();
+  t.bytes = carver.bytes();
+  return t;
+}
+
+/// What a dispatch leaves at its receiver besides rows: records and, expert-major, where each row came from.
+struct Received {
+  std::byte* records = nullptr;
+  RecordLayout layout;
+  int64_t* row_source = nullptr;  ///< expert-major: [rows allocated]
+  float* row_weight = nullptr;    ///< expert-major: [rows allocated]
+  int64_t bytes = 0;
+};
+
+inline Received carve_received(std::byte* base, const RecordLayout& layout, int64_t rows, bool expert_major) {
+  Received r;
+  r.layout = layout;
+  Carver carver(base);
+  carver.take(r.records, layout.bytes());
+  if (expert_major) {
+    carver.take(r.row_source, rows);
+    carver.take(r.row_weight, rows);
+  }
+  r.bytes = carver.bytes();
+  return r;
+}
+
+}  // namespace switchyard::detail

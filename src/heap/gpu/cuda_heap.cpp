@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "heap/gpu/cuda_heap.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "bootstrap/deadline.hpp"
+#include "heap/collective_step.hpp"
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/device_memory.hpp"
+#include "heap/gpu/driver.cuh"
+#include "heap/gpu/process_id.hpp"
+#include "heap/memory_limits.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+/// What a heap is made of.
+struct CudaHeap::Parts {
+  size_t bytes = 0;
+  int device = -1;
+  Kind kind = Kind::vmm;
+  bool same_process = false;
+  std::vector<int> users;
+  std::vector<std::shared_ptr<DeviceSegment>> segments;
+  Bootstrap* bootstrap = nullptr;
+  Milliseconds deadline{0};
+};
+
+namespace {
+
+using Kind = CudaHeap::Kind;
+using Segments = std::vector<std::shared_ptr<DeviceSegment>>;
+
+constexpr const char* kSubject = "symmetric heap";
+
+enum class Preference : int32_t { any, vmm, ipc };
+
+Preference preference_from_environment() {
+  const char* const value = std::getenv("SWITCHYARD_CUDA_HEAP");
+  const std::string text = value == nullptr ? "" : value;
+  if (text.empty() || text == "auto") return Preference::any;
+  if (text == "vmm") return Preference::vmm;
+  if (text == "ipc") return Preference::ipc;
+  throw Error(ErrorCode::invalid_argument, "SWITCHYARD_CUDA_HEAP = '" + text + "': must be auto, vmm or ipc");
+}
+
+/// What a rank brings to the decision on size and kind.
+struct Claim {
+  uint64_t bytes = 0;
+  uint64_t granularity = kHeapSegmentAlignment;
+  int32_t device = -1;
+  Preference preference = Preference::any;
+  int32_t vmm = 0;
+  int32_t reserved = 0;
+  ProcessId process;
+  std::array<char, 16> uuid = {};  ///< of the GPU: processes may number GPUs differently
+};
+
+std::array<char, 16> uuid_of(int device) {
+  gpu::DeviceTraits traits;
+  check(gpu::traits_of(&traits, device), "cudaGetDeviceProperties of GPU " + std::to_string(device));
+  return traits.uuid;
+}
+
+Claim make_claim(size_t bytes, int device) {
+  constexpr size_t kLargest = size_t{1} << 46;
+  if (bytes <= kHeapHeaderBytes || bytes > kLargest) {
+    throw Error(ErrorCode::invalid_argument,
+                "heap_bytes = " + std::to_string(bytes) + ": must be more than " + std::to_string(kHeapHeaderBytes) +
+                    " (the header) and at most " + std::to_string(kLargest),
+                "heap_bytes");
+  }
+  Claim claim;
+  claim.bytes = bytes;
+  claim.preference = preference_from_environment();
+  check_device_index(device);
+  claim.device = device;
+  claim.vmm = vmm_supported(device) ? 1 : 0;
+  if (claim.vmm != 0) claim.granularity = std::max<uint64_t>(claim.granularity, vmm_granularity(device));
+  claim.process = ProcessId::mine();
+  claim.uuid = uuid_of(device);
+  return claim;
+}
+
+struct Agreement {
+  size_t bytes = 0;
+  size_t granularity = 0;
+  Kind kind = Kind::vmm;
+};
+
+/// A pure function of all claims: every rank comes to the same result or the same error.
+Agreement agree(const std::vector<Claim>& claims) {
+  Agreement result;
+  bool want_ipc = false;
+  int without_vmm = -1, insists = -1;
+  for (size_t r = 0; r < claims.size(); ++r) {
+    const Claim& c = claims[r];
+    if (c.bytes != claims[0].bytes) {
+      throw Error(ErrorCode::mismatch, "heap_bytes differs: rank 0 asks for " + std::to_string(claims[0].bytes) + " and rank " +
+                                           std::to_string(r) + " for " + std::to_string(c.bytes) +
+                                           "; all ranks must pass the same size");
+    }
+    result.granularity = std::max(result.granularity, static_cast<size_t>(c.granularity));
+    want_ipc = want_ipc || c.preference == Preference::ipc;
+    if (c.preference == Preference::vmm) insists = static_cast<int>(r);
+    if (c.vmm == 0) without_vmm = static_cast<int>(r);
+  }
+  if (insists >= 0 && (want_ipc || without_vmm >= 0)) {
+    const std::string why = want_ipc ? "another rank has SWITCHYARD_CUDA_HEAP=ipc"
+                                     : "the GPU of rank " + std::to_string(without_vmm) +
+                                           " cannot export memory as a file descriptor; use auto or ipc";
+    throw Error(ErrorCode::unsupported, "SWITCHYARD_CUDA_HEAP=vmm on rank " + std::to_string(insists) + ", but " + why);
+  }
+  result.kind = want_ipc || without_vmm >= 0 ? Kind::ipc : Kind::vmm;
+  result.bytes = (claims[0].bytes + result.granularity - 1) / result.granularity * result.granularity;
+  return result;
+}
+
+/// A GPU that is not visible to this process is not checked: mapping its memory fails if it is no peer.
+void check_peers(const std::vector<Claim>& claims, int device) {
+  std::vector<std::array<char, 16>> visible;
+  for (int d = 0; d < count_devices(); ++d) visible.push_back(uuid_of(d));
+  for (const Claim& claim : claims) {
+    const auto found = std::find(visible.begin(), visible.end(), claim.uuid);
+    if (found != visible.end()) check_peer_access(device, static_cast<int>(found - visible.begin()));
+  }
+}
+
+std::vector<int> distinct(const std::vector<Claim>& claims) {
+  std::vector<int> devices;
+  for (const Claim& claim : claims) devices.push_back(claim.device);
+  std::sort(devices.begin(), devices.end());
+  devices.erase(std::unique(devices.begin(), devices.end()), devices.end());
+  return devices;
+}
+
+VmmSegment& vmm(const std::shared_ptr<DeviceSegment>& segment) { return static_cast<VmmSegment&>(*segment); }
+
+void check_alignment(const DeviceSegment& segment) {
+  if (reinterpret_cast<uintptr_t>(segment.data()) % kHeapSegmentAlignment == 0) return;
+  throw Error(ErrorCode::system, "cudaIpc: a heap segment is not mapped at a multiple of " +
+                                     std::to_string(kHeapSegmentAlignment) + " bytes; use SWITCHYARD_CUDA_HEAP=vmm");
+}
+
+/// Memory for a reserved segment of this process, readable by all its ranks.
+void fill_mine(VmmSegment& segment, int device, size_t bytes, std::span<const int> users) {
+  segment.map(PhysicalMemory::create(device, bytes), users);
+  const DeviceGuard guard(device);
+  fill_zero(segment.data(), bytes);
+}
+
+std::shared_ptr<DeviceSegment> malloc_zeroed(int device, size_t bytes) {
+  auto segment = std::make_shared<MallocSegment>(device, bytes);
+  check_alignment(*segment);
+  const DeviceGuard guard(device);
+  fill_zero(segment->data(), bytes);
+  return segment;
+}
+
+/// Memory for all reserved segments of this rank: creates its own, passes it to the peers and maps theirs. `finish` runs when
+/// this rank's memory is mapped and zero, before any peer goes on.
+template <class Finish>
+void fill_by_descriptor(Bootstrap& bootstrap, const Deadline& deadline, int device, size_t bytes, const Segments& segments,
+                        const Finish& finish) {
+  const auto me = static_cast<size_t>(bootstrap.rank());
+  PhysicalMemory mine;
+  UniqueFd fd;
+  run_step(bootstrap, deadline, kSubject, [&] {
+    mine = PhysicalMemory::create(device, bytes);
+    fd = mine.export_fd();
+  });
+  const std::vector<UniqueFd> fds = bootstrap.exchange_fds(fd.get(), deadline.remaining());
+  run_step(bootstrap, deadline, kSubject, [&] {
+    for (size_t r = 0; r < segments.size(); ++r) {
+      if (r == me) {
+        vmm(segments[r]).map(mine, std::span(&device, 1));
+      } else {
+        vmm(segments[r]).map(PhysicalMemory::import_from(fds[r].get()), std::span(&device, 1));
+      }
+    }
+    const DeviceGuard guard(device);
+    fill_zero(segments[me]->data(), bytes);
+    finish();
+  });
+}
+
+Segments share_vmm(Bootstrap& bootstrap, const Deadline& deadline, int device, const Agreement& plan) {
+  Segments segments;
+  run_step(bootstrap, deadline, kSubject, [&] {
+    for (int r = 0; r < bootstrap.world(); ++r)
+      segments.push_back(std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity));
+  });
+  fill_by_descriptor(bootstrap, deadline, device, plan.bytes, segments, [] {});
+  return segments;
+}
+
+Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Claim>& claims, const Agreement& plan) {
+  struct Offer {
+    IpcHandle handle;
+    uint64_t address;
+  };
+  const auto me = static_cast<size_t>(bootstrap.rank());
+  const int device = claims[me].device;
+  std::shared_ptr<DeviceSegment> mine;
+  Offer offer = {};
+  run_step(bootstrap, deadline, kSubject, [&] {
+    mine = malloc_zeroed(device, plan.bytes);
+    const DeviceGuard guard(device);
+    offer = {ipc_handle_of(mine->data()), reinterpret_cast<uint64_t>(mine->data())};
+  });
+  std::vector<Offer> offers(claims.size());
+  bootstrap.all_gather(&offer, sizeof offer, offers.data(), deadline.remaining());
+  Segments segments(claims.size());
+  segments[me] = mine;
+  run_step(bootstrap, deadline, kSubject, [&] {
+    for (size_t r = 0; r < claims.size(); ++r) {
+      if (r == me) continue;
+      if (claims[r].process == claims[me].process) {
+        // A process cannot open its own handle, and need not.
+        enable_peer_access(device, claims[r].device);
+        segments[r] = std::make_shared<BorrowedSegment>(device, reinterpret_cast<std::byte*>(offers[r].address));
+      } else {
+        segments[r] = std::make_shared<IpcSegment>(device, offers[r].handle);
+      }
+      check_alignment(*segments[r]);
+    }
+  });
+  return segments;
+}
+
+/// Threads: every rank makes its own segment, and all use the same objects.
+Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Claim>& claims,
+                       const Agreement& plan) {
+  const int device = claims[static_cast<size_t>(bootstrap.rank())].device;
+  const std::vector<int> users = distinct(claims);
+  std::shared_ptr<DeviceSegment> mine;
+  run_step(bootstrap, deadline, kSubject, [&] {
+    if (plan.kind == Kind::ipc) {
+      for (const int peer : users) enable_peer_access(device, peer);
+      mine = malloc_zeroed(device, plan.bytes);
+    } else {
+      auto segment = std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity);
+      fill_mine(*segment, device, plan.bytes, users);
+      mine = std::move(segment);
+    }
+  });
+  Segments segments;
+  for (auto& object : bootstrap.exchange_objects(mine, deadline.remaining()))
+    segments.push_back(std::static_pointer_cast<DeviceSegment>(object));
+  return segments;
+}
+
+}  // namespace
+
+HeapView CudaHeap::view_of(const Parts& parts, int rank) {
+  HeapView view;
+  for (size_t r = 0; r < parts.segments.size(); ++r) view.base[r] = parts.segments[r]->data();
+  view.bytes = parts.bytes;
+  view.rank = rank;
+  view.world = static_cast<int>(parts.segments.size());
+  return view;
+}
+
+CudaHeap::CudaHeap(const HeapView& view, Parts parts)
+    : SymmetricHeap(view, static_cast<size_t>(view.bytes)),
+      device_(parts.device),
+      kind_(parts.kind),
+      same_process_(parts.same_process),
+      users_(std::move(parts.users)),
+      segments_(std::move(parts.segments)),
+      bootstrap_(parts.bootstrap),
+      deadline_(parts.deadline) {}
+
+CudaHeap::~CudaHeap() { close(); }
+
+std::unique_ptr<CudaHeap> CudaHeap::create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds budget) {
+  const Deadline deadline(budget);
+  Claim mine;
+  run_step(bootstrap, deadline, kSubject, [&] { mine = make_claim(bytes, device); });
+  std::vector<Claim> claims(static_cast<size_t>(bootstrap.world()));
+  bootstrap.all_gather(&mine, sizeof mine, claims.data(), deadline.remaining());
+  const Agreement plan = agree(claims);
+  run_step(bootstrap, deadline, kSubject, [&] { check_peers(claims, device); });
+
+  Parts parts;
+  parts.bytes = plan.bytes;
+  parts.device = device;
+  parts.kind = plan.kind;
+  parts.same_process = bootstrap.same_process();
+  parts.users = parts.same_process ? distinct(claims) : std::vector<int>{device};
+  if (parts.same_process) {
+    parts.segments = share_objects(bootstrap, deadline, claims, plan);
+  } else if (plan.kind == Kind::vmm) {
+    parts.segments = share_vmm(bootstrap, deadline, device, plan);
+  } else {
+    parts.segments = share_ipc(bootstrap, deadline, claims, plan);
+    parts.bootstrap = &bootstrap;
+    parts.deadline = budget;
+  }
+  const HeapView view = view_of(parts, bootstrap.rank());
+  return std::unique_ptr<CudaHeap>(new CudaHeap(view, std::move(parts)));
+}
+
+std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const std::vector<int>& devices, size_t bytes) {
+  if (devices.empty() || devices.size() > static_cast<size_t>(kMaxRanks)) {
+    throw Error(ErrorCode::invalid_argument,
+                "devices: names " + std::to_string(devices.size()) + " ranks, must be from 1 to " + std::to_string(kMaxRanks));
+  }
+  std::vector<Claim> claims;
+  for (const int device : devices) claims.push_back(make_claim(bytes, device));
+  const Agreement plan = agree(claims);
+  const std::vector<int> users = distinct(claims);
+  for (const int device : users) {
+    check_peers(claims, device);
+    if (plan.kind == Kind::vmm) continue;
+    for (const int peer : users) enable_peer_access(device, peer);
+  }
+  Parts parts;
+  parts.bytes = plan.bytes;
+  parts.kind = plan.kind;
+  parts.same_process = true;
+  parts.users = users;
+  for (const int device : devices) {
+    if (plan.kind == Kind::ipc) {
+      parts.segments.push_back(malloc_zeroed(device, plan.bytes));
+      continue;
+    }
+    auto segment = std::make_shared<VmmSegment>(device, plan.bytes, plan.granularity);
+    fill_mine(*segment, device, plan.bytes, users);
+    parts.segments.push_back(std::move(segment));
+  }
+  std::vector<std::unique_ptr<CudaHeap>> heaps;
+  for (size_t r = 0; r < devices.size(); ++r) {
+    Parts copy = parts;
+    copy.device = devices[r];
+    const HeapView view = view_of(copy, static_cast<int>(r));
+    heaps.push_back(std::unique_ptr<CudaHeap>(new CudaHeap(view, std::move(copy))));
+  }
+  return heaps;
+}
+
+void CudaHeap::close() noexcept {
+  if (segments_.empty()) return;
+  const auto me = static_cast<size_t>(view().rank);
+  if (bootstrap_ != nullptr) {
+    const std::shared_ptr<DeviceSegment> mine = segments_[me];
+    segments_.clear();  // the peers' memory first: they free it after the barrier
+    try {
+      bootstrap_->barrier(deadline_);
+    } catch (const PeerFailed&) {
+      // That process has closed its mappings, or ended and lost them. A third one may be late; its mapping stays valid, as the
+      // driver counts references to the memory, which its documentation does not promise.
+    } catch (...) {
+      static_cast<MallocSegment&>(*mine).abandon();
+    }
+    bootstrap_ = nullptr;
+  }
+  segments_.clear();
+  kept_.clear();
+}
+
+void CudaHeap::keep_ranges(std::span<const Range> keep) {
+  if (segments_.empty()) throw Error(ErrorCode::invalid_argument, "sleep: the heap is closed");
+  if (kind_ != Kind::vmm) throw Error(ErrorCode::unsupported, "sleep: a heap of kind ipc cannot give back its memory");
+  check_keep(keep);
+  const DeviceGuard guard(device_);
+  check(gpu::wait_for_device(), "sleep: work on GPU " + std::to_string(device_));
+  std::vector<Kept> kept;
+  for (const auto& [offset, bytes] : keep) {
+    kept.push_back({offset, std::vector<std::byte>(bytes)});
+    if (bytes > 0) copy_to_host(kept.back().bytes.data(), view().base[view().rank] + offset, bytes);
+  }
+  kept_ = std::move(kept);
+}
+
+/// Threads share the mappings: each rank unmaps its own segment.
+void CudaHeap::unmap_mine() {
+  for (size_t r = 0; r < segments_.size(); ++r) {
+    if (!same_process_ || r == static_cast<size_t>(view().rank)) vmm(segments_[r]).unmap();
+  }
+}
+
+void CudaHeap::restore() {
+  const DeviceGuard guard(device_);
+  for (const Kept& kept : kept_) {
+    if (!kept.bytes.empty()) copy_to_device(view().base[view().rank] + kept.offset, kept.bytes.data(), kept.bytes.size());
+  }
+}
+
+void CudaHeap::sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds budget) {
+  const Deadline deadline(budget);
+  run_step(bootstrap, deadline, kSubject, [&] { keep_ranges(keep); });
+  asleep_ = true;
+  run_step(bootstrap, deadline, kSubject, [&] { unmap_mine(); });
+}
+
+void CudaHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
+  const Deadline deadline(budget);
+  run_step(bootstrap, deadline, kSubject, [&] {
+    if (!asleep_) throw Error(ErrorCode::invalid_argument, "wake: the heap does not sleep");
+    unmap_mine();  // what an attempt that failed may have left
+  });
+  try {
+    if (same_process_) {
+      run_step(bootstrap, deadline, kSubject, [&] {
+        fill_mine(vmm(segments_[static_cast<size_t>(view().rank)]), device_, size(), users_);
+        restore();
+      });
+    } else {
+      fill_by_descriptor(bootstrap, deadline, device_, size(), segments_, [&] { restore(); });
+    }
+  } catch (...) {
+    try {
+      unmap_mine();
+    } catch (const Error&) {
+      // The next attempt tries again and reports it.
+    }
+    throw;
+  }
+  kept_.clear();
+  asleep_ = false;
+}
+
+}  // namespace switchyard::detail

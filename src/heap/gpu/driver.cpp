@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <mutex>
+
+#include "heap/gpu/device_guard.hpp"
+#include "heap/gpu/driver.cuh"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+/// The version of the interface that is asked for; all functions here have had their present form since 11.0.
+constexpr unsigned int kDriverInterface = 12000;
+constexpr int kMaxDevices = 128;
+
+template <class Function>
+void find(Function& function, const char* name) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const gpu::Status error = cudaGetDriverEntryPointByVersion(name, &address, kDriverInterface, cudaEnableDefault, &found);
+  if (error != gpu::kOk) {
+    gpu::forget_error();
+    throw Error(ErrorCode::unsupported, std::string("the CUDA driver cannot be used: ") + describe(error));
+  }
+  if (found != cudaDriverEntryPointSuccess || address == nullptr) {
+    throw Error(ErrorCode::unsupported, std::string("the CUDA driver has no ") + name + ": install driver 580 or later");
+  }
+  function = reinterpret_cast<Function>(address);
+}
+
+Driver load() {
+  Driver d = {};
+  find(d.init, "cuInit");
+  find(d.device_get, "cuDeviceGet");
+  find(d.device_attribute, "cuDeviceGetAttribute");
+  find(d.retain_primary_context, "cuDevicePrimaryCtxRetain");
+  find(d.push_context, "cuCtxPushCurrent");
+  find(d.pop_context, "cuCtxPopCurrent");
+  find(d.error_name, "cuGetErrorName");
+  find(d.error_string, "cuGetErrorString");
+  find(d.create, "cuMemCreate");
+  find(d.release, "cuMemRelease");
+  find(d.granularity, "cuMemGetAllocationGranularity");
+  find(d.export_handle, "cuMemExportToShareableHandle");
+  find(d.import_handle, "cuMemImportFromShareableHandle");
+  find(d.reserve, "cuMemAddressReserve");
+  find(d.free_address, "cuMemAddressFree");
+  find(d.map, "cuMemMap");
+  find(d.unmap, "cuMemUnmap");
+  find(d.set_access, "cuMemSetAccess");
+  find(d.retain_handle, "cuMemRetainAllocationHandle");
+  find(d.properties_of, "cuMemGetAllocationPropertiesFromHandle");
+  find(d.address_range, "cuMemGetAddressRange");
+  find(d.pointer_attribute, "cuPointerGetAttribute");
+  find(d.event_query, "cuEventQuery");
+  if (const CUresult result = d.init(0); result != CUDA_SUCCESS) {
+    const char* name = nullptr;
+    d.error_name(result, &name);
+    throw Error(ErrorCode::unsupported, std::string("cuInit: ") + (name != nullptr ? name : "unknown error"));
+  }
+  return d;
+}
+
+CUcontext primary_context(int device) {
+  static std::mutex mutex;
+  static std::array<CUcontext, kMaxDevices> contexts = {};
+  if (device >= kMaxDevices) throw Error(ErrorCode::unsupported, "more than " + std::to_string(kMaxDevices) + " GPUs");
+  const std::lock_guard lock(mutex);
+  CUcontext& context = contexts[static_cast<size_t>(device)];
+  if (context == nullptr) {
+    CUdevice handle = 0;
+    check(driver().device_get(&handle, device), "cuDeviceGet of GPU " + std::to_string(device));
+    CUcontext fresh = nullptr;
+    check(driver().retain_primary_context(&fresh, handle), "cannot use GPU " + std::to_string(device));
+    context = fresh;
+  }
+  return context;
+}
+
+}  // namespace
+
+const Driver& driver() {
+  static const Driver functions = load();
+  return functions;
+}
+
+std::string describe(CUresult result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver().error_name(result, &name);
+  driver().error_string(result, &text);
+  if (name == nullptr) return "CUDA driver error " + std::to_string(static_cast<int>(result));
+  return std::string(name) + " (" + (text != nullptr ? text : "no text") + ")";
+}
+
+std::string describe(gpu::Status error) { return std::string(gpu::name_of(error)) + " (" + gpu::text_of(error) + ")"; }
+
+void check(CUresult result, const std::string& what) {
+  if (result != CUDA_SUCCESS) throw Error(ErrorCode::system, what + ": " + describe(result));
+}
+
+void check(gpu::Status error, const std::string& what) {
+  if (error == gpu::kOk) return;
+  gpu::forget_error();
+  throw Error(ErrorCode::system, what + ": " + describe(error));
+}
+
+int count_devices() {
+  int count = 0;
+  const gpu::Status error = gpu::count_devices(&count);
+  if (error != gpu::kOk) {
+    gpu::forget_error();
+    throw Error(ErrorCode::unsupported, "no GPU can be used: " + describe(error));
+  }
+  if (count == 0) throw Error(ErrorCode::unsupported, "no GPU is visible (see CUDA_VISIBLE_DEVICES)");
+  return count;
+}
+
+void check_device_index(int device) {
+  const int count = count_devices();
+  if (device >= 0 && device < count) return;
+  throw Error(ErrorCode::invalid_argument, "device = " + std::to_string(device) + ": must be in [0, " + std::to_string(count) +
+                                               "), the visible GPUs (see CUDA_VISIBLE_DEVICES)");
+}
+
+DeviceGuard::DeviceGuard(int device) {
+  check_device_index(device);
+  check(driver().push_context(primary_context(device)), "cannot make GPU " + std::to_string(device) + " current");
+}
+
+DeviceGuard::~DeviceGuard() {
+  CUcontext popped = nullptr;
+  driver().pop_context(&popped);
+}
+
+}  // namespace switchyard::detail
