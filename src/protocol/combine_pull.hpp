@@ -79,14 +79,19 @@ struct SumWork {
 };
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's memory.
-struct CombineParams : SumStart, SumShape, SumTables, SumStaging, SumWork {};
+struct CombineParams : SumStart {
+  SumShape shape;
+  SumTables tables;
+  SumStaging staging;
+  SumWork work;
+};
 
 /// First record of `owner` whose token is at least `token`. Records of one owner have ascending tokens.
 SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, int64_t token) {
-  int64_t low = p.record_begin[owner], high = p.record_begin[owner + 1];
+  int64_t low = p.tables.record_begin[owner], high = p.tables.record_begin[owner + 1];
   while (low < high) {
     const int64_t mid = low + (high - low) / 2;
-    if (p.record_token[mid] < token)
+    if (p.tables.record_token[mid] < token)
       low = mid + 1;
     else
       high = mid;
@@ -102,28 +107,31 @@ SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint6
 /// Expert side: sums the rows of one record, k ascending, into its staged row. False if it has no row.
 template <class A>
 SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
-  const int32_t* route = p.record_route + record * p.topk;
-  if (A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; }) == 0) return false;
+  const int32_t* route = p.tables.record_route + record * p.shape.topk;
+  if (A::lanes_where(w, p.shape.topk, [&](int k) { return route[k] >= 0; }) == 0) return false;
   A::reduce_rows_from(
-      w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, p.hidden}, p.topk, p.record_weight != nullptr,
-      [&](int k) -> const void* { return route[k] >= 0 ? p.y + route[k] * p.row_bytes : nullptr; },
-      [&](int k) { return p.record_weight[record * p.topk + k]; });
+      w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.shape.type, p.shape.hidden}, p.shape.topk,
+      p.record_weight != nullptr,
+      [&](int k) -> const void* { return route[k] >= 0 ? p.shape.y + route[k] * p.shape.row_bytes : nullptr; },
+      [&](int k) { return p.record_weight[record * p.shape.topk + k]; });
   return true;
 }
 
 /// Expert side: this warp's share of the copy to symmetric memory. Settled on return.
 template <class A>
 SWITCHYARD_FN void prepare_outputs(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  if (p.staged) {
+  if (p.staging.staged) {
     for (int64_t r = w.index(); r < p.rows; r += w.total()) {
-      A::copy(w, p.staged + r * p.row_bytes, p.y + r * p.row_bytes, static_cast<size_t>(p.row_bytes));
-      moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+      A::copy(w, p.staging.staged + r * p.shape.row_bytes, p.shape.y + r * p.shape.row_bytes,
+              static_cast<size_t>(p.shape.row_bytes));
+      moved.copied_bytes += static_cast<uint64_t>(p.shape.row_bytes);
     }
   }
-  if (p.weights_staged) {
-    const int64_t bytes = 4 * p.topk;
+  if (p.staging.weights_staged) {
+    const int64_t bytes = 4 * p.shape.topk;
     for (int64_t r = w.index(); r < p.num_records; r += w.total())
-      A::copy(w, p.weights_staged + r * p.topk, p.weights_in + r * p.topk, static_cast<size_t>(bytes));
+      A::copy(w, p.staging.weights_staged + r * p.shape.topk, p.shape.weights_in + r * p.shape.topk,
+              static_cast<size_t>(bytes));
   }
   A::settle(w);
 }
@@ -140,12 +148,12 @@ struct TokenRows {
   SWITCHYARD_FN int rank(int i) const {
     if (!by_route) return entries[i].rank >= 0 && entries[i].row >= 0 ? entries[i].rank : -1;
     const int64_t f = first_route + i;
-    return c->route_row[f] >= 0 ? c->map.owner(c->ids[f]) : -1;
+    return c->tables.route_row[f] >= 0 ? c->shape.map.owner(c->tables.ids[f]) : -1;
   }
 };
 SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
-  const bool by_route = p.layout == Layout::expert_major && p.order == CombineOrder::per_route;
-  return {&p, t * p.topk, p.sends.of(t), by_route ? p.topk : p.sends.places(t), by_route};
+  const bool by_route = p.shape.layout == Layout::expert_major && p.shape.order == CombineOrder::per_route;
+  return {&p, t * p.shape.topk, p.tables.sends.of(t), by_route ? p.shape.topk : p.tables.sends.places(t), by_route};
 }
 
 /// A range of the channels of a row, in bytes; multiples of 16.
@@ -169,15 +177,16 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
   if (part.begin == 0) moved.payload_rows += static_cast<uint64_t>(bits(all));
   moved.local_bytes += static_cast<uint64_t>(bits(own) * part.bytes);
   moved.remote_bytes += static_cast<uint64_t>(bits(all & ~own) * part.bytes);
-  const int64_t at = t * p.row_bytes + part.begin;
-  const void* bias0 = p.bias[0] ? p.bias[0] + at : nullptr;
-  const void* bias1 = p.bias[1] ? p.bias[1] + at : nullptr;
-  const int64_t channels = part.bytes == p.row_bytes ? p.hidden : part.bytes * p.hidden / p.row_bytes;
-  A::reduce_rows_from(w, ReduceSpec{p.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.type, channels}, rows.places,
-                      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
-  if (!p.out_weights || part.begin != 0) return;
-  A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
-                      rows.places, false, weights_of, [](int) { return 0.0f; });
+  const int64_t at = t * p.shape.row_bytes + part.begin;
+  const void* bias0 = p.shape.bias[0] ? p.shape.bias[0] + at : nullptr;
+  const void* bias1 = p.shape.bias[1] ? p.shape.bias[1] + at : nullptr;
+  const int64_t channels = part.bytes == p.shape.row_bytes ? p.shape.hidden : part.bytes * p.shape.hidden / p.shape.row_bytes;
+  A::reduce_rows_from(w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, channels}, rows.places,
+                      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.shape.topk + i]; });
+  if (!p.shape.out_weights || part.begin != 0) return;
+  A::reduce_rows_from(
+      w, ReduceSpec{p.shape.out_weights + t * p.shape.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.shape.topk},
+      rows.places, false, weights_of, [](int) { return 0.0f; });
 }
 
 /// Owner side: sums a part of token t where its rows lie. Pending.
@@ -190,13 +199,14 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
     const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
     const int64_t record = rows.entries[i].record;
-    return offered(heap, rank, heap.local(p.control.placement(p.call.epoch, rank))->rows) + record * p.row_bytes + part.begin;
+    return offered(heap, rank, heap.local(p.shape.control.placement(p.call.epoch, rank))->rows) + record * p.shape.row_bytes +
+           part.begin;
   };
   const auto weights_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
-    const uint64_t at = heap.local(p.control.placement(p.call.epoch, rank))->pull.weights;
-    return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.topk * 4;
+    const uint64_t at = heap.local(p.shape.control.placement(p.call.epoch, rank))->pull.weights;
+    return heap.base[rank] + at + static_cast<int64_t>(rows.entries[i].record) * p.shape.topk * 4;
   };
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
 }
@@ -205,7 +215,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, Deal<A>& tokens, int64_t end,
                                    MoveCounter& moved) {
-  for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.row_bytes}, moved);
+  for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.shape.row_bytes}, moved);
 }
 
 /// How the tokens of a rank are dealt to its warps: as many whole ones as give each warp equally many; then the others, which
@@ -225,14 +235,14 @@ SWITCHYARD_FN inline PullDeal deal_pulls(int64_t tokens, int64_t warps, int64_t 
 /// Owner side: sums this warp's share of all tokens. Pending.
 template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  const PullDeal deal = deal_pulls(p.tokens, w.total(), p.row_bytes);
-  Deal<A> items(p.pulls_next, A::kTakenAtOnce);
+  const PullDeal deal = deal_pulls(p.tokens, w.total(), p.shape.row_bytes);
+  Deal<A> items(p.work.pulls_next, A::kTakenAtOnce);
   if (deal.whole > 0) pull_and_reduce<A>(w, p, items, deal.whole, moved);
   const int64_t end = deal.whole + (p.tokens - deal.whole) * deal.parts;
   const bool dealt = deal.whole > 0;  // else no warp has more than one, which it need not ask for
   for (int64_t i = dealt ? items.item(w) : w.index(); i < end;) {
     const auto of = static_cast<int>(i - deal.whole), t = of / deal.parts;
-    reduce_token<A>(w, p, deal.whole + t, part_of_row(p.row_bytes, of - t * deal.parts, deal.parts), moved);
+    reduce_token<A>(w, p, deal.whole + t, part_of_row(p.shape.row_bytes, of - t * deal.parts, deal.parts), moved);
     if (!dealt) break;
     items.done();
     i = items.item(w);
@@ -246,9 +256,9 @@ template <class A>
 SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved, uint64_t alone = 0) {
   const CallContext& call = p.call;
   const int self = call.rank();
-  const auto flag_of = [&](int writer) { return p.control.flag(Site::pulled, writer); };
-  if (arrive_is_last<A>(w, p.pulls_done)) {
-    deal_again<A>(w, p.pulls_next);
+  const auto flag_of = [&](int writer) { return p.shape.control.flag(Site::pulled, writer); };
+  if (arrive_is_last<A>(w, p.work.pulls_done)) {
+    deal_again<A>(w, p.work.pulls_next);
     A::template publish_to<Scope::system>(
         w, call.world(),
         [&](int r) {
@@ -272,12 +282,12 @@ template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   const uint64_t late = A::lanes_where(
-      w, call.world(), [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->pull.ready == 0; });
+      w, call.world(), [&](int r) { return call.heap.local(p.shape.control.placement(call.epoch, r))->pull.ready == 0; });
   if (late == 0) return true;
   WarpSpan<A> span(w, call, Event::wait_outputs, -1);
   const auto writer = [&](int i) { return nth_bit(late, i); };
   return wait_for<A>(
-      w, call, bits(late), [&](int i) { return call.heap.local(p.control.flag(Site::outputs, writer(i))); }, call.word(),
+      w, call, bits(late), [&](int i) { return call.heap.local(p.shape.control.flag(Site::outputs, writer(i))); }, call.word(),
       Site::outputs, writer, &span);
 }
 
@@ -288,19 +298,19 @@ template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
-  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances);
-  if (p.place.pull.ready == 0) {
+  if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances);
+  if (p.staging.place.pull.ready == 0) {
     {
       const WarpSpan<A> span(w, call, Event::reduce_local, p.num_records);
       prepare_outputs<A>(w, p, moved);
     }
-    if (arrive_is_last<A>(w, p.outputs_done)) publish_all<A>(w, call, p.control, Site::outputs);
+    if (arrive_is_last<A>(w, p.work.outputs_done)) publish_all<A>(w, call, p.shape.control, Site::outputs);
   }
   {
     WarpSpan<A> span(w, call, Event::wait_placement, -1);
-    if (!wait_placements<A>(w, call, p.control, Site::placement, &span)) return false;
+    if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
   }
-  if (all_agree<A>(w, call, p.control, p.place.signature)) {
+  if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature)) {
     if (!wait_outputs<A>(w, p)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
     pull_all<A>(w, p, moved);

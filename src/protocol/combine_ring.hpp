@@ -31,24 +31,25 @@ template <class A>
 SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring) {
   const CombineParams& c = p.c;
   RingStream& s = ring.s;
-  const int32_t* routes = c.record_route + s.next * c.topk;
-  if (c.layout == Layout::rank_major) {
+  const int32_t* routes = c.tables.record_route + s.next * c.shape.topk;
+  if (c.shape.layout == Layout::rank_major) {
     if (s.k > 0) return false;
     s.k = 1;
     std::byte* slot = ring.next_slot();
-    A::copy(w, slot, c.y + s.next * c.row_bytes, static_cast<size_t>(c.row_bytes));
-    if (c.weights_in) A::copy(w, slot + p.rings.record_at(), c.weights_in + s.next * c.topk, size_t{4} * c.topk);
+    A::copy(w, slot, c.shape.y + s.next * c.shape.row_bytes, static_cast<size_t>(c.shape.row_bytes));
+    if (c.shape.weights_in)
+      A::copy(w, slot + p.rings.record_at(), c.shape.weights_in + s.next * c.shape.topk, size_t{4} * c.shape.topk);
     return true;
   }
-  if (c.order == CombineOrder::per_route) {
-    while (s.k < c.topk && routes[s.k] < 0) ++s.k;
-    if (s.k == c.topk) return false;
-    A::copy(w, ring.next_slot(), c.y + routes[s.k++] * c.row_bytes, static_cast<size_t>(c.row_bytes));
+  if (c.shape.order == CombineOrder::per_route) {
+    while (s.k < c.shape.topk && routes[s.k] < 0) ++s.k;
+    if (s.k == c.shape.topk) return false;
+    A::copy(w, ring.next_slot(), c.shape.y + routes[s.k++] * c.shape.row_bytes, static_cast<size_t>(c.shape.row_bytes));
     return true;
   }
   if (s.k > 0) return false;
   s.k = 1;
-  const bool any = A::lanes_where(w, c.topk, [&](int k) { return routes[k] >= 0; }) != 0;
+  const bool any = A::lanes_where(w, c.shape.topk, [&](int k) { return routes[k] >= 0; }) != 0;
   return any && reduce_record<A>(w, c, s.next, ring.next_slot());
 }
 
@@ -67,7 +68,7 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, Ring
   }
   s.open = s.next < s.end;
   span.set_arg(s.moved - before);
-  if (ring.consumer != p.c.call.rank()) span.set_bytes(static_cast<uint64_t>((s.moved - before) * p.c.row_bytes));
+  if (ring.consumer != p.c.call.rank()) span.set_bytes(static_cast<uint64_t>((s.moved - before) * p.c.shape.row_bytes));
   if (s.moved == before) span.cancel();
   if (s.open && s.moved == before) return false;
   keep<A>(w, kept, s);
@@ -127,7 +128,7 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, in
     const std::byte* slot = slot_of(i);
     return slot ? slot + p.rings.record_at() : nullptr;
   };
-  sum_rows<A>(w, c, t, rows, slot_of, weights_of, moved, {0, c.row_bytes});
+  sum_rows<A>(w, c, t, rows, slot_of, weights_of, moved, {0, c.shape.row_bytes});
   A::settle(w);  // slots have been read
   A::for_lanes(w, c.call.world(), [&](int r) {
     for (int i = 0; i < rows.places; ++i) readers[r].moved += rows.rank(i) == r ? 1 : 0;
@@ -169,8 +170,8 @@ SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p)
   for (int i = w.index(); i < channels * world; i += w.total()) {
     const int channel = i / world, owner = (i + p.c.call.rank()) % world;
     RingStream s;
-    s.next = first_record_of(p.c, owner, channel_begin(p.c.tokens_of[owner], channels, channel));
-    s.end = first_record_of(p.c, owner, channel_begin(p.c.tokens_of[owner], channels, channel + 1));
+    s.next = first_record_of(p.c, owner, channel_begin(p.c.tables.tokens_of[owner], channels, channel));
+    s.end = first_record_of(p.c, owner, channel_begin(p.c.tables.tokens_of[owner], channels, channel + 1));
     keep<A>(w, p.streams[i], s);
   }
   for (int channel = w.index(); channel < channels; channel += w.total()) {

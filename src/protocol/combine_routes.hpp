@@ -25,20 +25,22 @@ template <class A>
 SWITCHYARD_FN uint64_t pushing_ranks(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   return A::lanes_where(w, call.world(),
-                        [&](int r) { return call.heap.local(p.control.placement(call.epoch, r))->route.in_place == 0; });
+                        [&](int r) { return call.heap.local(p.shape.control.placement(call.epoch, r))->route.in_place == 0; });
 }
 
 /// Expert side: copies a part of the rows of one record to its owner's inbox. Pending. \returns bytes
 template <class A>
 SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, const RowPart& part) {
   const CallContext& call = p.call;
-  const int32_t* const route = p.record_route + record * p.topk;
-  const uint64_t inbox = call.heap.local(p.control.placement(call.epoch, owner))->route.inbox;
-  std::byte* const to = call.heap.base[owner] + inbox + int64_t{p.record_token[record]} * p.topk * p.row_bytes + part.begin;
-  const uint64_t kept = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
+  const int32_t* const route = p.tables.record_route + record * p.shape.topk;
+  const uint64_t inbox = call.heap.local(p.shape.control.placement(call.epoch, owner))->route.inbox;
+  std::byte* const to =
+      call.heap.base[owner] + inbox + int64_t{p.tables.record_token[record]} * p.shape.topk * p.shape.row_bytes + part.begin;
+  const uint64_t kept = A::lanes_where(w, p.shape.topk, [&](int k) { return route[k] >= 0; });
   for (uint64_t left = kept; left != 0; left &= left - 1) {
     const int k = nth_bit(left, 0);
-    A::copy(w, to + k * p.row_bytes, p.y + route[k] * p.row_bytes + part.begin, static_cast<size_t>(part.bytes));
+    A::copy(w, to + k * p.shape.row_bytes, p.shape.y + route[k] * p.shape.row_bytes + part.begin,
+            static_cast<size_t>(part.bytes));
   }
   return bits(kept) * part.bytes;
 }
@@ -50,7 +52,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
   const CallContext& call = p.call;
   const int world = call.world(), others = world - 1;
   WarpSpan<A> span(w, call, Event::return_rows);
-  Deal<A> turns(p.sums_next);
+  Deal<A> turns(p.work.sums_next);
   int64_t base = 0, pushed = 0, bytes = 0;  // turns of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
@@ -65,13 +67,13 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
       const auto rest = static_cast<int>(turn - round * others * parts);
       const int owner = (call.rank() + 1 + rest % others) % world;
       if (round >= end[owner] - begin[owner]) continue;
-      bytes += push_record<A>(w, p, owner, begin[owner] + round, part_of_row(p.row_bytes, rest / others, parts));
+      bytes += push_record<A>(w, p, owner, begin[owner] + round, part_of_row(p.shape.row_bytes, rest / others, parts));
       ++pushed;
     }
     base += rounds * others * parts;
     A::settle(w);
-    if (!arrive_is_last<A>(w, p.sums_done + c, warps)) continue;
-    if (c == kSumChunks - 1) deal_again<A>(w, p.sums_next);
+    if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
+    if (c == kSumChunks - 1) deal_again<A>(w, p.work.sums_next);
     publish_chunk<A>(w, p, c);
   }
   span.set_arg(pushed);
@@ -86,10 +88,10 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
   const auto row_of = [&](int i) -> const void* {
     const int rank = rows.rank(i);
     if (rank < 0) return nullptr;
-    const int64_t at = p.route_row[rows.first_route + i] * p.row_bytes + part.begin;
-    if (rank == call.rank()) return p.y + at;
-    const Placement& place = *call.heap.local(p.control.placement(call.epoch, rank));
-    return place.route.in_place == 0 ? p.inbox + (rows.first_route + i) * p.row_bytes + part.begin
+    const int64_t at = p.tables.route_row[rows.first_route + i] * p.shape.row_bytes + part.begin;
+    if (rank == call.rank()) return p.shape.y + at;
+    const Placement& place = *call.heap.local(p.shape.control.placement(call.epoch, rank));
+    return place.route.in_place == 0 ? p.staging.inbox + (rows.first_route + i) * p.shape.row_bytes + part.begin
                                      : offered(call.heap, rank, place.rows) + at;
   };
   sum_rows<A>(
@@ -102,13 +104,13 @@ template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;
   const uint64_t awaited = pushing & ~(uint64_t{1} << call.rank());  // this rank's own rows are read where they are
-  Deal<A> tokens(p.pulls_next);
+  Deal<A> tokens(p.work.pulls_next);
   int64_t base = 0;  // items of earlier chunks
   const auto writer = [&](int i) { return nth_bit(awaited, i); };
   for (int c = 0; c < kSumChunks; ++c) {
     {
       WarpSpan<A> span(w, call, Event::wait_outputs, -1);
-      const auto flag = [&](int i) { return call.heap.local(p.control.outputs_flag(writer(i), c)); };
+      const auto flag = [&](int i) { return call.heap.local(p.shape.control.outputs_flag(writer(i), c)); };
       if (!wait_for<A>(w, call, bits(awaited), flag, call.word(), Site::outputs, writer, &span, Wait::long_with_many))
         return false;
     }
@@ -118,7 +120,7 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
     const int64_t first = c > 0 ? route_chunk_end(p.tokens, c - 1) : 0, items = (route_chunk_end(p.tokens, c) - first) * parts;
     for (int64_t i = 0; (i = tokens.item(w) - base) < items; tokens.done()) {
       const int64_t t = i / parts;
-      sum_routes<A>(w, p, first + t, part_of_row(p.row_bytes, static_cast<int>(i - t * parts), parts), moved);
+      sum_routes<A>(w, p, first + t, part_of_row(p.shape.row_bytes, static_cast<int>(i - t * parts), parts), moved);
     }
     base += items;
     span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
@@ -132,17 +134,17 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
 template <class A>
 SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
-  const int pushers = p.sum_blocks > 0 ? p.sum_blocks : w.num_blocks();
-  const bool pushes = p.place.route.in_place == 0 && call.world() > 1 && w.block() < pushers;
+  const int pushers = p.work.sum_blocks > 0 ? p.work.sum_blocks : w.num_blocks();
+  const bool pushes = p.staging.place.route.in_place == 0 && call.world() > 1 && w.block() < pushers;
   uint64_t pushing = 0;
   MoveCounter moved;
-  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place, p.distances);
+  if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place, p.staging.distances);
   const int32_t* const begins = pushes ? find_chunks<A>(w, p, route_chunk_end) : nullptr;
   {
     WarpSpan<A> span(w, call, Event::wait_placement, -1);
-    if (!wait_placements<A>(w, call, p.control, Site::placement, &span)) return false;
+    if (!wait_placements<A>(w, call, p.shape.control, Site::placement, &span)) return false;
   }
-  if (all_agree<A>(w, call, p.control, p.place.signature)) {
+  if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature)) {
     if (pushes) push_rows<A>(w, p, begins, pushers * w.warps_per_block());
     pushing = pushing_ranks<A>(w, p);
     if (!sum_tokens<A>(w, p, pushing, moved)) return false;
@@ -153,7 +155,7 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
 /// Kernel body of combine with direct staging.
 template <class A>
 SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
-  if (p.layout == Layout::expert_major && p.order == CombineOrder::per_route) return combine_routes<A>(w, p);
+  if (p.shape.layout == Layout::expert_major && p.shape.order == CombineOrder::per_route) return combine_routes<A>(w, p);
   return combine_in_place<A>(w, p);
 }
 

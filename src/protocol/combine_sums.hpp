@@ -28,7 +28,7 @@ SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParam
   auto* const begins = reinterpret_cast<int32_t*>(w.scratch());
   A::for_lanes(w, (kSumChunks + 1) * world, [&](int i) {
     const int c = i / world, owner = i - c * world;
-    begins[i] = static_cast<int32_t>(first_record_of(p, owner, c > 0 ? chunk_end(p.tokens_of[owner], c - 1) : 0));
+    begins[i] = static_cast<int32_t>(first_record_of(p, owner, c > 0 ? chunk_end(p.tables.tokens_of[owner], c - 1) : 0));
   });
   A::settle(w);
   return begins;
@@ -41,7 +41,7 @@ SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, in
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {
-        return FlagStore{call.heap.at(r, p.control.outputs_flag(call.rank(), c)), call.word()};
+        return FlagStore{call.heap.at(r, p.shape.control.outputs_flag(call.rank(), c)), call.word()};
       },
       Site::outputs);
 }
@@ -54,7 +54,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
   const int world = call.world();
   WarpSpan<A> span(w, call, Event::reduce_local);
   const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
-  Deal<A> records(p.sums_next);
+  Deal<A> records(p.work.sums_next);
   int64_t base = 0, made = 0;  // records of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
@@ -66,13 +66,13 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
         break;
       }
       const int64_t record = begin[at.segment] + at.offset;
-      if (!reduce_record<A>(w, p, record, p.staged + record * p.row_bytes)) continue;
-      moved.copied_bytes += static_cast<uint64_t>(p.row_bytes);
+      if (!reduce_record<A>(w, p, record, p.staging.staged + record * p.shape.row_bytes)) continue;
+      moved.copied_bytes += static_cast<uint64_t>(p.shape.row_bytes);
       ++made;
     }
     A::settle(w);
-    if (!arrive_is_last<A>(w, p.sums_done + c, warps)) continue;
-    if (c == kSumChunks - 1) deal_again<A>(w, p.sums_next);
+    if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
+    if (c == kSumChunks - 1) deal_again<A>(w, p.work.sums_next);
     publish_chunk<A>(w, p, c);
   }
   span.set_arg(made);
@@ -83,13 +83,13 @@ template <class A>
 SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_outputs, -1);
   return wait_ranks<A>(
-      w, p.call, [&](int r) { return p.call.heap.local(p.control.outputs_flag(r, c)); }, Site::outputs, &span);
+      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, &span);
 }
 
 /// Owner side: the tokens that are dealt to this warp. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  Deal<A> tokens(p.pulls_next);
+  Deal<A> tokens(p.work.pulls_next);
   for (int c = 0; c < kSumChunks; ++c) {
     if (!wait_sums<A>(w, p, c)) return false;
     WarpSpan<A> span(w, p.call, Event::pull_reduce);
@@ -107,18 +107,18 @@ template <class A>
 SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;
   MoveCounter moved;
-  if (w.index() == 0) publish_placement<A>(w, call, p.control, p.place);
-  const int makers = p.sum_blocks > 0 ? p.sum_blocks : w.num_blocks();
-  if (p.reduce_here && w.block() < makers) make_sums<A>(w, p, makers * w.warps_per_block(), moved);
-  if (!wait_placements<A>(w, call, p.control, Site::placement)) return false;
-  if (all_agree<A>(w, call, p.control, p.place.signature) && !pull_sums<A>(w, p, moved)) return false;
+  if (w.index() == 0) publish_placement<A>(w, call, p.shape.control, p.staging.place);
+  const int makers = p.work.sum_blocks > 0 ? p.work.sum_blocks : w.num_blocks();
+  if (p.staging.reduce_here && w.block() < makers) make_sums<A>(w, p, makers * w.warps_per_block(), moved);
+  if (!wait_placements<A>(w, call, p.shape.control, Site::placement)) return false;
+  if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature) && !pull_sums<A>(w, p, moved)) return false;
   return end_pulls<A>(w, p, moved);
 }
 
 /// Of the kernel bodies of combine with direct staging the one that does not push.
 template <class A>
 SWITCHYARD_FN bool combine_in_place(typename A::Warp& w, const CombineParams& p) {
-  return p.layout == Layout::expert_major ? combine_sums<A>(w, p) : combine_pull<A>(w, p);
+  return p.shape.layout == Layout::expert_major ? combine_sums<A>(w, p) : combine_pull<A>(w, p);
 }
 
 }  // namespace switchyard::detail

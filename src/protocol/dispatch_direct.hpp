@@ -71,7 +71,11 @@ struct MoveWork {
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless they say
 /// otherwise.
-struct DispatchParams : MoveStart, MoveShape, MoveTables, MoveWork {};
+struct DispatchParams : MoveStart {
+  MoveShape shape;
+  MoveTables tables;
+  MoveWork work;
+};
 
 /// Where rank `r` takes this call's rows and records. Valid after wait for `placement`.
 struct Destination {
@@ -85,32 +89,32 @@ struct Destination {
   SWITCHYARD_FN float* weight() const { return reinterpret_cast<float*>(records + record_layout.weight_at()); }
 };
 SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
-  const Placement& place = *p.call.heap.local(p.control.placement(p.call.epoch, r));
+  const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, r));
   return {p.call.heap.base[r] + place.rows,
-          {place.dispatch.rows_allocated, p.row_bytes, p.scale_bytes},
+          {place.dispatch.rows_allocated, p.shape.row_bytes, p.shape.scale_bytes},
           p.call.heap.base[r] + place.dispatch.records,
-          {place.dispatch.records_allocated, p.topk}};
+          {place.dispatch.records_allocated, p.shape.topk}};
 }
 
 /// What route k of token t means at `rank`, and its weight: -1 and 0 where it goes elsewhere or was dropped.
 SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k, int rank, int32_t* route, float* weight) {
-  const int first = p.map.first(rank), last = first + p.map.count(rank);
-  const int64_t f = t * p.topk + k;
-  const int32_t id = p.ids[f];
+  const int first = p.shape.map.first(rank), last = first + p.shape.map.count(rank);
+  const int64_t f = t * p.shape.topk + k;
+  const int32_t id = p.tables.ids[f];
   const bool here = id >= first && id < last;
-  *route = !here ? -1 : p.layout == Layout::rank_major ? id - first : p.route_row[f];
-  if (p.weights) *weight = here ? p.weights[f] : 0.0f;
+  *route = !here ? -1 : p.shape.layout == Layout::rank_major ? id - first : p.tables.route_row[f];
+  if (p.shape.weights) *weight = here ? p.shape.weights[f] : 0.0f;
 }
 
 /// Writes the records of token t at all its receivers.
 template <class A>
 SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, const SendEntry* entries, int places) {
-  A::for_lanes(w, places * p.topk, [&](int i) {
-    const SendEntry e = entries[i / p.topk];
+  A::for_lanes(w, places * p.shape.topk, [&](int i) {
+    const SendEntry e = entries[i / p.shape.topk];
     if (e.rank < 0) return;
-    const int k = i % p.topk;
+    const int k = i % p.shape.topk;
     const Destination d = destination(p, e.rank);
-    const int64_t at = static_cast<int64_t>(e.record) * p.topk + k;
+    const int64_t at = static_cast<int64_t>(e.record) * p.shape.topk + k;
     write_route(p, t, k, e.rank, d.route() + at, d.weight() + at);
     if (k == 0) d.token()[e.record] = static_cast<int32_t>(t);
   });
@@ -119,12 +123,12 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
 /// Sends the tokens below `end` that are dealt to this warp. All copies are settled on return.
 template <class A>
 SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<A>& tokens, int64_t end, MoveCounter& moved) {
-  const uint64_t metadata = 4 + static_cast<uint64_t>(p.topk) * (p.weights ? 8 : 4);
-  const auto payload = static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
+  const uint64_t metadata = 4 + static_cast<uint64_t>(p.shape.topk) * (p.shape.weights ? 8 : 4);
+  const auto payload = static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) {
-    const SendEntry* entries = p.sends.of(t);
-    const int places = p.sends.places(t);
-    if (p.with_records) {
+    const SendEntry* entries = p.tables.sends.of(t);
+    const int places = p.tables.sends.places(t);
+    if (p.shape.with_records) {
       send_records<A>(w, p, t, entries, places);
       moved.metadata_bytes +=
           metadata * static_cast<uint64_t>(bits(A::lanes_where(w, places, [&](int i) { return entries[i].rank >= 0; })));
@@ -136,30 +140,30 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<
     moved.payload_rows += static_cast<uint64_t>(bits(all));
     moved.local_bytes += payload * static_cast<uint64_t>(bits(own));
     moved.remote_bytes += payload * static_cast<uint64_t>(bits(all & ~own));
-    const std::byte* row = p.x + t * p.src_row_bytes;
-    const std::byte* scale = p.scales ? p.scales + t * p.scale_bytes : nullptr;
-    if (p.quantize != ScaleKind::none) {
+    const std::byte* row = p.shape.x + t * p.shape.src_row_bytes;
+    const std::byte* scale = p.shape.scales ? p.shape.scales + t * p.shape.scale_bytes : nullptr;
+    if (p.shape.quantize != ScaleKind::none) {
       A::drain_sources(w);  // the staged row of the token before may still be read
       auto* staged = w.scratch();
-      scale = staged + round_up(p.row_bytes, 128);
-      A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), const_cast<std::byte*>(scale), row, p.src_type, p.hidden,
-                      p.quantize);
+      scale = staged + round_up(p.shape.row_bytes, 128);
+      A::quantize_row(w, reinterpret_cast<uint8_t*>(staged), const_cast<std::byte*>(scale), row, p.shape.src_type,
+                      p.shape.hidden, p.shape.quantize);
       row = staged;
     }
     const int first = (p.call.rank() + 1) % places;  // as CallContext::in_turn
     const auto row_to = [&](int n) -> void* {
       const int i = around(n, first, places);
-      return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.row_bytes : nullptr;
+      return goes(i) ? destination(p, entries[i].rank).block + entries[i].row * p.shape.row_bytes : nullptr;
     };
-    A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.row_bytes));
+    A::multicast_to(w, places, row_to, row, static_cast<size_t>(p.shape.row_bytes));
     if (!scale) continue;
     const auto scale_to = [&](int n) -> void* {
       const int i = around(n, first, places);
       if (!goes(i)) return nullptr;
       const Destination d = destination(p, entries[i].rank);
-      return d.block + d.layout.scales_at() + entries[i].row * p.scale_bytes;
+      return d.block + d.layout.scales_at() + entries[i].row * p.shape.scale_bytes;
     };
-    A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.scale_bytes));
+    A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.shape.scale_bytes));
   }
   A::settle(w);
 }
@@ -167,12 +171,13 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<
 /// Zeroes this warp's share of the padding rows of this rank's own block.
 template <class A>
 SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine, const Share& share) {
-  for (int e = 0; e < p.num_padding; ++e) {
+  for (int e = 0; e < p.tables.num_padding; ++e) {
     const int64_t turn = (share.index + int64_t{e} * 61) % share.step;  // another first warp for each expert
-    for (int64_t row = p.padding[2 * e] + turn; row < p.padding[2 * e + 1]; row += share.step) {
-      A::fill_zero(w, mine.block + row * p.row_bytes, static_cast<size_t>(p.row_bytes));
-      if (p.scale_bytes)
-        A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
+    for (int64_t row = p.tables.padding[2 * e] + turn; row < p.tables.padding[2 * e + 1]; row += share.step) {
+      A::fill_zero(w, mine.block + row * p.shape.row_bytes, static_cast<size_t>(p.shape.row_bytes));
+      if (p.shape.scale_bytes)
+        A::fill_zero(w, mine.block + mine.layout.scales_at() + row * p.shape.scale_bytes,
+                     static_cast<size_t>(p.shape.scale_bytes));
     }
   }
 }
@@ -181,27 +186,28 @@ SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, co
 template <class A>
 SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, int64_t r,
                                  MoveCounter& moved) {
-  const int32_t* const route = (p.record_route ? p.record_route : mine.route()) + r * p.topk;
-  if (p.row_source) {
-    A::for_lanes(w, p.topk, [&](int k) {
+  const int32_t* const route = (p.tables.record_route ? p.tables.record_route : mine.route()) + r * p.shape.topk;
+  if (p.tables.row_source) {
+    A::for_lanes(w, p.shape.topk, [&](int k) {
       const int32_t row = route[k];
       if (row < 0) return;
-      p.row_source[row] = pack_source(source, k, mine.token()[r]);
-      p.row_weight[row] = mine.weight()[r * p.topk + k];
+      p.tables.row_source[row] = pack_source(source, k, mine.token()[r]);
+      p.tables.row_weight[row] = mine.weight()[r * p.shape.topk + k];
     });
   }
-  const uint64_t all = A::lanes_where(w, p.topk, [&](int k) { return route[k] >= 0; });
+  const uint64_t all = A::lanes_where(w, p.shape.topk, [&](int k) { return route[k] >= 0; });
   const uint64_t others = all & (all - 1);
   if (others == 0) return;
   const int64_t primary = route[nth_bit(all, 0)];
-  const auto row_to = [&](int k) -> void* { return others >> k & 1 ? mine.block + route[k] * p.row_bytes : nullptr; };
-  A::multicast_to(w, p.topk, row_to, mine.block + primary * p.row_bytes, static_cast<size_t>(p.row_bytes));
-  if (p.scale_bytes) {
+  const auto row_to = [&](int k) -> void* { return others >> k & 1 ? mine.block + route[k] * p.shape.row_bytes : nullptr; };
+  A::multicast_to(w, p.shape.topk, row_to, mine.block + primary * p.shape.row_bytes, static_cast<size_t>(p.shape.row_bytes));
+  if (p.shape.scale_bytes) {
     std::byte* const scales = mine.block + mine.layout.scales_at();
-    const auto scale_to = [&](int k) -> void* { return others >> k & 1 ? scales + route[k] * p.scale_bytes : nullptr; };
-    A::multicast_to(w, p.topk, scale_to, scales + primary * p.scale_bytes, static_cast<size_t>(p.scale_bytes));
+    const auto scale_to = [&](int k) -> void* { return others >> k & 1 ? scales + route[k] * p.shape.scale_bytes : nullptr; };
+    A::multicast_to(w, p.shape.topk, scale_to, scales + primary * p.shape.scale_bytes,
+                    static_cast<size_t>(p.shape.scale_bytes));
   }
-  moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.row_bytes + p.scale_bytes);
+  moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
 }
 
 /// Tells all receivers that this rank's rows up to the end of chunk c have come, and how many records these are.
@@ -211,8 +217,8 @@ SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, in
   A::template publish_to<Scope::system>(
       w, call.world(),
       [&](int r) {
-        const auto records = p.chunk_records ? static_cast<uint64_t>(p.chunk_records[c * call.world() + r]) : 0;
-        return FlagStore{call.heap.at(r, p.control.rows_flag(call.rank(), c)), flag_word(call.epoch, records)};
+        const auto records = p.tables.chunk_records ? static_cast<uint64_t>(p.tables.chunk_records[c * call.world() + r]) : 0;
+        return FlagStore{call.heap.at(r, p.shape.control.rows_flag(call.rank(), c)), flag_word(call.epoch, records)};
       },
       Site::rows);
 }
@@ -222,7 +228,7 @@ template <class A>
 SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_rows, -1);
   return wait_ranks<A>(
-      w, p.call, [&](int r) { return p.call.heap.local(p.control.rows_flag(r, c)); }, Site::rows, &span);
+      w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span);
 }
 
 /// Records whose routes a warp has to place, in the order in which they come: by chunk, then source. They are dealt several at
@@ -244,7 +250,7 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
   int64_t placed = 0;
   // The flags were acquired: a plain load will do.
   const auto come = [&](int source, int chunk) {
-    return static_cast<int64_t>(flag_value(*call.heap.local(p.control.rows_flag(source, chunk))));
+    return static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
   };
   const auto before = [&](int source) { return c > 0 ? come(source, c - 1) : 0; };
   for (;; deal.records.done(), ++placed) {
@@ -255,7 +261,7 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
       span.set_arg(placed);
       return true;
     }
-    place_aliases<A>(w, p, mine, at.segment, p.record_begin[at.segment] + before(at.segment) + at.offset, moved);
+    place_aliases<A>(w, p, mine, at.segment, p.tables.record_begin[at.segment] + before(at.segment) + at.offset, moved);
   }
 }
 
@@ -265,20 +271,20 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
-  const bool expert_major = p.layout == Layout::expert_major;
+  const bool expert_major = p.shape.layout == Layout::expert_major;
   const int last = expert_major ? kRowChunks - 1 : 0, blocks = w.num_blocks();
-  const bool apart = p.send_blocks > 0;
+  const bool apart = p.work.send_blocks > 0;
   const Destination mine = destination(p, call.rank());
   const Share all = share_of_blocks(w, 0, blocks);
-  PlaceDeal<A> placing{Deal<A>(p.places_next, PlaceDeal<A>::kBatch)};
+  PlaceDeal<A> placing{Deal<A>(p.work.places_next, PlaceDeal<A>::kBatch)};
   MoveCounter moved;
   const auto zero = [&](const Share& share) {
-    const WarpSpan<A> span(w, call, Event::zero_padding, p.num_padding);
+    const WarpSpan<A> span(w, call, Event::zero_padding, p.tables.num_padding);
     zero_padding<A>(w, p, mine, share);
   };
-  if (!apart || w.block() < p.send_blocks) {
-    const int senders = (apart ? p.send_blocks : blocks) * w.warps_per_block();
-    Deal<A> tokens(p.sends_next, A::kTakenAtOnce);
+  if (!apart || w.block() < p.work.send_blocks) {
+    const int senders = (apart ? p.work.send_blocks : blocks) * w.warps_per_block();
+    Deal<A> tokens(p.work.sends_next, A::kTakenAtOnce);
     for (int c = 0; c <= last; ++c) {
       {
         WarpSpan<A> span(w, call, Event::send_rows);
@@ -287,9 +293,9 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
         span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
         span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
-      if (arrive_is_last<A>(w, p.sends_done + c, senders)) {
-        if (c == last) deal_again<A>(w, p.sends_next);
-        if (c == 0) deal_again<A>(w, p.places_next);  // of the call before; nobody takes any before chunk 0 has come
+      if (arrive_is_last<A>(w, p.work.sends_done + c, senders)) {
+        if (c == last) deal_again<A>(w, p.work.sends_next);
+        if (c == 0) deal_again<A>(w, p.work.places_next);  // of the call before; nobody takes any before chunk 0 has come
         publish_rows<A>(w, p, c);
       }
       if (apart) continue;
@@ -297,7 +303,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       if (c > 0 && !place_chunk<A>(w, p, mine, c - 1, placing, moved)) return false;
     }
   } else {
-    zero(share_of_blocks(w, p.send_blocks, blocks));
+    zero(share_of_blocks(w, p.work.send_blocks, blocks));
   }
   for (int c = !expert_major ? 1 : apart ? 0 : last; c <= last; ++c)
     if (!place_chunk<A>(w, p, mine, c, placing, moved)) return false;

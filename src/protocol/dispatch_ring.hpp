@@ -25,19 +25,22 @@ SWITCHYARD_FN void append_token(typename A::Warp& w, const RingDispatchParams& p
   std::byte* slot = ring.next_slot();
   auto* head = reinterpret_cast<RingRecord*>(slot + p.rings.record_at());
   auto* route = reinterpret_cast<int32_t*>(head + 1);
-  auto* weight = reinterpret_cast<float*>(route + d.topk);
-  A::for_lanes(w, d.topk, [&](int k) { write_route(d, t, k, e.rank, route + k, weight + k); });
+  auto* weight = reinterpret_cast<float*>(route + d.shape.topk);
+  A::for_lanes(w, d.shape.topk, [&](int k) { write_route(d, t, k, e.rank, route + k, weight + k); });
   A::for_lanes(w, 1, [&](int) { *head = RingRecord{e.record, static_cast<int32_t>(t), {0, 0}}; });
-  moved.metadata_bytes += sizeof(RingRecord) + static_cast<uint64_t>(8 * d.topk);
+  moved.metadata_bytes += sizeof(RingRecord) + static_cast<uint64_t>(8 * d.shape.topk);
   if (e.row < 0) return;
-  const std::byte* row = d.x + t * d.src_row_bytes;
-  if (d.quantize != ScaleKind::none) {
-    A::quantize_row(w, reinterpret_cast<uint8_t*>(slot), slot + p.rings.scale_at(), row, d.src_type, d.hidden, d.quantize);
+  const std::byte* row = d.shape.x + t * d.shape.src_row_bytes;
+  if (d.shape.quantize != ScaleKind::none) {
+    A::quantize_row(w, reinterpret_cast<uint8_t*>(slot), slot + p.rings.scale_at(), row, d.shape.src_type, d.shape.hidden,
+                    d.shape.quantize);
   } else {
-    A::copy(w, slot, row, static_cast<size_t>(d.row_bytes));
-    if (d.scales) A::copy(w, slot + p.rings.scale_at(), d.scales + t * d.scale_bytes, static_cast<size_t>(d.scale_bytes));
+    A::copy(w, slot, row, static_cast<size_t>(d.shape.row_bytes));
+    if (d.shape.scales)
+      A::copy(w, slot + p.rings.scale_at(), d.shape.scales + t * d.shape.scale_bytes, static_cast<size_t>(d.shape.scale_bytes));
   }
-  (e.rank == d.call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(d.row_bytes + d.scale_bytes);
+  (e.rank == d.call.rank() ? moved.local_bytes : moved.remote_bytes) +=
+      static_cast<uint64_t>(d.shape.row_bytes + d.shape.scale_bytes);
   ++moved.payload_rows;
 }
 
@@ -53,8 +56,8 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
   const uint64_t bytes_before = moved.remote_bytes;
   while (s.next < s.end) {
     const SendEntry* entry = nullptr;
-    const SendEntry* entries = p.d.sends.of(s.next);
-    const int places = p.d.sends.places(s.next);
+    const SendEntry* entries = p.d.tables.sends.of(s.next);
+    const int places = p.d.tables.sends.places(s.next);
     for (int i = 0; i < places; ++i)
       if (entries[i].rank == ring.consumer) entry = &entries[i];
     if (entry) {
@@ -82,31 +85,31 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
   const DispatchParams& d = p.d;
   const auto* head = reinterpret_cast<const RingRecord*>(slot + p.rings.record_at());
   const auto* route = reinterpret_cast<const int32_t*>(head + 1);
-  const auto* weight = reinterpret_cast<const float*>(route + d.topk);
+  const auto* weight = reinterpret_cast<const float*>(route + d.shape.topk);
   const int64_t record = head->record;
-  const bool rank_major = d.layout == Layout::rank_major;
-  const int places = rank_major ? 1 : d.topk;
+  const bool rank_major = d.shape.layout == Layout::rank_major;
+  const int places = rank_major ? 1 : d.shape.topk;
   const auto row_of = [&](int k) -> int64_t { return rank_major ? record : route[k]; };
-  const auto row_to = [&](int k) -> void* { return row_of(k) >= 0 ? p.mine.block + row_of(k) * d.row_bytes : nullptr; };
-  A::multicast_to(w, places, row_to, slot, static_cast<size_t>(d.row_bytes));
-  if (d.scale_bytes) {
+  const auto row_to = [&](int k) -> void* { return row_of(k) >= 0 ? p.mine.block + row_of(k) * d.shape.row_bytes : nullptr; };
+  A::multicast_to(w, places, row_to, slot, static_cast<size_t>(d.shape.row_bytes));
+  if (d.shape.scale_bytes) {
     std::byte* scales = p.mine.block + p.mine.layout.scales_at();
-    const auto scale_to = [&](int k) -> void* { return row_of(k) >= 0 ? scales + row_of(k) * d.scale_bytes : nullptr; };
-    A::multicast_to(w, places, scale_to, slot + p.rings.scale_at(), static_cast<size_t>(d.scale_bytes));
+    const auto scale_to = [&](int k) -> void* { return row_of(k) >= 0 ? scales + row_of(k) * d.shape.scale_bytes : nullptr; };
+    A::multicast_to(w, places, scale_to, slot + p.rings.scale_at(), static_cast<size_t>(d.shape.scale_bytes));
   }
   const auto rows = static_cast<uint64_t>(bits(A::lanes_where(w, places, [&](int k) { return row_of(k) >= 0; })));
-  moved.copied_bytes += rows * static_cast<uint64_t>(d.row_bytes + d.scale_bytes);
-  if (!d.with_records) return;
+  moved.copied_bytes += rows * static_cast<uint64_t>(d.shape.row_bytes + d.shape.scale_bytes);
+  if (!d.shape.with_records) return;
   int32_t* token_out = p.mine.token() + record;
-  int32_t* route_out = p.mine.route() + record * d.topk;
-  float* weight_out = p.mine.weight() + record * d.topk;
-  A::for_lanes(w, d.topk, [&](int k) {
+  int32_t* route_out = p.mine.route() + record * d.shape.topk;
+  float* weight_out = p.mine.weight() + record * d.shape.topk;
+  A::for_lanes(w, d.shape.topk, [&](int k) {
     route_out[k] = route[k];
     weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives others
     if (k == 0) *token_out = head->token;
-    if (d.row_source && route[k] >= 0) {
-      d.row_source[route[k]] = pack_source(source, k, head->token);
-      d.row_weight[route[k]] = weight[k];
+    if (d.tables.row_source && route[k] >= 0) {
+      d.tables.row_source[route[k]] = pack_source(source, k, head->token);
+      d.tables.row_weight[route[k]] = weight[k];
     }
   });
 }

@@ -20,7 +20,7 @@ __device__ void complete(CombineParams& c, const CudaCombineParams& given, const
   c.tokens = header.tokens;
   c.rows = header.rows;
   c.num_records = header.num_records;
-  c.place.signature = mix_hash(given.c.place.signature, header.identity);
+  c.staging.place.signature = mix_hash(given.c.staging.place.signature, header.identity);
   c.record_weight = header.any_weights ? given.weights_of_records : nullptr;
   c.weights = header.any_weights && given.weights_given == nullptr ? given.weights_of_routes : given.weights_given;
 }
@@ -31,12 +31,12 @@ __device__ void end_combine(const CudaCombineParams& given, const CallContext& c
   if (moved)
     end_call(given.state, call.epoch, standing);
   else
-    (void)end_unmoved(call, given.words, given.c.control, given.state, standing, given.soft, failed_rank);
+    (void)end_unmoved(call, given.words, given.c.shape.control, given.state, standing, given.soft, failed_rank);
 }
 
 /// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
 SWITCHYARD_FN inline bool pushes_rows(const CombineParams& c) {
-  return c.layout == Layout::expert_major && c.order == CombineOrder::per_route;
+  return c.shape.layout == Layout::expert_major && c.shape.order == CombineOrder::per_route;
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   if (threadIdx.x == 0) complete(c, given, header);
   __syncthreads();
   if (!(kPushes ? combine_routes<A>(w, c) : combine_in_place<A>(w, c))) return Cuda::settle(w);
-  const bool moved = placements_agree(w, c.call, c.control, c.place.signature);
+  const bool moved = placements_agree(w, c.call, c.shape.control, c.staging.place.signature);
   Cuda::settle(w);
   if (w.index() == 0) end_combine(given, c.call, standing, moved);
 }
@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   }
   __syncthreads();
   const CallContext& call = p.c.call;
-  if (w.index() == 0) publish_placement<A>(w, call, p.c.control, p.c.place);
-  if (!wait_placements<A>(w, call, p.c.control, Site::placement)) return Cuda::settle(w);
-  const bool moves = placements_agree(w, call, p.c.control, p.c.place.signature);
+  if (w.index() == 0) publish_placement<A>(w, call, p.c.shape.control, p.c.staging.place);
+  if (!wait_placements<A>(w, call, p.c.shape.control, Site::placement)) return Cuda::settle(w);
+  const bool moves = placements_agree(w, call, p.c.shape.control, p.c.staging.place.signature);
   const bool ok = !moves || combine_ring_kernel<A>(w, p);
   Cuda::settle(w);
   if (ok && arrive_is_last<Cuda>(w, &given.state->exits)) end_combine(given, call, standing, moves);
@@ -134,7 +134,7 @@ void launch_combine(const CudaCombineParams& p, const LaunchShape& launch, gpu::
 
 void launch_ring_combine(const CudaCombineParams& p, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          gpu::Stream stream) {
-  const CudaShape shape = move_shape(kMoveWarps, p.c.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
+  const CudaShape shape = move_shape(kMoveWarps, p.c.shape.row_bytes, 0, sizeof(RingCombineParams), limits.shared_bytes);
   ring_kernel_for(p).launch(grid_of(blocks, shape), stream, p, ring, shape);
 }
 

@@ -43,20 +43,21 @@ __device__ void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int6
 }
 
 /// The tables of a cached dispatch, which an earlier one made.
-__device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.with_records ? nullptr : p.header; }
+__device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.shape.with_records ? nullptr : p.header; }
 
 /// What ranks compare: a cached dispatch is of the dispatch that made its tables, which the host does not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
-  return p.d.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
+  return p.d.shape.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
 }
 
 /// One warp, last thing, after all warps have read the header.
 __device__ void end_dispatch(const CudaDispatchParams& given, const CallContext& call, Standing standing, bool moved) {
   TablesHeader& header = *given.header;
-  const bool fresh = given.d.with_records;
+  const bool fresh = given.d.shape.with_records;
   if (!moved && header.status == 0) {
     int failed_rank = -1;
-    const Placement* failed = end_unmoved(call, given.words, given.d.control, given.state, standing, given.soft, failed_rank);
+    const Placement* failed =
+        end_unmoved(call, given.words, given.d.shape.control, given.state, standing, given.soft, failed_rank);
     if (!fresh || failed == nullptr || threadIdx.x % kLanes != 0) return;
     header.status = static_cast<int32_t>(failed->status);
     header.failed_rank = failed_rank;
@@ -90,18 +91,18 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     p.place.signature = signature_of(given, header);
   }
   __syncthreads();
-  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, p.place);
+  if (p.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.shape.control, p.place);
   bool moves = header.status == 0;
   if (moves) {
-    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
-    moves = placements_agree(w, call, p.d.control, p.place.signature);
+    if (!wait_placements<A>(w, call, p.d.shape.control, Site::placement)) return Cuda::settle(w);
+    moves = placements_agree(w, call, p.d.shape.control, p.place.signature);
   }
   if (moves) {
-    fill_rest(w, p.d.layout, p.rest, header.rows, header.num_records);
+    fill_rest(w, p.d.shape.layout, p.rest, header.rows, header.num_records);
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
     // The call is over when all warps have begun: see dispatch_direct.
-    if (ok && (p.d.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0))
+    if (ok && (p.d.work.send_blocks > 0 ? arrive_is_last<Cuda>(w, &given.state->exits) : w.index() == 0))
       end_dispatch(given, call, standing, true);
   } else if (arrive_is_last<Cuda>(w, &given.state->exits)) {
     end_dispatch(given, call, standing, false);
@@ -138,14 +139,14 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     place.signature = signature;
   }
   __syncthreads();
-  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.control, place);
+  if (given.offers_place && w.index() == 0) publish_placement<A>(w, call, p.d.shape.control, place);
   bool moves = header.status == 0;
   if (moves) {
-    if (!wait_placements<A>(w, call, p.d.control, Site::placement)) return Cuda::settle(w);
-    moves = placements_agree(w, call, p.d.control, signature);
+    if (!wait_placements<A>(w, call, p.d.shape.control, Site::placement)) return Cuda::settle(w);
+    moves = placements_agree(w, call, p.d.shape.control, signature);
   }
   if (moves) {
-    fill_rest(w, given.d.layout, given.rest, header.rows, header.num_records);
+    fill_rest(w, given.d.shape.layout, given.rest, header.rows, header.num_records);
     const bool ok = dispatch_ring<A>(w, p);
     Cuda::settle(w);
     if (!ok) return;
@@ -206,8 +207,8 @@ const auto& ring_kernel_for(const CudaDispatchParams& p) {
 }
 
 uint32_t scratch_bytes(const DispatchParams& d) {
-  if (d.quantize == ScaleKind::none) return 0;
-  return static_cast<uint32_t>(round_up(d.row_bytes, 128) + round_up(d.scale_bytes, 128));
+  if (d.shape.quantize == ScaleKind::none) return 0;
+  return static_cast<uint32_t>(round_up(d.shape.row_bytes, 128) + round_up(d.shape.scale_bytes, 128));
 }
 
 constexpr int kCountThreads = 512;
@@ -219,14 +220,14 @@ const Kernel<const PlanParams, const Received> count_kept("count kernel", normal
 void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      gpu::Stream stream) {
   const CudaShape shape =
-      move_shape(launch.warps, p.d.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes, launch.stages);
+      move_shape(launch.warps, p.d.shape.row_bytes, scratch_bytes(p.d), sizeof p, limits.shared_bytes, launch.stages);
   kernel_for(p).launch(grid_of(launch.blocks, shape, after_plan && limits.dependent_launches), stream, p, shape);
 }
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, gpu::Stream stream) {
   // Rows are quantised into the ring: no scratch.
-  const CudaShape shape = move_shape(kMoveWarps, p.d.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
+  const CudaShape shape = move_shape(kMoveWarps, p.d.shape.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
   ring_kernel_for(p).launch(grid_of(blocks, shape, after_plan && limits.dependent_launches), stream, p, ring, shape);
 }
 
