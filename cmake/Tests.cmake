@@ -2,7 +2,7 @@
 # switchyard_test(<name>
 #   SOURCES <file>...          one executable; relative to the calling folder
 #   [LINK <target>...]         besides GoogleTest, the library with its internals, and the oracle
-#   [DEFINES <macro>...]       for a source that is compiled more than once (ranks as threads, ranks as processes)
+#   [DEFINES <macro>...]
 #   [LABELS <label>...]        what .ci/run and ./dev select by; the names are in CONTRIBUTING.md, "Labels"
 #   [TIMEOUT <seconds>]        default 60; three times that under a sanitizer
 #   [SHARDS <n>]               n ctest entries that run disjoint parts
@@ -11,8 +11,11 @@
 #   [EXCEPT none|thread|address...]  build kinds (SWITCHYARD_SANITIZE) in which the test does not exist
 #   [OWN_MAIN])                the sources define main()
 #
-# switchyard_test_run(<name> <executable> [LABELS] [TIMEOUT] [SHARDS] [ARGS] [ENVIRONMENT] [PROCESSORS])
-#   one more ctest entry of an executable that switchyard_test made, for example with another filter and label.
+# switchyard_test_program(<name> SOURCES [LINK] [DEFINES] [EXCEPT] [OWN_MAIN])
+#   the executable alone, for suites that run more than once: with ranks as threads and as processes, for example.
+#
+# switchyard_test_run(<name> <executable> [LABELS] [TIMEOUT] [SHARDS] [ARGS] [ENVIRONMENT] [PROCESSORS] [EXCEPT])
+#   one (more) ctest entry of an executable that one of these made, for example with another filter and label.
 
 find_package(GTest REQUIRED)
 find_program(SWITCHYARD_PYTHON3 python3 REQUIRED)
@@ -33,11 +36,11 @@ set(switchyard_test_environment
   UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1)
 
 function(switchyard_test_run name executable)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT;SHARDS;PROCESSORS" "LABELS;ARGS;ENVIRONMENT")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT;SHARDS;PROCESSORS" "LABELS;ARGS;ENVIRONMENT;EXCEPT")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "switchyard_test_run(${name}): unknown argument '${arg_UNPARSED_ARGUMENTS}'")
   endif()
-  if(NOT TARGET ${executable})
+  if(NOT TARGET ${executable} OR SWITCHYARD_SANITIZE IN_LIST arg_EXCEPT)
     return()  # excepted from this kind of build
   endif()
   if(NOT arg_TIMEOUT)
@@ -66,11 +69,10 @@ function(switchyard_test_run name executable)
   endforeach()
 endfunction()
 
-function(switchyard_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "OWN_MAIN" "TIMEOUT;SHARDS;PROCESSORS"
-    "SOURCES;LINK;DEFINES;LABELS;ARGS;ENVIRONMENT;EXCEPT")
+function(switchyard_test_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "OWN_MAIN" "" "SOURCES;LINK;DEFINES;EXCEPT")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
-    message(FATAL_ERROR "switchyard_test(${name}): needs SOURCES; unknown arguments '${arg_UNPARSED_ARGUMENTS}'")
+    message(FATAL_ERROR "switchyard_test_program(${name}): needs SOURCES; unknown arguments '${arg_UNPARSED_ARGUMENTS}'")
   endif()
   if(SWITCHYARD_SANITIZE IN_LIST arg_EXCEPT)
     return()
@@ -84,6 +86,16 @@ function(switchyard_test name)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
   endif()
   add_dependencies(switchyard_tests ${name})
+endfunction()
+
+function(switchyard_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "OWN_MAIN" "TIMEOUT;SHARDS;PROCESSORS"
+    "SOURCES;LINK;DEFINES;LABELS;ARGS;ENVIRONMENT;EXCEPT")
+  if(arg_OWN_MAIN)
+    list(APPEND arg_UNPARSED_ARGUMENTS OWN_MAIN)  # what is unknown is refused there
+  endif()
+  switchyard_test_program(${name} ${arg_UNPARSED_ARGUMENTS} SOURCES ${arg_SOURCES} LINK ${arg_LINK} DEFINES ${arg_DEFINES}
+                          EXCEPT ${arg_EXCEPT})
   switchyard_test_run(${name} ${name} TIMEOUT ${arg_TIMEOUT} SHARDS ${arg_SHARDS} PROCESSORS ${arg_PROCESSORS}
                       LABELS ${arg_LABELS} ARGS ${arg_ARGS} ENVIRONMENT ${arg_ENVIRONMENT})
 endfunction()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Compiles the device code of every .cu file of src/ for architectures that no preset builds: sm_80 (no bulk copies) and sm_100.
-# Needs nvcc 12.9 or later, no GPU, and a configured build/cuda (its generated header). Nothing runs this code: it is hardly optimised, which
-# takes a tenth of the time; what an architecture lacks is an error all the same.
+# Needs nvcc 12.9 or later, no GPU, and a configured build/cuda (its generated header). Nothing runs this code: it is hardly optimised, and
+# kernels that trace are left out, whose ops are those of the others and of sm_90a; what an architecture lacks is an error all the same.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
@@ -18,7 +18,7 @@ for exception in "${exceptions[@]}"; do
 done
 # compile ARCH SOURCE
 compile() {
-  "$nvcc" -std=c++20 --Ofast-compile=max --expt-relaxed-constexpr "-arch=sm_$1" -cubin -I src -I include -I "$generated" "$2" \
+  "$nvcc" -std=c++20 --Ofast-compile=max -DSWITCHYARD_UNTRACED_KERNELS --expt-relaxed-constexpr "-arch=sm_$1" -cubin -I src -I include -I "$generated" "$2" \
     -o "$out/sm_$1.${2//\//.}.cubin"
   echo "sm_$1 $2 compiles"
 }

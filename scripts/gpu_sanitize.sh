@@ -22,15 +22,15 @@ die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
 # and stagings, cached calls, drops and padding, rows that are copied in bulk, quantised rows, weights and biases, ordinary,
 # symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route; then the other modes.
 readonly subset=(
-  'gpu_acceptance_a_processes */W2_*:-*A12*'
-  'gpu_acceptance_b_processes *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
-  'gpu_acceptance_b_processes *B07*/W2_*:*B10*/W2_* 48'
-  'gpu_low_latency_processes *C01*/W2_*:*C02*/W2_*:*C05*/W2_*:*C10*/W2_*'
-  'gpu_flat_processes *E15*/W2_*:*TypesAndOptions*/W2_*'
-  'gpu_ledger_processes *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
+  'gpu_acceptance_a_test */W2_*:-*A12*'
+  'gpu_acceptance_b_test *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
+  'gpu_acceptance_b_test *B07*/W2_*:*B10*/W2_* 48'
+  'gpu_low_latency_test *C01*/W2_*:*C02*/W2_*:*C05*/W2_*:*C10*/W2_*'
+  'gpu_flat_test *E15*/W2_*:*TypesAndOptions*/W2_*'
+  'gpu_ledger_test *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
 # Two ranks that wait for each other in every call. If these cannot make progress under a tool, nothing else can.
-readonly proof='gpu_acceptance_b_processes *B02_CombineOfDispatchedRows/W2_*'
+readonly proof='gpu_acceptance_b_test *B02_CombineOfDispatchedRows/W2_*'
 
 # Errors in one of two ranks, a kind per tool. A tool that does not find its own sees nothing.
 readonly planted=gpu_planted_errors
@@ -59,7 +59,7 @@ for entry in "$planted all" "$proof" "${subset[@]}"; do
 done
 mkdir -p "$logs"
 unset SWITCHYARD_GPU_OPTIONAL
-export SWITCHYARD_TEST_DEADLINE_S=$deadline
+export SWITCHYARD_TEST_DEADLINE_S=$deadline SWITCHYARD_TEST_RANKS=processes
 
 # run TOOL ENTRY LOG: the program's exit status, or 9 if the tool found errors in it.
 run() {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "protocol/device_memory.hpp"
+#include "protocol/fleet.hpp"
 #include "protocol/rank_team.hpp"
 
 namespace {
@@ -42,9 +43,5 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::printf("%d GPUs\n", g_gpus);
-#if defined(SWITCHYARD_TEST_PROCESSES)
-  return harness::run_tests_in_teams();
-#else
-  return RUN_ALL_TESTS();
-#endif
+  return harness::ranks_of_suite() == harness::Ranks::processes ? harness::run_tests_in_teams() : RUN_ALL_TESTS();
 }

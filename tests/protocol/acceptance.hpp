@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frame of the acceptance suites. A suite is compiled twice: ranks as threads, and (SWITCHYARD_TEST_PROCESSES) as forked
+// Frame of the acceptance suites. A suite runs twice: ranks as threads, and (SWITCHYARD_TEST_RANKS=processes) as forked
 // processes. Every scenario runs with direct and with ring staging against the same oracle, which is case B13 for each of them.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,6 @@
 
 namespace harness {
 
-#if defined(SWITCHYARD_TEST_PROCESSES)
-inline constexpr Ranks kRanks = Ranks::processes;
-#else
-inline constexpr Ranks kRanks = Ranks::threads;
-#endif
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kSanitizer = true;
 #else
@@ -33,20 +29,27 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
   return out << "W" << w.world << " workers " << to_string(w.workers);
 }
 
-/// 1, 2, 3, 4, 5 and 8 ranks, each with 2 blocks of 1, 2 and 3 warps, immediate and deferred copies. Processes and sanitizer
-/// builds take two of the six kinds of workers per world, so that all six and all worlds still occur. CUDA: 1, 2 or 3
-/// multiprocessors, or what SWITCHYARD_TEST_SMS says.
-inline std::vector<Where> everywhere(bool all_workers = kRanks == Ranks::threads && !kSanitizer) {
+/// SWITCHYARD_TEST_WORKERS=all in the environment: every world with every kind of workers (release tier).
+inline bool all_workers_wanted() {
+  const char* const text = std::getenv("SWITCHYARD_TEST_WORKERS");
+  return text != nullptr && std::string(text) == "all";
+}
+
+/// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, immediate and deferred copies: two of these six
+/// kinds per world, in sanitizer builds one, so that all six and all worlds occur. CUDA: 1, 2 or 3 multiprocessors, or what
+/// SWITCHYARD_TEST_SMS says.
+inline std::vector<Where> everywhere() {
   std::vector<Where> all;
-  if (kBackend == switchyard::Backend::cuda) {
-    for (const int world : {1, 2, 3, 4, 5, 8}) all.push_back({world, {2, world % 3 + 1, false}});
-    return all;
-  }
   int n = 0;
   for (const int world : {1, 2, 3, 4, 5, 8}) {
+    if (kBackend == switchyard::Backend::cuda) {
+      all.push_back({world, {2, world % 3 + 1, false}});
+      continue;
+    }
     for (int kind = 0; kind < 6; ++kind) {
-      const bool chosen = kind == n % 6 || kind == (n + 3) % 6;
-      if (chosen || all_workers) all.push_back({world, {2, kind % 3 + 1, kind >= 3}});
+      const bool deferred = kind >= 3;
+      const bool chosen = kind % 3 == n % 3 && (!kSanitizer || deferred == (n % 2 == 1));
+      if (chosen || all_workers_wanted()) all.push_back({world, {2, kind % 3 + 1, deferred}});
     }
     ++n;
   }
@@ -91,7 +94,7 @@ class Acceptance : public testing::TestWithParam<Where> {
         name += staging == Staging::direct ? " (direct)" : " (ring)";
       }
     }
-    EXPECT_EQ(run_cases(kRanks, GetParam().workers, cases), "");
+    EXPECT_EQ(run_cases(ranks_of_suite(), GetParam().workers, cases), "");
   }
   /// Runs a body that needs more than scenarios.
   void expect_clean(size_t heap, const RankBody& body) const {
@@ -103,7 +106,7 @@ class Acceptance : public testing::TestWithParam<Where> {
     fleet.options.num_warps = GetParam().workers.warps;
     fleet.deferred = GetParam().workers.deferred;
     fleet.options.backend = kBackend;
-    EXPECT_EQ(joined(run_ranks(kRanks, fleet, body)), "");
+    EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet, body)), "");
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Acceptance cases B1 to B13 and C2 of normal mode at sizes for every change; the full sizes are in full_test.cpp.
 //
-// Executables: acceptance_b_threads, and acceptance_b_processes with SWITCHYARD_TEST_PROCESSES.
+// Entries: acceptance_b_threads, acceptance_b_processes.
 // Source: acceptance_b_test.cpp, with the harness library. Labels: threads, multiproc. Timeout: 300 s.
 #include <cmath>
 #include <cstring>
@@ -199,7 +199,8 @@ TEST_P(B, B10_BuffersAreFreeOnReturn) {
   for (const Layout layout : kLayouts) {
     for (const OutputMemory memory :
          {OutputMemory::row_buffer, OutputMemory::ordinary, OutputMemory::in_place, OutputMemory::registered}) {
-      if (memory == OutputMemory::registered && kRanks == Ranks::processes && kBackend == switchyard::Backend::cpu) continue;
+      if (memory == OutputMemory::registered && ranks_of_suite() == Ranks::processes && kBackend == switchyard::Backend::cpu)
+        continue;
       Scenario s = base("B10", 8, 2, 17, layout);
       if (memory == OutputMemory::registered && layout == Layout::expert_major) s.order = CombineOrder::per_route;
       s.output_memory = memory;

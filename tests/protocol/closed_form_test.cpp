@@ -60,7 +60,7 @@ std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
 }
 
 TEST(ClosedForm, AllKindsOfCalls) {
-  for (uint64_t seed = 1; seed <= 16; ++seed) {
+  for (uint64_t seed = 1; seed <= 8; ++seed) {  // EightSeedsDrawEveryWay
     for (const int world : {1, 2, 4}) EXPECT_EQ(run(draw_case(seed, world), 60), "") << "seed " << seed << " W" << world;
   }
 }

@@ -2,7 +2,7 @@
 // Acceptance cases E1 to E20 of the flat exchange: every sum, and in the two-call form every row, source and count, bit by bit,
 // with both ways of sending.
 //
-// Compiled as flat_threads and flat_processes; on GPUs as gpu_flat_threads and gpu_flat_processes. The contest's shapes in
+// Entries: flat_threads and flat_processes; on GPUs as gpu_flat_threads and gpu_flat_processes. The contest's shapes in
 // full: flat_full_test.
 #include <algorithm>
 
@@ -54,7 +54,7 @@ class Flat : public testing::TestWithParam<FlatWhere> {
         both.back().name += sending == Sending::per_rank ? " (per rank)" : " (per route)";
       }
     }
-    EXPECT_EQ(run_scripts(kRanks, GetParam().workers, both), "");
+    EXPECT_EQ(run_scripts(ranks_of_suite(), GetParam().workers, both), "");
   }
 };
 
@@ -70,7 +70,7 @@ TEST_P(Flat, E15_BackToBack) {
   s.call(tokens(5, 1), Routing::one_rank);
   s.call(all(0));
   // 1000 calls, but where processes share a GPU and take turns on it.
-  const bool slow = kBackend == switchyard::Backend::cuda && kRanks == Ranks::processes && world() > 5;
+  const bool slow = kBackend == switchyard::Backend::cuda && ranks_of_suite() == Ranks::processes && world() > 5;
   s.repeats = kSanitizer || slow ? 40 : 200;
   expect_exact({s});
 }
@@ -188,7 +188,7 @@ std::string flat_where_name(const testing::TestParamInfo<FlatWhere>& info) {
 /// CUDA: as many multiprocessors as a worker's warps.
 std::vector<FlatWhere> on_few_multiprocessors() {
   std::vector<FlatWhere> all;
-  for (const Where& where : everywhere(false)) all.push_back({where, where.workers.warps});
+  for (const Where& where : everywhere()) all.push_back({where, where.workers.warps});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(on_few_multiprocessors()), flat_where_name);
@@ -198,8 +198,8 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(on_few_multiprocess
 /// because those that share a GPU take turns on it.
 std::vector<FlatWhere> on_all_multiprocessors() {
   std::vector<FlatWhere> all;
-  for (const Where& where : everywhere(false))
-    if (kRanks == Ranks::threads || where.world <= 2) all.push_back({where, 0});
+  for (const Where& where : everywhere())
+    if (ranks_of_suite() == Ranks::threads || where.world <= 2) all.push_back({where, 0});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(AllMultiprocessors, Flat, testing::ValuesIn(on_all_multiprocessors()), flat_where_name);
@@ -231,7 +231,7 @@ TEST(FlatLarge, MoreIdsThanSharedMemoryHolds) {
       scripts.push_back(s);
     }
   }
-  EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, scripts), "");
+  EXPECT_EQ(run_scripts(ranks_of_suite(), {2, 1, false}, scripts), "");
 }
 #endif
 
@@ -257,7 +257,7 @@ TEST(FlatRanks, Many) {
     s.repeats = kSanitizer ? 1 : 3;
     scripts.push_back(s);
   }
-  EXPECT_EQ(run_scripts(kRanks, {1, 1, false}, scripts), "");
+  EXPECT_EQ(run_scripts(ranks_of_suite(), {1, 1, false}, scripts), "");
 }
 
 // --- The contest's shapes
@@ -272,7 +272,7 @@ TEST_P(Contest, IsExact) {
   const int64_t columns = shape.hidden / std::max<int64_t>(1, cut);
   auto script = contest_script(shape, world, columns);
   script.num_sms = num_sms;
-  EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, {script}), "");
+  EXPECT_EQ(run_scripts(ranks_of_suite(), {2, 1, false}, {script}), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs(2)), contest_run_name);
@@ -280,12 +280,12 @@ INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs(2)), 
 INSTANTIATE_TEST_SUITE_P(E01toE14_AllMultiprocessors, Contest, testing::ValuesIn(contest_runs(0)), contest_run_name);
 #endif
 
-/// The contest's leaderboard runs again and again with another seed.
+/// The contest's leaderboard runs again and again with another seed. A hundred of each benchmark: flat_full_test.
 TEST(ContestSeeds, E20_EveryThirteenth) {
   std::vector<FlatScript> scripts;
   ContestShape shape = kContestShapes[0];
-  for (int i = 0; i < (kSanitizer ? 25 : 100); ++i, shape.seed += 13) scripts.push_back(contest_script(shape, 4, 48));
-  EXPECT_EQ(run_scripts(kRanks, {2, 1, false}, scripts), "");
+  for (int i = 0; i < 25; ++i, shape.seed += 13) scripts.push_back(contest_script(shape, 4, 48));
+  EXPECT_EQ(run_scripts(ranks_of_suite(), {2, 1, false}, scripts), "");
 }
 
 // --- Workers
@@ -295,7 +295,7 @@ class FlatWorkers : public testing::TestWithParam<Workers> {};
 TEST_P(FlatWorkers, E18_OneToMany) {
   auto script = contest_script({8, 3, 272, 12, 5}, 4, 272);
   script.num_sms = std::min(GetParam().blocks * GetParam().warps, 28);  // GPUs: four ranks fit on 114 multiprocessors
-  EXPECT_EQ(run_scripts(kRanks, GetParam(), {script}), "");
+  EXPECT_EQ(run_scripts(ranks_of_suite(), GetParam(), {script}), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(E18, FlatWorkers,

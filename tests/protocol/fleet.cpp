@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <thread>
 
 #include "protocol/rank_team.hpp"
@@ -122,6 +123,15 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body) {
     for (auto& text : f.take()) all.push_back(std::move(text));
   }
   return all;
+}
+
+Ranks ranks_of_suite() {
+  const char* const text = std::getenv("SWITCHYARD_TEST_RANKS");
+  const std::string_view given = text ? text : "threads";
+  if (given == "threads") return Ranks::threads;
+  if (given == "processes") return Ranks::processes;
+  std::fprintf(stderr, "SWITCHYARD_TEST_RANKS is '%s'; allowed: threads, processes\n", text);
+  std::exit(2);
 }
 
 std::chrono::seconds patience(std::chrono::seconds usual) {

@@ -33,6 +33,10 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body);
 std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die = 0, int limit_ms = 120000);
 std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body);
 
+/// SWITCHYARD_TEST_RANKS in the environment: `threads` (default) or `processes`; anything else ends the program. What ranks of
+/// a suite are that runs with both.
+Ranks ranks_of_suite();
+
 /// SWITCHYARD_TEST_DEADLINE_S in the environment, or `usual`: how long ranks on GPUs wait for each other. For runs under a tool
 /// that slows kernels down; with it run_processes waits at least ten times as long, too.
 std::chrono::seconds patience(std::chrono::seconds usual);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ledger combine, cases D1 to D7, D10 and D11: returned rows and sums, bit by bit.
 //
-// Executables: ledger_threads, and (SWITCHYARD_TEST_PROCESSES) ledger_processes, label multiproc. Timeout: 120 s.
+// Entries: ledger_threads, and ledger_processes, label multiproc. Timeout: 120 s.
 #include <array>
 #include <map>
 #include <set>
@@ -43,8 +43,8 @@ TEST(Ledger, D01_D02_PublishedShapes) {
       if (sms == 0 && kBackend != switchyard::Backend::cuda) continue;
       LedgerScenario large = published(64, kSanitizer ? 1024 : 7168, 8, 2), quick = published(8, 64, 2, 1);
       large.num_sms = quick.num_sms = sms;
-      EXPECT_EQ(run_ledger_cases(kRanks, workers, {make_ledger_case(large)}), "");
-      EXPECT_EQ(run_ledger_cases(kRanks, workers, {make_ledger_case(quick)}), "");
+      EXPECT_EQ(run_ledger_cases(ranks_of_suite(), workers, {make_ledger_case(large)}), "");
+      EXPECT_EQ(run_ledger_cases(ranks_of_suite(), workers, {make_ledger_case(quick)}), "");
     }
   }
 }
@@ -114,7 +114,8 @@ TEST(Ledger, D03_ShapesOfAllKinds) {
     }
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
       if (cases[kind].empty()) continue;
-      EXPECT_EQ(run_ledger_cases(kRanks, kinds[kind], cases[kind]), "") << "W" << world << " " << to_string(kinds[kind]);
+      EXPECT_EQ(run_ledger_cases(ranks_of_suite(), kinds[kind], cases[kind]), "")
+          << "W" << world << " " << to_string(kinds[kind]);
     }
   }
   seen.expect_all();
@@ -132,7 +133,7 @@ TEST(Ledger, ManyRanks) {
       cases.push_back(make_ledger_case(s));
     }
   }
-  EXPECT_EQ(run_ledger_cases(kRanks, {1, 1, false}, cases), "");
+  EXPECT_EQ(run_ledger_cases(ranks_of_suite(), {1, 1, false}, cases), "");
 }
 
 class LedgerAcceptance : public testing::TestWithParam<Where> {
@@ -147,7 +148,7 @@ class LedgerAcceptance : public testing::TestWithParam<Where> {
       s.num_sms = GetParam().workers.warps;
       cases.push_back(make_ledger_case(s));
     }
-    EXPECT_EQ(run_ledger_cases(kRanks, GetParam().workers, cases), "");
+    EXPECT_EQ(run_ledger_cases(ranks_of_suite(), GetParam().workers, cases), "");
   }
 };
 
@@ -276,7 +277,7 @@ TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
     f.check(by_handle == data.out(), "combine by the ledger and by the handle differ");
     data.check_out(f);
   };
-  EXPECT_EQ(joined(run_ranks(kRanks, fleet, body)), "");
+  EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet, body)), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, LedgerAcceptance, testing::ValuesIn(everywhere()), where_name);

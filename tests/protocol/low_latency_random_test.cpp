@@ -3,8 +3,8 @@
 // drawn from a seed, all compared with the oracle bit by bit. The calls of a script are queued: nothing but their own flags
 // keeps the ranks in step.
 //
-// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_CALLS: how many calls (default 3000, sanitizers
-// 600). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_CALLS=1, to run that batch alone.
+// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_CALLS: how many calls (default 1000, sanitizers
+// 600, GPUs 3000). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_CALLS=1, to run that batch alone.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -17,8 +17,10 @@ namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kDefaultCalls = 600;
-#else
+#elif defined(SWITCHYARD_TEST_CUDA)
 constexpr uint64_t kDefaultCalls = 3000;
+#else
+constexpr uint64_t kDefaultCalls = 1000;
 #endif
 constexpr int64_t kCallsOfScript = 25;
 

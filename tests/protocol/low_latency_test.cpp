@@ -2,7 +2,7 @@
 // Acceptance cases C1 to C11 of low-latency mode: every row, scale, count, index and sum, bit by bit, with both ways of
 // sending, in whole and in split calls.
 //
-// Compiled as low_latency_threads and low_latency_processes; on GPUs as gpu_low_latency_threads and gpu_low_latency_processes.
+// Entries: low_latency_threads and low_latency_processes; on GPUs as gpu_low_latency_threads and gpu_low_latency_processes.
 #include "protocol/acceptance.hpp"
 #include "protocol/low_latency_harness.hpp"
 
@@ -49,7 +49,7 @@ class LowLatency : public testing::TestWithParam<Where> {
         both.back().name += sending == Sending::per_rank ? " (per rank)" : " (per route)";
       }
     }
-    EXPECT_EQ(run_scripts(kRanks, GetParam().workers, both), "");
+    EXPECT_EQ(run_scripts(ranks_of_suite(), GetParam().workers, both), "");
   }
 };
 
@@ -263,15 +263,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
   expect_exact(scripts);
 }
 
-/// Two kinds of workers per world; processes under a sanitizer, which are slow to start, one. All kinds still occur.
-std::vector<Where> places() {
-  const std::vector<Where> all = everywhere(false);
-  if (kBackend == switchyard::Backend::cuda || kRanks == Ranks::threads || !kSanitizer) return all;
-  std::vector<Where> some;
-  for (size_t i = 0; 2 * i < all.size(); ++i) some.push_back(all[2 * i + i % 2]);
-  return some;
-}
-INSTANTIATE_TEST_SUITE_P(Everywhere, LowLatency, testing::ValuesIn(places()), where_name);
+INSTANTIATE_TEST_SUITE_P(Everywhere, LowLatency, testing::ValuesIn(everywhere()), where_name);
 
 class Large : public LowLatency {};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a group beyond its calls: registered buffers that combine reads in place, sleep and wake. Compiled twice: ranks as
-// threads and (SWITCHYARD_TEST_PROCESSES) as forked processes.
+// Memory of a group beyond its calls: registered buffers that combine reads in place, sleep and wake. Runs twice: ranks as
+// threads and (SWITCHYARD_TEST_RANKS=processes) as forked processes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -27,12 +27,6 @@ using switchyard::RegisteredMemory;
 using switchyard::RowBuffer;
 using switchyard::Rows;
 
-#if defined(SWITCHYARD_TEST_PROCESSES)
-constexpr Ranks kRanks = Ranks::processes;
-#else
-constexpr Ranks kRanks = Ranks::threads;
-#endif
-
 Scenario base(const std::string& name, int world, Layout layout = Layout::rank_major) {
   Scenario s;
   s.name = name;
@@ -54,7 +48,7 @@ std::string run(int world, size_t heap, const RankBody& body,
   fleet.options.heap_bytes = heap;
   fleet.options.num_blocks = 2;
   fleet.options.timeout = timeout;
-  return joined(run_ranks(kRanks, fleet, body));
+  return joined(run_ranks(ranks_of_suite(), fleet, body));
 }
 
 void expect_code(ErrorCode code, const std::string& in_text, const Outcome& o, Failures& f) {
@@ -73,9 +67,14 @@ uint64_t combine_at(NormalExchange& exchange, RankData& data, const Handle& hand
   return exchange.last_call().copied_bytes;
 }
 
-#if !defined(SWITCHYARD_TEST_PROCESSES)
+class Registered : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (ranks_of_suite() == Ranks::processes) GTEST_SKIP() << "what processes are told: RegisteredByProcesses";
+  }
+};
 
-TEST(Registered, CombineReadsRowsWhereTheyLie) {
+TEST_F(Registered, CombineReadsRowsWhereTheyLie) {
   for (const int world : {1, 2, 4}) {
     for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
       const auto c = make_case(base("registered", world, layout));
@@ -113,7 +112,7 @@ TEST(Registered, CombineReadsRowsWhereTheyLie) {
 }
 
 /// In one combine some rows lie in registered memory, some in a row buffer, some in neither.
-TEST(Registered, EveryRankMayUseOtherMemory) {
+TEST_F(Registered, EveryRankMayUseOtherMemory) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(base("mixed", 4, layout));
     EXPECT_EQ(run(4, heap_bytes({c}),
@@ -142,7 +141,7 @@ TEST(Registered, EveryRankMayUseOtherMemory) {
 }
 
 /// A rank that has ended its part cannot read the others' rows: a mismatch there, not a wild read.
-TEST(Registered, EndedByOneRankOnly) {
+TEST_F(Registered, EndedByOneRankOnly) {
   const auto c = make_case(base("ended", 3));
   EXPECT_EQ(run(3, heap_bytes({c}),
                 [&](Group& group, Failures& f) {
@@ -161,7 +160,7 @@ TEST(Registered, EndedByOneRankOnly) {
             "");
 }
 
-TEST(Registered, BadArgumentsThrowOnAllRanksAndAreNotSticky) {
+TEST_F(Registered, BadArgumentsThrowOnAllRanksAndAreNotSticky) {
   const auto c = make_case(base("bad", 3));
   EXPECT_EQ(run(3, heap_bytes({c}),
                 [&](Group& group, Failures& f) {
@@ -188,9 +187,8 @@ TEST(Registered, BadArgumentsThrowOnAllRanksAndAreNotSticky) {
             "");
 }
 
-#else
-
-TEST(Registered, ProcessesAreToldWhyNot) {
+TEST(RegisteredByProcesses, AreToldWhyNot) {
+  if (ranks_of_suite() == Ranks::threads) GTEST_SKIP() << "threads may register: Registered";
   const auto c = make_case(base("processes", 2));
   EXPECT_EQ(run(2, heap_bytes({c}),
                 [&](Group& group, Failures& f) {
@@ -201,8 +199,6 @@ TEST(Registered, ProcessesAreToldWhyNot) {
                 }),
             "");
 }
-
-#endif
 
 // --- Sleep and wake
 

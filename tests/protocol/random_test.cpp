@@ -3,7 +3,7 @@
 // compared with the oracle bit by bit.
 //
 // SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: how many dispatch + combine pairs
-// (default 10000, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with
+// (default 2500, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with
 // SWITCHYARD_RANDOM_EXCHANGES=1, to run that batch alone.
 //
 // Executable: random_test. Sources: random_test.cpp harness.cpp fleet.cpp compare_handle.cpp routings.cpp, oracle. Label:
@@ -25,7 +25,7 @@ constexpr uint64_t kDefaultExchanges = 600;
 #elif defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr uint64_t kDefaultExchanges = 1000;
 #else
-constexpr uint64_t kDefaultExchanges = 10000;
+constexpr uint64_t kDefaultExchanges = 2500;
 #endif
 
 void draw_types(Draw& draw, Scenario& s) {

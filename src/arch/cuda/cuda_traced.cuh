@@ -24,6 +24,11 @@ struct BlockBegin {
   int64_t launch;
 };
 
+#if defined(SWITCHYARD_UNTRACED_KERNELS)
+/// Every kernel once, without tracing: scripts/cuda_archs.sh, whose objects nobody runs.
+template <class Base>
+using TracedArch = Base;
+#else
 template <class Base>
 struct TracedArch : Base {
   using Warp = CudaWarp;
@@ -94,6 +99,7 @@ struct TracedArch : Base {
     return static_cast<int64_t>(w.block()) * trace.warps + w.warp();
   }
 };
+#endif
 
 using CudaTraced = TracedArch<Cuda>;
 using CudaLanesTraced = TracedArch<CudaLanes>;
