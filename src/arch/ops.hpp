@@ -30,25 +30,25 @@ namespace switchyard::detail {
 /// orders up by them, in builds for the mutation suite (arch/cpu/order_table.hpp).
 enum class Site : uint8_t;
 inline constexpr int kMostSites = 64;
-/// Of the words of telling rows, whose ops name none.
-inline constexpr Site kTellingSite{11};
+/// The site of the words of sentinel rows. Ops on such rows take no site.
+inline constexpr Site kSentinelSite{11};
 
 /// Who must see a release, or whose release an acquire must see.
 enum class Scope : uint8_t { device, system };
 
-/// A *telling row* says by itself that it has come: each of its words (`bytes` up to whole words) is blank until the writer, on
-/// any rank, writes it, who never writes a blank word; a reader that finds none has all of the row. No flag follows, and
-/// nothing is ordered by it. A word has 4 bytes on a GPU, 8 on the CPU; a row begins at a multiple of 16 and has room for whole
-/// words.
-struct Telling {
-  uint32_t blank;    ///< every 4 bytes of a blank word
-  uint32_t instead;  ///< the last 4 bytes of what is written for a word that would be blank
-  bool reusable;     ///< a reader that has it all makes it blank again
+/// How a *sentinel row* shows that it has arrived: the data is the flag (NCCL's "LL" protocols). Every word of the row (its
+/// bytes rounded up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank word; it
+/// writes a substitute. A reader that finds no blank word has all of the row. No flag follows the row, and the row orders
+/// nothing else. A word has 4 bytes on a GPU and 8 on the CPU. A row begins at a multiple of 16 and has room for whole words.
+struct Sentinel {
+  uint32_t blank;       ///< every 4 bytes of a blank word
+  uint32_t substitute;  ///< the last 4 bytes of what is written for a word that would be blank
+  bool reusable;        ///< a reader that has the whole row makes it blank again
 };
-/// Blank is zero, and zeros become a negative zero: no sum that begins with +0 can tell them apart.
-SWITCHYARD_FN constexpr Telling telling_sums() { return {0, 0x80000000u, true}; }
-/// Blank is a pair of NaNs (a NaN, of float32), and becomes a pair of other NaNs: all numbers stay what they are.
-SWITCHYARD_FN constexpr Telling telling_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
+/// Blank words are zero, and words of zeros become a negative zero: sums that begin with +0 do not change.
+SWITCHYARD_FN constexpr Sentinel sentinel_sums() { return {0, 0x80000000u, true}; }
+/// Blank words are a pair of NaNs (one NaN of float32), and such data becomes a pair of other NaNs: numbers do not change.
+SWITCHYARD_FN constexpr Sentinel sentinel_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
 
 /// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or
 /// from the bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
@@ -60,7 +60,7 @@ struct ReduceSpec {
   const void* bias[2];  ///< rows of `type`, or null; bias[1] only with bias[0]
   DType type;           ///< bf16, f16 or f32
   int64_t hidden;
-  bool telling = false;  ///< `out` is a telling row (telling_sums())
+  bool sentinel = false;  ///< `out` is a sentinel row (sentinel_sums())
 };
 
 /// Stands for any function object in the concept below (a lambda there is not seen as a function by every CUDA compiler).
@@ -152,14 +152,14 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   // from `column` on, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the warp's scratch,
   // where a row must have room.
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
-  A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a telling row
-  // Telling rows f(i), i in [0, n), n <= 64, out of one row; null: nowhere.
-  A::multicast_telling(w, n, AnyDestination{}, src, bytes, telling_sums());
-  A::blank_row(w, dst, bytes, telling_sums());                           // pending
-  { A::has_come(w, src, bytes, telling_sums()) } -> std::same_as<bool>;  // a telling row, all of it
-  // As reduce_rows_from of telling rows, if all have come (one may be given twice). Otherwise the place of one that has not,
+  A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a sentinel row
+  // Sentinel rows f(i), i in [0, n), n <= 64, out of one row; null: nowhere.
+  A::multicast_sentinel(w, n, AnyDestination{}, src, bytes, sentinel_sums());
+  A::blank_row(w, dst, bytes, sentinel_sums());                              // pending
+  { A::has_arrived(w, src, bytes, sentinel_sums()) } -> std::same_as<bool>;  // a sentinel row, all of it
+  // As reduce_rows_from of sentinel rows, if all have come (one may be given twice). Otherwise the place of one that has not,
   // and nothing is done, but that `out` may have been written. n: how often to look again at a row before that.
-  { A::reduce_told(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, telling_sums()) } -> std::same_as<int>;
+  { A::reduce_if_arrived(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, sentinel_sums()) } -> std::same_as<int>;
   // Complete on return, for this warp. The last argument is the channels of a scale, 32, 64 or 128 (and may be left out: 128).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   // The same row to f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch, where a row and

@@ -128,7 +128,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int64_t staging_bytes() const { return 2 * at.set_bytes; }
   /// f(offset, bytes) for what must be zero before the first call, besides the flags.
   template <class F>
-  void for_each_telling(F&& f) const {
+  void for_each_sentinel_row(F&& f) const {
     for (int set = 0; set < 2; ++set) f(at.flags_bytes + set * at.set_bytes + at.return_rows, at.set_bytes - at.return_rows);
   }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + staging_bytes(); }
@@ -146,7 +146,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int unit) const {
     return staging(epoch, int64_t{writer * max_units() + unit} * at.message_bytes);
   }
-  /// Telling rows: zero when no call is under way.
+  /// Sentinel rows: zero when no call is under way.
   SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int t, int slot) const {
     return staging(epoch, at.return_rows + int64_t{t * at.slots + slot} * at.return_stride);
   }

@@ -61,14 +61,16 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.drain_sources();
   d.settle();
   d.reduce_rows(spec);
-  d.reduce_rows_from(spec, std::vector<int>());    // rows and weights at the places given, ascending; nothing elsewhere
-  d.map_row(dst, src, DType::bf16, hidden);        // element c becomes x * 3 + (c mod 64)
-  d.map_telling(dst, src, DType::bf16, hidden);    // the same to a telling row
-  d.multicast_telling(dsts, n, src, bytes);        // destinations that are null get nothing; as telling_sums()
-  d.multicast_telling(dsts, n, src, bytes, true);  // as telling_copies(), and so are these two
-  { d.has_come(src, bytes) } -> std::same_as<bool>;
+  d.reduce_rows_from(spec, std::vector<int>());     // rows and weights at the places given, ascending; nothing elsewhere
+  d.map_row(dst, src, DType::bf16, hidden);         // element c becomes x * 3 + (c mod 64)
+  d.map_sentinel(dst, src, DType::bf16, hidden);    // the same to a sentinel row
+  d.multicast_sentinel(dsts, n, src, bytes);        // destinations that are null get nothing; as sentinel_sums()
+  d.multicast_sentinel(dsts, n, src, bytes, true);  // as sentinel_copies(), and so are these two
+  { d.has_arrived(src, bytes) } -> std::same_as<bool>;
   d.blank_row(dst, bytes);
-  { d.reduce_told(spec, n) } -> std::same_as<int>;  // of spec.rows, telling rows or null; looks n times at a row that is late
+  {
+    d.reduce_if_arrived(spec, n)
+    } -> std::same_as<int>;  // of spec.rows, sentinel rows or null; looks n times at a row that is late
   d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   d.quantize_to(std::vector<detail::QuantizedRow>(), src, DType::bf16, hidden, ScaleKind::f32, 128);
 

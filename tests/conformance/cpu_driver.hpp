@@ -75,7 +75,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
       for (int64_t i = 0; i < n; ++i) x[i] = x[i] * 3 + static_cast<float>((column + i) % 64);
     });
   }
-  void map_telling(void* out, const void* src, DType type, int64_t hidden) {
+  void map_sentinel(void* out, const void* src, DType type, int64_t hidden) {
     Cpu::map_row(
         warp, out, src, type, hidden,
         [](float* x, int64_t column, auto n) {
@@ -83,14 +83,14 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         true);
   }
-  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
-    Cpu::multicast_telling(
-        warp, n, [&](int i) { return dsts[i]; }, src, bytes, copies ? detail::telling_copies() : detail::telling_sums());
+  void multicast_sentinel(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
+    Cpu::multicast_sentinel(
+        warp, n, [&](int i) { return dsts[i]; }, src, bytes, copies ? detail::sentinel_copies() : detail::sentinel_sums());
   }
-  bool has_come(const void* row, size_t bytes) { return Cpu::has_come(warp, row, bytes, detail::telling_copies()); }
-  void blank_row(void* row, size_t bytes) { Cpu::blank_row(warp, row, bytes, detail::telling_copies()); }
-  int reduce_told(const detail::ReduceSpec& spec, int looks) {
-    return Cpu::reduce_told(
+  bool has_arrived(const void* row, size_t bytes) { return Cpu::has_arrived(warp, row, bytes, detail::sentinel_copies()); }
+  void blank_row(void* row, size_t bytes) { Cpu::blank_row(warp, row, bytes, detail::sentinel_copies()); }
+  int reduce_if_arrived(const detail::ReduceSpec& spec, int looks) {
+    return Cpu::reduce_if_arrived(
         warp, spec, spec.n, spec.weights != nullptr, [&](int i) { return spec.rows[i]; },
         [&](int i) { return spec.weights[i]; }, looks);
   }

@@ -31,12 +31,12 @@ enum class Op {
   reduce,
   reduce_from,
   map,
-  map_telling,
-  multicast_telling,
-  multicast_telling_copies,
-  has_come,
+  map_sentinel,
+  multicast_sentinel,
+  multicast_sentinel_copies,
+  has_arrived,
   blank_row,
-  reduce_told,
+  reduce_if_arrived,
   quantize_row,
   quantize_to,
   load,
@@ -120,20 +120,20 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
       break;
     case Op::reduce_from: A::reduce_rows_from(w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }); break;
     case Op::map:
-    case Op::map_telling:
+    case Op::map_sentinel:
       A::map_row(
           w, r.dst, r.src, r.type, r.hidden,
           [](float* x, int64_t column, auto count) {
             for (int i = 0; i < count; ++i) x[i] = __fadd_rn(__fmul_rn(x[i], 3.0f), static_cast<float>((column + i) % 64));
           },
-          r.op == Op::map_telling);
+          r.op == Op::map_sentinel);
       break;
-    case Op::multicast_telling: A::multicast_telling(w, n, row, r.src, r.bytes); break;
-    case Op::multicast_telling_copies: A::multicast_telling(w, n, row, r.src, r.bytes, detail::telling_copies()); break;
-    case Op::has_come: first = static_cast<uint64_t>(A::has_come(w, r.src, r.bytes, detail::telling_copies())); break;
-    case Op::blank_row: A::blank_row(w, r.dst, r.bytes, detail::telling_copies()); break;
-    case Op::reduce_told:
-      first = static_cast<uint64_t>(A::reduce_told(
+    case Op::multicast_sentinel: A::multicast_sentinel(w, n, row, r.src, r.bytes); break;
+    case Op::multicast_sentinel_copies: A::multicast_sentinel(w, n, row, r.src, r.bytes, detail::sentinel_copies()); break;
+    case Op::has_arrived: first = static_cast<uint64_t>(A::has_arrived(w, r.src, r.bytes, detail::sentinel_copies())); break;
+    case Op::blank_row: A::blank_row(w, r.dst, r.bytes, detail::sentinel_copies()); break;
+    case Op::reduce_if_arrived:
+      first = static_cast<uint64_t>(A::reduce_if_arrived(
           w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }, static_cast<int>(r.value)));
       break;
     case Op::quantize_row:
@@ -320,18 +320,20 @@ struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
   void map_row(void* out, const void* src, DType type, int64_t hidden) {
     run({.op = Op::map, .dst = out, .src = src, .type = type, .hidden = hidden});
   }
-  void map_telling(void* out, const void* src, DType type, int64_t hidden) {
-    run({.op = Op::map_telling, .dst = out, .src = src, .type = type, .hidden = hidden});
+  void map_sentinel(void* out, const void* src, DType type, int64_t hidden) {
+    run({.op = Op::map_sentinel, .dst = out, .src = src, .type = type, .hidden = hidden});
   }
-  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
-    const Op op = copies ? Op::multicast_telling_copies : Op::multicast_telling;
+  void multicast_sentinel(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
+    const Op op = copies ? Op::multicast_sentinel_copies : Op::multicast_sentinel;
     run({.op = op, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
-  bool has_come(const void* row, size_t bytes) { return run({.op = Op::has_come, .src = row, .bytes = bytes}).first != 0; }
+  bool has_arrived(const void* row, size_t bytes) {
+    return run({.op = Op::has_arrived, .src = row, .bytes = bytes}).first != 0;
+  }
   void blank_row(void* row, size_t bytes) { run({.op = Op::blank_row, .dst = row, .bytes = bytes}); }
-  int reduce_told(const detail::ReduceSpec& spec, int looks) {
+  int reduce_if_arrived(const detail::ReduceSpec& spec, int looks) {
     const bool weighted = spec.weights != nullptr;
-    return static_cast<int>(run({.op = Op::reduce_told,
+    return static_cast<int>(run({.op = Op::reduce_if_arrived,
                                  .value = static_cast<uint64_t>(looks),
                                  .n = spec.n,
                                  .reduce = placed(spec),

@@ -29,7 +29,7 @@ LOAD = r"\bld(\.global|\.shared)?(\.cs)?(\.v[24])?\.[bufs]\d+"
 EXPECT, COME = r"mbarrier\.arrive\.expect_tx", r"mbarrier\.try_wait"
 BULK_LOAD, BULK_STORE = r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier", r"cp\.async\.bulk\.global\.shared::cta"
 COMMIT, READ, DONE = r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_group\.read 0", r"cp\.async\.bulk\.wait_group 0"
-# Words of telling rows.
+# Words of sentinel rows.
 TELL, TELL_WORD = r"st\.relaxed\.sys\.global\.v4\.u32", r"st\.relaxed\.sys\.global\.u32"
 LOOK, LOOK_WORD = r"ld\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.u32"
 
@@ -83,15 +83,15 @@ def expectations(arch, bulk):
         "stage_refilled": ([READ, EXPECT, BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC], []),
         "acquired_then_copied": ([ACQUIRE["sys"], SYNC, *proxy, BULK_LOAD if bulk else LOAD], []),
         "written_then_copied": ([*written, BULK_LOAD if bulk else LOAD], []),
-        "multicast_telling": tells,
-        "multicast_telling_copies": tells,
-        "reduce_telling": tells,
-        "map_row_telling": ([TELL], [STORE]),
-        "has_come": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
+        "multicast_sentinel": tells,
+        "multicast_sentinel_copies": tells,
+        "reduce_sentinel": tells,
+        "map_row_sentinel": ([TELL], [STORE]),
+        "has_arrived": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
         "blank_row_released": ([*written, *release], []),
         # Hot: the words that are looked at are those that are summed, and then made blank. Otherwise there is a fence before
         # rows are read again, which is elsewhere in the text, and made blank.
-        "reduce_told": ([LOOK, LOOK_WORD, STORE, SYNC, STORE], [r"ld(\.global)?(\.cs)?\.v4"]) if hot else
+        "reduce_if_arrived": ([LOOK, LOOK_WORD, STORE, SYNC, STORE], [r"ld(\.global)?(\.cs)?\.v4"]) if hot else
                        ([LOOK, LOOK_WORD, FENCE["sys"], SYNC, SYNC, STORE], [FENCE["gpu"]]),
     }
 

@@ -19,7 +19,7 @@
 
 #include "arch/cuda/cuda_mover.cuh"
 #include "arch/cuda/cuda_quantize.cuh"
-#include "arch/cuda/cuda_telling.cuh"
+#include "arch/cuda/cuda_sentinel.cuh"
 #include "arch/cuda/cuda_warp.cuh"
 #include "arch/cuda/ptx.cuh"
 #include "arch/ops.hpp"
@@ -225,7 +225,7 @@ struct CudaArch : CudaMover<kBulk> {
       if constexpr (kHot)
         with_row_type(spec.type, [&]<DType T>() {
           reduce_whole<T>(w.lane_, static_cast<uint4*>(spec.out), row, weighted ? weight : 1.0f, lanes,
-                          static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.telling);
+                          static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.sentinel);
         });
       else
         reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, lanes, weighted});
@@ -247,41 +247,42 @@ struct CudaArch : CudaMover<kBulk> {
   }
 
   template <class F>
-  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool tells = false) {
-    map_row_lanes(w.lane_, out, src, type, hidden, f, tells);
+  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f,
+                                 bool sentinel = false) {
+    map_row_lanes(w.lane_, out, src, type, hidden, f, sentinel);
     w.lane_writes_ = true;
   }
 
   template <class F>
-  __device__ static void multicast_telling(Warp& w, int n, F&& f, const void* src, size_t bytes,
-                                           const Telling& as = telling_sums()) {
+  __device__ static void multicast_sentinel(Warp& w, int n, F&& f, const void* src, size_t bytes,
+                                            const Sentinel& as = sentinel_sums()) {
     if constexpr (kHot) {
       void* const mine = w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr;
       multicast_whole<true>(w.lane_, mine, fetch_whole<uint4>(w.lane_, src, bytes), as);
     } else {
-      multicast_telling_places(w.lane_, n, f, static_cast<const std::byte*>(src), static_cast<int64_t>(bytes), as);
+      multicast_sentinel_places(w.lane_, n, f, static_cast<const std::byte*>(src), static_cast<int64_t>(bytes), as);
     }
     w.lane_writes_ = true;
   }
 
-  __device__ static bool has_come(Warp& w, const void* row, size_t bytes, const Telling& as) {
+  __device__ static bool has_arrived(Warp& w, const void* row, size_t bytes, const Sentinel& as) {
     return missing_lane(w.lane_, row, 1u, static_cast<int64_t>((bytes + 3) / 4), 0, as.blank) < 0;
   }
-  __device__ static void blank_row(Warp& w, void* row, size_t bytes, const Telling& as) {
+  __device__ static void blank_row(Warp& w, void* row, size_t bytes, const Sentinel& as) {
     blank_lanes(w.lane_, row, static_cast<int64_t>((bytes + 3) / 4), as.blank);
     w.lane_writes_ = true;
   }
 
   template <class Row, class Weight>
-  __device__ static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
-                                    Weight&& weight_of, int looks, const Telling& as = telling_sums()) {
+  __device__ static int reduce_if_arrived(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
+                                          Weight&& weight_of, int looks, const Sentinel& as = sentinel_sums()) {
     w.lane_writes_ = true;
     if constexpr (kHot) {
       const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
-      return reduce_told_hot(w.lane_, spec, row, row != nullptr && weighted ? weight_of(w.lane_) : 1.0f, looks, as);
+      return reduce_if_arrived_inline(w.lane_, spec, row, row != nullptr && weighted ? weight_of(w.lane_) : 1.0f, looks, as);
     } else {
-      return reduce_told_places(w.lane_, places, spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)), row_of, looks, as,
-                                [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
+      return reduce_if_arrived_places(w.lane_, places, spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)), row_of,
+                                      looks, as, [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
     }
   }
 

@@ -140,23 +140,25 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
-/// What a telling row has for a word.
-__device__ __forceinline__ uint32_t telling(uint32_t word, const Telling& t) { return word == t.blank ? t.instead : word; }
-__device__ __forceinline__ uint4 telling(const uint4& v, const Telling& t) {
-  return {telling(v.x, t), telling(v.y, t), telling(v.z, t), telling(v.w, t)};
+/// What a sentinel row has for a word.
+__device__ __forceinline__ uint32_t substituted(uint32_t word, const Sentinel& t) {
+  return word == t.blank ? t.substitute : word;
+}
+__device__ __forceinline__ uint4 substituted(const uint4& v, const Sentinel& t) {
+  return {substituted(v.x, t), substituted(v.y, t), substituted(v.z, t), substituted(v.w, t)};
 }
 
-/// Writes to a row, telling or not.
-__device__ __forceinline__ void put(uint4* to, const uint4& v, bool tells) {
-  if (tells)
-    ptx::store_words(to, telling(v, telling_sums()));
+/// Writes to a row, a sentinel row or not.
+__device__ __forceinline__ void put(uint4* to, const uint4& v, bool sentinel) {
+  if (sentinel)
+    ptx::store_words(to, substituted(v, sentinel_sums()));
   else
     *to = v;
 }
-/// Single elements from element `at` on, `count` of them here: those of a word if the row is telling, else one.
+/// Single elements from element `at` on, `count` of them here: those of a word of a sentinel row, else one.
 template <class Element>
-__device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool tells) {
-  if (!tells) {
+__device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool sentinel) {
+  if (!sentinel) {
     to[at] = e[0];
     return;
   }
@@ -167,7 +169,7 @@ __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Elem
     else
       word |= static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(e[i])) << (16 * i);
   }
-  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), telling(word, telling_sums()));
+  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), substituted(word, sentinel_sums()));
 }
 
 /// f.operator()<T>() for the type of a sum's rows.
@@ -270,7 +272,7 @@ __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const L
   }
 }
 
-/// By single elements, from element `begin` on; by words of a telling row.
+/// By single elements, from element `begin` on; by words of a sentinel row.
 template <DType T, bool kTells>
 __device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t begin) {
   using E = RowElements<T>;
@@ -318,13 +320,14 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
   reduce_elements<T, kTells>(lane, spec, rows, vectors * RowElements<T>::kPerVector);
 }
 
-/// Of `spec` only the output, the bias, the type and the length are used. Two functions: what tells costs the others nothing.
+/// Of `spec` only the output, the bias, the type and the length are used. Two functions: so sentinel rows cost the others
+/// nothing.
 template <bool kTells>
 __device__ __noinline__ void reduce_lane_rows_as(int lane, const ReduceSpec& spec, const LaneRows& rows) {
   with_row_type(spec.type, [&]<DType T>() { reduce_typed<T, kTells>(lane, spec, rows); });
 }
 __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spec, const LaneRows& rows) {
-  return spec.telling ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
+  return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
 }
 
 /// Asks for `bytes` bytes from `src` on, by all lanes.

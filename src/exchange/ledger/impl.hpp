@@ -67,9 +67,9 @@ class LedgerImpl : protected ExchangeBase {
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
-  /// Of the symmetric memory, what survives sleep: telling rows are never zero.
+  /// Of the symmetric memory, what survives sleep: sentinel rows are never zero.
   size_t kept_bytes() const {
-    return layout_.tells() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
+    return layout_.has_sentinel_rows() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }
   /// Of construct(): checks the configuration and takes symmetric memory.
   void take_memory(Backend backend);
