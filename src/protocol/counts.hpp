@@ -42,8 +42,8 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
                                    WarpSpan<A>* span = nullptr) {
   const auto strayed = [&](typename A::Warp& warp, int r) {
     return call.operation != Operation::dispatch &&
-           A::cold(warp, CountsCame<A>{}, &call, static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))),
-                   r);
+           A::out_of_line(warp, CountsCame<A>{}, &call,
+                          static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))), r);
   };
   return wait_ranks<A>(
       w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);

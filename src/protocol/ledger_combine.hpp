@@ -176,7 +176,7 @@ SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& m
     const uint64_t* const flag = p.call.heap.local(p.layout.flag(writer));
     const Site site = flag_reached(A::peek(flag), p.call.word()) ? Site::returned : Site::ledger_rows;
     if (!clock.keep_waiting(w, p.call, site, flag, p.call.word()) ||
-        (clock.looks_around() && A::cold(w, EnteredOtherwise<A>{}, &p))) {
+        (clock.looks_around() && A::out_of_line(w, EnteredOtherwise<A>{}, &p))) {
       span.set_arg(clock.awaited());
       return false;
     }

@@ -89,10 +89,10 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
   return (left >> awaited & 1) != 0 ? make_left_word(awaited, static_cast<int>(ErrorCode::system)) : 0;
 }
 
-/// A look at what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank,
-/// and what that has called instead. False: the wait ends unless what it waits for turns out to be there, see EndWait.
+/// Checks what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank, and
+/// whether that rank has made another call. True: the wait goes on. False: the wait polls once more and ends (EndWait).
 template <class A>
-struct MayGoOn {
+struct DeadlineCheck {
   static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
 
   SWITCHYARD_FN bool operator()(typename A::Warp&, const CallContext* call, int awaited, uint64_t start, int polls) const {
@@ -102,8 +102,8 @@ struct MayGoOn {
   }
 };
 
-/// Records why a wait ends, and is false. Comes after polls that followed a MayGoOn of false: whatever a rank delivered before
-/// it left would have ended the wait well. True if the wait is for another rank by now, and goes on.
+/// Records why a wait ends. Called after polls that followed a DeadlineCheck of false, because what a rank delivered before it
+/// left ends the wait well. \returns false, or true if the wait is for another rank by now and goes on
 template <class A>
 struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
@@ -147,7 +147,7 @@ class LastWait {
     spent_ = spent;
   }
   SWITCHYARD_FN void account(typename A::Warp& w, const CallContext& call) {
-    if (awaited_ >= 0) A::aside(w, ChargeWait<A>{}, &call, awaited_, spent_);
+    if (awaited_ >= 0) A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, spent_);
     awaited_ = -1;
   }
 
@@ -179,7 +179,7 @@ class WaitClock {
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns();
-    A::aside(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
+    A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
     slice_ = now;
     awaited_ = next_awaited;
   }
@@ -192,11 +192,11 @@ class WaitClock {
     if (!looks_around()) return true;
     if ((polls_ & kEnding) == 0) {
       if (polls_ >= 2 * kManyPolls) polls_ -= kManyPolls;
-      if (!A::cold(w, MayGoOn<A>{}, &call, awaited_, start_, polls_)) polls_ |= kEnding;
+      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_)) polls_ |= kEnding;
       return true;
     }
     polls_ &= ~kEnding;
-    if (A::cold(w, EndWait<A>{}, &call, site, flag, expected, awaited_, start_)) return true;
+    if (A::out_of_line(w, EndWait<A>{}, &call, site, flag, expected, awaited_, start_)) return true;
     charge(w, call, awaited_);
     return false;
   }
@@ -218,7 +218,7 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// A wait sees no sign of another call but what MayGoOn looks at.
+/// A wait sees no sign of another call but what DeadlineCheck looks at.
 struct NoOtherSign {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&, int) const {

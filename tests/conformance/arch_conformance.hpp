@@ -432,7 +432,7 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
                             MapTurnsEveryElement, SentinelRowsHoldNoZeros, RowsThatHaveComeAreSummed, BlankRowsHaveNotCome,
                             ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
-                            LocateManyFindsEveryIndexOnce, StatisticsAreCounted, ColdPathsAreTaken, PrefetchChangesNothing,
+                            LocateManyFindsEveryIndexOnce, StatisticsAreCounted, OutOfLineCodeRuns, PrefetchChangesNothing,
                             BlocksMeet, PausesEnd, ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied,
                             QuantizeMatchesTheReference, QuantizeRoundsTiesToEven, QuantizeSpecialGroups,
                             QuantizeScaleBoundaries);

@@ -15,7 +15,8 @@
 
 namespace switchyard::conformance {
 
-/// What cold and aside are given: publishes the value, and says whether it is odd. Flag ops must work out of line, too.
+/// What out_of_line and out_of_line_if_cheap are given: publishes the value, and says whether it is odd. Flag ops must work out
+/// of line, too.
 template <class A>
 struct StoreAndTell {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, uint64_t* flag, uint64_t value) const {
@@ -41,8 +42,8 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // reachable by host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
   { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
-  // Does less, as CudaHot: rows that are copied, told, summed over places or quantised to places lie at multiples of 16 bytes
-  // and are multiples of 16 bytes long, bf16 where they are quantised; such sums have no bias; places are at most 32, and
+  // Does less, as CudaInline: rows that are copied, told, summed over places or quantised to places lie at multiples of 16
+  // bytes and are multiples of 16 bytes long, bf16 where they are quantised; such sums have no bias; places are at most 32, and
   // lanes_union has 32 bits; locate does not say how far past the end.
   { D::kWholeRowsOnly } -> std::convertible_to<bool>;
 
@@ -85,9 +86,9 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { d.peek(flag) } -> std::same_as<uint64_t>;
   d.count(flag, value);
   d.count_max(flag, value);
-  // Runs StoreAndTell out of line, and aside.
-  { d.cold(flag, value) } -> std::same_as<bool>;
-  { d.aside(flag, value) } -> std::same_as<bool>;
+  // Both run StoreAndTell; the second may run it in line.
+  { d.out_of_line(flag, value) } -> std::same_as<bool>;
+  { d.out_of_line_if_cheap(flag, value) } -> std::same_as<bool>;
   // A block of n warps, as many rounds of: each writes its index and the round to a word of its own, block_sync, each adds up
   // all words of the block, block_sync. The sums by round and warp.
   { d.block_sums(n, n) } -> std::same_as<std::vector<uint64_t>>;

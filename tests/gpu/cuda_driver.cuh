@@ -56,8 +56,8 @@ enum class Op {
   locate_many,
   count,
   count_max,
-  cold,
-  aside,
+  out_of_line,
+  out_of_line_if_cheap,
   now,
   pause,
 };
@@ -193,8 +193,10 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     }
     case Op::count: A::count(w, flag, r.value); break;
     case Op::count_max: A::count_max(w, flag, r.value); break;
-    case Op::cold: first = static_cast<uint64_t>(A::cold(w, StoreAndTell<A>{}, flag, r.value)); break;
-    case Op::aside: first = static_cast<uint64_t>(A::aside(w, StoreAndTell<A>{}, flag, r.value)); break;
+    case Op::out_of_line: first = static_cast<uint64_t>(A::out_of_line(w, StoreAndTell<A>{}, flag, r.value)); break;
+    case Op::out_of_line_if_cheap:
+      first = static_cast<uint64_t>(A::out_of_line_if_cheap(w, StoreAndTell<A>{}, flag, r.value));
+      break;
     case Op::now: first = A::now_ns(); break;
     case Op::pause: A::pause(w, r.n); break;
   }
@@ -268,13 +270,13 @@ class TwinArena {
   std::vector<Block> blocks_;
 };
 
-template <bool kBulk, bool kHot>
-struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
-  using A = detail::CudaArch<kBulk, kHot>;
+template <bool kBulk, bool kInlineAll>
+struct ArchDriver<detail::CudaArch<kBulk, kInlineAll>> {
+  using A = detail::CudaArch<kBulk, kInlineAll>;
   using Pointers = std::vector<uint64_t>;
 
   static constexpr bool kUnalignedElements = false;
-  static constexpr bool kWholeRowsOnly = kHot;
+  static constexpr bool kWholeRowsOnly = kInlineAll;
   static std::byte* allocate(size_t bytes) { return TwinArena::instance().allocate(bytes); }
   static void release(std::byte* p) { TwinArena::instance().release(p); }
 
@@ -396,8 +398,12 @@ struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
   }
   void count(uint64_t* statistic, uint64_t value) { run({.op = Op::count, .dst = statistic, .value = value}); }
   void count_max(uint64_t* statistic, uint64_t value) { run({.op = Op::count_max, .dst = statistic, .value = value}); }
-  bool cold(uint64_t* flag, uint64_t value) { return run({.op = Op::cold, .dst = flag, .value = value}).first != 0; }
-  bool aside(uint64_t* flag, uint64_t value) { return run({.op = Op::aside, .dst = flag, .value = value}).first != 0; }
+  bool out_of_line(uint64_t* flag, uint64_t value) {
+    return run({.op = Op::out_of_line, .dst = flag, .value = value}).first != 0;
+  }
+  bool out_of_line_if_cheap(uint64_t* flag, uint64_t value) {
+    return run({.op = Op::out_of_line_if_cheap, .dst = flag, .value = value}).first != 0;
+  }
   std::vector<uint64_t> block_sums(int warps, int rounds) {
     std::vector<uint64_t> sums(static_cast<size_t>(warps * rounds));
     uint64_t* device = nullptr;

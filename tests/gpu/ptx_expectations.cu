@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of one ordered op each, or of a few whose order matters together, for ptx_expectations.py, which compiles this file
-// and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__hot (CudaHot). Never
-// run.
+// and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__inline (CudaInline).
+// Never run.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/low_latency/frame.cuh"
 #include "protocol/call.hpp"
@@ -35,7 +35,7 @@ __device__ void op_begins() { asm volatile("// op begins" ::: "memory"); }
 #define SWITCHYARD_KERNELS(name, parameters, ...)                      \
   SWITCHYARD_KERNEL(Cuda, name##__bulk, parameters, __VA_ARGS__)       \
   SWITCHYARD_KERNEL(CudaLanes, name##__lanes, parameters, __VA_ARGS__) \
-  SWITCHYARD_KERNEL(CudaHot, name##__hot, parameters, __VA_ARGS__)
+  SWITCHYARD_KERNEL(CudaInline, name##__inline, parameters, __VA_ARGS__)
 
 // --- Flags
 

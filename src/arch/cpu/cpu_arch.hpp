@@ -260,11 +260,11 @@ struct BasicCpu {
   static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }
 
   template <class F, class... Args>
-  static bool cold(Warp& w, F f, Args... args) {
+  static bool out_of_line(Warp& w, F f, Args... args) {
     return f(w, args...);
   }
   template <class F, class... Args>
-  static bool aside(Warp& w, F f, Args... args) {
+  static bool out_of_line_if_cheap(Warp& w, F f, Args... args) {
     return f(w, args...);
   }
 

@@ -277,8 +277,8 @@ __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* 
 }
 
 /// The same in line for bf16 rows of whole 16 bytes, 512 channels at a time.
-__device__ __forceinline__ void quantize_hot(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
-                                             int group) {
+__device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
+                                                int group) {
 #pragma unroll 1
   for (int c = lane * 16; c - lane * 16 < hidden; c += 512) {
     RawChannels<2> raw;

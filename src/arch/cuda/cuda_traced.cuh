@@ -97,9 +97,9 @@ struct TracedArch : Base {
 
 using CudaTraced = TracedArch<Cuda>;
 using CudaLanesTraced = TracedArch<CudaLanes>;
-using CudaHotTraced = TracedArch<CudaHot>;
+using CudaInlineTraced = TracedArch<CudaInline>;
 
-static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaHotTraced>);
+static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaInlineTraced>);
 
 /// In a kernel of either arch: from construction to destruction its records have anchors. `kernel` is what the launch does for
 /// its call, `launch` pack_launch's.

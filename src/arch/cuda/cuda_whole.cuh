@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of whole 16 bytes by the lanes of one warp, for kernels in which everything runs once (CudaArch, kHot): in line, small,
-// nothing in memory. All lanes call every function together with equal arguments (`mine` apart).
+// Rows of whole 16 bytes by the lanes of one warp, for kernels in which everything runs once (CudaArch, kInlineAll): in line,
+// small, nothing in memory. All lanes call every function together with equal arguments (`mine` apart).
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"

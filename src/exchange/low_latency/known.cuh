@@ -29,7 +29,7 @@ struct KnownScalePlace : ScalePlace {
 using ScaleRows = KnownScalePlace<false>;
 using ScaleColumns = KnownScalePlace<true>;
 
-/// True if CudaHot can move rows at p, of so many bytes.
+/// True if CudaInline can move rows at p, of so many bytes.
 inline bool whole_rows(const void* p, int64_t bytes) { return (reinterpret_cast<uintptr_t>(p) | bytes) % 16 == 0; }
 
 /// Rows that bring no scales of the caller's.
@@ -92,6 +92,6 @@ static_assert(sizeof(KnownFlat<DType::bf16>) <= kStaticShared);
 template <class P>
 using ArchOf = std::conditional_t<std::is_same_v<P, LowLatencyDispatchParams> || std::is_same_v<P, LowLatencyCombineParams> ||
                                       std::is_same_v<P, FlatParams>,
-                                  CudaLanes, CudaHot>;
+                                  CudaLanes, CudaInline>;
 
 }  // namespace switchyard::detail
