@@ -101,7 +101,7 @@ inline bool all_agree(const CallContext& call, const ControlLayout& control, uin
   for (int r = 0; r < call.world(); ++r) agree = agree && agrees(call, control, signature, r);
   return agree;
 }
-/// The same, by one warp.
+/// all_agree by the lanes of one warp.
 template <class A>
 SWITCHYARD_FN bool all_agree(typename A::Warp& w, const CallContext& call, const ControlLayout& control, uint64_t signature) {
   return A::lanes_where(w, call.world(), [&](int r) { return !agrees(call, control, signature, r); }) == 0;

@@ -21,7 +21,7 @@ struct FlatParams {
   LowLatencyCombineParams c;   ///< weights, expert_scale, out, type
 };
 
-/// Its header value.
+/// The header value of a flat exchange.
 template <class P>
 SWITCHYARD_FN uint64_t flat_header(const P& p) {
   return header_value(low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type),
@@ -68,7 +68,8 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
       return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
 }
 
-/// The same of a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in place.
+/// Answers with a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in
+/// place.
 template <class A, class P, class Make, class Answered>
 SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int t,
                                 const ColumnRange& range, Answered&& answered) {

@@ -82,7 +82,7 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t o
       Site::ledger_rows);
 }
 
-/// A chunk travels in so many parts, so that few rows keep many multiprocessors busy.
+/// Parts in which a chunk travels, so that few rows keep many multiprocessors busy.
 inline constexpr int kChunkParts = 4;
 
 /// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each

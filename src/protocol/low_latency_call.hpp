@@ -8,7 +8,8 @@
 // constants (exchange/low_latency/known.cuh).
 //
 // Every rank tells all peers that it has entered call n before it waits for anything in it, and leaves n only after all peers
-// have told it the same. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the other set.
+// have told it that they have entered, too. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the
+// other set.
 #pragma once
 
 #include <iterator>
@@ -51,7 +52,7 @@ SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
   return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
 
-/// The warp that tells all ranks that this one has entered a call. It will have little to send.
+/// True for the warp that tells all ranks that this one has entered a call: one that will have little to send.
 template <class Warp>
 SWITCHYARD_FN bool is_announcer(const Warp& w) {
   return w.warp() == 0 && w.block() + 1 == w.num_blocks();
@@ -127,7 +128,7 @@ struct TokenSets {
   }
 
  protected:
-  /// The same of the set with words word(i).
+  /// Counts the members of the set with words word(i).
   template <class Word>
   static SWITCHYARD_FN int count_in(Word&& word, int tokens) {
     int n = 0;

@@ -47,7 +47,7 @@ struct LowLatencyCombineParams {
   }
 };
 
-/// What of `bytes` for `owner` crosses a link.
+/// The part of `bytes` for `owner` that crosses a link: all, or 0 for this rank.
 template <class P>
 SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
   return owner == p.call.rank() ? 0 : static_cast<uint64_t>(bytes);
@@ -163,7 +163,7 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   }
 }
 
-/// Channels [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
+/// Columns [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int t, int column, int columns) {
   const auto& l = p.layout;
@@ -193,7 +193,7 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
       [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; }, [&](int k) { return l.owner(id(k)); });
 }
 
-/// Parts of a piece that are summed apart, so that few tokens keep many warps busy.
+/// Parts of a piece that are summed on their own, so that few tokens keep many warps busy.
 struct SumParts {
   static constexpr int kFewestColumns = 256;
   int columns;

@@ -137,7 +137,8 @@ struct ChargeWait {
   }
 };
 
-/// The last wait of a warp, accounted when the next one follows or nothing urgent is left: what it waited for is at hand.
+/// The last wait of a warp. It is accounted when the next wait follows or nothing urgent is left, because what the warp waited
+/// for is at hand now.
 template <class A>
 class LastWait {
  public:
@@ -202,14 +203,14 @@ class WaitClock {
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
-  /// After keep_waiting(): true when that has looked at more than the poll, once in sixteen.
+  /// Ask after keep_waiting(): true when that has looked at more than the poll, once in sixteen.
   SWITCHYARD_FN bool looks_around() const { return (polls_ & 15) == 0; }
   /// Since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
  private:
   uint64_t start_ = 0, slice_ = 0;
-  // Of a long wait: as if it had polled so often that it sleeps between polls.
+  // The polls that a long wait counts as, so that it sleeps between them.
   static constexpr int kPollsOfLongWait = 1 << 16;
   static constexpr int kManyPolls = 1 << 23;  // where counting begins again; the pauses between polls are at their longest
   static constexpr int kEnding = 1 << 30;     // the polls until the next look are the last

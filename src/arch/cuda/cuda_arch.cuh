@@ -447,7 +447,8 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// The warp stays behind: passed on, it could not be kept in registers anywhere.
+  /// Calls F out of line with a bare warp. The caller's warp is not passed on: its address would keep it out of registers
+  /// everywhere.
   template <class F, class... Args>
   __device__ __noinline__ static bool called(Args... args) {
     CudaWarp bare{CudaWarp::Bare{}};

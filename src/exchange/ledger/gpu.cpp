@@ -208,7 +208,7 @@ class CudaLedger final : public LedgerImpl {
     uint64_t epoch;
     int64_t rows;  // that came back
   };
-  /// Of the calls that the GPU has run, replays included, whatever was enqueued or captured last.
+  /// The last call that the GPU has run, replays included, whatever was enqueued or captured last.
   LastCall last_call_that_ran() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();

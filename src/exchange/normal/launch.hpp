@@ -93,7 +93,7 @@ struct CudaCombineParams {
   const float* weights_given = nullptr;
 };
 
-/// Of both under ring staging, besides. Set by CudaNormal::ring_parts.
+/// What kernels of dispatch and combine need besides under ring staging. Set by CudaNormal::ring_parts.
 struct RingParts {
   RingLayout rings;
   RingStream* streams = nullptr;  ///< [rings.num_streams()]

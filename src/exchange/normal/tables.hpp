@@ -12,8 +12,8 @@
 
 namespace switchyard::detail {
 
-/// Of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel stores it.
-/// Counters are 0 between launches.
+/// The state of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel
+/// stores it. Counters are 0 between launches.
 struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
@@ -57,7 +57,7 @@ struct TablesShape {
   int experts = 0;
   int experts_here = 0;
   int topk = 0;
-  int64_t tokens = 0;  ///< room for so many
+  int64_t tokens = 0;  ///< tokens that there is room for
   bool expert_major = false;
 
   SWITCHYARD_FN int stride() const { return topk < world ? topk : world; }
