@@ -148,7 +148,7 @@ SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
   return {&p, t * p.topk, p.sends.of(t), by_route ? p.topk : p.sends.places(t), by_route};
 }
 
-/// A range of the channels of a row, in bytes; multiples of 16.
+/// A range of the columns of a row, in bytes; multiples of 16.
 struct RowPart {
   int64_t begin = 0;
   int64_t bytes;
@@ -172,8 +172,8 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
   const int64_t at = t * p.row_bytes + part.begin;
   const void* bias0 = p.bias[0] ? p.bias[0] + at : nullptr;
   const void* bias1 = p.bias[1] ? p.bias[1] + at : nullptr;
-  const int64_t channels = part.bytes == p.row_bytes ? p.hidden : part.bytes * p.hidden / p.row_bytes;
-  A::reduce_rows_from(w, ReduceSpec{p.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.type, channels}, rows.places,
+  const int64_t columns = part.bytes == p.row_bytes ? p.hidden : part.bytes * p.hidden / p.row_bytes;
+  A::reduce_rows_from(w, ReduceSpec{p.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.type, columns}, rows.places,
                       rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.topk + i]; });
   if (!p.out_weights || part.begin != 0) return;
   A::reduce_rows_from(w, ReduceSpec{p.out_weights + t * p.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.topk},
