@@ -83,7 +83,8 @@ struct LowLatencyConfig {
 /// What LowLatencyConfig::pieces is chosen by, unless it or a tuning says otherwise.
 inline constexpr int64_t kPiecesAtOnce = 2048, kMostUsualPieces = 7, kFewestPieceColumns = 512, kMostPieceColumns = 3584;
 
-/// That choice, in a group of `world` ranks. \throws Error(invalid_argument) naming the value.
+/// The pieces that are chosen where LowLatencyConfig::pieces is 0, in a group of `world` ranks. \throws Error(invalid_argument)
+/// naming the value.
 int usual_pieces(const LowLatencyConfig& config, int world);
 
 /// Options of one dispatch.

@@ -417,7 +417,7 @@ struct CudaArch : CudaMover<kBulk> {
       return called<F>(args...);
   }
 
-  /// The same value in all lanes.
+  /// The time in nanoseconds, equal in all lanes.
   __device__ static uint64_t now_ns() { return __shfl_sync(kAllLanes, ptx::global_timer(), 0); }
 
   __device__ static void pause(Warp&, int64_t polls) {

@@ -97,12 +97,12 @@ __device__ __noinline__ inline PowerOfTwoScale power_of_two_from(float scale) {
   return {exponent, f32_from_ue8m0(exponent)};
 }
 
-/// What a lane has of a row: 8 or 16 consecutive columns.
+/// A lane's columns of a row: 8 or 16 consecutive ones.
 template <int kEights>
 struct RawColumns {
   RawEight eight[kEights];
 };
-/// The same as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
+/// A lane's columns as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
 template <int kEights>
 struct QuantizedColumns {
   uint2 bytes[kEights];
@@ -276,7 +276,7 @@ __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* 
   with_quantised_type(type, typed);
 }
 
-/// The same in line for bf16 rows of whole 16 bytes, 512 columns at a time.
+/// Quantises in line, for bf16 rows of whole 16 bytes, 512 columns at a time.
 __device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                                 int group) {
 #pragma unroll 1

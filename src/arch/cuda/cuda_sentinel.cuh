@@ -201,7 +201,7 @@ __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, con
   return -1;
 }
 
-/// The same of each lane's row, or null, times its weight.
+/// Arch::reduce_if_arrived in line: each lane has a row, or null, and its weight.
 __device__ __forceinline__ int reduce_if_arrived_inline(int lane, const ReduceSpec& spec, const void* mine, float weight,
                                                         int looks, const Sentinel& as) {
   const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);

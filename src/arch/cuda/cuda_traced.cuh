@@ -69,7 +69,7 @@ struct TracedArch : Base {
   }
 
  private:
-  /// Of one lane.
+  /// Writes a record. One lane calls this.
   __device__ static __forceinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     OpenTrack& mine = tracks()[threadIdx.x / kLanes];
     ptx::async_copies_wait();

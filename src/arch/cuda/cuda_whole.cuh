@@ -31,14 +31,14 @@ __device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* s
 }
 
 /// To the destinations in the lanes where `mine` is not null.
-template <bool kTells, class V>
+template <bool kSentinel, class V>
 __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
                                                 const Sentinel& sentinel_as = sentinel_sums()) {
   constexpr int kAhead = FetchedVectors<V>::kAhead;
   const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
 #pragma unroll 1
   for (int base = lane; base - lane < row.count; base += 32 * kAhead, row.load(base)) {
-    if constexpr (kTells) {
+    if constexpr (kSentinel) {
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) row.v[a] = substituted(row.v[a], sentinel_as);
     }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVec
 #pragma unroll
       for (int a = 0; a < kAhead; ++a)
         if (base + a * 32 < row.count) {
-          if constexpr (kTells)
+          if constexpr (kSentinel)
             ptx::store_words(dst + base + a * 32, row.v[a]);
           else
             dst[base + a * 32] = row.v[a];

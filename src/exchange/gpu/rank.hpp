@@ -127,7 +127,7 @@ class CudaRank final : public DeviceRank {
   uint64_t registered_ = 0;  ///< as in CallContext
 };
 
-/// That of a group whose memory is a GPU's.
+/// The rank of a group whose memory is a GPU's.
 inline CudaRank& rank_of(Group& group) { return static_cast<CudaRank&>(*group.impl().device); }
 
 }  // namespace switchyard::detail

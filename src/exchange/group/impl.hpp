@@ -124,7 +124,7 @@ struct Group::Impl {
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
-  /// That rank has destroyed its Group. No failure while nobody needs it.
+  /// True if `rank` has destroyed its Group. That is no failure while nobody needs the rank.
   bool has_left(int rank) const noexcept;
 
   const detail::HomeProcess home;  ///< only the process that joined may leave

@@ -133,7 +133,7 @@ class LowLatencyImpl : protected ExchangeBase {
                      const LowLatencyCombineOptions& options) const;
   void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
-  /// That rows of it can be combined.
+  /// Throws unless rows of this type can be combined.
   void check_combined(DType type, const char* name) const;
   void check_output(const LowLatencyOutput& output) const;
   void check_idle(const char* operation) const;
