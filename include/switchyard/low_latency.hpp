@@ -174,8 +174,8 @@ class LowLatencyExchange {
   /// Local. Allocates; not to be called on the hot path. \throws Error(system) naming the bytes that are not to be had; nothing
   /// has changed then, and peers are not told.
   LowLatencyOutput make_output();
-  /// Local. Likewise. `type`: bf16, f16 or f32, not wider than LowLatencyConfig::row_type.
-  /// \throws Error(invalid_argument), Error(unsupported) for fp8.
+  /// Rows for what experts return. Local. Allocates, as make_output() does. `type`: bf16, f16 or f32, not wider than
+  /// LowLatencyConfig::row_type. \throws Error(invalid_argument), Error(unsupported) for fp8.
   LowLatencyRows make_rows(DType type = DType::bf16);
 
   /// Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the config's

@@ -157,8 +157,8 @@ __device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
   return __ffs(static_cast<int>(lanes)) - 1;
 }
 
-/// For kernels in which everything runs once: as reduce_whole of sentinel rows, each of which it asks for once, and again when
-/// its last word has come. \returns a lane whose row has not come after so many looks, or -1.
+/// reduce_whole of sentinel rows, for kernels in which everything runs once. It asks for each row once, and again when the
+/// row's last word has arrived. \returns a lane whose row has not arrived after `looks` looks, or -1.
 template <DType T>
 __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes,
                                                        int count, int looks, const Sentinel& as) {
