@@ -30,12 +30,12 @@ EXPECT, COME = r"mbarrier\.arrive\.expect_tx", r"mbarrier\.try_wait"
 BULK_LOAD, BULK_STORE = r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier", r"cp\.async\.bulk\.global\.shared::cta"
 COMMIT, READ, DONE = r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_group\.read 0", r"cp\.async\.bulk\.wait_group 0"
 # Words of sentinel rows.
-TELL, TELL_WORD = r"st\.relaxed\.sys\.global\.v4\.u32", r"st\.relaxed\.sys\.global\.u32"
+SENTINEL, SENTINEL_WORD = r"st\.relaxed\.sys\.global\.v4\.u32", r"st\.relaxed\.sys\.global\.u32"
 LOOK, LOOK_WORD = r"ld\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.u32"
 
 # Ops that move nothing anybody waits for and order nothing.
-WITHOUT_ORDER = {"prefetch", "fetch_words", "lanes_where", "lanes_union", "count_where", "locate", "locate_many", "out_of_line", "out_of_line_if_cheap",
-                 "now_ns", "pause"}
+WITHOUT_ORDER = {"prefetch", "fetch_words", "lanes_where", "lanes_union", "count_where", "locate", "locate_many", "out_of_line",
+                 "out_of_line_if_cheap", "now_ns", "pause"}
 
 
 def expectations(arch, bulk):
@@ -46,7 +46,7 @@ def expectations(arch, bulk):
     moved = [BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC]
     written = [STORE, *proxy, SYNC]
     release = [SYNC, RELEASE["sys"]]
-    written = ([TELL] if inline else [TELL, TELL_WORD], [STORE])
+    sentinel = ([SENTINEL] if inline else [SENTINEL, SENTINEL_WORD], [STORE])
     return {
         **{f"load_acquire_{name}": ([ACQUIRE[s], SYNC, *proxy], [r"ld\.relaxed", rf"\.{other}\b"])
            for name, s, other in (("system", "sys", "gpu"), ("device", "gpu", "sys"))},
@@ -83,10 +83,10 @@ def expectations(arch, bulk):
         "stage_refilled": ([READ, EXPECT, BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC], []),
         "acquired_then_copied": ([ACQUIRE["sys"], SYNC, *proxy, BULK_LOAD if bulk else LOAD], []),
         "written_then_copied": ([*written, BULK_LOAD if bulk else LOAD], []),
-        "multicast_sentinel": written,
-        "multicast_sentinel_copies": written,
-        "reduce_sentinel": written,
-        "map_row_sentinel": ([TELL], [STORE]),
+        "multicast_sentinel": sentinel,
+        "multicast_sentinel_copies": sentinel,
+        "reduce_sentinel": sentinel,
+        "map_row_sentinel": ([SENTINEL], [STORE]),
         "has_arrived": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
         "blank_row_released": ([*written, *release], []),
         # Inline: the words that are looked at are those that are summed, and then made blank. Otherwise there is a fence before
