@@ -4,7 +4,7 @@
 // products where the experts wrote them. Once for each form that scales can have. On GPUs the calls are the same, with device
 // pointers; the counts stay on the device.
 //
-// Tokens are made so that fp8 holds them exactly: small integers times a power of two for each 128 channels, and in each such
+// Tokens are made so that fp8 holds them exactly: small integers times a power of two for each 128 columns, and in each such
 // group one element of 448 times it, which is the largest fp8 number. So the result must be that of plain arithmetic, bit by
 // bit.
 #include <switchyard/low_latency.hpp>
@@ -51,7 +51,7 @@ float from_fp8(uint8_t bits) {
 
 // --- Experts: one masked grouped product.
 
-// The scale of channels [128 g, 128 g + 128) of row r of expert e, from where dispatch put it.
+// The scale of columns [128 g, 128 g + 128) of row r of expert e, from where dispatch put it.
 float scale_of(const LowLatencyOutput& in, const LowLatencyConfig& config, int64_t e, int64_t r, int64_t g) {
   const bool packed = config.scales == ScaleKind::ue8m0;  // a byte: the exponent of a power of two
   const int64_t groups = num_scales(kHidden);

@@ -70,7 +70,7 @@ struct RouteMetaLayout {
   size_t prev_sum_before_rank = 0;   ///< [W, experts of the rank]
   size_t bytes = 0;
 };
-/// Of rank `rank` with `tokens` tokens, 0 to max_tokens. Local.
+/// The layout for rank `rank` with `tokens` tokens, 0 to max_tokens. Local.
 RouteMetaLayout route_meta_layout(const LedgerConfig& config, int world, int rank, int64_t tokens);
 
 /// The tables of rank `rank` as published kernels read them; zeros between the fields. Local. \throws as check_ledger

@@ -71,19 +71,20 @@ struct LowLatencyConfig {
   int64_t max_tokens = 0;             ///< largest T on any rank, in [1, 65535]
   DType row_type = DType::bf16;       ///< of `x` unless it comes quantised, and the widest that is combined: bf16, f16, f32
   ScaleKind scales = ScaleKind::f32;  ///< rows travel as fp8 e4m3 with these scales; none: as they are
-  int scale_group = kScaleGroup;      ///< channels of a scale: 32, 64 or 128
+  int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
-  /// Parts of a row that are placed, answered and returned on their own, in [1, 16]; 0: as tuned (tuning.hpp), or so many that
-  /// a rank receives about kPiecesAtOnce of them, at most kMostUsualPieces, of kFewestPieceColumns to kMostPieceColumns
-  /// channels.
+  /// Pieces of a row: parts that are placed, answered and returned on their own, in [1, 16]. 0: the number that a tuning has
+  /// (tuning.hpp). Without one, a rank receives about kPiecesAtOnce pieces: at most kMostUsualPieces of a row, of
+  /// kFewestPieceColumns to kMostPieceColumns columns each.
   int pieces = 0;
 };
 
 /// What LowLatencyConfig::pieces is chosen by, unless it or a tuning says otherwise.
 inline constexpr int64_t kPiecesAtOnce = 2048, kMostUsualPieces = 7, kFewestPieceColumns = 512, kMostPieceColumns = 3584;
 
-/// That choice, in a group of `world` ranks. \throws Error(invalid_argument) naming the value.
+/// The pieces that are chosen where LowLatencyConfig::pieces is 0, in a group of `world` ranks. \throws Error(invalid_argument)
+/// naming the value.
 int usual_pieces(const LowLatencyConfig& config, int world);
 
 /// Options of one dispatch.
@@ -107,7 +108,7 @@ struct LowLatencyCombineOptions {
   /// registers that computed it.
   const float* expert_scale = nullptr;
   void* stream = nullptr;  ///< CUDA: as in LowLatencyDispatchOptions
-  int num_sms = 0;         ///< CUDA: likewise
+  int num_sms = 0;         ///< CUDA: as in LowLatencyDispatchOptions
 };
 
 /// Options of moe_all_to_all.
@@ -118,7 +119,7 @@ struct AllToAllOptions {
   /// give different functions, or none.
   const RowFunction* row_function = nullptr;
   void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
-  int num_sms = 0;                         ///< CUDA: likewise
+  int num_sms = 0;                         ///< CUDA: as in LowLatencyDispatchOptions
   const int32_t* device_tokens = nullptr;  ///< as in LowLatencyDispatchOptions
 };
 
@@ -173,8 +174,8 @@ class LowLatencyExchange {
   /// Local. Allocates; not to be called on the hot path. \throws Error(system) naming the bytes that are not to be had; nothing
   /// has changed then, and peers are not told.
   LowLatencyOutput make_output();
-  /// Local. Likewise. `type`: bf16, f16 or f32, not wider than LowLatencyConfig::row_type.
-  /// \throws Error(invalid_argument), Error(unsupported) for fp8.
+  /// Rows for what experts return. Local. Allocates, as make_output() does. `type`: bf16, f16 or f32, not wider than
+  /// LowLatencyConfig::row_type. \throws Error(invalid_argument), Error(unsupported) for fp8.
   LowLatencyRows make_rows(DType type = DType::bf16);
 
   /// Sends row t of `x` to every expert of token t. `x` is [T, H] of row_type, or fp8 with row-major scales of the config's
@@ -194,7 +195,7 @@ class LowLatencyExchange {
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that turn each element of a row by
   /// itself, as AllToAllOptions says (a factor per expert, or any function): rows go out, each expert's result goes back to its
-  /// token as soon as its row has come, and tokens are summed as results arrive. `x` is [T, H] of row_type, `out` likewise; it
+  /// token as soon as its row has come, and tokens are summed as results arrive. `x` and `out` are [T, H] of row_type. `out`
   /// must not overlap `x`, the ids or anything in `options`. Needs LowLatencyConfig::scales = none. A token without a route
   /// yields +0. The same bits as dispatch and combine with expert_scale. last_call() counts the rows of both ways.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options = {});

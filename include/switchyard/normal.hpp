@@ -39,13 +39,16 @@
 
 namespace switchyard {
 
-/// Settings of Staging::ring, in rows. A ring exists per (channel, source rank).
+/// Settings of Staging::ring, in rows. A channel is a range of tokens that travels independently of the others; there is a ring
+/// for each pair (channel, source rank). A number that is 0 is chosen by the library: usual_ring() says how.
 struct RingSettings {
-  int num_channels = 0;  ///< token ranges that travel independently, in [1, 256], with all ranks' at most 1024; 0: usual_ring()
+  int num_channels = 0;  ///< in [1, 256]; num_channels * W at most 1024
   int send_chunk = 6;    ///< rows appended before the consumer is told, in [1, slots]
-  int slots = 0;         ///< rows per ring, >= K; a full ring holds its producer back; 0: usual_ring()
-  /// Not 0: largest ring memory per rank, in bytes. What is 0 above fits into it; `slots` given are lowered, down to K, where
-  /// the channels do not make room: one of them if their number is 0, else so many as given.
+  int slots = 0;         ///< rows per ring, >= K; a full ring holds its producer back
+  /// Largest ring memory per rank, in bytes; 0: no bound. What wins where the rings do not fit:
+  ///   - numbers that are left 0 are chosen to fit;
+  ///   - a given num_channels is kept; one that is left 0 goes down to 1 before given slots are touched;
+  ///   - given slots are lowered last, down to K.
   size_t max_bytes = 0;
 };
 
@@ -71,16 +74,19 @@ struct MemoryRequirement {
   size_t pool_bytes = 0;     ///< outputs, row buffers, staging (direct)
   size_t ring_bytes = 0;     ///< rings (ring staging)
   size_t private_bytes = 0;  ///< CUDA, ring staging: outputs, row buffers and handles, in memory of the rank's GPU alone
-  /// Of the heap.
+  /// What the object takes from the heap.
   size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
 };
 
-/// What RingSettings are chosen by where they are 0. Channels, each of which one warp sums: so many; fewer for fewer than four
-/// tokens each, many ranks, or slots (those given; else K, or two chunks) that together exceed kUsualRingRows or max_bytes.
-/// Slots: kUsualRingRows for all channels of a source together, no more than can be under way in a call, at least K.
+/// How usual_ring() chooses RingSettings that are 0:
+///   - num_channels is kUsualChannels, one warp for each. It is lower where a channel would have fewer than four tokens, where
+///     all ranks' channels would exceed 1024, or where the slots (the given ones; else K, or two send chunks) of all channels
+///     would exceed kUsualRingRows or max_bytes.
+///   - slots share kUsualRingRows among the channels of a source: at least K, and usually two send chunks, but no more than a
+///     channel has rows in a call.
 inline constexpr int kUsualChannels = 128, kUsualRingRows = 2560;
 
-/// `config.ring` with that choice made, in a group of `world` ranks: settings that mean the same where they are given. Throws
+/// `config.ring` with every number chosen, in a group of `world` ranks. Giving the result means the same as leaving 0. Throws
 /// Error(invalid_argument) if `config` is not allowed, or its max_bytes have no room for K slots of each ring.
 RingSettings usual_ring(const NormalConfig& config, int world);
 
@@ -88,8 +94,8 @@ RingSettings usual_ring(const NormalConfig& config, int world);
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
   SizePolicy size = SizePolicy::automatic;
-  /// SizePolicy::capacity: most rows this rank takes, padding included. Dispatched::x has so many, or those of worst_case where
-  /// these are fewer.
+  /// SizePolicy::capacity: most rows this rank takes, padding included. Dispatched::x has room for this
+  /// many rows, or for those of worst_case if that is less.
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
@@ -252,7 +258,7 @@ class NormalExchange {
   /// `weights` is float32 [T, K] or null. A token is sent to a rank once, however many of its experts live there.
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights = nullptr,
                       const DispatchOptions& options = {});
-  /// The same routing again with other rows (cached dispatch): no counting, no exchange of counts. Capacity comes from
+  /// A cached dispatch: the routing of `handle` again with other rows, no counting, no exchange of counts. Capacity comes from
   /// `handle`; of the options only `quantize` and `padding` are used.
   Dispatched dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options = {});
 
@@ -260,8 +266,8 @@ class NormalExchange {
   /// first; it waits for whatever used that memory before, unless that ran on `stream` too. While it is captured the rows
   /// belong to its graph. \throws Error(pool_exhausted).
   RowBuffer allocate_rows(const Handle& handle, DType type, void* stream);
-  /// The same for work on any stream: CUDA takes memory that nothing uses any more, and only if there is none the calling
-  /// thread waits until some is idle.
+  /// Rows for expert outputs that work on any stream may touch. CUDA takes memory that nothing uses any more. Only if there is
+  /// none, the calling thread waits until some is idle.
   RowBuffer allocate_rows(const Handle& handle, DType type);
 
   /// Sums what the experts made of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the

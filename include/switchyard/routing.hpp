@@ -136,7 +136,7 @@ inline constexpr int kNoLayer = -1;
 ///   - a `.safetensors` file with tensors `[layer{l}.][rank{r}.]topk_ids`, integers of 8 to 64 bits, signed or not, `[T, K]`,
 ///     and optionally `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without `rank{r}.`
 ///     also `[R, T, K]`: R ranks (`[T, K]`: one). Other tensors are ignored. Metadata entry `num_experts` gives E.
-///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, integers likewise. If its
+///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, of integers, too. If its
 ///     name contains `topk_ids`, the file named with `topk_weights` instead, where it exists, holds the weights (float32 or
 ///     float16).
 ///   - a folder of `.npy` files, each named like a tensor above: `layer3.rank0.topk_ids.npy`.
@@ -153,7 +153,7 @@ class RoutingFile {
 
   /// \throws Error(io) if the file cannot be opened or is malformed.
   static RoutingFile open(const std::string& path);
-  /// The same for a file image in memory, which is copied. `name` is used in error texts only; no weights file is looked for.
+  /// Opens a file image in memory, which is copied. `name` is used in error texts only; no weights file is looked for.
   static RoutingFile parse(std::span<const std::byte> image, const std::string& name);
 
   /// Layers in ascending order; kNoLayer for names without a layer. Never empty.

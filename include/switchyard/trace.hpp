@@ -103,7 +103,7 @@ class Trace {
   /// an arrow from that rank's last span that can have ended it, with a marker of category "flow" at its head. \throws
   /// Error(io) naming the path.
   void write_chrome_json(const std::string& path, bool flows = true) const;
-  /// The same text in memory.
+  /// The text that write_chrome_json writes.
   std::string chrome_json(bool flows = true) const;
   /// One entry per (rank, phase that occurred), ranks ascending, phases in the order of the event table.
   std::vector<TracePhase> summary() const;

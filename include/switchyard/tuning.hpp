@@ -31,22 +31,22 @@ const char* to_string(TuningMode mode) noexcept;
 inline constexpr int kMostDispatchWarps = 14, kMostCombineWarps = 20, kMostDispatchStages = 2;
 /// Most warps per block of the kernels of low-latency mode, the flat exchange's among them, and of the ledger combine.
 inline constexpr int kMostLowLatencyWarps = 16, kMostLedgerWarps = 16;
-/// Of a chunk of the ledger combine, in KiB; and without a tuning.
+/// Size of a chunk of the ledger combine in KiB: the largest, and the one that is used without a tuning.
 inline constexpr int kMostChunkKib = 1024, kUsualChunkKib = 64;
 
-/// What an entry says; 0: nothing, the library's own choice. Options that a caller gives win over all of them; a call of normal
-/// mode that is given another number of multiprocessors than it would take by itself does without the entry's warps and stages,
-/// too.
+/// The values of an entry. 0 means that the entry says nothing, and the library chooses. Options that a caller gives win over
+/// the values. A call of normal mode that is given another number of multiprocessors than it would take by itself does not use
+/// the entry's warps and stages either.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
-  int combine_sms = 0;      ///< likewise
-  int sms = 0;              ///< flat, ledger: likewise
-  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]; low_latency likewise
+  int combine_sms = 0;      ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
+  int sms = 0;              ///< flat, ledger: multiprocessors, at most those of the rank
+  int dispatch_warps = 0;   ///< normal, direct staging: warps per block, in [1, kMostDispatchWarps]; low_latency, too
   int dispatch_stages = 0;  ///< normal, direct staging: in [1, kMostDispatchStages], fewer if shared memory has no room
-  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]; low_latency likewise
+  int combine_warps = 0;    ///< normal, direct staging: in [1, kMostCombineWarps]; low_latency, too
   int pieces = 0;           ///< low_latency, and flat with it: LowLatencyConfig::pieces
   int warps = 0;            ///< flat, ledger: warps per block, in [1, kMostLowLatencyWarps] and [1, kMostLedgerWarps]
-  int chunk_kib = 0;        ///< ledger: rows return in copies of about so many KiB, at least a row; in [1, kMostChunkKib]
+  int chunk_kib = 0;        ///< ledger: rows return in copies of about this many KiB, at least a row; in [1, kMostChunkKib]
 
   bool operator==(const TuningValues&) const = default;
 };
@@ -77,7 +77,7 @@ struct TuningFile {
 
   /// \throws Error(invalid_argument) naming file, line, key, what was given and what is allowed.
   static TuningFile parse(const std::string& text, const std::string& name);
-  /// The same of the file at `path`; also if it cannot be read.
+  /// Parses the file at `path`. Throws as parse does, and if the file cannot be read.
   static TuningFile read(const std::string& path);
   static const char* first_line() noexcept;
 

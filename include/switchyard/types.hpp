@@ -13,7 +13,7 @@ namespace switchyard {
 /// Largest group. Largest number of experts that one token may choose.
 inline constexpr int kMaxRanks = 64;
 inline constexpr int kMaxTopk = 32;
-/// Number of channels (columns) that share one quantisation scale, unless a mode lets its user choose.
+/// Number of columns that share one quantisation scale, unless a mode lets its user choose.
 inline constexpr int kScaleGroup = 128;
 
 /// Where a group's ranks compute and hold their rows.
@@ -39,7 +39,7 @@ struct NamesOf<DType> {
   };
 };
 
-/// How the scales of fp8 rows are stored, one per kScaleGroup channels. A scale row is padded to 16 bytes.
+/// How the scales of fp8 rows are stored, one per kScaleGroup columns. A scale row is padded to 16 bytes.
 enum class ScaleKind : uint8_t {
   none = 0,
   f32 = 1,    ///< float32: `amax / 448`
@@ -155,7 +155,7 @@ constexpr bool dtype_has_scales(DType type) {
   return false;
 }
 
-/// Number of scales of a row of `hidden` channels; the last group may be short. No scales for a group below 1.
+/// Number of scales of a row of `hidden` columns; the last group may be short. No scales for a group below 1.
 constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return group < 1 ? 0 : (hidden + group - 1) / group; }
 
 /// Bytes of one scale row: the scales, padded to a multiple of 16. Zero for ScaleKind::none.

@@ -66,7 +66,7 @@ using Graph = cudaGraph_t;
 using CaptureMode = cudaStreamCaptureMode;
 inline constexpr CaptureMode kRelaxedCapture = cudaStreamCaptureModeRelaxed;
 
-/// Of a stream that is captured now: `captured`, the number of its capture, and its graph.
+/// Whether a stream is `captured` now, and if so the number of its capture and its graph.
 inline Status capture_info(Stream stream, bool* captured, unsigned long long* id, Graph* graph) {
   cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
   const Status status = cudaStreamGetCaptureInfo(stream, &state, id, graph);
@@ -92,7 +92,7 @@ inline Status give_to_graph(Graph graph, GraphObject object) {
 /// On the current device.
 inline Status allocate(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 inline Status release(void* memory) { return cudaFree(memory); }
-/// The same in the order of streams, if the device has pools for it: neither call waits for other work.
+/// allocate and release in the order of streams, if the device has pools: neither call waits for other work.
 inline Status has_pools(int* pools, int device) {
   return cudaDeviceGetAttribute(pools, cudaDevAttrMemoryPoolsSupported, device);
 }
@@ -136,7 +136,7 @@ inline Status look_up(MemoryPlace* place, const void* memory) {
   return status;
 }
 
-/// By which another process opens an allocation of allocate().
+/// A handle by which another process opens an allocation of allocate().
 using MemoryHandle = cudaIpcMemHandle_t;
 inline Status handle_of(MemoryHandle* handle, void* memory) { return cudaIpcGetMemHandle(handle, memory); }
 inline Status open_memory(void** memory, const MemoryHandle& handle) {
@@ -151,7 +151,7 @@ inline Status current_device(int* device) { return cudaGetDevice(device); }
 /// "0000:1b:00.0"
 inline Status pci_address(char* text, int room, int device) { return cudaDeviceGetPCIBusId(text, room, device); }
 inline Status can_access(int* can, int device, int peer) { return cudaDeviceCanAccessPeer(can, device, peer); }
-/// Of the current device to memory of allocate() on `peer`.
+/// Lets the current device access memory of allocate() on `peer`.
 inline Status enable_access(int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }
 
 struct DeviceTraits {
@@ -178,7 +178,8 @@ inline Status traits_of(DeviceTraits* traits, int device) {
 struct Grid {
   int blocks = 1, threads = 32;
   uint32_t shared_bytes = 0;
-  /// Its blocks may begin while the kernel before on the stream ends; it waits for that before it reads anything.
+  /// The kernel's blocks may begin while the kernel before it on the stream ends. The kernel waits for that end before it reads
+  /// anything.
   bool dependent = false;
 };
 

@@ -10,7 +10,7 @@
 //   flags         A::load_acquire, A::store_release, A::publish_to, A::publish_entry, A::poll_from, A::fetch_add,
 //                 A::take, A::post, A::peek, A::block_sync
 //   lanes         A::for_lanes, A::lanes_where, A::lanes_union, A::count_where, A::locate, A::locate_many, A::count,
-//                 A::count_max, A::cold, A::aside, A::now_ns, A::pause
+//                 A::count_max, A::out_of_line, A::out_of_line_if_cheap, A::now_ns, A::pause
 //
 // Moved bytes are *pending*: they may be written late, in any order, and their source may be read late. They are complete, and
 // covered by a later release of the same warp, only after A::settle. Orders live in the flag ops; there are no stand-alone
@@ -30,25 +30,25 @@ namespace switchyard::detail {
 /// orders up by them, in builds for the mutation suite (arch/cpu/order_table.hpp).
 enum class Site : uint8_t;
 inline constexpr int kMostSites = 64;
-/// Of the words of telling rows, whose ops name none.
-inline constexpr Site kTellingSite{11};
+/// The site of the words of sentinel rows. Ops on such rows take no site.
+inline constexpr Site kSentinelSite{11};
 
 /// Who must see a release, or whose release an acquire must see.
 enum class Scope : uint8_t { device, system };
 
-/// A *telling row* says by itself that it has come: each of its words (`bytes` up to whole words) is blank until the writer, on
-/// any rank, writes it, who never writes a blank word; a reader that finds none has all of the row. No flag follows, and
-/// nothing is ordered by it. A word has 4 bytes on a GPU, 8 on the CPU; a row begins at a multiple of 16 and has room for whole
-/// words.
-struct Telling {
-  uint32_t blank;    ///< every 4 bytes of a blank word
-  uint32_t instead;  ///< the last 4 bytes of what is written for a word that would be blank
-  bool reusable;     ///< a reader that has it all makes it blank again
+/// How a *sentinel row* shows that it has arrived: the data is the flag (NCCL's "LL" protocols). Every word of the row (its
+/// bytes rounded up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank word; it
+/// writes a substitute. A reader that finds no blank word has all of the row. No flag follows the row, and the row orders
+/// nothing else. A word has 4 bytes on a GPU and 8 on the CPU. A row begins at a multiple of 16 and has room for whole words.
+struct Sentinel {
+  uint32_t blank;       ///< every 4 bytes of a blank word
+  uint32_t substitute;  ///< the last 4 bytes of what is written for a word that would be blank
+  bool reusable;        ///< a reader that has the whole row makes it blank again
 };
-/// Blank is zero, and zeros become a negative zero: no sum that begins with +0 can tell them apart.
-SWITCHYARD_FN constexpr Telling telling_sums() { return {0, 0x80000000u, true}; }
-/// Blank is a pair of NaNs (a NaN, of float32), and becomes a pair of other NaNs: all numbers stay what they are.
-SWITCHYARD_FN constexpr Telling telling_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
+/// Blank words are zero, and words of zeros become a negative zero: sums that begin with +0 do not change.
+SWITCHYARD_FN constexpr Sentinel sentinel_sums() { return {0, 0x80000000u, true}; }
+/// Blank words are a pair of NaNs (one NaN of float32), and such data becomes a pair of other NaNs: numbers do not change.
+SWITCHYARD_FN constexpr Sentinel sentinel_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
 
 /// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or
 /// from the bias sum. n = 0 and no bias gives +0. Without weights rows are added as they are.
@@ -60,7 +60,7 @@ struct ReduceSpec {
   const void* bias[2];  ///< rows of `type`, or null; bias[1] only with bias[0]
   DType type;           ///< bf16, f16 or f32
   int64_t hidden;
-  bool telling = false;  ///< `out` is a telling row (telling_sums())
+  bool sentinel = false;  ///< `out` is a sentinel row (sentinel_sums())
 };
 
 /// Stands for any function object in the concept below (a lambda there is not seen as a function by every CUDA compiler).
@@ -73,7 +73,7 @@ struct AnyLanePredicate {
 struct AnyLength {
   SWITCHYARD_FN int64_t operator()(int) const { return 0; }
 };
-struct AnyColdPath {
+struct AnyOutOfLine {
   template <class W>
   SWITCHYARD_FN bool operator()(W&, int) const {
     return false;
@@ -136,7 +136,8 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   A::copy(w, dst, src, bytes);  // any size and alignment; fast if all are multiples of 16
   // src is read once and written to f(i), i in [0, n), n <= 64; null: nowhere.
   A::multicast_to(w, n, AnyDestination{}, src, bytes);
-  // The same in two steps: a row is asked for before it is known where to. It is read at any time between them, or later.
+  // multicast_to in two steps, for a row that is asked for before its destinations are known. The source is read at any time
+  // from fetch on, also after multicast_fetched.
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch(w, src, bytes));
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // of a few words of 4 bytes
   A::fill_zero(w, dst, bytes);
@@ -145,25 +146,25 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   A::settle(w);                // all pending copies, fills and reductions of this warp are complete
 
   A::reduce_rows(w, reduce);  // pending, as a copy
-  // The same over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if asked for; of `reduce` rows,
-  // weights and n are not used. On a GPU the lanes look up the rows side by side.
+  // reduce_rows over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if the flag says so. The
+  // members rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows side by side.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
   // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) turns x[0 .. n), the elements
   // from `column` on, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the warp's scratch,
   // where a row must have room.
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
-  A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a telling row
-  // Telling rows f(i), i in [0, n), n <= 64, out of one row; null: nowhere.
-  A::multicast_telling(w, n, AnyDestination{}, src, bytes, telling_sums());
-  A::blank_row(w, dst, bytes, telling_sums());                           // pending
-  { A::has_come(w, src, bytes, telling_sums()) } -> std::same_as<bool>;  // a telling row, all of it
-  // As reduce_rows_from of telling rows, if all have come (one may be given twice). Otherwise the place of one that has not,
-  // and nothing is done, but that `out` may have been written. n: how often to look again at a row before that.
-  { A::reduce_told(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, telling_sums()) } -> std::same_as<int>;
-  // Complete on return, for this warp. The last argument is the channels of a scale, 32, 64 or 128 (and may be left out: 128).
+  A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a sentinel row
+  // Sentinel rows f(i), i in [0, n), n <= 64, out of one row; null: nowhere.
+  A::multicast_sentinel(w, n, AnyDestination{}, src, bytes, sentinel_sums());
+  A::blank_row(w, dst, bytes, sentinel_sums());                              // pending
+  { A::has_arrived(w, src, bytes, sentinel_sums()) } -> std::same_as<bool>;  // a sentinel row, all of it
+  // reduce_rows_from over sentinel rows, and -1, if all of them have arrived (a row may be given twice). Otherwise the place i
+  // of a row that has not arrived; `out` is then unspecified. n: how often to look again at a row before giving up.
+  { A::reduce_if_arrived(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, sentinel_sums()) } -> std::same_as<int>;
+  // A row as fp8, complete on return for this warp. The last argument is the columns of a scale: 32, 64 or 128 (default).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
-  // The same row to f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch, where a row and
-  // its scales must have room.
+  // quantize_row to the destinations f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch,
+  // where a row and its scales must have room.
   A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { A::template load_acquire<Scope::system>(flag, Site{}) } -> std::same_as<uint64_t>;
@@ -186,16 +187,16 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // how often f(i), for i in [0, n)
   // Index i of n segments of lengths f(0), f(1), ...: an even split of uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
-  // The same for dozens of segments, of less than 2^32 in all.
+  // locate for dozens of segments, of less than 2^32 in all.
   { A::locate_many(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
-  // F{}(warp, arguments...), out of line: code that is to stay out of the way. F has no state and arguments are numbers and
-  // pointers: what lies in memory for the sake of a call is memory in the hot path too.
-  { A::cold(w, AnyColdPath{}, n) } -> std::same_as<bool>;
-  // The same for code that always runs once: out of line unless a jump costs more than the code.
-  { A::aside(w, AnyColdPath{}, n) } -> std::same_as<bool>;
+  // Calls F{}(warp, arguments...) out of line, for code that rarely runs. F has no state and arguments are numbers and
+  // pointers, because an argument that has to lie in memory for this call would lie in memory in the frequent path, too.
+  { A::out_of_line(w, AnyOutOfLine{}, n) } -> std::same_as<bool>;
+  // out_of_line for code that always runs once: in line where a jump costs more than the code.
+  { A::out_of_line_if_cheap(w, AnyOutOfLine{}, n) } -> std::same_as<bool>;
   A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; ordered with nothing
-  A::count_max(w, flag, value);  // likewise the maximum
+  A::count_max(w, flag, value);  // *flag = max(*flag, value), else as count
   { A::now_ns() } -> std::same_as<uint64_t>;
   A::pause(w, n);  // between polls; n counts polls so far
 };

@@ -42,7 +42,7 @@ class Rendezvous {
         mesh_listener_(std::move(mesh_listener)),
         store_(me.rank == 0 ? make_store_server(me, deadline) : make_store_client(me, deadline)) {}
 
-  std::vector<std::optional<Channel>> run() {
+  std::vector<std::optional<Connection>> run() {
     while (true) {
       store_->step();
       if (mesh_) step_mesh();
@@ -113,7 +113,7 @@ class Rendezvous {
 std::unique_ptr<Bootstrap> connect_processes(const JoinSpec& spec, Milliseconds budget) {
   const Deadline deadline(budget);
   check(spec);
-  if (spec.world == 1) return std::make_unique<ProcessBootstrap>(0, 1, std::vector<std::optional<Channel>>(1));
+  if (spec.world == 1) return std::make_unique<ProcessBootstrap>(0, 1, std::vector<std::optional<Connection>>(1));
   if (spec.rank == 0 && !spec.private_folder.empty()) make_private_folder(spec.private_folder);
   Member me = {spec.rank, spec.world, spec.token, parse_endpoint(spec.store), this_host(), "switchyard-" + random_token()};
   Listener mesh_listener = listen_at(abstract_endpoint(me.mesh_name), deadline);

@@ -28,7 +28,7 @@ class SymmetricHeap {
   /// page here, threads check the sum against what the machine and the control group have left. Segments are anonymous: no name
   /// in any file system, gone with their last user, also after a crash; a fork does not get them.
   static std::unique_ptr<SymmetricHeap> create(Bootstrap& bootstrap, size_t bytes, Milliseconds deadline);
-  /// The same for all ranks of this process at once, from one thread. Element r belongs to rank r.
+  /// Creates the heaps of all ranks of this process at once, from one thread. Element r belongs to rank r.
   static std::vector<std::unique_ptr<SymmetricHeap>> create_in_process(int world, size_t bytes);
 
   virtual ~SymmetricHeap() = default;

@@ -39,7 +39,7 @@ uint64_t rest_of(uint64_t limit, uint64_t used) { return limit > used ? limit - 
 
 // ---- where control groups are ----
 
-/// Of a controller's hierarchy: where it is mounted, and which part of it the mount shows.
+/// Where a controller's hierarchy is mounted, and which part of it the mount shows.
 struct Mount {
   std::string at;
   std::string part;
@@ -164,7 +164,8 @@ void consider_machine(MemoryAvailable& least, const std::string& root, const Mem
     consider(least, rest_of(*allowed, *committed) * 1024, "CommitLimit of /proc/meminfo, vm.overcommit_memory = 2");
 }
 
-/// Of version 1 "cpu.cfs_quota_us" and "cpu.cfs_period_us", of version 2 "cpu.max": "max 100000" or "150000 100000".
+/// The quota in CPUs. Version 1 has "cpu.cfs_quota_us" and "cpu.cfs_period_us"; version 2 has "cpu.max", such as "max 100000"
+/// or "150000 100000".
 double quota_of(const ControlGroup& group, const std::string& root) {
   const std::string folder = root + group.folder;
   double quota = 0, period = 0;

@@ -30,7 +30,7 @@ MemoryAsked ask_about_memory();
 ///   - what RLIMIT_AS leaves of the address space.
 /// Unreadable sources are skipped: what is unknown limits nothing. `root` is prepended to every path (tests).
 MemoryAvailable memory_available(const std::string& root, const MemoryAsked& asked = {});
-/// Of this process, now.
+/// Memory that this process can have now.
 inline MemoryAvailable memory_available() { return memory_available("", ask_about_memory()); }
 
 /// A folder with the files of a control group.

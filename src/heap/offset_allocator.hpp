@@ -14,7 +14,7 @@ namespace switchyard::detail {
 /// Offset and bytes.
 using HeapRange = std::pair<size_t, size_t>;
 
-/// Of memory that a sleeping heap gives back: what of it survives.
+/// Says which ranges survive when a sleeping heap gives its memory back.
 class KeepsRanges {
  public:
   virtual ~KeepsRanges() = default;
@@ -41,7 +41,7 @@ class OffsetAllocator final : public KeepsRanges {
     size_t used = 0, free = 0, largest_free = 0, capacity = 0;
   };
   Usage usage() const;
-  /// Of all blocks that were allocated with `kept` bytes and not released, these.
+  /// The first `kept` bytes of every block that was allocated with them and not released.
   std::vector<HeapRange> kept() const override;
 
  private:

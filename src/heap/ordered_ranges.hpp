@@ -109,7 +109,7 @@ class OrderedRanges final : public KeepsRanges {
 
   static size_t round_up(size_t bytes) { return (bytes + kGranule - 1) / kGranule * kGranule; }
 
-  /// Of `wanted` bytes from the beginning of `first` on; kNever if they are not there.
+  /// The price of `wanted` bytes from the beginning of `first` on; kNever if they are not there.
   template <class Cost>
   int price_of(typename Ranges::iterator first, size_t wanted, Cost&& cost) const {
     int price = 0;

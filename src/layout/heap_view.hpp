@@ -87,7 +87,8 @@ constexpr uint64_t make_abort_word(int rank, int reason, int awaited = 255) {
   return (uint64_t{1} << 63) | (static_cast<uint64_t>(awaited & 0xff) << 16) | (static_cast<uint64_t>(reason & 0xff) << 8) |
          static_cast<uint64_t>(rank & 0xff);
 }
-/// Of a rank that left while others needed it; to them it is gone, as if its process had ended (ErrorCode::system).
+/// The abort word for a rank that left while others needed it. To them it is gone, as if its process had ended
+/// (ErrorCode::system).
 constexpr uint64_t make_left_word(int rank, int reason) { return make_abort_word(rank, reason) | uint64_t{1} << 24; }
 constexpr bool abort_is_left(uint64_t word) { return (word >> 24 & 1) != 0; }
 constexpr int abort_rank(uint64_t word) { return static_cast<int>(word & 0xff); }

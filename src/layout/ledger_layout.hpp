@@ -22,9 +22,9 @@ struct LedgerLayout {
   int64_t row_bytes = 0;
   uint64_t first_epoch = 1;
 
-  /// Rows tell by themselves that they have come; otherwise their senders do.
-  SWITCHYARD_FN bool tells() const { return row_bytes % 16 == 0; }
-  SWITCHYARD_FN int buffers() const { return tells() ? 3 : 2; }
+  /// True if returned rows are sentinel rows (arch/ops.hpp). Otherwise a flag of the sender follows them.
+  SWITCHYARD_FN bool has_sentinel_rows() const { return row_bytes % 16 == 0; }
+  SWITCHYARD_FN int buffers() const { return has_sentinel_rows() ? 3 : 2; }
   SWITCHYARD_FN int64_t flags_bytes() const { return world * kLine; }
   SWITCHYARD_FN int64_t signatures_bytes() const { return round_up(2 * world * 8, kLine); }
   SWITCHYARD_FN int64_t buffer_bytes() const { return round_up(rows * row_bytes, 128); }
@@ -39,7 +39,7 @@ struct LedgerLayout {
   }
   SWITCHYARD_FN SymPtr<std::byte> buffer(uint64_t epoch) const {
     const uint64_t calls = epochs_since(first_epoch, epoch);  // before this one
-    const auto index = static_cast<int64_t>(tells() ? calls % 3 : calls & 1);
+    const auto index = static_cast<int64_t>(has_sentinel_rows() ? calls % 3 : calls & 1);
     return {base + static_cast<uint64_t>(control_bytes() + index * buffer_bytes())};
   }
 };

@@ -2,7 +2,7 @@
 // Shared and private buffers of low-latency mode, described once for host and device.
 //
 // A *unit* is what a source sends as one message to a rank: a token (Sending::per_rank) or a route. A *piece* is a range of a
-// row's channels that one warp places, answers or sums on its own. Everything that a peer writes is doubled by the parity of
+// row's columns that one warp places, answers or sums on its own. Everything that a peer writes is doubled by the parity of
 // the call; see docs/design/0013-low-latency-buffers.md for why two sets suffice.
 #pragma once
 
@@ -49,7 +49,7 @@ struct LowLatencyLayout {
   int experts_base = 0, experts_extra = 0;  ///< experts / world and the rest: kernels do not divide
   int topk = 1;
   int entries = 1;  ///< per message: K, or 1 if routes travel alone
-  // 32 bits: rows have at most 2^20 channels, ranks at most 65 535 tokens.
+  // 32 bits: rows have at most 2^20 columns, ranks at most 65 535 tokens.
   int max_tokens = 0;
   int hidden = 0;
   int payload_bytes = 0;  ///< of a row as it is sent
@@ -128,7 +128,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN int64_t staging_bytes() const { return 2 * at.set_bytes; }
   /// f(offset, bytes) for what must be zero before the first call, besides the flags.
   template <class F>
-  void for_each_telling(F&& f) const {
+  void for_each_sentinel_row(F&& f) const {
     for (int set = 0; set < 2; ++set) f(at.flags_bytes + set * at.set_bytes + at.return_rows, at.set_bytes - at.return_rows);
   }
   SWITCHYARD_FN int64_t bytes() const { return flags_bytes() + staging_bytes(); }
@@ -146,7 +146,7 @@ struct LowLatencyLayout {
   SWITCHYARD_FN SymPtr<std::byte> message(uint64_t epoch, int writer, int unit) const {
     return staging(epoch, int64_t{writer * max_units() + unit} * at.message_bytes);
   }
-  /// Telling rows: zero when no call is under way.
+  /// Sentinel rows: zero when no call is under way.
   SWITCHYARD_FN SymPtr<std::byte> return_row(uint64_t epoch, int t, int slot) const {
     return staging(epoch, at.return_rows + int64_t{t * at.slots + slot} * at.return_stride);
   }
@@ -171,7 +171,7 @@ struct ScalePlace {
   SWITCHYARD_FN int64_t bytes_per_expert() const {
     return column_major ? words() * column_rows() * 4 : row_bytes * rows_per_expert;
   }
-  /// Words of a column: so many that every column begins at 16 bytes.
+  /// Words of a column of scales, rounded up so that every column begins at a multiple of 16 bytes.
   SWITCHYARD_FN int64_t column_rows() const { return (rows_per_expert + 3) / 4 * 4; }
   /// int32 or float32 words of a row, column-major.
   SWITCHYARD_FN int64_t words() const { return (groups * element_bytes + 3) / 4; }

@@ -18,7 +18,7 @@ inline constexpr int kNumSites = 0
 #define SWITCHYARD_SITE(name) +1
 #include "layout/sites.def"
     ;
-static_assert(kNumSites <= kMostSites && Site::returned == kTellingSite);
+static_assert(kNumSites <= kMostSites && Site::returned == kSentinelSite);
 
 /// Flags that have a place in the control region, from the first of them on.
 inline constexpr int kNumControlSites = 0

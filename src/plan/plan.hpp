@@ -76,7 +76,7 @@ struct HandleData;
 class DeviceHandle {
  public:
   virtual ~DeviceHandle() = default;
-  /// The same routing in host memory. Waits for the dispatch that makes it; copies once.
+  /// The handle's routing in host memory. Waits for the dispatch that makes it; copies once.
   virtual const HandleData& host() const = 0;
 };
 

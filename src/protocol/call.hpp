@@ -109,21 +109,21 @@ class WarpSpan {
     }
   }
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
-  /// Of rows from or for other ranks.
+  /// Sets the bytes of rows from or for other ranks that the span is about.
   SWITCHYARD_FN void set_bytes(uint64_t bytes) { bytes_ = bytes; }
-  /// A time at which next() may divide it.
+  /// A time at which next() or close() may end the span.
   SWITCHYARD_FN uint64_t mark() const {
     if constexpr (kTraces) return open_ ? now() : 0;
     return 0;
   }
-  /// It ended at `mark`.
+  /// The span ended at `mark`.
   SWITCHYARD_FN void close(uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
       open_ = false;
     }
   }
-  /// It ended at `mark`, and another began.
+  /// The span ended at `mark`, and another one began there.
   SWITCHYARD_FN void next(Event event, int64_t arg, uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
@@ -133,12 +133,12 @@ class WarpSpan {
       begin_ = mark;
     }
   }
-  /// It has turned out to be another.
+  /// Changes what the open span is about.
   SWITCHYARD_FN void set_event(Event event, int64_t arg) {
     event_ = event;
     arg_ = arg;
   }
-  /// It has turned out to be nothing.
+  /// Drops the open span: nothing is recorded.
   SWITCHYARD_FN void cancel() { open_ = false; }
 
  private:

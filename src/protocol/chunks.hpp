@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// Expert-major dispatch tells its receivers in so many steps what has come, so that they can place repeated routes meanwhile.
+/// Steps in which expert-major dispatch tells its receivers what has come, so that they can place repeated routes meanwhile.
 /// Chunks become shorter, because nothing else goes on while the last one is placed.
 inline constexpr int kRowChunks = 6;
 /// One past the last token of chunk c.
@@ -22,18 +22,19 @@ SWITCHYARD_FN constexpr int64_t row_chunk_end(int64_t tokens, int c) {
   return tokens * (kShares - after * (after + 1) / 2) / kShares;
 }
 
-/// Expert-major combine per_rank announces its sums in so many chunks of their owners' tokens, so that owners can pull them
+/// Chunks of the owners' tokens in which expert-major combine per_rank announces its sums, so that owners can pull them
 /// meanwhile. Chunks become longer, because nothing else goes on while the first one is made.
 inline constexpr int kSumChunks = 8;
 /// One past the last token of chunk c.
 SWITCHYARD_FN constexpr int64_t sum_chunk_end(int64_t tokens, int c) {
   return tokens * ((c + 1) * (c + 2) / 2) / (kSumChunks * (kSumChunks + 1) / 2);
 }
-/// The same for per_route, which pushes rows in chunks that become shorter: nothing goes on beside summing the last one.
+/// One past the last token of chunk c of per_route, which pushes rows in chunks that become shorter, because nothing goes on
+/// while the last one is summed.
 SWITCHYARD_FN constexpr int64_t route_chunk_end(int64_t tokens, int c) {
   return tokens - (c + 1 < kSumChunks ? sum_chunk_end(tokens, kSumChunks - 2 - c) : 0);
 }
-/// A row of chunk c is dealt in so many parts: the last chunks have fewer rows than a GPU has warps.
+/// Parts in which a row of chunk c is dealt to warps: the last chunks have fewer rows than a GPU has warps.
 SWITCHYARD_FN constexpr int route_chunk_parts(int c) { return c + 2 < kSumChunks ? 1 : 8; }
 
 static_assert(kRowChunks <= ControlLayout::kMostChunks && kSumChunks <= ControlLayout::kMostChunks);

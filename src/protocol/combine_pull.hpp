@@ -14,7 +14,7 @@
 #include "plan/plan.hpp"
 #include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
-#include "protocol/deal.hpp"
+#include "protocol/work_queue.hpp"
 
 namespace switchyard::detail {
 
@@ -156,7 +156,7 @@ SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
   return {&p, t * p.shape.topk, p.tables.sends.of(t), by_route ? p.shape.topk : p.tables.sends.places(t), by_route};
 }
 
-/// A range of the channels of a row, in bytes; multiples of 16.
+/// A range of the columns of a row, in bytes; multiples of 16.
 struct RowPart {
   int64_t begin = 0;
   int64_t bytes;
@@ -180,8 +180,8 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
   const int64_t at = t * p.shape.row_bytes + part.begin;
   const void* bias0 = p.shape.bias[0] ? p.shape.bias[0] + at : nullptr;
   const void* bias1 = p.shape.bias[1] ? p.shape.bias[1] + at : nullptr;
-  const int64_t channels = part.bytes == p.shape.row_bytes ? p.shape.hidden : part.bytes * p.shape.hidden / p.shape.row_bytes;
-  A::reduce_rows_from(w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, channels}, rows.places,
+  const int64_t columns = part.bytes == p.shape.row_bytes ? p.shape.hidden : part.bytes * p.shape.hidden / p.shape.row_bytes;
+  A::reduce_rows_from(w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, columns}, rows.places,
                       rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.shape.topk + i]; });
   if (!p.shape.out_weights || part.begin != 0) return;
   A::reduce_rows_from(
@@ -213,7 +213,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
 
 /// Owner side: sums the tokens below `end` that are dealt to this warp. Pending.
 template <class A>
-SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, Deal<A>& tokens, int64_t end,
+SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, WorkQueue<A>& tokens, int64_t end,
                                    MoveCounter& moved) {
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.shape.row_bytes}, moved);
 }
@@ -236,7 +236,7 @@ SWITCHYARD_FN inline PullDeal deal_pulls(int64_t tokens, int64_t warps, int64_t 
 template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   const PullDeal deal = deal_pulls(p.tokens, w.total(), p.shape.row_bytes);
-  Deal<A> items(p.work.pulls_next, A::kTakenAtOnce);
+  WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce);
   if (deal.whole > 0) pull_and_reduce<A>(w, p, items, deal.whole, moved);
   const int64_t end = deal.whole + (p.tokens - deal.whole) * deal.parts;
   const bool dealt = deal.whole > 0;  // else no warp has more than one, which it need not ask for
@@ -250,19 +250,20 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
 }
 
 /// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
-/// such a rank waits until all have. A rank in `alone`, of whom others read nothing, is told nothing, because it may be gone,
-/// and its warp 0 waits for its own warps only.
+/// such a rank waits until all have. A rank in `ranks_without_readers`, of whom others read nothing, is told nothing, because
+/// it may be gone, and its warp 0 waits for its own warps only.
 template <class A>
-SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved, uint64_t alone = 0) {
+SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved,
+                             uint64_t ranks_without_readers = 0) {
   const CallContext& call = p.call;
   const int self = call.rank();
   const auto flag_of = [&](int writer) { return p.shape.control.flag(Site::pulled, writer); };
   if (arrive_is_last<A>(w, p.work.pulls_done)) {
-    deal_again<A>(w, p.work.pulls_next);
+    WorkQueue<A>::reset(w, p.work.pulls_next);
     A::template publish_to<Scope::system>(
         w, call.world(),
         [&](int r) {
-          const bool told = r == self || (alone >> r & 1) == 0;
+          const bool told = r == self || (ranks_without_readers >> r & 1) == 0;
           return FlagStore{told ? call.heap.at(r, flag_of(self)) : nullptr, call.word()};
         },
         Site::pulled);
@@ -270,7 +271,7 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const 
   call.moved[w.index()] = moved;
   if (w.index() != 0) return true;
   WarpSpan<A> span(w, call, Event::wait_pulled, -1);
-  const bool by_itself = (alone >> self & 1) != 0;
+  const bool by_itself = (ranks_without_readers >> self & 1) != 0;
   const auto reader = [&](int i) { return by_itself ? self : i; };
   return wait_for<A>(
       w, call, by_itself ? 1 : call.world(), [&](int i) { return call.heap.local(flag_of(reader(i))); }, call.word(),

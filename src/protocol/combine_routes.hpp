@@ -2,7 +2,7 @@
 // Combine per_route of expert-major rows: a row of each route goes to the token's owner, which sums them in the order of the
 // routes. A rank pushes its rows to a place in the owner's memory that the token and the route decide, in chunks of their
 // owners' tokens, while owners sum the chunks that have come; or it leaves them where they lie, if owners can read them there.
-// Some blocks push first, the others sum from the beginning; records and tokens are dealt to the warps (deal.hpp).
+// Some blocks push first, the others sum from the beginning; records and tokens are dealt to the warps (work_queue.hpp).
 //
 // | flag      | written by                           | read by         | order           | scope  | reuse              |
 // | placement | each rank's warp 0, at once          | all ranks       | release/acquire | system | epoch, never reset |
@@ -52,7 +52,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
   const CallContext& call = p.call;
   const int world = call.world(), others = world - 1;
   WarpSpan<A> span(w, call, Event::return_rows);
-  Deal<A> turns(p.work.sums_next);
+  WorkQueue<A> turns(p.work.sums_next);
   int64_t base = 0, pushed = 0, bytes = 0;  // turns of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
@@ -73,7 +73,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
     base += rounds * others * parts;
     A::settle(w);
     if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
-    if (c == kSumChunks - 1) deal_again<A>(w, p.work.sums_next);
+    if (c == kSumChunks - 1) WorkQueue<A>::reset(w, p.work.sums_next);
     publish_chunk<A>(w, p, c);
   }
   span.set_arg(pushed);
@@ -104,7 +104,7 @@ template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;
   const uint64_t awaited = pushing & ~(uint64_t{1} << call.rank());  // this rank's own rows are read where they are
-  Deal<A> tokens(p.work.pulls_next);
+  WorkQueue<A> tokens(p.work.pulls_next);
   int64_t base = 0;  // items of earlier chunks
   const auto writer = [&](int i) { return nth_bit(awaited, i); };
   for (int c = 0; c < kSumChunks; ++c) {

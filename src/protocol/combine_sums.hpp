@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows, the token's owner pulls these
 // sums and adds them. Both go on at once: sums are made and announced in chunks of their owners' tokens. Some blocks make sums
-// first, the others pull from the beginning; records and tokens are dealt to the warps (deal.hpp).
+// first, the others pull from the beginning; records and tokens are dealt to the warps (work_queue.hpp).
 //
 // | flag      | written by                          | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once            | all owners      | release/acquire | system | epoch, never reset |
@@ -54,7 +54,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
   const int world = call.world();
   WarpSpan<A> span(w, call, Event::reduce_local);
   const int32_t* const begins = find_chunks<A>(w, p, sum_chunk_end);
-  Deal<A> records(p.work.sums_next);
+  WorkQueue<A> records(p.work.sums_next);
   int64_t base = 0, made = 0;  // records of earlier chunks
   for (int c = 0; c < kSumChunks; ++c) {
     const int32_t *const begin = begins + c * world, *const end = begin + world;
@@ -72,7 +72,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
     }
     A::settle(w);
     if (!arrive_is_last<A>(w, p.work.sums_done + c, warps)) continue;
-    if (c == kSumChunks - 1) deal_again<A>(w, p.work.sums_next);
+    if (c == kSumChunks - 1) WorkQueue<A>::reset(w, p.work.sums_next);
     publish_chunk<A>(w, p, c);
   }
   span.set_arg(made);
@@ -89,7 +89,7 @@ SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c)
 /// Owner side: the tokens that are dealt to this warp. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  Deal<A> tokens(p.work.pulls_next);
+  WorkQueue<A> tokens(p.work.pulls_next);
   for (int c = 0; c < kSumChunks; ++c) {
     if (!wait_sums<A>(w, p, c)) return false;
     WarpSpan<A> span(w, p.call, Event::pull_reduce);

@@ -42,8 +42,8 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
                                    WarpSpan<A>* span = nullptr) {
   const auto strayed = [&](typename A::Warp& warp, int r) {
     return call.operation != Operation::dispatch &&
-           A::cold(warp, CountsCame<A>{}, &call, static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))),
-                   r);
+           A::out_of_line(warp, CountsCame<A>{}, &call,
+                          static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))), r);
   };
   return wait_ranks<A>(
       w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, strayed);
@@ -101,7 +101,7 @@ inline bool all_agree(const CallContext& call, const ControlLayout& control, uin
   for (int r = 0; r < call.world(); ++r) agree = agree && agrees(call, control, signature, r);
   return agree;
 }
-/// The same, by one warp.
+/// all_agree by the lanes of one warp.
 template <class A>
 SWITCHYARD_FN bool all_agree(typename A::Warp& w, const CallContext& call, const ControlLayout& control, uint64_t signature) {
   return A::lanes_where(w, call.world(), [&](int r) { return !agrees(call, control, signature, r); }) == 0;

@@ -10,7 +10,7 @@
 //
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
 // receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed, are dealt to
-// the warps (deal.hpp). Progress: a warp that sends waits for chunk c of the rows only after it
+// the warps (work_queue.hpp). Progress: a warp that sends waits for chunk c of the rows only after it
 // has sent its own chunk c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only for
 // placements, which wait for nothing in this kernel.
 #pragma once
@@ -19,7 +19,7 @@
 #include "plan/plan.hpp"
 #include "protocol/chunks.hpp"
 #include "protocol/counts.hpp"
-#include "protocol/deal.hpp"
+#include "protocol/work_queue.hpp"
 
 namespace switchyard::detail {
 
@@ -122,7 +122,8 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
 
 /// Sends the tokens below `end` that are dealt to this warp. All copies are settled on return.
 template <class A>
-SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, Deal<A>& tokens, int64_t end, MoveCounter& moved) {
+SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQueue<A>& tokens, int64_t end,
+                             MoveCounter& moved) {
   const uint64_t metadata = 4 + static_cast<uint64_t>(p.shape.topk) * (p.shape.weights ? 8 : 4);
   const auto payload = static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) {
@@ -234,16 +235,16 @@ SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c
 /// Records whose routes a warp has to place, in the order in which they come: by chunk, then source. They are dealt several at
 /// a time, because most have nothing to copy.
 template <class A>
-struct PlaceDeal {
+struct PlaceQueue {
   static constexpr int kBatch = 4;
-  Deal<A> records;
+  WorkQueue<A> records;
   int64_t base = 0;  ///< records of earlier chunks
 };
 
 /// Expert-major: places the repeated routes of chunk c of all sources, of the records dealt to this warp. False after a fault.
 template <class A>
-SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c, PlaceDeal<A>& deal,
-                               MoveCounter& moved) {
+SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
+                               PlaceQueue<A>& queue, MoveCounter& moved) {
   if (!wait_rows<A>(w, p, c)) return false;
   const CallContext& call = p.call;
   WarpSpan<A> span(w, call, Event::place_aliases);
@@ -253,11 +254,11 @@ SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, con
     return static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
   };
   const auto before = [&](int source) { return c > 0 ? come(source, c - 1) : 0; };
-  for (;; deal.records.done(), ++placed) {
-    const int64_t i = deal.records.item(w) - deal.base;
+  for (;; queue.records.done(), ++placed) {
+    const int64_t i = queue.records.item(w) - queue.base;
     const Located at = A::locate(w, i, call.world(), [&](int source) { return come(source, c) - before(source); });
     if (at.segment == call.world()) {
-      deal.base += i - at.offset;
+      queue.base += i - at.offset;
       span.set_arg(placed);
       return true;
     }
@@ -273,18 +274,18 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const CallContext& call = p.call;
   const bool expert_major = p.shape.layout == Layout::expert_major;
   const int last = expert_major ? kRowChunks - 1 : 0, blocks = w.num_blocks();
-  const bool apart = p.work.send_blocks > 0;
+  const bool split_roles = p.work.send_blocks > 0;
   const Destination mine = destination(p, call.rank());
   const Share all = share_of_blocks(w, 0, blocks);
-  PlaceDeal<A> placing{Deal<A>(p.work.places_next, PlaceDeal<A>::kBatch)};
+  PlaceQueue<A> placing{WorkQueue<A>(p.work.places_next, PlaceQueue<A>::kBatch)};
   MoveCounter moved;
   const auto zero = [&](const Share& share) {
     const WarpSpan<A> span(w, call, Event::zero_padding, p.tables.num_padding);
     zero_padding<A>(w, p, mine, share);
   };
-  if (!apart || w.block() < p.work.send_blocks) {
-    const int senders = (apart ? p.work.send_blocks : blocks) * w.warps_per_block();
-    Deal<A> tokens(p.work.sends_next, A::kTakenAtOnce);
+  if (!split_roles || w.block() < p.work.send_blocks) {
+    const int senders = (split_roles ? p.work.send_blocks : blocks) * w.warps_per_block();
+    WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
     for (int c = 0; c <= last; ++c) {
       {
         WarpSpan<A> span(w, call, Event::send_rows);
@@ -294,18 +295,18 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
         span.set_bytes(moved.remote_bytes - before.remote_bytes);
       }
       if (arrive_is_last<A>(w, p.work.sends_done + c, senders)) {
-        if (c == last) deal_again<A>(w, p.work.sends_next);
-        if (c == 0) deal_again<A>(w, p.work.places_next);  // of the call before; nobody takes any before chunk 0 has come
+        if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
+        if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // of the call before; nobody takes any before chunk 0 has come
         publish_rows<A>(w, p, c);
       }
-      if (apart) continue;
+      if (split_roles) continue;
       if (c == 0) zero(all);
       if (c > 0 && !place_chunk<A>(w, p, mine, c - 1, placing, moved)) return false;
     }
   } else {
     zero(share_of_blocks(w, p.work.send_blocks, blocks));
   }
-  for (int c = !expert_major ? 1 : apart ? 0 : last; c <= last; ++c)
+  for (int c = !expert_major ? 1 : split_roles ? 0 : last; c <= last; ++c)
     if (!place_chunk<A>(w, p, mine, c, placing, moved)) return false;
   A::settle(w);
   call.moved[w.index()] = moved;

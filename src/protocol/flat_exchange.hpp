@@ -2,7 +2,7 @@
 // The whole exchange in one launch: rows go out once per (token, rank), every expert's result goes back to its token as soon as
 // its row has come, and tokens are summed as results arrive. Nothing is placed, so nothing is counted.
 //
-// Flags: call_header and message, and telling rows, as in dispatch and combine of low-latency mode, of one call. Buffers:
+// Flags: call_header and message, and sentinel rows, as in dispatch and combine of low-latency mode, of one call. Buffers:
 // messages and returned rows of one set, see low_latency_call.hpp. Progress: all warps send before they wait; they answer
 // remote sends before they wait for answers; so answers wait for sends only, and sums for answers.
 #pragma once
@@ -21,7 +21,7 @@ struct FlatParams {
   LowLatencyCombineParams c;   ///< weights, expert_scale, out, type
 };
 
-/// Its header value.
+/// The header value of a flat exchange.
 template <class P>
 SWITCHYARD_FN uint64_t flat_header(const P& p) {
   return header_value(low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type),
@@ -55,7 +55,7 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
   const CallContext& call = p.d.call;
   const std::byte* from = m.payload + range.payload_at;
   if (p.c.expert_scale == nullptr) {
-    A::multicast_telling(
+    A::multicast_sentinel(
         w, l.entries,
         [&](int j) -> void* {
           return answered(j) ? call.heap.at(source, l.return_row(call.epoch, t, m.entries[j].k)) + range.payload_at : nullptr;
@@ -68,7 +68,8 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
       return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
 }
 
-/// The same of a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in place.
+/// Answers with a function of the caller: make(x, n, row, column) turns x[0 .. n), elements of `row` from `column` on, in
+/// place.
 template <class A, class P, class Make, class Answered>
 SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int t,
                                 const ColumnRange& range, Answered&& answered) {

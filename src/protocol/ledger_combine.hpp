@@ -9,16 +9,16 @@
 //
 // Every rank sets its flag at every owner in every call, also without rows, and a call ends only when all its flags have come.
 //
-// *Rows of whole 16 bytes tell by themselves* that they have come (`returned`: every word of them; arch/ops.hpp). The flag only
-// says that a rank has entered the call, and with which ledger. Three return buffers take turns: that of call n stays as the
-// call left it until call n + 1, which makes it blank again, and is written in call n + 3 by a rank that has finished call n +
-// 2, hence has seen the owner's flag of call n + 2, which the owner set when it had finished call n + 1.
+// *Rows of whole 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only says that a rank has entered the
+// call, and with which ledger. Three return buffers take turns: the buffer of call n stays as the call left it until call n +
+// 1, which makes it blank again. It is written in call n + 3 by a rank that has finished call n + 2, hence has seen the owner's
+// flag of call n + 2, which the owner set when it had finished call n + 1.
 //
 // *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers take turns by the parity
 // of the call. A rank writes those of call n + 2 at an owner only after it finished call n + 1, hence after it saw the owner's
 // flag of call n + 1, which the owner set after it had finished call n, with all its warps. So nobody still reads what is
 // overwritten, and nothing is cleared. A flag that is a call ahead also ends a wait: its writer's rows of call n were complete
-// before it began call n + 1. Signatures are doubled by parity likewise, in both cases.
+// before it began call n + 1. Signatures are doubled by parity, too, for both kinds of rows.
 //
 // Expert outputs are the rank's own memory and are read before it announces them: they may change when the call returns.
 //
@@ -82,7 +82,7 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t o
       Site::ledger_rows);
 }
 
-/// A chunk travels in so many parts, so that few rows keep many multiprocessors busy.
+/// Parts in which a chunk travels, so that few rows keep many multiprocessors busy.
 inline constexpr int kChunkParts = 4;
 
 /// Returns this warp's share of the chunks; whoever completes an owner's tells it. Chunks of one owner lie together, and each
@@ -90,7 +90,7 @@ inline constexpr int kChunkParts = 4;
 template <class A, class P>
 SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const CallContext& call = p.call;
-  const bool tells = p.layout.tells();
+  const bool sentinels = p.layout.has_sentinel_rows();
   int owner = -1;
   uint64_t done = 0;  // parts for `owner` since it was turned to
   const auto arrive = [&] {
@@ -105,7 +105,7 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter&
     const LedgerChunk c = p.chunks[i / kChunkParts];
     const auto part = static_cast<int>(i % kChunkParts);
     if (c.owner != owner) {
-      if (owner >= 0 && !tells) arrive();
+      if (owner >= 0 && !sentinels) arrive();
       owner = c.owner;
       done = 0;
     }
@@ -114,16 +114,16 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter&
     const int64_t bytes = part + 1 < kChunkParts && at + width < whole ? width : whole - at;
     std::byte* const to = call.heap.at(owner, p.layout.buffer(call.epoch)) + c.to * p.row_bytes + at;
     const std::byte* const from = p.y + c.from * p.row_bytes + at;
-    if (tells)
-      A::multicast_telling(
-          w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(bytes), telling_copies());
+    if (sentinels)
+      A::multicast_sentinel(
+          w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(bytes), sentinel_copies());
     else
       A::copy(w, to, from, static_cast<size_t>(bytes));
     ++done;
     if (part == 0) moved.payload_rows += static_cast<uint64_t>(c.rows);
     (owner == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(bytes);
   }
-  if (owner >= 0 && !tells) arrive();
+  if (owner >= 0 && !sentinels) arrive();
 }
 
 /// Waits until the ranks in `senders` (bits) have returned this rank's rows.
@@ -156,7 +156,7 @@ struct EnteredOtherwise {
 /// Waits until missing(looks) finds no more row that has not come: it returns the row's number in the return buffer, or -1. The
 /// time is charged to the rank that the row comes from. False: the fault is recorded.
 template <class A, class P, class Missing>
-SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, Missing&& missing) {
+SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
   WarpSpan<A> span(w, p.call);
   WaitClock<A> clock;
@@ -176,23 +176,23 @@ SWITCHYARD_FN bool wait_told(typename A::Warp& w, const P& p, Missing&& missing)
     const uint64_t* const flag = p.call.heap.local(p.layout.flag(writer));
     const Site site = flag_reached(A::peek(flag), p.call.word()) ? Site::returned : Site::ledger_rows;
     if (!clock.keep_waiting(w, p.call, site, flag, p.call.word()) ||
-        (clock.looks_around() && A::cold(w, EnteredOtherwise<A>{}, &p))) {
+        (clock.looks_around() && A::out_of_line(w, EnteredOtherwise<A>{}, &p))) {
       span.set_arg(clock.awaited());
       return false;
     }
   }
 }
 
-/// Sums `sum` of token t out of its telling rows, from byte `at` on.
+/// Sums `sum` of token t out of its sentinel rows, from byte `at` on.
 template <class A, class P>
-SWITCHYARD_FN bool sum_told(typename A::Warp& w, const P& p, const ReduceSpec& sum, int64_t t, int64_t at) {
+SWITCHYARD_FN bool sum_if_arrived(typename A::Warp& w, const P& p, const ReduceSpec& sum, int64_t t, int64_t at) {
   const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   const int32_t* const row_of = p.row_of + t * p.topk;
-  return wait_told<A>(w, p, [&](int looks) -> int32_t {
-    const int missing = A::reduce_told(
+  return wait_for_arrival<A>(w, p, [&](int looks) -> int32_t {
+    const int missing = A::reduce_if_arrived(
         w, sum, p.topk, p.probs != nullptr,
         [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
-        [&](int k) { return p.probs[t * p.topk + k]; }, looks, telling_copies());
+        [&](int k) { return p.probs[t * p.topk + k]; }, looks, sentinel_copies());
     return missing < 0 ? -1 : row_of[missing];
   });
 }
@@ -204,7 +204,7 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   std::byte* const rows = p.call.heap.local(p.layout.buffer(p.call.epoch - 1));
   const int64_t bytes = p.filled[(p.call.epoch - 1) & 1] * p.row_bytes, width = 2048;
   for (int64_t at = spread_index(w) * width; at < bytes; at += w.total() * width)
-    A::blank_row(w, rows + at, static_cast<size_t>(at + width < bytes ? width : bytes - at), telling_copies());
+    A::blank_row(w, rows + at, static_cast<size_t>(at + width < bytes ? width : bytes - at), sentinel_copies());
   A::settle(w);
 }
 
@@ -215,8 +215,8 @@ SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   const std::byte* const buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   for (int64_t row = spread_index(w); row < p.returned; row += w.total()) {
     const std::byte* const at = buffer + row * p.row_bytes;
-    if (!wait_told<A>(w, p, [&](int) {
-          return A::has_come(w, at, static_cast<size_t>(p.row_bytes), telling_copies()) ? -1 : static_cast<int32_t>(row);
+    if (!wait_for_arrival<A>(w, p, [&](int) {
+          return A::has_arrived(w, at, static_cast<size_t>(p.row_bytes), sentinel_copies()) ? -1 : static_cast<int32_t>(row);
         }))
       return false;
   }
@@ -238,8 +238,8 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
     const int64_t column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
     const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
                          left < width ? left : width};
-    if (p.layout.tells()) {
-      if (!sum_told<A>(w, p, sum, t, at)) return false;
+    if (p.layout.has_sentinel_rows()) {
+      if (!sum_if_arrived<A>(w, p, sum, t, at)) return false;
       continue;
     }
     const uint64_t senders = p.senders_of[t];
@@ -270,9 +270,9 @@ template <class A, class P>
 SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
   const uint64_t all = ~uint64_t{0} >> (64 - call.world());
-  const bool tells = p.layout.tells();
+  const bool sentinels = p.layout.has_sentinel_rows();
   if (w.index() == 0) {
-    announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return tells || p.chunks_of[r] == 0; }));
+    announce_returned<A>(w, p, A::lanes_where(w, call.world(), [&](int r) { return sentinels || p.chunks_of[r] == 0; }));
     A::for_lanes(w, 1, [&](int) { p.filled[call.epoch & 1] = p.returned; });
   }
   {
@@ -286,16 +286,16 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   // Usually all have entered meanwhile, and what the last call left can go while rows are on their way.
   const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };
   const bool early =
-      tells && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;
+      sentinels && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;
   if (early) blank_last_rows<A>(w, p);
   {
     WarpSpan<A> span(w, call, Event::restore_tokens);
-    if (!restore_tokens<A>(w, p) || (tells && !wait_unnamed<A>(w, p))) return false;
+    if (!restore_tokens<A>(w, p) || (sentinels && !wait_unnamed<A>(w, p))) return false;
     span.set_arg(p.tokens);
   }
-  if (early || (!tells && w.index() != 0)) return w.index() != 0 || check_signatures<A>(w, p);
+  if (early || (!sentinels && w.index() != 0)) return w.index() != 0 || check_signatures<A>(w, p);
   if (!wait_ledger_rows<A>(w, p, all)) return false;
-  if (tells) blank_last_rows<A>(w, p);
+  if (sentinels) blank_last_rows<A>(w, p);
   return w.index() != 0 || check_signatures<A>(w, p);
 }
 

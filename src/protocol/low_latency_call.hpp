@@ -8,7 +8,8 @@
 // constants (exchange/low_latency/known.cuh).
 //
 // Every rank tells all peers that it has entered call n before it waits for anything in it, and leaves n only after all peers
-// have told it the same. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the other set.
+// have told it that they have entered, too. So a peer is at most one call ahead, and what it writes in call n + 1 goes to the
+// other set.
 #pragma once
 
 #include <iterator>
@@ -51,14 +52,14 @@ SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
   return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
 
-/// The warp that tells all ranks that this one has entered a call. It will have little to send.
+/// True for the warp that tells all ranks that this one has entered a call: one that will have little to send.
 template <class Warp>
 SWITCHYARD_FN bool is_announcer(const Warp& w) {
   return w.warp() == 0 && w.block() + 1 == w.num_blocks();
 }
 
-/// All warps, first of all; one of them, which will have little to send, tells all ranks that this one has entered the call.
-/// `value`: header_value.
+/// Tells all ranks that this one has entered the call. All warps call this first; the one that will have little to send
+/// (is_announcer) writes the flags. `value`: header_value.
 template <class A, class Layout>
 SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value) {
   if (!is_announcer(w)) return;
@@ -70,16 +71,16 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
       Site::call_header);
 }
 
-/// Records that `rank` makes another call. \returns false
+/// Records that `rank` has made another call than this rank. \returns false
 template <class A>
-struct OtherCall {
+struct RecordMismatch {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int rank) const {
     return record_mismatch<A>(w, *call, Site::call_header, rank);
   }
 };
 
-/// Every warp: waits until all ranks have entered the same call, that is, with this rank's header value but for the lowest
-/// `own_bits` bits.
+/// Waits until all ranks have entered the same call: their header values equal this rank's in all but the lowest `own_bits`
+/// bits. Every warp waits.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value,
                                 int own_bits) {
@@ -91,7 +92,7 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
   const uint64_t others =
       A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> own_bits != value >> own_bits; });
   if (others == 0) return true;
-  return A::cold(w, OtherCall<A>{}, &call, nth_bit(others, 0));
+  return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
 /// T of rank r in a dispatch or whole exchange, after wait_entered.
@@ -127,7 +128,7 @@ struct TokenSets {
   }
 
  protected:
-  /// The same of the set with words word(i).
+  /// Counts the members of the set with words word(i).
   template <class Word>
   static SWITCHYARD_FN int count_in(Word&& word, int tokens) {
     int n = 0;

@@ -5,7 +5,7 @@
 // | word     | written by                 | read by       | order | scope  | reuse                                        |
 // | returned | a warp of an expert's rank | owner's warps | none  | system | zero again when read; two sets by parity     |
 //
-// No flag follows a row: it is a telling row (arch/ops.hpp), and every word of it is such a word.
+// No flag follows a row: it is a sentinel row (arch/ops.hpp), and every word of it is such a word.
 //
 // Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read in the call in which it was written
 // only. Progress: all warps send before they wait, and what they wait for are remote sends.
@@ -47,7 +47,7 @@ struct LowLatencyCombineParams {
   }
 };
 
-/// What of `bytes` for `owner` crosses a link.
+/// The part of `bytes` for `owner` that crosses a link: all, or 0 for this rank.
 template <class P>
 SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
   return owner == p.call.rank() ? 0 : static_cast<uint64_t>(bytes);
@@ -72,7 +72,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
     A::reduce_rows_from(
         w, scaled, 1, true, [&](int) -> const void* { return from; }, [&](int) { return p.expert_scale[expert]; });
   } else {
-    A::multicast_telling(
+    A::multicast_sentinel(
         w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(bytes));
   }
 }
@@ -140,7 +140,7 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Sums `places` rows that come back, row_of(i) from rank writer(i), as reduce_told. False: the fault is recorded.
+/// Sums `places` rows that come back, row_of(i) from rank writer(i), as reduce_if_arrived. False: the fault is recorded.
 template <class A, class P, class Row, class Weight, class Writer>
 SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
                                 Weight&& weight_of, Writer&& writer) {
@@ -149,7 +149,7 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   WaitClock<A> clock;
   for (int looks = 0;; looks = kLooks) {
     const uint64_t begin = span.mark();
-    const int missing = A::reduce_told(w, sum, places, weighted, row_of, weight_of, looks);
+    const int missing = A::reduce_if_arrived(w, sum, places, weighted, row_of, weight_of, looks);
     if (looks > 0 && (missing < 0 || writer(missing) != clock.awaited()))
       clock.charge(w, p.call, missing < 0 ? clock.awaited() : writer(missing));
     if (missing < 0) {
@@ -163,7 +163,7 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   }
 }
 
-/// Channels [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
+/// Columns [column, column + columns) of token t. `all_ids(f)` is the expert of route f, or -1.
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int t, int column, int columns) {
   const auto& l = p.layout;
@@ -193,7 +193,7 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
       [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; }, [&](int k) { return l.owner(id(k)); });
 }
 
-/// Parts of a piece that are summed apart, so that few tokens keep many warps busy.
+/// Parts of a piece that are summed on their own, so that few tokens keep many warps busy.
 struct SumParts {
   static constexpr int kFewestColumns = 256;
   int columns;

@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// What combine will need of this rank's own routes: a share of the tokens.
+/// Keeps what combine will need of this rank's own routes, for a share of the tokens.
 template <class A, class P>
 SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share) {
   for (int64_t t = share.index; t < p.tokens; t += share.step) {
@@ -82,8 +82,8 @@ SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int sourc
       p.call.word(), Site::expert_count, [=](int i) { return i % source; }, &span);
 }
 
-/// Where the rows of a message's entries lie, into the warp's scratch: -1 for those that are not for this rank, -2 - row for
-/// those that repeat an earlier one. Waits for counts.
+/// Writes where the rows of a message's entries lie into the warp's scratch: -1 for entries that are not for this rank, -2 -
+/// row for entries that repeat an earlier one. Waits for counts.
 template <class A, class P>
 SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEntry* entries, int source, int64_t* row_of) {
   const auto& l = p.layout;
@@ -130,8 +130,8 @@ SWITCHYARD_FN int64_t end_of_scales(const P& p, int piece, const ColumnRange& ra
   return piece + 1 == p.layout.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
 }
 
-/// The scales of a piece, `fetched`, to the rows row_of[j] that are not negative, j in [0, n). The last piece also writes the
-/// padding.
+/// Writes the scales of a piece, `fetched`, to the rows row_of[j] that are not negative, j in [0, n). The last piece also
+/// writes the padding.
 template <class A, class P, class Fetched>
 SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetched& fetched, int piece,
                                     const ColumnRange& range, int n, const int64_t* row_of) {
@@ -149,8 +149,8 @@ SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetch
   });
 }
 
-/// The same of scales of single bytes, or whose columns lie apart: a lane has a scale, for one row after another. `row_of`
-/// holds something else afterwards.
+/// place_scales for scales that are single bytes or lie in columns: a lane has a scale, for one row after another. Clobbers
+/// `row_of`.
 template <class A, class P>
 SWITCHYARD_FN void spread_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
                                  int n, int64_t* row_of) {

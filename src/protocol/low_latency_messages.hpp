@@ -4,7 +4,7 @@
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | message      | a source's block  | receiver's warps   | release/acquire | system | epoch; two sets by parity of the call |
 //
-// A message's row is sent by `parts` warps of a block, each with some of the channels, and its entries by another; behind a
+// A message's row is sent by `parts` warps of a block, each with some of the columns, and its entries by another; behind a
 // block barrier one of them announces it: one fence a message. A receiver works on it in pieces, by warps on different
 // multiprocessors. A message of a set is read in the call that it was written in only, so it may be overwritten two calls later
 // (low_latency_call.hpp). Sending waits for nobody.
@@ -34,7 +34,7 @@ struct LowLatencyDispatchParams {
   TokenSets sets;                  ///< of those ids, or none
   const float* weights = nullptr;  ///< [T * K] or null: 1
   int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: blocks need no barrier
-  int part_columns = 0;            ///< channels of each, whole scale groups
+  int part_columns = 0;            ///< columns of each, whole scale groups
   int teams = 1;                   ///< messages that a block sends at a time, see Sender
 
   // What the owner keeps for combine.
@@ -60,11 +60,11 @@ SWITCHYARD_FN inline int tokens_now(int bound, const int32_t* stated) {
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
-/// Some channels of a row, and where they lie in a message.
+/// Some columns of a row, and where they lie in a message.
 struct ColumnRange {
   int column, columns, payload_at, payload_bytes, scale_at, scale_bytes;
 };
-/// The `index`-th range of `width` channels, whole scale groups; empty behind the end of the row.
+/// The `index`-th range of `width` columns, whole scale groups; empty behind the end of the row.
 template <class P>
 SWITCHYARD_FN ColumnRange column_range(const P& p, int index, int width) {
   const auto& l = p.layout;
@@ -161,7 +161,7 @@ SWITCHYARD_FN bool brings_row(const P& p, int unit) {
   return !repeats;
 }
 
-/// Some channels of the payload, to the ranks of `places`.
+/// Sends some columns of the payload to the ranks of `places`.
 template <class A, class P>
 SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
                                 MoveCounter& moved) {

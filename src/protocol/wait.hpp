@@ -89,10 +89,10 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
   return (left >> awaited & 1) != 0 ? make_left_word(awaited, static_cast<int>(ErrorCode::system)) : 0;
 }
 
-/// A look at what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank,
-/// and what that has called instead. False: the wait ends unless what it waits for turns out to be there, see EndWait.
+/// Checks what may end a wait that began at time `start`: its deadline, the abort words, the departure of the awaited rank, and
+/// whether that rank has made another call. True: the wait goes on. False: the wait polls once more and ends (EndWait).
 template <class A>
-struct MayGoOn {
+struct DeadlineCheck {
   static constexpr int kHostPolls = 512;  // a read of host memory from a GPU costs about a microsecond
 
   SWITCHYARD_FN bool operator()(typename A::Warp&, const CallContext* call, int awaited, uint64_t start, int polls) const {
@@ -102,8 +102,8 @@ struct MayGoOn {
   }
 };
 
-/// Records why a wait ends, and is false. Comes after polls that followed a MayGoOn of false: whatever a rank delivered before
-/// it left would have ended the wait well. True if the wait is for another rank by now, and goes on.
+/// Records why a wait ends. Called after polls that followed a DeadlineCheck of false, because what a rank delivered before it
+/// left ends the wait well. \returns false, or true if the wait is for another rank by now and goes on
 template <class A>
 struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
@@ -137,7 +137,8 @@ struct ChargeWait {
   }
 };
 
-/// The last wait of a warp, accounted when the next one follows or nothing urgent is left: what it waited for is at hand.
+/// The last wait of a warp. It is accounted when the next wait follows or nothing urgent is left, because what the warp waited
+/// for is at hand now.
 template <class A>
 class LastWait {
  public:
@@ -147,7 +148,7 @@ class LastWait {
     spent_ = spent;
   }
   SWITCHYARD_FN void account(typename A::Warp& w, const CallContext& call) {
-    if (awaited_ >= 0) A::aside(w, ChargeWait<A>{}, &call, awaited_, spent_);
+    if (awaited_ >= 0) A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, spent_);
     awaited_ = -1;
   }
 
@@ -179,7 +180,7 @@ class WaitClock {
   /// Charges the time so far to the awaited rank and turns to the next one.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns();
-    A::aside(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
+    A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
     slice_ = now;
     awaited_ = next_awaited;
   }
@@ -192,24 +193,24 @@ class WaitClock {
     if (!looks_around()) return true;
     if ((polls_ & kEnding) == 0) {
       if (polls_ >= 2 * kManyPolls) polls_ -= kManyPolls;
-      if (!A::cold(w, MayGoOn<A>{}, &call, awaited_, start_, polls_)) polls_ |= kEnding;
+      if (!A::out_of_line(w, DeadlineCheck<A>{}, &call, awaited_, start_, polls_)) polls_ |= kEnding;
       return true;
     }
     polls_ &= ~kEnding;
-    if (A::cold(w, EndWait<A>{}, &call, site, flag, expected, awaited_, start_)) return true;
+    if (A::out_of_line(w, EndWait<A>{}, &call, site, flag, expected, awaited_, start_)) return true;
     charge(w, call, awaited_);
     return false;
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
-  /// After keep_waiting(): true when that has looked at more than the poll, once in sixteen.
+  /// Ask after keep_waiting(): true when that has looked at more than the poll, once in sixteen.
   SWITCHYARD_FN bool looks_around() const { return (polls_ & 15) == 0; }
   /// Since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
 
  private:
   uint64_t start_ = 0, slice_ = 0;
-  // Of a long wait: as if it had polled so often that it sleeps between polls.
+  // The polls that a long wait counts as, so that it sleeps between them.
   static constexpr int kPollsOfLongWait = 1 << 16;
   static constexpr int kManyPolls = 1 << 23;  // where counting begins again; the pauses between polls are at their longest
   static constexpr int kEnding = 1 << 30;     // the polls until the next look are the last
@@ -218,7 +219,7 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// A wait sees no sign of another call but what MayGoOn looks at.
+/// A wait sees no sign of another call but what DeadlineCheck looks at.
 struct NoOtherSign {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&, int) const {

@@ -47,7 +47,7 @@ std::unique_ptr<ByteSource> copy_image(std::span<const std::byte> image, const s
 
 enum class ElementType : uint8_t { i8, u8, i16, u16, i32, u32, i64, u64, f32, f16, bf16, other };
 
-/// Of ids.
+/// True for types that ids may have.
 constexpr bool is_integer(ElementType type) { return type <= ElementType::u64; }
 
 /// One tensor: what the header says, checked against the size of the file.

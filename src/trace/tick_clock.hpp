@@ -12,8 +12,8 @@ namespace switchyard::detail {
 class TickClock {
  public:
   void add(uint64_t ticks, uint64_t ns) { anchors_.push_back({ticks, ns}); }
-  /// The same of the latest anchor yet, which takes the place of the one before it if that is less than `apart_ns` older and
-  /// not the first: what an anchor is wrong by must be little of the time between two.
+  /// Adds an anchor that is later than all others. It replaces the one before it if that is less than `apart_ns` older and not
+  /// the first, because the error of an anchor must be small against the time between two.
   void add_latest(uint64_t ticks, uint64_t ns, uint64_t apart_ns);
   /// After the last add(): anchors in order, of two at the same tick one.
   void sort();

@@ -418,7 +418,7 @@ TYPED_TEST_P(ArchConformance, TheClockNeverRunsBackwards) {
 
 #include "conformance/arithmetic_conformance.hpp"
 #include "conformance/ops_conformance.hpp"
-#include "conformance/telling_conformance.hpp"
+#include "conformance/sentinel_conformance.hpp"
 
 namespace switchyard::conformance {
 
@@ -430,9 +430,9 @@ REGISTER_TYPED_TEST_SUITE_P(ArchConformance, CopyMovesEverySmallSize, CopyMovesL
                             TakeGivesTheOldValue, PostedWordsAreSeen, PublishReachesExactlyItsFlags,
                             PollNamesTheFirstFlagThatLags, FlagsSurviveTheWrapOfTheEpoch, LanesCoverEachIndexOnce,
                             TheClockNeverRunsBackwards, ReduceMatchesTheReference, ReduceFromPlacesIsTheSameSum,
-                            MapTurnsEveryElement, TellingRowsHoldNoZeros, RowsThatHaveComeAreSummed, BlankRowsHaveNotCome,
+                            MapTurnsEveryElement, SentinelRowsHoldNoZeros, RowsThatHaveComeAreSummed, BlankRowsHaveNotCome,
                             ReduceRoundsTiesToEven, ReduceAddsInOrderWithoutFusing, ReduceKeepsEveryPattern, ReduceOfMinusZero,
-                            LocateManyFindsEveryIndexOnce, StatisticsAreCounted, ColdPathsAreTaken, PrefetchChangesNothing,
+                            LocateManyFindsEveryIndexOnce, StatisticsAreCounted, OutOfLineCodeRuns, PrefetchChangesNothing,
                             BlocksMeet, PausesEnd, ReduceKeepsNan, ReduceOfNothing, ReduceArgumentsAreCopied,
                             QuantizeMatchesTheReference, QuantizeRoundsTiesToEven, QuantizeSpecialGroups,
                             QuantizeScaleBoundaries);

@@ -15,7 +15,8 @@
 
 namespace switchyard::conformance {
 
-/// What cold and aside are given: publishes the value, and says whether it is odd. Flag ops must work out of line, too.
+/// What out_of_line and out_of_line_if_cheap are given: publishes the value, and says whether it is odd. Flag ops must work out
+/// of line, too.
 template <class A>
 struct StoreAndTell {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, uint64_t* flag, uint64_t value) const {
@@ -41,8 +42,8 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // reachable by host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
   { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
-  // Does less, as CudaHot: rows that are copied, told, summed over places or quantised to places lie at multiples of 16 bytes
-  // and are multiples of 16 bytes long, bf16 where they are quantised; such sums have no bias; places are at most 32, and
+  // Does less, as CudaInline: rows that are copied, told, summed over places or quantised to places lie at multiples of 16
+  // bytes and are multiples of 16 bytes long, bf16 where they are quantised; such sums have no bias; places are at most 32, and
   // lanes_union has 32 bits; locate does not say how far past the end.
   { D::kWholeRowsOnly } -> std::convertible_to<bool>;
 
@@ -61,14 +62,16 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   d.drain_sources();
   d.settle();
   d.reduce_rows(spec);
-  d.reduce_rows_from(spec, std::vector<int>());    // rows and weights at the places given, ascending; nothing elsewhere
-  d.map_row(dst, src, DType::bf16, hidden);        // element c becomes x * 3 + (c mod 64)
-  d.map_telling(dst, src, DType::bf16, hidden);    // the same to a telling row
-  d.multicast_telling(dsts, n, src, bytes);        // destinations that are null get nothing; as telling_sums()
-  d.multicast_telling(dsts, n, src, bytes, true);  // as telling_copies(), and so are these two
-  { d.has_come(src, bytes) } -> std::same_as<bool>;
+  d.reduce_rows_from(spec, std::vector<int>());     // rows and weights at the places given, ascending; nothing elsewhere
+  d.map_row(dst, src, DType::bf16, hidden);         // element c becomes x * 3 + (c mod 64)
+  d.map_sentinel(dst, src, DType::bf16, hidden);    // the same to a sentinel row
+  d.multicast_sentinel(dsts, n, src, bytes);        // destinations that are null get nothing; as sentinel_sums()
+  d.multicast_sentinel(dsts, n, src, bytes, true);  // as sentinel_copies(), and so are these two
+  { d.has_arrived(src, bytes) } -> std::same_as<bool>;
   d.blank_row(dst, bytes);
-  { d.reduce_told(spec, n) } -> std::same_as<int>;  // of spec.rows, telling rows or null; looks n times at a row that is late
+  {
+    d.reduce_if_arrived(spec, n)
+    } -> std::same_as<int>;  // of spec.rows, sentinel rows or null; looks n times at a row that is late
   d.quantize_row(q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   d.quantize_to(std::vector<detail::QuantizedRow>(), src, DType::bf16, hidden, ScaleKind::f32, 128);
 
@@ -83,9 +86,9 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { d.peek(flag) } -> std::same_as<uint64_t>;
   d.count(flag, value);
   d.count_max(flag, value);
-  // Runs StoreAndTell out of line, and aside.
-  { d.cold(flag, value) } -> std::same_as<bool>;
-  { d.aside(flag, value) } -> std::same_as<bool>;
+  // Both run StoreAndTell; the second may run it in line.
+  { d.out_of_line(flag, value) } -> std::same_as<bool>;
+  { d.out_of_line_if_cheap(flag, value) } -> std::same_as<bool>;
   // A block of n warps, as many rounds of: each writes its index and the round to a word of its own, block_sync, each adds up
   // all words of the block, block_sync. The sums by round and warp.
   { d.block_sums(n, n) } -> std::same_as<std::vector<uint64_t>>;

@@ -75,7 +75,7 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
       for (int64_t i = 0; i < n; ++i) x[i] = x[i] * 3 + static_cast<float>((column + i) % 64);
     });
   }
-  void map_telling(void* out, const void* src, DType type, int64_t hidden) {
+  void map_sentinel(void* out, const void* src, DType type, int64_t hidden) {
     Cpu::map_row(
         warp, out, src, type, hidden,
         [](float* x, int64_t column, auto n) {
@@ -83,14 +83,14 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
         },
         true);
   }
-  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
-    Cpu::multicast_telling(
-        warp, n, [&](int i) { return dsts[i]; }, src, bytes, copies ? detail::telling_copies() : detail::telling_sums());
+  void multicast_sentinel(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
+    Cpu::multicast_sentinel(
+        warp, n, [&](int i) { return dsts[i]; }, src, bytes, copies ? detail::sentinel_copies() : detail::sentinel_sums());
   }
-  bool has_come(const void* row, size_t bytes) { return Cpu::has_come(warp, row, bytes, detail::telling_copies()); }
-  void blank_row(void* row, size_t bytes) { Cpu::blank_row(warp, row, bytes, detail::telling_copies()); }
-  int reduce_told(const detail::ReduceSpec& spec, int looks) {
-    return Cpu::reduce_told(
+  bool has_arrived(const void* row, size_t bytes) { return Cpu::has_arrived(warp, row, bytes, detail::sentinel_copies()); }
+  void blank_row(void* row, size_t bytes) { Cpu::blank_row(warp, row, bytes, detail::sentinel_copies()); }
+  int reduce_if_arrived(const detail::ReduceSpec& spec, int looks) {
+    return Cpu::reduce_if_arrived(
         warp, spec, spec.n, spec.weights != nullptr, [&](int i) { return spec.rows[i]; },
         [&](int i) { return spec.weights[i]; }, looks);
   }
@@ -133,8 +133,10 @@ struct ArchDriver<detail::BasicCpu<kDeferred>> {
   uint64_t peek(const uint64_t* flag) { return Cpu::peek(flag); }
   void count(uint64_t* statistic, uint64_t value) { Cpu::count(warp, statistic, value); }
   void count_max(uint64_t* statistic, uint64_t value) { Cpu::count_max(warp, statistic, value); }
-  bool cold(uint64_t* flag, uint64_t value) { return Cpu::cold(warp, StoreAndTell<Cpu>{}, flag, value); }
-  bool aside(uint64_t* flag, uint64_t value) { return Cpu::aside(warp, StoreAndTell<Cpu>{}, flag, value); }
+  bool out_of_line(uint64_t* flag, uint64_t value) { return Cpu::out_of_line(warp, StoreAndTell<Cpu>{}, flag, value); }
+  bool out_of_line_if_cheap(uint64_t* flag, uint64_t value) {
+    return Cpu::out_of_line_if_cheap(warp, StoreAndTell<Cpu>{}, flag, value);
+  }
   std::vector<uint64_t> block_sums(int warps, int rounds) {
     std::vector<uint64_t> words(static_cast<size_t>(warps)), sums(static_cast<size_t>(warps * rounds));
     detail::WorkerPool(1, warps).run([&](detail::CpuWarp& w) {

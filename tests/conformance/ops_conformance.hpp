@@ -111,14 +111,14 @@ TYPED_TEST_P(ArchConformance, StatisticsAreCounted) {
 }
 
 // Once, with its arguments, and with its answer.
-TYPED_TEST_P(ArchConformance, ColdPathsAreTaken) {
+TYPED_TEST_P(ArchConformance, OutOfLineCodeRuns) {
   typename TestFixture::Memory memory(3 * 8);
   std::memset(memory.data(), 0, memory.size());
   auto* const words = reinterpret_cast<uint64_t*>(memory.data());
   for (const uint64_t value : {uint64_t{1}, uint64_t{2}, ~uint64_t{0}, uint64_t{1} << 63}) {
-    EXPECT_EQ(this->warp_.cold(words, value), value % 2 != 0);
+    EXPECT_EQ(this->warp_.out_of_line(words, value), value % 2 != 0);
     EXPECT_EQ(words[0], value);
-    EXPECT_EQ(this->warp_.aside(words + 2, value), value % 2 != 0);
+    EXPECT_EQ(this->warp_.out_of_line_if_cheap(words + 2, value), value % 2 != 0);
     EXPECT_EQ(words[2], value);
     EXPECT_EQ(words[1], 0u);
   }

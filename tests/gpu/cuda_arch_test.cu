@@ -469,7 +469,7 @@ int main() {
   for (const int n : {0, 1, 2, 3, 4, 8, 31, 32, 33, 63, 64, 65, 128, 300}) {
     for (const bool many : {false, true}) {
       locate<Cuda>("any", n, many);
-      locate<CudaHot>("hot", n, many);
+      locate<CudaInline>("inline", n, many);
     }
   }
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
@@ -479,7 +479,7 @@ int main() {
           for (const bool direct : {false, true}) quantize<Cuda>(type, hidden, kind, group, direct);
   for (const int64_t hidden : {16, 128, 144, 1040, 7168})
     for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0})
-      for (const int group : {32, 64, 128}) quantize<CudaHot>(DType::bf16, hidden, kind, group, true);
+      for (const int group : {32, 64, 128}) quantize<CudaInline>(DType::bf16, hidden, kind, group, true);
   relay(256, "by lanes");
   relay(8192, "in bulk");
   std::printf("%d passed, %d failed\n", passed, failed);

@@ -9,11 +9,11 @@
 
 namespace switchyard::conformance {
 
-using CudaArchs = ::testing::Types<detail::Cuda, detail::CudaLanes, detail::CudaHot>;
+using CudaArchs = ::testing::Types<detail::Cuda, detail::CudaLanes, detail::CudaInline>;
 struct CudaArchNames {
   template <class A>
   static std::string GetName(int) {
-    return std::is_same_v<A, detail::Cuda> ? "Cuda" : std::is_same_v<A, detail::CudaLanes> ? "CudaLanes" : "CudaHot";
+    return std::is_same_v<A, detail::Cuda> ? "Cuda" : std::is_same_v<A, detail::CudaLanes> ? "CudaLanes" : "CudaInline";
   }
 };
 INSTANTIATE_TYPED_TEST_SUITE_P(Gpu, ArchConformance, CudaArchs, CudaArchNames);

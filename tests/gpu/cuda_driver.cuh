@@ -31,12 +31,12 @@ enum class Op {
   reduce,
   reduce_from,
   map,
-  map_telling,
-  multicast_telling,
-  multicast_telling_copies,
-  has_come,
+  map_sentinel,
+  multicast_sentinel,
+  multicast_sentinel_copies,
+  has_arrived,
   blank_row,
-  reduce_told,
+  reduce_if_arrived,
   quantize_row,
   quantize_to,
   load,
@@ -56,8 +56,8 @@ enum class Op {
   locate_many,
   count,
   count_max,
-  cold,
-  aside,
+  out_of_line,
+  out_of_line_if_cheap,
   now,
   pause,
 };
@@ -120,20 +120,20 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
       break;
     case Op::reduce_from: A::reduce_rows_from(w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }); break;
     case Op::map:
-    case Op::map_telling:
+    case Op::map_sentinel:
       A::map_row(
           w, r.dst, r.src, r.type, r.hidden,
           [](float* x, int64_t column, auto count) {
             for (int i = 0; i < count; ++i) x[i] = __fadd_rn(__fmul_rn(x[i], 3.0f), static_cast<float>((column + i) % 64));
           },
-          r.op == Op::map_telling);
+          r.op == Op::map_sentinel);
       break;
-    case Op::multicast_telling: A::multicast_telling(w, n, row, r.src, r.bytes); break;
-    case Op::multicast_telling_copies: A::multicast_telling(w, n, row, r.src, r.bytes, detail::telling_copies()); break;
-    case Op::has_come: first = static_cast<uint64_t>(A::has_come(w, r.src, r.bytes, detail::telling_copies())); break;
-    case Op::blank_row: A::blank_row(w, r.dst, r.bytes, detail::telling_copies()); break;
-    case Op::reduce_told:
-      first = static_cast<uint64_t>(A::reduce_told(
+    case Op::multicast_sentinel: A::multicast_sentinel(w, n, row, r.src, r.bytes); break;
+    case Op::multicast_sentinel_copies: A::multicast_sentinel(w, n, row, r.src, r.bytes, detail::sentinel_copies()); break;
+    case Op::has_arrived: first = static_cast<uint64_t>(A::has_arrived(w, r.src, r.bytes, detail::sentinel_copies())); break;
+    case Op::blank_row: A::blank_row(w, r.dst, r.bytes, detail::sentinel_copies()); break;
+    case Op::reduce_if_arrived:
+      first = static_cast<uint64_t>(A::reduce_if_arrived(
           w, r.reduce, n, r.weighted, row, [&](int i) { return r.weights[i]; }, static_cast<int>(r.value)));
       break;
     case Op::quantize_row:
@@ -193,8 +193,10 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
     }
     case Op::count: A::count(w, flag, r.value); break;
     case Op::count_max: A::count_max(w, flag, r.value); break;
-    case Op::cold: first = static_cast<uint64_t>(A::cold(w, StoreAndTell<A>{}, flag, r.value)); break;
-    case Op::aside: first = static_cast<uint64_t>(A::aside(w, StoreAndTell<A>{}, flag, r.value)); break;
+    case Op::out_of_line: first = static_cast<uint64_t>(A::out_of_line(w, StoreAndTell<A>{}, flag, r.value)); break;
+    case Op::out_of_line_if_cheap:
+      first = static_cast<uint64_t>(A::out_of_line_if_cheap(w, StoreAndTell<A>{}, flag, r.value));
+      break;
     case Op::now: first = A::now_ns(); break;
     case Op::pause: A::pause(w, r.n); break;
   }
@@ -268,13 +270,13 @@ class TwinArena {
   std::vector<Block> blocks_;
 };
 
-template <bool kBulk, bool kHot>
-struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
-  using A = detail::CudaArch<kBulk, kHot>;
+template <bool kBulk, bool kInlineAll>
+struct ArchDriver<detail::CudaArch<kBulk, kInlineAll>> {
+  using A = detail::CudaArch<kBulk, kInlineAll>;
   using Pointers = std::vector<uint64_t>;
 
   static constexpr bool kUnalignedElements = false;
-  static constexpr bool kWholeRowsOnly = kHot;
+  static constexpr bool kWholeRowsOnly = kInlineAll;
   static std::byte* allocate(size_t bytes) { return TwinArena::instance().allocate(bytes); }
   static void release(std::byte* p) { TwinArena::instance().release(p); }
 
@@ -320,18 +322,20 @@ struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
   void map_row(void* out, const void* src, DType type, int64_t hidden) {
     run({.op = Op::map, .dst = out, .src = src, .type = type, .hidden = hidden});
   }
-  void map_telling(void* out, const void* src, DType type, int64_t hidden) {
-    run({.op = Op::map_telling, .dst = out, .src = src, .type = type, .hidden = hidden});
+  void map_sentinel(void* out, const void* src, DType type, int64_t hidden) {
+    run({.op = Op::map_sentinel, .dst = out, .src = src, .type = type, .hidden = hidden});
   }
-  void multicast_telling(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
-    const Op op = copies ? Op::multicast_telling_copies : Op::multicast_telling;
+  void multicast_sentinel(void* const* dsts, int n, const void* src, size_t bytes, bool copies = false) {
+    const Op op = copies ? Op::multicast_sentinel_copies : Op::multicast_sentinel;
     run({.op = op, .src = src, .bytes = bytes, .n = n}, rows(dsts, n));
   }
-  bool has_come(const void* row, size_t bytes) { return run({.op = Op::has_come, .src = row, .bytes = bytes}).first != 0; }
+  bool has_arrived(const void* row, size_t bytes) {
+    return run({.op = Op::has_arrived, .src = row, .bytes = bytes}).first != 0;
+  }
   void blank_row(void* row, size_t bytes) { run({.op = Op::blank_row, .dst = row, .bytes = bytes}); }
-  int reduce_told(const detail::ReduceSpec& spec, int looks) {
+  int reduce_if_arrived(const detail::ReduceSpec& spec, int looks) {
     const bool weighted = spec.weights != nullptr;
-    return static_cast<int>(run({.op = Op::reduce_told,
+    return static_cast<int>(run({.op = Op::reduce_if_arrived,
                                  .value = static_cast<uint64_t>(looks),
                                  .n = spec.n,
                                  .reduce = placed(spec),
@@ -394,8 +398,12 @@ struct ArchDriver<detail::CudaArch<kBulk, kHot>> {
   }
   void count(uint64_t* statistic, uint64_t value) { run({.op = Op::count, .dst = statistic, .value = value}); }
   void count_max(uint64_t* statistic, uint64_t value) { run({.op = Op::count_max, .dst = statistic, .value = value}); }
-  bool cold(uint64_t* flag, uint64_t value) { return run({.op = Op::cold, .dst = flag, .value = value}).first != 0; }
-  bool aside(uint64_t* flag, uint64_t value) { return run({.op = Op::aside, .dst = flag, .value = value}).first != 0; }
+  bool out_of_line(uint64_t* flag, uint64_t value) {
+    return run({.op = Op::out_of_line, .dst = flag, .value = value}).first != 0;
+  }
+  bool out_of_line_if_cheap(uint64_t* flag, uint64_t value) {
+    return run({.op = Op::out_of_line_if_cheap, .dst = flag, .value = value}).first != 0;
+  }
   std::vector<uint64_t> block_sums(int warps, int rounds) {
     std::vector<uint64_t> sums(static_cast<size_t>(warps * rounds));
     uint64_t* device = nullptr;

@@ -47,7 +47,7 @@ TEST_P(QueuedCalls, OfRandomShapes) {
               GetParam(), static_cast<unsigned long long>(seed));
 }
 
-/// Decode as it is: 7168 channels, 8 of many experts.
+/// Decode as it is: 7168 columns, 8 of many experts.
 StreamedCase usual_case(int world, ScaleKind scales) {
   StreamedCase c;
   Form& f = c.form;

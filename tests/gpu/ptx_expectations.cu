@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of one ordered op each, or of a few whose order matters together, for ptx_expectations.py, which compiles this file
-// and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__hot (CudaHot). Never
-// run.
+// and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__inline (CudaInline).
+// Never run.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/low_latency/frame.cuh"
 #include "protocol/call.hpp"
@@ -35,7 +35,7 @@ __device__ void op_begins() { asm volatile("// op begins" ::: "memory"); }
 #define SWITCHYARD_KERNELS(name, parameters, ...)                      \
   SWITCHYARD_KERNEL(Cuda, name##__bulk, parameters, __VA_ARGS__)       \
   SWITCHYARD_KERNEL(CudaLanes, name##__lanes, parameters, __VA_ARGS__) \
-  SWITCHYARD_KERNEL(CudaHot, name##__hot, parameters, __VA_ARGS__)
+  SWITCHYARD_KERNEL(CudaInline, name##__inline, parameters, __VA_ARGS__)
 
 // --- Flags
 
@@ -144,28 +144,28 @@ SWITCHYARD_KERNELS(acquired_then_copied, (const uint64_t* flag, void* dst, const
 SWITCHYARD_KERNELS(written_then_copied, (int* src, void* dst), A::for_lanes(w, 1024, [&](int i) { src[i] = i; }); A::settle(w);
                    A::copy(w, dst, src, kRowBytes); A::settle(w);)
 
-// --- Telling rows: no order but of what is read of the row itself
+// --- Sentinel rows: no order but of what is read of the row itself
 
-SWITCHYARD_KERNELS(multicast_telling, (void* const* dsts, const void* src, int n),
-                   A::multicast_telling(
-                       w, n, [&](int i) { return dsts[i]; }, src, kRowBytes, telling_sums());)
-SWITCHYARD_KERNELS(multicast_telling_copies, (void* const* dsts, const void* src, int n),
-                   A::multicast_telling(
-                       w, n, [&](int i) { return dsts[i]; }, src, kRowBytes, telling_copies());)
-SWITCHYARD_KERNELS(reduce_telling, (void* out, const void* const* rows),
+SWITCHYARD_KERNELS(multicast_sentinel, (void* const* dsts, const void* src, int n),
+                   A::multicast_sentinel(
+                       w, n, [&](int i) { return dsts[i]; }, src, kRowBytes, sentinel_sums());)
+SWITCHYARD_KERNELS(multicast_sentinel_copies, (void* const* dsts, const void* src, int n),
+                   A::multicast_sentinel(
+                       w, n, [&](int i) { return dsts[i]; }, src, kRowBytes, sentinel_copies());)
+SWITCHYARD_KERNELS(reduce_sentinel, (void* out, const void* const* rows),
                    const ReduceSpec spec{out, nullptr, nullptr, 0, {nullptr, nullptr}, DType::bf16, kHidden, true};
                    A::reduce_rows_from(
                        w, spec, 8, false, [&](int i) { return rows[i]; }, AnyWeight{});)
-SWITCHYARD_KERNELS(map_row_telling, (void* out, const void* src),
+SWITCHYARD_KERNELS(map_row_sentinel, (void* out, const void* src),
                    A::map_row(w, out, src, DType::bf16, kHidden, AnyRowMap{}, true);)
-SWITCHYARD_KERNELS(has_come, (const void* row, int* payload, int* out),
-                   *out = A::has_come(w, row, kRowBytes, telling_copies()) ? *payload : -1;)
-SWITCHYARD_KERNELS(blank_row_released, (void* row, uint64_t* flag), A::blank_row(w, row, kRowBytes, telling_copies());
+SWITCHYARD_KERNELS(has_arrived, (const void* row, int* payload, int* out),
+                   *out = A::has_arrived(w, row, kRowBytes, sentinel_copies()) ? *payload : -1;)
+SWITCHYARD_KERNELS(blank_row_released, (void* row, uint64_t* flag), A::blank_row(w, row, kRowBytes, sentinel_copies());
                    A::settle(w); A::store_release<Scope::system>(w, flag, 1, Site::none);)
-SWITCHYARD_KERNELS(reduce_told, (void* out, const void* const* rows, int* result),
+SWITCHYARD_KERNELS(reduce_if_arrived, (void* out, const void* const* rows, int* result),
                    const ReduceSpec spec{out, nullptr, nullptr, 0, {nullptr, nullptr}, DType::bf16, kHidden};
-                   *result = A::reduce_told(
-                       w, spec, 8, false, [&](int i) { return rows[i]; }, AnyWeight{}, 4, telling_sums());)
+                   *result = A::reduce_if_arrived(
+                       w, spec, 8, false, [&](int i) { return rows[i]; }, AnyWeight{}, 4, sentinel_sums());)
 
 // --- A warp's barriers are ready before the copy engine sees them
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Reads the PTX of tests/gpu/ptx_expectations.cu: every ordered op has its instructions, in order, at its scope, in every arch class
-(bulk: Cuda, lanes: CudaLanes, hot: CudaHot) on sm_90, sm_100 and, where nothing is copied in bulk, sm_80. Needs nvcc, no GPU.
+(bulk: Cuda, lanes: CudaLanes, inline: CudaInline) on sm_90, sm_100 and, where nothing is copied in bulk, sm_80. Needs nvcc, no GPU.
 
 Usage: ptx_expectations.py [NVCC [FOLDER OF GENERATED HEADERS]]
 """
@@ -29,24 +29,24 @@ LOAD = r"\bld(\.global|\.shared)?(\.cs)?(\.v[24])?\.[bufs]\d+"
 EXPECT, COME = r"mbarrier\.arrive\.expect_tx", r"mbarrier\.try_wait"
 BULK_LOAD, BULK_STORE = r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier", r"cp\.async\.bulk\.global\.shared::cta"
 COMMIT, READ, DONE = r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_group\.read 0", r"cp\.async\.bulk\.wait_group 0"
-# Words of telling rows.
-TELL, TELL_WORD = r"st\.relaxed\.sys\.global\.v4\.u32", r"st\.relaxed\.sys\.global\.u32"
+# Words of sentinel rows.
+SENTINEL, SENTINEL_WORD = r"st\.relaxed\.sys\.global\.v4\.u32", r"st\.relaxed\.sys\.global\.u32"
 LOOK, LOOK_WORD = r"ld\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.u32"
 
 # Ops that move nothing anybody waits for and order nothing.
-WITHOUT_ORDER = {"prefetch", "fetch_words", "lanes_where", "lanes_union", "count_where", "locate", "locate_many", "cold", "aside",
-                 "now_ns", "pause"}
+WITHOUT_ORDER = {"prefetch", "fetch_words", "lanes_where", "lanes_union", "count_where", "locate", "locate_many", "out_of_line",
+                 "out_of_line_if_cheap", "now_ns", "pause"}
 
 
 def expectations(arch, bulk):
     """Of each op: instructions that appear in this order, and some that do not appear at all. bulk: rows travel in bulk."""
-    hot = arch == "hot"
+    inline = arch == "inline"
     proxy = [PROXY] if bulk else []
     # Behind settle: rows that moved, and what lanes wrote.
     moved = [BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC]
     written = [STORE, *proxy, SYNC]
     release = [SYNC, RELEASE["sys"]]
-    tells = ([TELL] if hot else [TELL, TELL_WORD], [STORE])
+    sentinel = ([SENTINEL] if inline else [SENTINEL, SENTINEL_WORD], [STORE])
     return {
         **{f"load_acquire_{name}": ([ACQUIRE[s], SYNC, *proxy], [r"ld\.relaxed", rf"\.{other}\b"])
            for name, s, other in (("system", "sys", "gpu"), ("device", "gpu", "sys"))},
@@ -83,15 +83,15 @@ def expectations(arch, bulk):
         "stage_refilled": ([READ, EXPECT, BULK_LOAD, COME, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC], []),
         "acquired_then_copied": ([ACQUIRE["sys"], SYNC, *proxy, BULK_LOAD if bulk else LOAD], []),
         "written_then_copied": ([*written, BULK_LOAD if bulk else LOAD], []),
-        "multicast_telling": tells,
-        "multicast_telling_copies": tells,
-        "reduce_telling": tells,
-        "map_row_telling": ([TELL], [STORE]),
-        "has_come": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
+        "multicast_sentinel": sentinel,
+        "multicast_sentinel_copies": sentinel,
+        "reduce_sentinel": sentinel,
+        "map_row_sentinel": ([SENTINEL], [STORE]),
+        "has_arrived": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
         "blank_row_released": ([*written, *release], []),
-        # Hot: the words that are looked at are those that are summed, and then made blank. Otherwise there is a fence before
+        # Inline: the words that are looked at are those that are summed, and then made blank. Otherwise there is a fence before
         # rows are read again, which is elsewhere in the text, and made blank.
-        "reduce_told": ([LOOK, LOOK_WORD, STORE, SYNC, STORE], [r"ld(\.global)?(\.cs)?\.v4"]) if hot else
+        "reduce_if_arrived": ([LOOK, LOOK_WORD, STORE, SYNC, STORE], [r"ld(\.global)?(\.cs)?\.v4"]) if inline else
                        ([LOOK, LOOK_WORD, FENCE["sys"], SYNC, SYNC, STORE], [FENCE["gpu"]]),
     }
 
@@ -157,7 +157,7 @@ def expected_of(target):
     """Expectations by kernel."""
     has_bulk = target != "80"
     expected = single_expectations(has_bulk)
-    for arch in ("bulk", "lanes", "hot"):
+    for arch in ("bulk", "lanes", "inline"):
         bulk = has_bulk and arch == "bulk"
         for name, (order, forbidden) in expectations(arch, bulk).items():
             not_here = [] if bulk else [r"cp\.async", r"mbarrier", PROXY]

@@ -8,7 +8,7 @@
 #include <deque>
 
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 #include "bootstrap/net/socket.hpp"
 #include "bootstrap/net/wire.hpp"
 #include "multiproc/fork_ranks.hpp"
@@ -127,19 +127,19 @@ TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
       Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
       std::optional<Listener::Accepted> accepted;
       while (!(accepted = listener.accept())) ::usleep(1000);
-      Channel channel(std::move(accepted->fd), kMaxHandshakeBytes);
-      if (lie == 0) channel.queue(FrameKind::refusal, encode(Refusal{"before any greeting", {}}));
-      if (lie == 1) channel.queue(FrameKind::failure, encode(Failure{-1, 0, "before any greeting"}));
-      channel.queue(FrameKind::greeting, encode(Greeting{}));
-      channel.flush();
+      Connection connection(std::move(accepted->fd), kMaxHandshakeBytes);
+      if (lie == 0) connection.queue(FrameKind::refusal, encode(Refusal{"before any greeting", {}}));
+      if (lie == 1) connection.queue(FrameKind::failure, encode(Failure{-1, 0, "before any greeting"}));
+      connection.queue(FrameKind::greeting, encode(Greeting{}));
+      connection.flush();
       std::optional<Frame> hello;
-      while (channel.receive() && !(hello = channel.take())) ::usleep(1000);
-      if (lie == 2) channel.queue(FrameKind::refusal, encode(Refusal{"go away", {}}));
-      if (lie == 3) channel.queue(FrameKind::failure, encode(Failure{0, 0, "all is lost"}));
-      if (lie == 4) channel.queue(FrameKind::progress, encode(Progress{3, 0}));
-      if (lie == 5) channel.queue(FrameKind::welcome, encode(Welcome{}));
-      channel.flush();
-      while (channel.receive()) ::usleep(1000);  // until the rank goes
+      while (connection.receive() && !(hello = connection.take())) ::usleep(1000);
+      if (lie == 2) connection.queue(FrameKind::refusal, encode(Refusal{"go away", {}}));
+      if (lie == 3) connection.queue(FrameKind::failure, encode(Failure{0, 0, "all is lost"}));
+      if (lie == 4) connection.queue(FrameKind::progress, encode(Progress{3, 0}));
+      if (lie == 5) connection.queue(FrameKind::welcome, encode(Welcome{}));
+      connection.flush();
+      while (connection.receive()) ::usleep(1000);  // until the rank goes
     }
     me.say("done");
   });
@@ -181,7 +181,7 @@ TEST(Rendezvous, AFolderOpenToOthersIsNotUsed) {
 /// Speaks the protocol by hand, as a rank that knows the token would.
 class HandMadeRank {
  public:
-  HandMadeRank(const std::string& store, int rank, int world) : channel_(knock(store), kMaxHandshakeBytes) {
+  HandMadeRank(const std::string& store, int rank, int world) : connection_(knock(store), kMaxHandshakeBytes) {
     const auto greeting = decode_greeting(wait_for(FrameKind::greeting).payload);
     Hello hello;
     hello.rank = rank;
@@ -189,23 +189,23 @@ class HandMadeRank {
     hello.host = this_host();
     hello.mesh_name = "switchyard-test-" + random_token();
     hello.proof = prove(hello, "token", greeting.value().nonce);
-    channel_.queue(FrameKind::hello, encode(hello));
-    channel_.flush();
+    connection_.queue(FrameKind::hello, encode(hello));
+    connection_.flush();
   }
   Frame wait_for(FrameKind kind) {
     for (;;) {
-      const bool open = channel_.receive();
-      while (auto frame = channel_.take()) {
+      const bool open = connection_.receive();
+      while (auto frame = connection_.take()) {
         if (frame->kind == kind) return *frame;
       }
       if (!open) throw std::runtime_error("the store closed the connection");
       ::usleep(1000);
     }
   }
-  Channel& channel() { return channel_; }
+  Connection& connection() { return connection_; }
 
  private:
-  Channel channel_;
+  Connection connection_;
 };
 
 TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
@@ -308,8 +308,8 @@ TEST(Rendezvous, AllRanksBlameTheSameOne) {
       HandMadeRank rank(place.store(), me.rank(), 4);
       rank.wait_for(FrameKind::roster);
       if (me.rank() == 3) return;
-      rank.channel().queue(FrameKind::failure, encode(Failure{3, 0, "rank 3 failed"}));
-      rank.channel().flush();
+      rank.connection().queue(FrameKind::failure, encode(Failure{3, 0, "rank 3 failed"}));
+      rank.connection().flush();
     });
     const bool blames_1 = said(ends[0], "failed 1");
     EXPECT_TRUE(blames_1 || said(ends[0], "failed 3")) << all_said(ends[0]);
@@ -348,19 +348,19 @@ TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
         ::usleep(1000);
         continue;
       }
-      Channel channel(std::move(accepted->fd), kMaxHandshakeBytes);
-      channel.queue(FrameKind::greeting, encode(Greeting{}));
-      channel.flush();
+      Connection connection(std::move(accepted->fd), kMaxHandshakeBytes);
+      connection.queue(FrameKind::greeting, encode(Greeting{}));
+      connection.flush();
       std::optional<Frame> hello;
-      while (channel.receive() && !(hello = channel.take())) ::usleep(1000);
+      while (connection.receive() && !(hello = connection.take())) ::usleep(1000);
       const Nonce nonce = decode_hello(hello.value().payload).value().nonce;
-      channel.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, "a guess", nonce)}));
-      channel.queue(FrameKind::progress, encode(Progress{3, 0}));
+      connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, "a guess", nonce)}));
+      connection.queue(FrameKind::progress, encode(Progress{3, 0}));
       Roster roster;
       roster.mesh_names = {"switchyard-test-" + random_token(), "x"};
       roster.proof = prove(roster, "a guess", nonce);
-      channel.queue(FrameKind::roster, encode(roster));
-      channel.flush();
+      connection.queue(FrameKind::roster, encode(roster));
+      connection.flush();
       me.say("lied");
     }
   });
@@ -403,15 +403,15 @@ TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
     }
     HandMadeRank rank(place.store(), 2, 3);
     const Roster roster = decode_roster(rank.wait_for(FrameKind::roster).payload).value();
-    std::deque<Channel> held;
+    std::deque<Connection> held;
     for (int to = 0; to < 2; ++to) {
-      const auto connect = [&]() -> Channel& {
+      const auto connect = [&]() -> Connection& {
         return held.emplace_back(knock("unix:@" + roster.mesh_names[static_cast<size_t>(to)]), kMaxHandshakeBytes);
       };
-      const auto greet = [&](Channel& channel, MeshHello hello, const std::string& token) {
+      const auto greet = [&](Connection& connection, MeshHello hello, const std::string& token) {
         hello.proof = prove(hello, token);
-        channel.queue(FrameKind::mesh_hello, encode(hello));
-        return channel.flush();
+        connection.queue(FrameKind::mesh_hello, encode(hello));
+        return connection.flush();
       };
       connect();
       std::vector<std::byte> garbage(5000);
@@ -422,12 +422,12 @@ TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
       me.require(greet(connect(), {2, 1 - to, roster.session, {}}, "token"), "meant for another rank");
       me.require(greet(connect(), {3, to, roster.session, {}}, "token"), "from no rank");
       me.require(greet(connect(), {to, to, roster.session, {}}, "token"), "from itself");
-      Channel& second = connect();
+      Connection& second = connect();
       me.require(greet(connect(), {2, to, roster.session, {}}, "token"), "the right one");
       greet(second, {2, to, roster.session, {}}, "token");  // once more; the listener may be closed by now
     }
-    rank.channel().queue(FrameKind::ready);
-    rank.channel().flush();
+    rank.connection().queue(FrameKind::ready);
+    rank.connection().flush();
     rank.wait_for(FrameKind::go);
     me.say("joined");
     me.await("end");

@@ -38,7 +38,7 @@ Traffic dispatch_traffic(const Problem& problem, int rank, switchyard::Sending s
 /// In a combine of what that dispatch delivered: one per (token, expert) or per (token, rank), by the rank of the expert.
 Traffic combine_traffic(const Problem& problem, int rank, CombineOrder order);
 
-/// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: channels per scale.
+/// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: columns per scale.
 struct ScaleShape {
   switchyard::ScaleOrder order = switchyard::ScaleOrder::row_major;
   ScaleKind kind = ScaleKind::f32;

@@ -33,12 +33,12 @@ struct RowKey {
 
 /// Writes row `key` of `hidden` elements.
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out);
-/// Writes arbitrary scales, one per `group` channels (a scale row of scale_row_bytes, padding bytes zero).
+/// Writes arbitrary scales, one per `group` columns (a scale row of scale_row_bytes, padding bytes zero).
 void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group = switchyard::kScaleGroup);
 /// Pseudo-random 64 bits; also for routings and shapes.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
-/// Quantises a bf16, f16 or f32 row: `hidden` e4m3 codes and one scale row (padding bytes zero), a scale per `group` channels.
+/// Quantises a bf16, f16 or f32 row: `hidden` e4m3 codes and one scale row (padding bytes zero), a scale per `group` columns.
 void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales,
               int group = switchyard::kScaleGroup);
 /// Scale of a group as the kernel stores it, as a float.

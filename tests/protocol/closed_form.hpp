@@ -102,7 +102,7 @@ struct Form {
   SWITCHYARD_FN float weight(uint64_t n, int rank, int t, int k) const {
     return 0.5f * static_cast<float>(1 << one_of(3, draw(9, n, rank, t, k)));
   }
-  /// The power of two by which a group of channels is larger: its scale. `given`: the caller has quantised, as no quantiser
+  /// The power of two by which a group of columns is larger: its scale. `given`: the caller has quantised, as no quantiser
   /// would: with other float32 scales, and groups without a large element.
   SWITCHYARD_FN float scale(uint64_t n, int rank, int t, int g, bool given = false) const {
     const float power = static_cast<float>(1 << one_of(8, draw(10, n, rank, t, g))) / 16;

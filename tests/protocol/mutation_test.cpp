@@ -43,15 +43,15 @@ enum class Phase {
   combine_sums,
   combine_routes,
   ledger,
-  ledger_telling,
+  ledger_sentinel,
   low_latency,
   flat
 };
 constexpr Phase kPhases[] = {
     Phase::dispatch,       Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::combine_sums,
-    Phase::combine_routes, Phase::ledger, Phase::ledger_telling,   Phase::low_latency,      Phase::flat};
+    Phase::combine_routes, Phase::ledger, Phase::ledger_sentinel,  Phase::low_latency,      Phase::flat};
 constexpr const char* kPhaseNames[] = {"dispatch",       "cached", "combine_in_place", "combine_ordinary", "combine_sums",
-                                       "combine_routes", "ledger", "ledger_telling",   "low_latency",      "flat"};
+                                       "combine_routes", "ledger", "ledger_sentinel",  "low_latency",      "flat"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -94,9 +94,9 @@ constexpr Use kUses[] = {
     {Site::outputs, Phase::combine_routes, Staging::direct},
     {Site::pulled, Phase::combine_in_place, Staging::direct},
     {Site::ledger_rows, Phase::ledger, Staging::direct},
-    {Site::local_sends, Phase::ledger, Staging::direct},          // before ledger_rows: copies of the rows
-    {Site::ledger_rows, Phase::ledger_telling, Staging::direct},  // signatures; what else it orders: ReuseOfBuffers
-    {Site::returned, Phase::ledger_telling, Staging::direct},
+    {Site::local_sends, Phase::ledger, Staging::direct},           // before ledger_rows: copies of the rows
+    {Site::ledger_rows, Phase::ledger_sentinel, Staging::direct},  // signatures; what else it orders: ReuseOfBuffers
+    {Site::returned, Phase::ledger_sentinel, Staging::direct},
     {Site::ring_tail, Phase::dispatch, Staging::ring},
     {Site::ring_tail, Phase::cached, Staging::ring},
     {Site::ring_tail, Phase::combine_in_place, Staging::ring},
@@ -155,7 +155,7 @@ std::shared_ptr<const LedgerCase> ledger_scenario(Phase phase) {
   s.problem.experts = 6;
   s.problem.topk = 3;
   s.tokens = {17, 16, 15};
-  s.hidden = phase == Phase::ledger_telling ? 2048 : 2044;  // flags follow rows that are not of whole 16 bytes
+  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // flags follow rows that are not of whole 16 bytes
   return make_ledger_case(s);
 }
 
@@ -324,7 +324,7 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
         heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
     const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
-      if (phase == Phase::ledger || phase == Phase::ledger_telling)
+      if (phase == Phase::ledger || phase == Phase::ledger_sentinel)
         LedgerRunner(group, *ledger, f, mutant).run();
       else if (phase == Phase::low_latency)
         run_low_latency(group, f, mutant);

@@ -171,7 +171,7 @@ TEST(ExpertForward, ExpertsInAnyOrderOfRows) {
   comparison.expect_close();
 }
 
-// Gates from one end of the range to the other, each in its own channel. Swapped gate and up rows would show.
+// Gates from one end of the range to the other, each in its own column. Swapped gate and up rows would show.
 TEST(ExpertForward, ExtremeGates) {
   constexpr int64_t kH = 32, kI = 32;
   Model model(kH, kI, 1);

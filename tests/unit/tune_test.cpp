@@ -90,7 +90,7 @@ TEST(TuneSearch, TheDefaultStaysUnlessBeatenTwice) {
 
 TEST(TuneSearch, WhatCannotBeMeasuredIsNotChosen) {
   const auto measure = [](const TuningValues& v, const std::string&) -> json {
-    if (v.pieces == 1) return {{"problem", "a piece of 7168 channels needs too much shared memory"}};
+    if (v.pieces == 1) return {{"problem", "a piece of 7168 columns needs too much shared memory"}};
     const double us = 100.0 - v.pieces;
     return {{"dispatch", {{"p50_us", us}}},
             {"combine_per_route", {{"p50_us", us}}},

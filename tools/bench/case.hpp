@@ -78,7 +78,7 @@ class BenchCaseOf : public BenchCase {
   void add_runs(nlohmann::json& document) const {
     for (const Run& run : runs_) document["runs"].push_back(describe(run));
   }
-  /// Of the first point.
+  /// The options of the first point.
   const BenchOptions& any() const { return runs_.front().options; }
   const char* tail() const { return measure::tail_name(any().iterations); }
   /// Below the table: why there is no p99.

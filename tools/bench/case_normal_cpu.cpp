@@ -372,7 +372,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   }
 
  private:
-  /// Of the slowest rank in each of the two, one after the other.
+  /// Times of dispatch plus combine: the slowest rank of each, added.
   static measure::Times both_of(const std::vector<json>& ranks) {
     const auto slowest = [&](const char* key) {
       std::vector<std::vector<double>> all;

@@ -20,7 +20,7 @@ struct LatencyPoint {
 };
 /// With the routes of `tokens[r]` tokens of each rank r.
 LatencyPoint latency_point(const BenchOptions& options, const std::vector<int64_t>& tokens);
-/// Its group.
+/// The group that measures a point.
 RankJob job_of(const LatencyPoint& point);
 /// Throws UsageError where the ranks, each with so much for its inputs and outputs, find no room in the machine's memory.
 void check_latency_room(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
@@ -31,7 +31,7 @@ size_t symmetric_bytes(const LatencyPoint& point);
 
 /// Fills in what was left to choose. Returns the GPUs, nothing on the CPU. \throws UsageError
 std::optional<UsedGpus> fit_latency_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
-/// Of what every rank returned: the largest "remote_bytes".
+/// The largest "remote_bytes" of the results of all ranks.
 double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
 /// Says so below the table, if rank 0 entered late.
 void print_late(const BenchOptions& any);

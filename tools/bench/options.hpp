@@ -64,7 +64,7 @@ Scenario shape_of(const BenchOptions& o, const RoutingSource& source);
 NormalConfig normal_config(const BenchOptions& o, const Scenario& s);
 /// `s` has its routes.
 LowLatencyConfig low_latency_config(const BenchOptions& o, const Scenario& s);
-/// Of the rows that travel, which --quantize makes or which come with fp8 rows.
+/// Scales of the rows that travel: --quantize makes them, or they come with fp8 rows.
 ScaleKind sent_scales(const BenchOptions& o);
 /// Bytes of a row on its way to the experts, scales included.
 size_t sent_row_bytes(const BenchOptions& o);

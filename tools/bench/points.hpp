@@ -21,7 +21,8 @@ std::vector<BenchOptions> contest_points(const BenchOptions& options);
 /// Throws UsageError if this machine has not `bytes` of memory left, which all ranks of a point take together.
 void check_room(const BenchOptions& point, double bytes, const measure::Machine& machine);
 
-/// Of uniform routing, W (1 - C(E - E/W, K) / C(E, K)): K distinct choices among E experts, evenly split over W ranks.
+/// Mean ranks per token of uniform routing, W (1 - C(E - E/W, K) / C(E, K)): K distinct choices among E experts, evenly split
+/// over W ranks.
 double expected_mean_ranks(int world, int experts, int topk);
 /// Refuses a draw whose mean number of ranks per token is more than 1 % from that; any, if W does not divide E.
 void check_mean_ranks(double mean, int world, int experts, int topk, int64_t seed);

@@ -43,7 +43,7 @@ class LowLatencyRank {
   void combine_scaled();
   void all_to_all();
 
-  /// Of the last dispatch, and of the last combine.
+  /// Checks of the last dispatch, and of the last combine.
   CheckResult check_dispatched(const std::string& name) const;
   CheckResult check_combined(const std::string& name, CombineOrder order) const;
   CheckResult check_scaled(const std::string& name) const;

@@ -16,7 +16,7 @@ float rounded(float value, DType type);
 /// Stores `value`, rounded once, as element `i`.
 void store_element(void* row, DType type, int64_t i, float value);
 
-/// Quantises one row as the contract says, `size` channels a scale: q [hidden] bytes, scales [num_scales] as float32 or UE8M0
+/// Quantises one row as the contract says, `size` columns a scale: q [hidden] bytes, scales [num_scales] as float32 or UE8M0
 /// bytes.
 void quantize_reference(const void* row, DType type, int64_t hidden, ScaleKind kind, uint8_t* q, void* scales,
                         int size = kScaleGroup);

@@ -16,7 +16,7 @@ namespace switchyard::tool {
 /// stays as it is where no flag does.
 std::string text_with_flags(const Error& error, const std::vector<std::string>& flags);
 
-/// Of the candidates the flag that sets what `flag` sets in another verb, or "cuda" for "gpu"; "" if there is none.
+/// The candidate that sets what `flag` sets in another verb, or "cuda" for "gpu"; "" if there is none.
 std::string same_flag(const std::string& flag, const std::vector<std::string>& candidates);
 
 }  // namespace switchyard::tool

@@ -40,7 +40,7 @@ class Options {
   void text(const std::string& flag, std::string& target, const std::string& type_name, const std::string& help);
   /// A path, not empty.
   void file(const std::string& flag, std::string& target, const std::string& help);
-  /// The same without a flag; it must be given.
+  /// A path without a flag; it must be given.
   void argument(const std::string& name, std::string& target, const std::string& help);
   /// May be given several times; with `split_commas` each time also several, comma-separated.
   void texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,

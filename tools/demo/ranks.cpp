@@ -196,13 +196,13 @@ class DemoRank {
     device_.wait();
     return seconds_between(begin, Clock::now());
   }
-  /// The same of a part that leaves no trace by itself.
+  /// Times a part that leaves no trace by itself, and records a span for it.
   template <class F>
   double timed(const char* name, const char* unit, int64_t count, F&& part) {
     const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
     return to_the_end(part);
   }
-  /// The same of copies from and to a GPU. On the host nothing is copied: the part takes no time that counts.
+  /// Times copies from and to a GPU. On the host nothing is copied, and the part takes no time that counts.
   template <class F>
   double copied(const char* name, const char* unit, int64_t count, F&& part) {
     if (!device_.on_host()) return timed(name, unit, count, part);

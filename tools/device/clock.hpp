@@ -31,7 +31,8 @@ class Clock {
   virtual double once(const std::function<void()>& call) = 0;
   /// Collective. Seconds of `call`, `n` times after `warmup` more. Before each all ranks meet.
   virtual std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) = 0;
-  /// Likewise, of the first kernel of `call` alone, which must be the first thing that it enqueues. Empty on the host.
+  /// Collective. Seconds of the first kernel of `call` alone, which must be the first thing that `call` enqueues. Empty on the
+  /// host.
   virtual std::vector<double> time_first_kernel(const std::function<void()>&, int64_t, int64_t) { return {}; }
   /// All ranks meet, on a GPU in the order of its stream.
   virtual void meet() = 0;

@@ -46,7 +46,7 @@ class HostClock final : public Clock {
     }
     sink_ = b;
   }
-  /// By the fastest of some turns, as ranks may disturb each other.
+  /// Calibrates by the fastest of some turns, because ranks may disturb each other.
   void calibrate() {
     constexpr int64_t kRounds = 1 << 16;
     for (int turn = 0; turn < 8; ++turn) {

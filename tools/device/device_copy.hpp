@@ -21,7 +21,8 @@ struct HostDispatched {
   std::vector<uint8_t> dropped;
 };
 
-/// Of a GPU, a copy; on the host what was delivered, as it is. `weighted`: the dispatch was given weights. Waits for the GPU.
+/// A copy of what a GPU delivered; on the host what was delivered, as it is. `weighted`: the dispatch was given weights. Waits
+/// for the GPU.
 HostDispatched copy_to_host(const Dispatched& d, bool weighted, const RankDevice& device);
 
 }  // namespace switchyard::tool

@@ -75,11 +75,13 @@ int cuda_runtime_version();
 /// GB/s of a large copy from GPU 0 to GPU 1, or within GPU 0 if there is one only (bytes read + written then). Not in a process
 /// that will fork ranks.
 double measure_gpu_copy(int gpus);
-/// Nanoseconds by which each GPU's global timer advances at a time; nothing without CUDA code in this build. Likewise.
+/// Nanoseconds by which each GPU's global timer advances at a time; nothing without CUDA code in this build. Not in a process
+/// that will fork ranks.
 /// \throws std::runtime_error naming the failed call.
 std::vector<uint64_t> measure_timer_ticks(int gpus);
 /// Of each GPU: "" if memory of it passed as a file descriptor works on the next one (on itself if there is no other, or if it
-/// has no access to that), else the step that fails and why. Nothing without CUDA code in this build. Likewise.
+/// has no access to that), else the step that fails and why. Nothing without CUDA code in this build. Not in a process
+/// that will fork ranks.
 std::vector<std::string> try_descriptor_exchange(int gpus, const std::vector<std::vector<bool>>& peer_access);
 
 }  // namespace switchyard::tool

@@ -30,7 +30,7 @@ std::vector<Finding> check_cpu();
 std::vector<Finding> check_memory();
 std::vector<Finding> check_processes();
 std::vector<Finding> check_gpus();
-/// Of any machine. `heap_choice`: value of SWITCHYARD_CUDA_HEAP, or "".
+/// Findings about the GPUs of any machine. `heap_choice`: value of SWITCHYARD_CUDA_HEAP, or "".
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
 /// Traces: `ticks` of the GPUs' global timers, in nanoseconds.
 Finding timer_finding(const std::vector<uint64_t>& ticks);

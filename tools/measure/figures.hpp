@@ -26,7 +26,7 @@ std::vector<double> slowest(const std::vector<std::vector<double>>& per_rank);
 
 /// Seconds at `key` of each rank's results; of each iteration the slowest rank's.
 Times times_of(const std::vector<nlohmann::json>& ranks, const std::string& key);
-/// Of several attempts, the elements of the list at `key`, the fastest by its median.
+/// Times of the attempt with the lowest median. The attempts are the elements of the list at `key`.
 Times fastest_of(const std::vector<nlohmann::json>& ranks, const std::string& key);
 
 /// Bytes of one exchange, all ranks together.

@@ -85,7 +85,7 @@ std::string text_of(const json& run, const Axis& axis) {
   return number(static_cast<double>(config.value(axis.key, int64_t{0})));
 }
 
-/// Its values in all runs, each once, in their order.
+/// The values of an axis in all runs, each once, in their order.
 std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
   std::vector<std::string> texts;
   for (const json& run : runs) {

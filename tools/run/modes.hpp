@@ -12,8 +12,8 @@ namespace switchyard::tool {
 
 struct Mode {
   const char* name;                ///< as --mode and --modes take it
-  TuningMode tuning;               ///< whose entries its objects take
-  TuningMode expert_major_tuning;  ///< likewise where --layout is expert_major
+  TuningMode tuning;               ///< the mode whose entries its objects take
+  TuningMode expert_major_tuning;  ///< the mode whose entries they take where --layout is expert_major
   bool has_layouts;                ///< --layout, --staging, --order and --alignment apply; otherwise rows are expert-major
   bool has_dispatch;               ///< rows go out; the ledger combine only brings them back
   bool plain_rows;                 ///< rows travel as they are: neither fp8 rows nor --quantize

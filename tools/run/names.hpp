@@ -34,7 +34,7 @@ struct SourceRows {
   ScaleKind scales = ScaleKind::none;
 
   bool quantised() const { return scales != ScaleKind::none; }
-  /// Of what comes back, and of the rows that experts return.
+  /// Type of the result, and of the rows that experts return.
   DType result_type() const { return quantised() ? DType::bf16 : type; }
 };
 /// Words for rows: types without scales by their own names, then `fp8` with float32 scales and, if asked for, with others.
@@ -49,7 +49,7 @@ inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts 
                                       kRowKinds = row_words(true), kCombinedTypes = combined_words();
 inline constexpr int64_t kMostSeed = int64_t{1} << 24;
 
-// Of words in the lists above. \throws std::invalid_argument for other words
+// The values of words in the lists above. \throws std::invalid_argument for other words
 SourceRows rows_named(const std::string& word);
 inline ScaleKind scales_named(const std::string& word) { return named<ScaleKind>("kind of scales", word); }
 inline Backend backend_named(const std::string& word) { return named<Backend>("backend", word); }

@@ -37,7 +37,7 @@ struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json throws not
   std::string field = {};  ///< Error::field()
 };
 
-/// Of a rank that threw what is being handled.
+/// The outcome of a rank that threw the exception that is being handled.
 Outcome failed(bool joined) {
   try {
     throw;

@@ -61,7 +61,8 @@ int64_t usual_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks
 /// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks: from now on run_ranks runs that
 /// rank alone, every rank returns the results of all, and one that fails throws for itself. \returns which, or nothing
 std::optional<Membership> join_launched_ranks();
-/// It did. What one rank alone decides, such as to stop early, leaves the others waiting.
+/// True if join_launched_ranks() found a launcher. What one rank alone decides, such as to stop early, leaves the others
+/// waiting.
 bool ranks_are_launched();
 
 }  // namespace switchyard::tool

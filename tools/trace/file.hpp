@@ -25,8 +25,8 @@ struct TraceFile {
 
 /// \throws UsageError if the file cannot be read, is packed or is no trace of this library
 TraceFile read_trace_file(const std::string& path);
-/// Of its document; the markers at the heads of arrows are left out. \throws BadEvent naming the event whose time, process or
-/// track cannot be; std::exception where something else is missing
+/// Reads a trace from its document; the markers at the heads of arrows are left out. \throws BadEvent naming the event whose
+/// time, process or track cannot be; std::exception where something else is missing
 TraceFile trace_file_from(const nlohmann::json& document);
 /// As Trace::summary(), phases in the order in which they occur.
 std::vector<TracePhase> phases_of(const std::vector<TraceSlice>& slices);

@@ -89,7 +89,7 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   return {{"trace", json::binary({raw, raw + bytes.size()})}, {"cost", cost}};
 }
 
-/// Of each round the slowest rank.
+/// Cost of recording, by the slowest rank of each round.
 TraceCost cost_of(const std::vector<json>& ranks) {
   const auto slowest = [&](const char* which) {
     std::vector<double> most;

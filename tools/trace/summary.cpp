@@ -221,7 +221,7 @@ void find_gap(const TraceSlice& call, const Spans& spans, LongestGap& longest) {
   if (reached < call_end) offer(call_end, "its end", spans.front()->track);
 }
 
-/// By rank, of the calls whose spans are all there.
+/// The longest gap of each rank, in the calls whose spans are all there.
 std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bool some_forgotten) {
   const std::map<int, Spans> calls = calls_of(slices);
   std::map<int, std::map<int, Spans>> workers = workers_of(slices);

@@ -306,7 +306,7 @@ std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Gro
   return results;
 }
 
-/// Of normal mode with ring staging, outputs are not in the heap.
+/// Copies of normal mode's rows: with ring staging outputs are not in the heap.
 double normal_copies(const VerifyCase& c) { return staging_named(c.staging) == Staging::ring ? 2 : 1; }
 /// What was received, what the experts made of it, a copy of either.
 double low_latency_copies(const VerifyCase&) { return 3; }

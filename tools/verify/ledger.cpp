@@ -88,7 +88,7 @@ class LedgerRank {
     return seconds;
   }
 
-  /// Of all checks so far.
+  /// Findings of all checks so far.
   json findings() const { return {{"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}}; }
 
   /// Device memory of one iteration.

@@ -124,7 +124,7 @@ class Report {
                not_run_ > 0 ? fmt::format(", {} could not run", grouped(not_run_)) : "", duration(seconds_since(begin_)));
   }
 
-  /// Of the whole run.
+  /// Ends the run. \returns the exit status
   int end() const {
     print();
     if (options_.json && not_run_ > 0)
@@ -203,7 +203,7 @@ int fit_to_gpus(VerifyOptions& o) {
   return gpus;
 }
 
-/// Of a case that ran: also if a rank's calls went wrong. \throws Error if it could not run
+/// Checks of a case that ran, also if a rank's calls went wrong. \throws Error if it could not run
 std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& options, size_t arena) {
   try {
     return run_verify_case(c, options, arena);

@@ -54,7 +54,7 @@ typedef struct sy_low_latency_config {
   int32_t topk;          ///< K in [1, 32]
   sy_dtype row_type;     ///< of `x` unless it comes quantised, and the widest that is combined: bf16, f16, f32
   sy_scale_kind scales;  ///< rows travel as fp8 e4m3 with these scales; SWITCHYARD_SCALE_NONE: as they are
-  int32_t scale_group;   ///< channels of a scale: 32, 64 or 128
+  int32_t scale_group;   ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
   int32_t pieces;  ///< parts of a row that travel on their own, in [1, 16]; 0: as tuned, or chosen by the shape
@@ -155,9 +155,9 @@ switchyard_code_t sy_low_latency_combine(sy_low_latency* exchange, const sy_cons
                                          const sy_low_latency_output* output, void* out,
                                          const sy_low_latency_combine_options* options);
 
-/// The same calls in two halves. _send returns with nothing held; sy_low_latency_receive, local and once for each, enqueues the
-/// rest (CPU: waits for the peers). In between the caller may compute, and may make no other call on the object; the library
-/// keeps the output, `out` and combine's weights, all else is the caller's again.
+/// Dispatch and combine in two halves. _send returns with nothing held; sy_low_latency_receive, local and once for each,
+/// enqueues the rest (CPU: waits for the peers). In between the caller may compute, and may make no other call on the object;
+/// the library keeps the output, `out` and combine's weights, all else is the caller's again.
 switchyard_code_t sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                                sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 switchyard_code_t sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y,
@@ -196,7 +196,7 @@ typedef struct sy_all_to_all_options {
   { sizeof(sy_all_to_all_options), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
 
 /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that turn each element of a row by itself.
-/// `x` is [T, H] of row_type, `out` likewise; it must not overlap `x`, the ids or anything in `options`. Needs
+/// `x` and `out` are [T, H] of row_type. `out` must not overlap `x`, the ids or anything in `options`. Needs
 /// sy_low_latency_config::scales = SWITCHYARD_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
 switchyard_code_t sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                             void* out, const sy_all_to_all_options* options);

@@ -61,7 +61,7 @@ typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled st
 
 /// Version of the library at run time. Any pointer may be NULL.
 switchyard_code_t sy_version(int32_t* major, int32_t* minor, int32_t* patch);
-/// The same as text, "major.minor.patch". Static storage.
+/// The version of the library as text, "major.minor.patch". Static storage.
 const char* sy_version_string(void);
 /// Stable, lower-case name of a code, for example "peer_timeout"; "unknown" for other values. Static storage.
 const char* sy_code_name(switchyard_code_t code);
@@ -85,11 +85,13 @@ typedef struct sy_wait_report {
   { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0 }
 
 /// Details of this thread's last failure. Each returns SWITCHYARD_INVALID_ARGUMENT, and leaves sy_last_error() as it is, if
-/// that failure was of another kind or a pointer is NULL. Of SWITCHYARD_PEER_TIMEOUT:
+/// that failure was of another kind or a pointer is NULL.
+/// After SWITCHYARD_PEER_TIMEOUT: the report of the wait.
 switchyard_code_t sy_last_wait_report(sy_wait_report* report);
-/// Of SWITCHYARD_PEER_FAILED: the rank that failed and what it reported (SWITCHYARD_SYSTEM if its process ended or it left).
+/// After SWITCHYARD_PEER_FAILED: the rank that failed, and what it reported (SWITCHYARD_SYSTEM if its process ended or it
+/// left).
 switchyard_code_t sy_last_peer_failure(int32_t* rank, switchyard_code_t* reason);
-/// Of SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
+/// After SWITCHYARD_RENDEZVOUS: bit r is set if rank r never came; 0 if the cause lies elsewhere.
 switchyard_code_t sy_last_missing_ranks(uint64_t* ranks);
 
 // ---- Group ----
@@ -209,7 +211,7 @@ typedef struct sy_expert_ids {
 #define SWITCHYARD_EXPERT_IDS_INIT \
   { sizeof(sy_expert_ids), NULL, 0, 0, 0 }
 
-/// Bytes of one scale row of `hidden` >= 0 channels: the scales, padded to a multiple of 16; 0 for SWITCHYARD_SCALE_NONE.
+/// Bytes of one scale row of `hidden` >= 0 columns: the scales, padded to a multiple of 16; 0 for SWITCHYARD_SCALE_NONE.
 switchyard_code_t sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes);
 /// First expert of rank `rank` in [0, W]; rank r holds [first(r), first(r + 1)).
 switchyard_code_t sy_first_expert(int32_t num_experts, int32_t world, int32_t rank, int32_t* expert);
@@ -232,8 +234,8 @@ typedef struct sy_normal_config {
   int32_t ring_slots;         ///< ring staging: rows per ring, >= K; 0: the usual number
   int32_t reserved;           ///< must be 0
   size_t pool_bytes;  ///< memory for outputs and row buffers (direct staging); 0: as sy_exchange_memory_required computes
-  /// Ring staging; not 0: largest ring memory per rank. What is 0 above fits into it; slots given are lowered, down to K, where
-  /// the channels do not make room: one of them if their number is 0, else so many as given.
+  /// Ring staging: largest ring memory per rank, in bytes; 0: no bound. Numbers that are left 0 are chosen to fit. If they do
+  /// not suffice, ring_slots is lowered, down to K. switchyard/normal.hpp has the rules.
   size_t ring_max_bytes;
 } sy_normal_config;
 #define SWITCHYARD_NORMAL_CONFIG_INIT                                                                                        \
@@ -259,7 +261,7 @@ switchyard_code_t sy_exchange_memory_required(const sy_normal_config* config, in
                                               sy_memory_requirement* requirement);
 /// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
 switchyard_code_t sy_exchange_heap_bytes_for(const sy_normal_config* config, int32_t world, size_t* bytes);
-/// The same for a group with this backend (the two above: SWITCHYARD_BACKEND_CPU). Neither needs a GPU.
+/// Memory of an exchange in a group with this backend; the functions without _on are for SWITCHYARD_BACKEND_CPU. No GPU needed.
 switchyard_code_t sy_exchange_memory_required_on(const sy_normal_config* config, int32_t world, sy_backend backend,
                                                  sy_memory_requirement* requirement);
 switchyard_code_t sy_exchange_heap_bytes_on(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
@@ -349,7 +351,7 @@ switchyard_code_t sy_dispatched_destroy(sy_dispatched* dispatched);
 /// Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie.
 /// CUDA: idle memory, for work on any stream; only if there is none the calling thread waits. Errors: pool_exhausted.
 switchyard_code_t sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, sy_rows** rows);
-/// For work on `stream` (cudaStream_t), which waits for who used that memory before. Captured: the rows belong to the graph.
+/// Rows for work on `stream` (cudaStream_t), which waits for earlier users of the memory. Captured: the graph owns the rows.
 switchyard_code_t sy_exchange_allocate_rows_on(sy_exchange* exchange, const sy_handle* handle, sy_dtype type, void* stream,
                                                sy_rows** rows);
 switchyard_code_t sy_rows_get(const sy_rows* rows, sy_row_view* view);

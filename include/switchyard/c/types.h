@@ -22,7 +22,7 @@ enum {
   SWITCHYARD_SYSTEM = 11             ///< the operating system refused something, or memory is exhausted
 };
 
-/// Largest group; largest number of experts that one token may choose; channels (columns) that share one scale.
+/// Largest group; largest number of experts that one token may choose; columns that share one scale.
 #define SWITCHYARD_MAX_RANKS 64
 #define SWITCHYARD_MAX_TOPK 32
 #define SWITCHYARD_SCALE_GROUP 128
@@ -41,7 +41,7 @@ enum {
 #include "switchyard/dtypes.def"
 };
 
-/// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP channels; a scale row is padded to 16 bytes (sy_scale_row_bytes).
+/// Scales of fp8 rows, one per SWITCHYARD_SCALE_GROUP columns; a scale row is padded to 16 bytes (sy_scale_row_bytes).
 typedef int32_t sy_scale_kind;
 enum {
   SWITCHYARD_SCALE_NONE = 0,

@@ -10,7 +10,7 @@
 #include "arch/cpu/order_table.hpp"
 #include "arch/cpu/polite_wait.hpp"
 #include "arch/cpu/row_ops.hpp"
-#include "arch/cpu/telling.hpp"
+#include "arch/cpu/sentinel.hpp"
 #include "arch/cpu/warp.hpp"
 #include "arch/ops.hpp"
 #include "base/number_formats.hpp"
@@ -68,12 +68,13 @@ struct BasicCpu {
   }
 
   static void reduce_rows(Warp& w, const ReduceSpec& spec) {
-    if (spec.telling) {
+    if (spec.sentinel) {
       drain_sources(w);  // what was in the scratch
       ReduceSpec made = spec;
       made.out = w.scratch();
       (void)detail::reduce_rows(made, false);
-      return tell_row(spec.out, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type), telling_sums());
+      return write_sentinel_row(spec.out, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type),
+                                sentinel_sums());
     }
     if constexpr (kDeferred) {
       w.pending().add_reduce(spec);
@@ -98,21 +99,21 @@ struct BasicCpu {
   }
 
   template <class F>
-  static void multicast_telling(Warp&, int n, F&& f, const void* src, size_t bytes, const Telling& as = telling_sums()) {
+  static void multicast_sentinel(Warp&, int n, F&& f, const void* src, size_t bytes, const Sentinel& as = sentinel_sums()) {
     for (int i = 0; i < n; ++i)
-      if (void* dst = f(i)) tell_row(dst, src, bytes, as);
+      if (void* dst = f(i)) write_sentinel_row(dst, src, bytes, as);
   }
 
-  static bool has_come(Warp&, const void* row, size_t bytes, const Telling& as) { return row_has_come(row, bytes, as); }
-  static void blank_row(Warp&, void* row, size_t bytes, const Telling& as) { detail::blank_row(row, bytes, as); }
+  static bool has_arrived(Warp&, const void* row, size_t bytes, const Sentinel& as) { return row_has_arrived(row, bytes, as); }
+  static void blank_row(Warp&, void* row, size_t bytes, const Sentinel& as) { detail::blank_row(row, bytes, as); }
 
   template <class Row, class Weight>
-  static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of, Weight&& weight_of, int,
-                         const Telling& as = telling_sums()) {
+  static int reduce_if_arrived(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of, Weight&& weight_of,
+                               int, const Sentinel& as = sentinel_sums()) {
     const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
     for (int i = 0; i < places; ++i) {
       const void* row = row_of(i);
-      if (row && !row_has_come(row, bytes, as)) return i;
+      if (row && !row_has_arrived(row, bytes, as)) return i;
     }
     reduce_rows_from(w, spec, places, weighted, row_of, weight_of);
     drain_sources(w);
@@ -122,7 +123,7 @@ struct BasicCpu {
   }
 
   template <class F>
-  static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool tells = false) {
+  static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool sentinel = false) {
     constexpr int64_t kBlock = 256;
     drain_sources(w);  // what was in the scratch
     float x[kBlock];
@@ -133,7 +134,7 @@ struct BasicCpu {
       store_elements(w.scratch(), type, at, n, x);
     }
     const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-    if (tells) return tell_row(out, w.scratch(), bytes, telling_sums());
+    if (sentinel) return write_sentinel_row(out, w.scratch(), bytes, sentinel_sums());
     copy(w, out, w.scratch(), bytes);
   }
 
@@ -259,11 +260,11 @@ struct BasicCpu {
   static void count_max(Warp&, uint64_t* statistic, uint64_t value) { *statistic = std::max(*statistic, value); }
 
   template <class F, class... Args>
-  static bool cold(Warp& w, F f, Args... args) {
+  static bool out_of_line(Warp& w, F f, Args... args) {
     return f(w, args...);
   }
   template <class F, class... Args>
-  static bool aside(Warp& w, F f, Args... args) {
+  static bool out_of_line_if_cheap(Warp& w, F f, Args... args) {
     return f(w, args...);
   }
 

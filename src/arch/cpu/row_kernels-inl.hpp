@@ -72,22 +72,23 @@ void stream_zero(uint8_t* dst, size_t bytes) {
   std::memset(dst + at, 0, bytes - at);
 }
 
-// ---- Telling rows -----------------------------------------------------------------------------------------
+// ---- Sentinel rows -----------------------------------------------------------------------------------------
 
 using D64 = hn::Repartition<uint64_t, DF>;
 
-/// To the row: the source's first `words` words of 8 bytes, those that are `blank` as `instead`, by whole lines of the row.
+/// To the row: the source's first `words` words of 8 bytes, those that are `blank` as `substitute`, by whole lines of the row.
 /// Returns how many words that were.
-size_t tell_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRICT src, size_t words, uint64_t blank, uint64_t instead) {
+size_t write_sentinel_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRICT src, size_t words, uint64_t blank,
+                            uint64_t substitute) {
   const D64 d;
   const size_t lanes = hn::Lanes(d), end = words * 8;
-  const auto nothing = hn::Set(d, blank), something = hn::Set(d, instead);
+  const auto nothing = hn::Set(d, blank), something = hn::Set(d, substitute);
   touch_pages(src, end);
   touch_pages(row, end);
   const auto word = [&](size_t at) {
     uint64_t w;
     std::memcpy(&w, src + at, 8);
-    if (w == blank) w = instead;
+    if (w == blank) w = substitute;
     std::memcpy(row + at, &w, 8);
   };
   size_t at = 0;
@@ -102,7 +103,7 @@ size_t tell_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRICT src, si
 }
 
 /// Whether none of the row's first `words` words, a multiple of 8, is `blank`.
-bool lines_have_come(const uint8_t* row, size_t words, uint64_t blank) {
+bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
   const D64 d;
   const size_t lanes = hn::Lanes(d);
   const auto nothing = hn::Set(d, blank);

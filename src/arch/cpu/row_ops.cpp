@@ -3,7 +3,7 @@
 // no -ffast-math and no -march flags (the instruction set is chosen at run time).
 #include "arch/cpu/row_ops.hpp"
 
-#include "arch/cpu/telling.hpp"
+#include "arch/cpu/sentinel.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "arch/cpu/kernels-inl.hpp"
@@ -48,8 +48,8 @@ HWY_EXPORT(stream_copy);
 HWY_EXPORT(stream_zero);
 HWY_EXPORT(reduce_any);
 HWY_EXPORT(quantize_any);
-HWY_EXPORT(tell_lines);
-HWY_EXPORT(lines_have_come);
+HWY_EXPORT(write_sentinel_lines);
+HWY_EXPORT(lines_have_arrived);
 
 // Smaller rows stay in the caches: a reader usually follows soon, and the partial lines at both ends weigh more.
 constexpr size_t kStreamBytes = 4096;
@@ -211,27 +211,27 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
 // Vectors of words, which hardware writes and reads by at least 8 bytes, where words of an atomic type would do; the fences are
 // those of a release and an acquire of all of them.
 
-void tell_row(void* row, const void* src, size_t bytes, const Telling& as) {
-  size_t told = 0;
+void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as) {
+  size_t written = 0;
 #if !SWITCHYARD_TSAN
   std::atomic_thread_fence(std::memory_order_release);
-  told = HWY_DYNAMIC_DISPATCH(tell_lines)(static_cast<uint8_t*>(row), static_cast<const uint8_t*>(src), bytes / 8,
-                                          blank_word(as), word_instead(as));
+  written = HWY_DYNAMIC_DISPATCH(write_sentinel_lines)(static_cast<uint8_t*>(row), static_cast<const uint8_t*>(src), bytes / 8,
+                                                       blank_word(as), substitute_word(as));
 #endif
-  tell_words(row, src, told, bytes, as);
+  write_sentinel_words(row, src, written, bytes, as);
 }
 
-bool row_has_come(const void* row, size_t bytes, const Telling& as) {
+bool row_has_arrived(const void* row, size_t bytes, const Sentinel& as) {
   const size_t words = (bytes + 7) / 8;
-  if (words > 0 && !words_have_come(row, words - 1, words, as)) return false;  // the last word comes last, usually
+  if (words > 0 && !words_have_arrived(row, words - 1, words, as)) return false;  // the last word comes last, usually
   size_t seen = 0;
 #if !SWITCHYARD_TSAN
   const size_t whole = words / 8 * 8;
-  if (!HWY_DYNAMIC_DISPATCH(lines_have_come)(static_cast<const uint8_t*>(row), whole, blank_word(as))) return false;
+  if (!HWY_DYNAMIC_DISPATCH(lines_have_arrived)(static_cast<const uint8_t*>(row), whole, blank_word(as))) return false;
   std::atomic_thread_fence(std::memory_order_acquire);
   seen = whole;
 #endif
-  return words_have_come(row, seen, words, as);
+  return words_have_arrived(row, seen, words, as);
 }
 
 void flush_streams() { hwy::FlushStream(); }

@@ -21,10 +21,10 @@ namespace switchyard::detail {
 void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                   int group = kScaleGroup);
 
-/// Copies `bytes` bytes to a telling row (arch/ops.hpp), of whole words of 8 bytes. What it holds is on its way on return.
-void tell_row(void* row, const void* src, size_t bytes, const Telling& as);
-/// True if all words of a telling row have come, and are acquired.
-[[nodiscard]] bool row_has_come(const void* row, size_t bytes, const Telling& as);
+/// Copies `bytes` bytes to a sentinel row (arch/ops.hpp), of whole words of 8 bytes. What it holds is on its way on return.
+void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as);
+/// True if all words of a sentinel row have come, and are acquired.
+[[nodiscard]] bool row_has_arrived(const void* row, size_t bytes, const Sentinel& as);
 
 /// Orders all earlier non-temporal stores of this thread before its later stores.
 void flush_streams();

@@ -16,9 +16,9 @@ void stream_copy(uint8_t* HWY_RESTRICT dst, const uint8_t* HWY_RESTRICT src, siz
 
 void stream_zero(uint8_t* dst, size_t bytes) { std::memset(dst, 0, bytes); }
 
-size_t tell_lines(uint8_t*, const uint8_t*, size_t, uint64_t, uint64_t) { return 0; }  // word by word: telling.hpp
+size_t write_sentinel_lines(uint8_t*, const uint8_t*, size_t, uint64_t, uint64_t) { return 0; }  // word by word: sentinel.hpp
 
-bool lines_have_come(const uint8_t* row, size_t words, uint64_t blank) {
+bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
   for (size_t i = 0; i < words; ++i) {
     uint64_t word;
     std::memcpy(&word, row + i * 8, 8);

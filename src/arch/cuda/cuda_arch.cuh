@@ -19,29 +19,32 @@
 
 #include "arch/cuda/cuda_mover.cuh"
 #include "arch/cuda/cuda_quantize.cuh"
-#include "arch/cuda/cuda_telling.cuh"
+#include "arch/cuda/cuda_sentinel.cuh"
 #include "arch/cuda/cuda_warp.cuh"
 #include "arch/cuda/ptx.cuh"
 #include "arch/ops.hpp"
 
 namespace switchyard::detail {
 
-/// kBulk: see above. Without, all rows move by the lanes: faster for short rows, which arrive before a bulk copy has gone
-/// through shared memory, and kernels are smaller.
-/// kHot: for kernels in which everything runs once, and a jump to code that has not run costs more than what it does: each op
-/// is straight code where it is called, and nothing lies in memory for the sake of calls. So it does less: rows lie at
-/// multiples of 16 bytes and are multiples of 16 bytes long, bf16 where they are quantised, sums have no bias, places are at
-/// most 32. Launchers check. Types had better be constants, or there is code for each.
-template <bool kBulk, bool kHot = false>
+/// kBulk: long rows move by bulk copies through shared memory (see the head of this file). Without it all rows move by the
+/// lanes. That is faster for short rows, which arrive before a bulk copy has gone through shared memory, and kernels are
+/// smaller. kInlineAll: every op is inlined, and there is no stack frame. It is for kernels in which everything runs once,
+/// where a jump to code that has not run costs more than the code. Restrictions, which launchers check:
+///   - rows lie at multiples of 16 bytes and are multiples of 16 bytes long;
+///   - rows that are quantised are bf16;
+///   - sums have no bias;
+///   - there are at most 32 places.
+/// Row types had better be constants there, or the kernel has code for each type.
+template <bool kBulk, bool kInlineAll = false>
 struct CudaArch : CudaMover<kBulk> {
-  static_assert(!kBulk || !kHot);
+  static_assert(!kBulk || !kInlineAll);
   using Warp = CudaWarp;
   /// Polls before a waiting warp starts to sleep: some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
   static constexpr int kTakenAtOnce = 1;
 
   __device__ static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       multicast_whole<false>(w.lane_, w.lane_ == 0 ? dst : nullptr, fetch_whole<uint4>(w.lane_, src, bytes));
       w.lane_writes_ = true;
     } else {
@@ -51,7 +54,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class F>
   __device__ static void multicast_to(Warp& w, int n, F&& f, const void* src, size_t bytes) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       multicast_fetched(w, n, f, fetch(w, src, bytes));
     } else {
       SWITCHYARD_ROLLED
@@ -69,7 +72,7 @@ struct CudaArch : CudaMover<kBulk> {
     size_t bytes;
   };
   template <class V>
-  using FetchedRow = std::conditional_t<kHot, FetchedVectors<V>, LaterRow>;
+  using FetchedRow = std::conditional_t<kInlineAll, FetchedVectors<V>, LaterRow>;
 
   __device__ static FetchedRow<uint4> fetch(Warp& w, const void* src, size_t bytes) { return fetch_as<uint4>(w, src, bytes); }
   __device__ static FetchedRow<uint32_t> fetch_words(Warp& w, const void* src, size_t bytes) {
@@ -77,7 +80,7 @@ struct CudaArch : CudaMover<kBulk> {
   }
   template <class F, class Row>
   __device__ static void multicast_fetched(Warp& w, int n, F&& f, const Row& row) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       multicast_whole<false>(w.lane_, w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr, row);
       w.lane_writes_ = true;
     } else {
@@ -87,7 +90,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class F>
   __device__ static uint64_t lanes_where(Warp& w, int n, F&& f) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       return __ballot_sync(kAllLanes, w.lane_ < n && f(w.lane_));
     } else {
       uint64_t mask = 0;
@@ -102,7 +105,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class F>
   __device__ static uint64_t lanes_union(Warp& w, int n, F&& f) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       return __reduce_or_sync(kAllLanes, w.lane_ < n ? static_cast<unsigned>(f(w.lane_)) : 0u);
     } else {
       uint64_t mine = 0;
@@ -134,7 +137,7 @@ struct CudaArch : CudaMover<kBulk> {
       int64_t end = here;  // of this lane's segment, from the first of the 32
 #pragma unroll
       for (int step = 1; step < kLanes; step *= 2) {
-        if (kHot && step >= n) break;
+        if (kInlineAll && step >= n) break;
         const int64_t before = __shfl_up_sync(kAllLanes, end, step);
         if (w.lane_ >= step) end += before;
       }
@@ -150,7 +153,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class F>
   __device__ static Located locate_many(Warp& w, int64_t index, int n, F&& length) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       return locate_pairs(w, static_cast<uint32_t>(index), n, length);
     } else {
       return locate(w, index, n, length);
@@ -222,15 +225,15 @@ struct CudaArch : CudaMover<kBulk> {
       const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
       const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 0.0f;
       const unsigned lanes = __ballot_sync(kAllLanes, row != nullptr);
-      if constexpr (kHot)
+      if constexpr (kInlineAll)
         with_row_type(spec.type, [&]<DType T>() {
           reduce_whole<T>(w.lane_, static_cast<uint4*>(spec.out), row, weighted ? weight : 1.0f, lanes,
-                          static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.telling);
+                          static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.sentinel);
         });
       else
         reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, lanes, weighted});
       w.lane_writes_ = true;
-    } else if constexpr (!kHot) {  // more ranks than lanes
+    } else if constexpr (!kInlineAll) {  // more ranks than lanes
       const void* rows[64];
       float weights[64];
       ReduceSpec all = spec;
@@ -247,41 +250,42 @@ struct CudaArch : CudaMover<kBulk> {
   }
 
   template <class F>
-  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool tells = false) {
-    map_row_lanes(w.lane_, out, src, type, hidden, f, tells);
+  __device__ static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f,
+                                 bool sentinel = false) {
+    map_row_lanes(w.lane_, out, src, type, hidden, f, sentinel);
     w.lane_writes_ = true;
   }
 
   template <class F>
-  __device__ static void multicast_telling(Warp& w, int n, F&& f, const void* src, size_t bytes,
-                                           const Telling& as = telling_sums()) {
-    if constexpr (kHot) {
+  __device__ static void multicast_sentinel(Warp& w, int n, F&& f, const void* src, size_t bytes,
+                                            const Sentinel& as = sentinel_sums()) {
+    if constexpr (kInlineAll) {
       void* const mine = w.lane_ < n ? static_cast<void*>(f(w.lane_)) : nullptr;
       multicast_whole<true>(w.lane_, mine, fetch_whole<uint4>(w.lane_, src, bytes), as);
     } else {
-      multicast_telling_places(w.lane_, n, f, static_cast<const std::byte*>(src), static_cast<int64_t>(bytes), as);
+      multicast_sentinel_places(w.lane_, n, f, static_cast<const std::byte*>(src), static_cast<int64_t>(bytes), as);
     }
     w.lane_writes_ = true;
   }
 
-  __device__ static bool has_come(Warp& w, const void* row, size_t bytes, const Telling& as) {
+  __device__ static bool has_arrived(Warp& w, const void* row, size_t bytes, const Sentinel& as) {
     return missing_lane(w.lane_, row, 1u, static_cast<int64_t>((bytes + 3) / 4), 0, as.blank) < 0;
   }
-  __device__ static void blank_row(Warp& w, void* row, size_t bytes, const Telling& as) {
+  __device__ static void blank_row(Warp& w, void* row, size_t bytes, const Sentinel& as) {
     blank_lanes(w.lane_, row, static_cast<int64_t>((bytes + 3) / 4), as.blank);
     w.lane_writes_ = true;
   }
 
   template <class Row, class Weight>
-  __device__ static int reduce_told(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
-                                    Weight&& weight_of, int looks, const Telling& as = telling_sums()) {
+  __device__ static int reduce_if_arrived(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
+                                          Weight&& weight_of, int looks, const Sentinel& as = sentinel_sums()) {
     w.lane_writes_ = true;
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
-      return reduce_told_hot(w.lane_, spec, row, row != nullptr && weighted ? weight_of(w.lane_) : 1.0f, looks, as);
+      return reduce_if_arrived_inline(w.lane_, spec, row, row != nullptr && weighted ? weight_of(w.lane_) : 1.0f, looks, as);
     } else {
-      return reduce_told_places(w.lane_, places, spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)), row_of, looks, as,
-                                [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
+      return reduce_if_arrived_places(w.lane_, places, spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)), row_of,
+                                      looks, as, [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
     }
   }
 
@@ -297,10 +301,10 @@ struct CudaArch : CudaMover<kBulk> {
   template <class F>
   __device__ static void quantize_to(Warp& w, int n, F&& f, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                      int group) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       const QuantizedRow mine = w.lane_ < n ? f(w.lane_) : QuantizedRow{nullptr, nullptr};
-      quantize_hot(w.lane_, LaneTargets{mine.q, mine.scales, __ballot_sync(kAllLanes, mine.q != nullptr), 0}, src,
-                   static_cast<int>(hidden), kind, group);
+      quantize_inline(w.lane_, LaneTargets{mine.q, mine.scales, __ballot_sync(kAllLanes, mine.q != nullptr), 0}, src,
+                      static_cast<int>(hidden), kind, group);
     } else {
       SWITCHYARD_ROLLED
       for (int base = 0; base < n; base += kLanes) {
@@ -402,18 +406,18 @@ struct CudaArch : CudaMover<kBulk> {
   }
 
   template <class F, class... Args>
-  __device__ static bool cold(Warp&, F, Args... args) {
+  __device__ static bool out_of_line(Warp&, F, Args... args) {
     return called<F>(args...);
   }
   template <class F, class... Args>
-  __device__ static bool aside(Warp& w, F f, Args... args) {
-    if constexpr (kHot)
+  __device__ static bool out_of_line_if_cheap(Warp& w, F f, Args... args) {
+    if constexpr (kInlineAll)
       return f(w, args...);
     else
       return called<F>(args...);
   }
 
-  /// The same value in all lanes.
+  /// The time in nanoseconds, equal in all lanes.
   __device__ static uint64_t now_ns() { return __shfl_sync(kAllLanes, ptx::global_timer(), 0); }
 
   __device__ static void pause(Warp&, int64_t polls) {
@@ -435,7 +439,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class V>
   __device__ static FetchedRow<V> fetch_as(Warp& w, const void* src, size_t bytes) {
-    if constexpr (kHot) {
+    if constexpr (kInlineAll) {
       return fetch_whole<V>(w.lane_, src, bytes);
     } else {
       prefetch(w, src, bytes);
@@ -443,7 +447,8 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// The warp stays behind: passed on, it could not be kept in registers anywhere.
+  /// Calls F out of line with a bare warp. The caller's warp is not passed on: its address would keep it out of registers
+  /// everywhere.
   template <class F, class... Args>
   __device__ __noinline__ static bool called(Args... args) {
     CudaWarp bare{CudaWarp::Bare{}};
@@ -458,8 +463,8 @@ struct CudaArch : CudaMover<kBulk> {
 
 using Cuda = CudaArch<true>;
 using CudaLanes = CudaArch<false>;
-using CudaHot = CudaArch<false, true>;
+using CudaInline = CudaArch<false, true>;
 
-static_assert(Arch<Cuda> && Arch<CudaLanes> && Arch<CudaHot>);
+static_assert(Arch<Cuda> && Arch<CudaLanes> && Arch<CudaInline>);
 
 }  // namespace switchyard::detail

@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Two channels: `low` in the low byte.
+/// Two columns: `low` in the low byte.
 __device__ inline uint32_t e4m3_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   uint16_t pair;
@@ -97,14 +97,14 @@ __device__ __noinline__ inline PowerOfTwoScale power_of_two_from(float scale) {
   return {exponent, f32_from_ue8m0(exponent)};
 }
 
-/// What a lane has of a row: 8 or 16 consecutive channels.
+/// A lane's columns of a row: 8 or 16 consecutive ones.
 template <int kEights>
-struct RawChannels {
+struct RawColumns {
   RawEight eight[kEights];
 };
-/// The same as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
+/// A lane's columns as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
 template <int kEights>
-struct QuantizedChannels {
+struct QuantizedColumns {
   uint2 bytes[kEights];
   uint32_t scale;
 };
@@ -112,15 +112,15 @@ struct QuantizedChannels {
 /// Any values: infinities and NaNs do not count for the scale, unless nothing else would make one, and groups of tiny values
 /// are divided as they are.
 template <DType T, int kEights>
-__device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEights> raw, int sharing, ScaleKind kind) {
-  constexpr int kChannels = kEights * 8;
-  float x[kChannels];
+__device__ __noinline__ QuantizedColumns<kEights> quantize_any(RawColumns<kEights> raw, int sharing, ScaleKind kind) {
+  constexpr int kColumns = kEights * 8;
+  float x[kColumns];
 #pragma unroll
   for (int e = 0; e < kEights; ++e) widen_eight<T>(raw.eight[e], x + e * 8);
   float amax = 0.0f;
   int infinite = 0;
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) {
+  for (int i = 0; i < kColumns; ++i) {
     if (isfinite(x[i])) amax = fmaxf(amax, fabsf(x[i]));
     infinite |= isinf(x[i]) ? 1 : 0;
   }
@@ -136,7 +136,7 @@ __device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEig
   float scale = __fdiv_rn(amax, kE4m3Max);
   if (scale == 0.0f && infinite != 0) scale = 1.0f;
   const bool zero = scale == 0.0f;
-  QuantizedChannels<kEights> to{{}, __float_as_uint(scale)};
+  QuantizedColumns<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {
     const PowerOfTwoScale power = power_of_two_from(scale);
     to.scale = power.exponent;
@@ -144,7 +144,7 @@ __device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEig
   }
   uint32_t words[kEights * 2] = {};
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) {
+  for (int i = 0; i < kColumns; ++i) {
     const uint32_t byte = isnan(x[i]) ? kE4m3Nan : zero ? 0u : e4m3_pair(__fdiv_rn(x[i], scale), 0.0f);
     words[i / 4] |= byte << (i % 4 * 8);
   }
@@ -153,9 +153,9 @@ __device__ __noinline__ QuantizedChannels<kEights> quantize_any(RawChannels<kEig
   return to;
 }
 
-/// The channels of this lane; `sharing` lanes, at most 16 / kEights, have the channels of one group. All lanes together.
+/// The columns of this lane; `sharing` lanes, at most 16 / kEights, have the columns of one group. All lanes together.
 template <DType T, int kEights>
-__device__ QuantizedChannels<kEights> quantize_channels(const RawChannels<kEights>& raw, int sharing, ScaleKind kind) {
+__device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>& raw, int sharing, ScaleKind kind) {
   uint32_t largest = largest_bits<T>(raw.eight[0]);
 #pragma unroll
   for (int e = 1; e < kEights; ++e) largest = max(largest, largest_bits<T>(raw.eight[e]));
@@ -168,7 +168,7 @@ __device__ QuantizedChannels<kEights> quantize_channels(const RawChannels<kEight
   const bool fast = amax <= 3.402823466e+38f && (largest == 0 || amax >= 448.0f * kSmallestFastScale);
   if (!__all_sync(kAllLanes, fast)) return quantize_any<T, kEights>(raw, sharing, kind);
   float scale = divide_by(amax, kE4m3Max, 1.0f / kE4m3Max);
-  QuantizedChannels<kEights> to{{}, __float_as_uint(scale)};
+  QuantizedColumns<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {
     const PowerOfTwoScale power = power_of_two_from(scale);
     to.scale = power.exponent;
@@ -197,10 +197,10 @@ struct LaneTargets {
   unsigned low_bits;
 };
 
-/// To the destinations, this lane's channels, from c on, and their group's scale.
+/// To the destinations, this lane's columns, from c on, and their group's scale.
 template <bool kWhole, int kEights>
-__device__ void store_channels(int lane, const LaneTargets& to, const QuantizedChannels<kEights>& given, int c, int hidden,
-                               ScaleKind kind, int group) {
+__device__ void store_columns(int lane, const LaneTargets& to, const QuantizedColumns<kEights>& given, int c, int hidden,
+                              ScaleKind kind, int group) {
   const bool writes_scale = c < hidden && lane % (group / (kEights * 8)) == 0;
   const int at = c >> (31 - __clz(group));
 #pragma unroll 1
@@ -229,38 +229,38 @@ __device__ void store_channels(int lane, const LaneTargets& to, const QuantizedC
   }
 }
 
-/// kEights * 8 channels in a lane, and kAhead times that at once; the next ones are on their way meanwhile.
+/// kEights * 8 columns in a lane, and kAhead times that at once; the next ones are on their way meanwhile.
 template <DType T, int kEights, int kAhead, bool kWhole>
 __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                             int group) {
-  constexpr int kChannels = kEights * 8, kRound = 32 * kChannels;
+  constexpr int kColumns = kEights * 8, kRound = 32 * kColumns;
   const auto load = [&](int c) {
-    RawChannels<kEights> raw;
+    RawColumns<kEights> raw;
 #pragma unroll
     for (int e = 0; e < kEights; ++e) raw.eight[e] = load_eight<T, kWhole>(src, c + e * 8, hidden);
     return raw;
   };
-  RawChannels<kEights> next[kAhead];
+  RawColumns<kEights> next[kAhead];
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) next[a] = load(a * kRound + lane * kChannels);
+  for (int a = 0; a < kAhead; ++a) next[a] = load(a * kRound + lane * kColumns);
 #pragma unroll 1
   for (int base = 0; base < hidden; base += kAhead * kRound) {
-    QuantizedChannels<kEights> done[kAhead];
-    RawChannels<kEights> now[kAhead];
+    QuantizedColumns<kEights> done[kAhead];
+    RawColumns<kEights> now[kAhead];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       now[a] = next[a];
-      next[a] = load(base + (kAhead + a) * kRound + lane * kChannels);
+      next[a] = load(base + (kAhead + a) * kRound + lane * kColumns);
     }
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) done[a] = quantize_channels<T, kEights>(now[a], group / kChannels, kind);
+    for (int a = 0; a < kAhead; ++a) done[a] = quantize_columns<T, kEights>(now[a], group / kColumns, kind);
 #pragma unroll
     for (int a = 0; a < kAhead; ++a)
-      store_channels<kWhole, kEights>(lane, to, done[a], base + a * kRound + lane * kChannels, hidden, kind, group);
+      store_columns<kWhole, kEights>(lane, to, done[a], base + a * kRound + lane * kColumns, hidden, kind, group);
   }
 }
 
-/// fp8 rows are already quantised; callers check. kEights 2: for short rows, 512 channels, which are loaded in one round.
+/// fp8 rows are already quantised; callers check. kEights 2: for short rows, 512 columns, which are loaded in one round.
 template <int kEights, int kAhead>
 __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                    int group) {
@@ -276,15 +276,15 @@ __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* 
   with_quantised_type(type, typed);
 }
 
-/// The same in line for bf16 rows of whole 16 bytes, 512 channels at a time.
-__device__ __forceinline__ void quantize_hot(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
-                                             int group) {
+/// Quantises in line, for bf16 rows of whole 16 bytes, 512 columns at a time.
+__device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
+                                                int group) {
 #pragma unroll 1
   for (int c = lane * 16; c - lane * 16 < hidden; c += 512) {
-    RawChannels<2> raw;
+    RawColumns<2> raw;
     raw.eight[0] = load_eight<DType::bf16, true>(src, c, hidden);
     raw.eight[1] = load_eight<DType::bf16, true>(src, c + 8, hidden);
-    store_channels<true, 2>(lane, to, quantize_channels<DType::bf16, 2>(raw, group / 16, kind), c, hidden, kind, group);
+    store_columns<true, 2>(lane, to, quantize_columns<DType::bf16, 2>(raw, group / 16, kind), c, hidden, kind, group);
   }
 }
 

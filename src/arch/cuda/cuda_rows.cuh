@@ -140,23 +140,25 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
-/// What a telling row has for a word.
-__device__ __forceinline__ uint32_t telling(uint32_t word, const Telling& t) { return word == t.blank ? t.instead : word; }
-__device__ __forceinline__ uint4 telling(const uint4& v, const Telling& t) {
-  return {telling(v.x, t), telling(v.y, t), telling(v.z, t), telling(v.w, t)};
+/// What a sentinel row has for a word.
+__device__ __forceinline__ uint32_t substituted(uint32_t word, const Sentinel& t) {
+  return word == t.blank ? t.substitute : word;
+}
+__device__ __forceinline__ uint4 substituted(const uint4& v, const Sentinel& t) {
+  return {substituted(v.x, t), substituted(v.y, t), substituted(v.z, t), substituted(v.w, t)};
 }
 
-/// Writes to a row, telling or not.
-__device__ __forceinline__ void put(uint4* to, const uint4& v, bool tells) {
-  if (tells)
-    ptx::store_words(to, telling(v, telling_sums()));
+/// Writes to a row, a sentinel row or not.
+__device__ __forceinline__ void put(uint4* to, const uint4& v, bool sentinel) {
+  if (sentinel)
+    ptx::store_words(to, substituted(v, sentinel_sums()));
   else
     *to = v;
 }
-/// Single elements from element `at` on, `count` of them here: those of a word if the row is telling, else one.
+/// Single elements from element `at` on, `count` of them here: those of a word of a sentinel row, else one.
 template <class Element>
-__device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool tells) {
-  if (!tells) {
+__device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool sentinel) {
+  if (!sentinel) {
     to[at] = e[0];
     return;
   }
@@ -167,7 +169,7 @@ __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Elem
     else
       word |= static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(e[i])) << (16 * i);
   }
-  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), telling(word, telling_sums()));
+  ptx::store_word(reinterpret_cast<uint32_t*>(to + at), substituted(word, sentinel_sums()));
 }
 
 /// f.operator()<T>() for the type of a sum's rows.
@@ -222,7 +224,7 @@ __device__ void add_row(const uint4& v, bool weighted, float weight, float* sum)
 
 /// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them under way, because a load over
 /// NVLink takes microseconds.
-template <DType T, bool kTells, int kRows, int kAhead>
+template <DType T, bool kSentinel, int kRows, int kAhead>
 __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
   using E = RowElements<T>;
   const uint4* from[kRows];
@@ -249,13 +251,13 @@ __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRo
       start_sum<T>(spec, at, sum);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], rows.weighted, weights[i], sum);
-      put(static_cast<uint4*>(spec.out) + at, E::narrow(sum), kTells);
+      put(static_cast<uint4*>(spec.out) + at, E::narrow(sum), kSentinel);
     }
   }
 }
 
 /// Any number of rows, one after the other.
-template <DType T, bool kTells>
+template <DType T, bool kSentinel>
 __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
   using E = RowElements<T>;
   for (int64_t base = 0; base < vectors; base += 32) {
@@ -266,16 +268,16 @@ __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const L
       const int holder = __ffs(static_cast<int>(left)) - 1;
       add_row<T>(static_cast<const uint4*>(rows.row_of_lane(holder))[v], rows.weighted, rows.weight_of_lane(holder), sum);
     }
-    if (base + lane < vectors) put(static_cast<uint4*>(spec.out) + v, E::narrow(sum), kTells);
+    if (base + lane < vectors) put(static_cast<uint4*>(spec.out) + v, E::narrow(sum), kSentinel);
   }
 }
 
-/// By single elements, from element `begin` on; by words of a telling row.
-template <DType T, bool kTells>
+/// Sums by single elements, from element `begin` on, or by words if the output is a sentinel row.
+template <DType T, bool kSentinel>
 __device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t begin) {
   using E = RowElements<T>;
   using Element = typename E::Element;
-  constexpr int each = kTells ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  constexpr int each = kSentinel ? 4 / static_cast<int>(sizeof(Element)) : 1;
   for (int64_t base = begin; base < spec.hidden; base += 32 * each) {
     const int64_t mine = base + lane * each;
     Element made[2];
@@ -294,37 +296,38 @@ __device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows
       made[i] = E::narrow_one(sum);
     }
     const int64_t left = spec.hidden - mine;
-    if (left > 0) put_elements(static_cast<Element*>(spec.out), mine, made, left < each ? 1 : each, kTells);
+    if (left > 0) put_elements(static_cast<Element*>(spec.out), mine, made, left < each ? 1 : each, kSentinel);
   }
 }
 
-template <DType T, bool kTells>
+template <DType T, bool kSentinel>
 __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& rows) {
   unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(spec.out) | reinterpret_cast<uintptr_t>(spec.bias[0]) |
                                             reinterpret_cast<uintptr_t>(spec.bias[1]));
   low_bits |= __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(rows.row)));
   const int64_t vectors = (low_bits & 15u) == 0 ? spec.hidden / RowElements<T>::kPerVector : 0;
   switch (__popc(rows.lanes)) {
-    case 1: reduce_vectors_of<T, kTells, 1, 4>(lane, spec, rows, vectors); break;
-    case 2: reduce_vectors_of<T, kTells, 2, 4>(lane, spec, rows, vectors); break;
-    case 3: reduce_vectors_of<T, kTells, 3, 2>(lane, spec, rows, vectors); break;
-    case 4: reduce_vectors_of<T, kTells, 4, 2>(lane, spec, rows, vectors); break;
-    case 5: reduce_vectors_of<T, kTells, 5, 1>(lane, spec, rows, vectors); break;
-    case 6: reduce_vectors_of<T, kTells, 6, 1>(lane, spec, rows, vectors); break;
-    case 7: reduce_vectors_of<T, kTells, 7, 1>(lane, spec, rows, vectors); break;
-    case 8: reduce_vectors_of<T, kTells, 8, 1>(lane, spec, rows, vectors); break;
-    default: reduce_vectors_of_many<T, kTells>(lane, spec, rows, vectors); break;
+    case 1: reduce_vectors_of<T, kSentinel, 1, 4>(lane, spec, rows, vectors); break;
+    case 2: reduce_vectors_of<T, kSentinel, 2, 4>(lane, spec, rows, vectors); break;
+    case 3: reduce_vectors_of<T, kSentinel, 3, 2>(lane, spec, rows, vectors); break;
+    case 4: reduce_vectors_of<T, kSentinel, 4, 2>(lane, spec, rows, vectors); break;
+    case 5: reduce_vectors_of<T, kSentinel, 5, 1>(lane, spec, rows, vectors); break;
+    case 6: reduce_vectors_of<T, kSentinel, 6, 1>(lane, spec, rows, vectors); break;
+    case 7: reduce_vectors_of<T, kSentinel, 7, 1>(lane, spec, rows, vectors); break;
+    case 8: reduce_vectors_of<T, kSentinel, 8, 1>(lane, spec, rows, vectors); break;
+    default: reduce_vectors_of_many<T, kSentinel>(lane, spec, rows, vectors); break;
   }
-  reduce_elements<T, kTells>(lane, spec, rows, vectors * RowElements<T>::kPerVector);
+  reduce_elements<T, kSentinel>(lane, spec, rows, vectors * RowElements<T>::kPerVector);
 }
 
-/// Of `spec` only the output, the bias, the type and the length are used. Two functions: what tells costs the others nothing.
-template <bool kTells>
+/// Sums a lane's rows. Only the output, the bias, the type and the length of `spec` are used. There are two functions, so that
+/// sentinel rows cost other rows nothing.
+template <bool kSentinel>
 __device__ __noinline__ void reduce_lane_rows_as(int lane, const ReduceSpec& spec, const LaneRows& rows) {
-  with_row_type(spec.type, [&]<DType T>() { reduce_typed<T, kTells>(lane, spec, rows); });
+  with_row_type(spec.type, [&]<DType T>() { reduce_typed<T, kSentinel>(lane, spec, rows); });
 }
 __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spec, const LaneRows& rows) {
-  return spec.telling ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
+  return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
 }
 
 /// Asks for `bytes` bytes from `src` on, by all lanes.

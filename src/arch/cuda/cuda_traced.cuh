@@ -74,7 +74,7 @@ struct TracedArch : Base {
   }
 
  private:
-  /// Of one lane.
+  /// Writes a record. One lane calls this.
   __device__ static __forceinline__ void write(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     OpenTrack& mine = tracks()[threadIdx.x / kLanes];
     ptx::async_copies_wait();
@@ -103,9 +103,9 @@ struct TracedArch : Base {
 
 using CudaTraced = TracedArch<Cuda>;
 using CudaLanesTraced = TracedArch<CudaLanes>;
-using CudaHotTraced = TracedArch<CudaHot>;
+using CudaInlineTraced = TracedArch<CudaInline>;
 
-static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaHotTraced>);
+static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaInlineTraced>);
 
 /// In a kernel of either arch: from construction to destruction its records have anchors. `kernel` is what the launch does for
 /// its call, `launch` pack_launch's.

@@ -63,7 +63,7 @@ class CudaWarp {
     }
     __syncwarp();
   }
-  /// Only who it is: moves no rows in bulk. For code that is called out of line (Cuda::cold).
+  /// Only who it is: moves no rows in bulk. For code that is called out of line (Cuda::out_of_line).
   struct Bare {};
   __device__ explicit CudaWarp(Bare)
       : lane_(static_cast<int>(threadIdx.x) % kLanes),
@@ -101,7 +101,7 @@ class CudaWarp {
   SWITCHYARD_FN std::byte* scratch() const { return scratch_; }
 
  private:
-  template <bool kBulk, bool kHot>
+  template <bool kBulk, bool kInlineAll>
   friend struct CudaArch;
   template <bool kBulk>
   friend struct CudaMover;

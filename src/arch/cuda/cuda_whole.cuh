@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of whole 16 bytes by the lanes of one warp, for kernels in which everything runs once (CudaArch, kHot): in line, small,
-// nothing in memory. All lanes call every function together with equal arguments (`mine` apart).
+// Rows of whole 16 bytes by the lanes of one warp, for kernels in which everything runs once (CudaArch, kInlineAll): in line,
+// small, nothing in memory. All lanes call every function together with equal arguments (`mine` apart).
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
@@ -31,16 +31,16 @@ __device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* s
 }
 
 /// To the destinations in the lanes where `mine` is not null.
-template <bool kTells, class V>
+template <bool kSentinel, class V>
 __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
-                                                const Telling& telling_as = telling_sums()) {
+                                                const Sentinel& sentinel_as = sentinel_sums()) {
   constexpr int kAhead = FetchedVectors<V>::kAhead;
   const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
 #pragma unroll 1
   for (int base = lane; base - lane < row.count; base += 32 * kAhead, row.load(base)) {
-    if constexpr (kTells) {
+    if constexpr (kSentinel) {
 #pragma unroll
-      for (int a = 0; a < kAhead; ++a) row.v[a] = telling(row.v[a], telling_as);
+      for (int a = 0; a < kAhead; ++a) row.v[a] = substituted(row.v[a], sentinel_as);
     }
 #pragma unroll 1
     for (unsigned left = lanes; left != 0; left &= left - 1) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVec
 #pragma unroll
       for (int a = 0; a < kAhead; ++a)
         if (base + a * 32 < row.count) {
-          if constexpr (kTells)
+          if constexpr (kSentinel)
             ptx::store_words(dst + base + a * 32, row.v[a]);
           else
             dst[base + a * 32] = row.v[a];
@@ -61,7 +61,7 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVec
 /// The sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
 template <DType T>
 __device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count,
-                                             bool tells) {
+                                             bool sentinel) {
   using E = RowElements<T>;
   constexpr int kAhead = 4;
   const auto row_of = [&](unsigned left) {
@@ -94,13 +94,13 @@ __device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* m
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a)
-      if (v + a * 32 < count) put(out + v + a * 32, E::narrow(sum[a]), tells);
+      if (v + a * 32 < count) put(out + v + a * 32, E::narrow(sum[a]), sentinel);
   }
 }
 
 /// See Arch::map_row. Each lane has kAhead loads under way.
 template <DType T, class F>
-__device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f, bool tells) {
+__device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, const F& f, bool sentinel) {
   using E = RowElements<T>;
   using Element = typename E::Element;
   constexpr int kAhead = 4, kPer = E::kPerVector;
@@ -119,10 +119,10 @@ __device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, 
       float x[kPer];
       E::widen(given[a], x);
       f(x, v * kPer, std::integral_constant<int, kPer>{});
-      put(static_cast<uint4*>(out) + v, E::narrow(x), tells);
+      put(static_cast<uint4*>(out) + v, E::narrow(x), sentinel);
     }
   }
-  const int each = tells ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  const int each = sentinel ? 4 / static_cast<int>(sizeof(Element)) : 1;
   SWITCHYARD_ROLLED
   for (int64_t c = vectors * kPer + lane * each; c < hidden; c += 32 * each) {
     Element made[2];
@@ -132,13 +132,13 @@ __device__ void map_typed(int lane, void* out, const void* src, int64_t hidden, 
       f(x, c + i, std::integral_constant<int, 1>{});
       made[i] = E::narrow_one(x[0]);
     }
-    put_elements(static_cast<Element*>(out), c, made, here, tells);
+    put_elements(static_cast<Element*>(out), c, made, here, sentinel);
   }
 }
 
 template <class F>
-__device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f, bool tells) {
-  with_combined_type(type, [&]<DType T>() { map_typed<T>(lane, out, src, hidden, f, tells); });
+__device__ void map_row_lanes(int lane, void* out, const void* src, DType type, int64_t hidden, const F& f, bool sentinel) {
+  with_combined_type(type, [&]<DType T>() { map_typed<T>(lane, out, src, hidden, f, sentinel); });
 }
 
 /// More rows than lanes: one element at a time, without hurry.
@@ -146,7 +146,7 @@ template <DType T>
 __device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
   using E = RowElements<T>;
   using Element = typename E::Element;
-  const int each = spec.telling ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  const int each = spec.sentinel ? 4 / static_cast<int>(sizeof(Element)) : 1;
   for (int64_t c = lane * each; c < spec.hidden; c += 32 * each) {
     Element made[2];
     const int here = spec.hidden - c < each ? 1 : each;
@@ -161,7 +161,7 @@ __device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
       }
       made[e] = E::narrow_one(sum);
     }
-    put_elements(static_cast<Element*>(spec.out), c, made, here, spec.telling);
+    put_elements(static_cast<Element*>(spec.out), c, made, here, spec.sentinel);
   }
 }
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
   }
 }
 
-// Words of telling rows, 16 bytes at a time or one by one, between any two ranks.
+// Words of sentinel rows, 16 bytes at a time or one by one, between any two ranks.
 __device__ __forceinline__ void store_words(uint4* p, const uint4& v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)

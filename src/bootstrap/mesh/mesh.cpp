@@ -21,7 +21,7 @@ MeshBuilder::MeshBuilder(Listener listener, const Member& me, const Roster& rost
 void MeshBuilder::prepare(std::vector<pollfd>& polls) const {
   if (complete()) return;
   polls.push_back({listener_.fd(), POLLIN, 0});
-  for (const Pending& pending : pending_) polls.push_back({pending.channel.fd(), POLLIN, 0});
+  for (const Pending& pending : pending_) polls.push_back({pending.connection.fd(), POLLIN, 0});
 }
 
 Milliseconds MeshBuilder::until_wake() const {
@@ -68,12 +68,12 @@ void MeshBuilder::connect_to(int rank) {
   if (const std::string why = check_peer_user(fd.get()); !why.empty()) {
     throw RendezvousError(context + ": rank " + std::to_string(rank) + " cannot be one of them: " + why);
   }
-  Channel channel(std::move(fd), kMaxFrameBytes);
+  Connection connection(std::move(fd), kMaxFrameBytes);
   MeshHello hello = {me_.rank, rank, roster_.session, {}};
   hello.proof = prove(hello, me_.token);
-  channel.queue(FrameKind::mesh_hello, encode(hello));
-  channel.flush();  // a hundred bytes into an empty socket; a failure shows as a closed connection
-  links_[static_cast<size_t>(rank)] = std::move(channel);
+  connection.queue(FrameKind::mesh_hello, encode(hello));
+  connection.flush();  // a hundred bytes into an empty socket; a failure shows as a closed connection
+  links_[static_cast<size_t>(rank)] = std::move(connection);
 }
 
 void MeshBuilder::accept_higher() {
@@ -82,23 +82,23 @@ void MeshBuilder::accept_higher() {
     if (!accepted) return;
     if (!check_peer_user(accepted->fd.get()).empty()) continue;
     if (pending_.size() == kMaxPending) pending_.pop_front();
-    pending_.push_back({Channel(std::move(accepted->fd), kMaxHandshakeBytes), Deadline(kHandshakeTime)});
+    pending_.push_back({Connection(std::move(accepted->fd), kMaxHandshakeBytes), Deadline(kHandshakeTime)});
   }
 }
 
 /// False when this connection is done with: it became a link, or it is none of ours.
 bool MeshBuilder::serve(Pending& pending) {
-  const bool open = pending.channel.receive();
-  if (const auto frame = pending.channel.take()) {
+  const bool open = pending.connection.receive();
+  if (const auto frame = pending.connection.take()) {
     const auto hello = frame->kind == FrameKind::mesh_hello ? decode_mesh_hello(frame->payload) : std::nullopt;
     uint64_t linked = 0;
     for (int r = me_.rank + 1; r < me_.world; ++r) linked |= uint64_t{links_[static_cast<size_t>(r)].has_value()} << r;
     if (!hello || !judge_mesh_hello(*hello, {me_.token, me_.world, linked}, roster_.session, me_.rank).empty()) return false;
-    pending.channel.set_max_payload(kMaxFrameBytes);
-    links_[static_cast<size_t>(hello->from)] = std::move(pending.channel);
+    pending.connection.set_max_payload(kMaxFrameBytes);
+    links_[static_cast<size_t>(hello->from)] = std::move(pending.connection);
     return false;
   }
-  return open && pending.channel.error().empty() && !pending.deadline.passed();
+  return open && pending.connection.error().empty() && !pending.deadline.passed();
 }
 
 }  // namespace switchyard::detail

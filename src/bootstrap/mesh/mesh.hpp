@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 #include "bootstrap/store/store.hpp"
 
 namespace switchyard::detail {
@@ -23,11 +23,11 @@ class MeshBuilder final : public Party {
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
   /// Once complete: by rank, empty for this one.
-  std::vector<std::optional<Channel>> take() { return std::move(links_); }
+  std::vector<std::optional<Connection>> take() { return std::move(links_); }
 
  private:
   struct Pending {
-    Channel channel;
+    Connection connection;
     Deadline deadline;
   };
   void connect_to(int rank);
@@ -37,7 +37,7 @@ class MeshBuilder final : public Party {
   Listener listener_;
   Member me_;
   Roster roster_;
-  std::vector<std::optional<Channel>> links_;
+  std::vector<std::optional<Connection>> links_;
   std::list<Pending> pending_;
 };
 

@@ -64,12 +64,12 @@ std::thread start_quiet_thread(const Body& body) {
 
 }  // namespace
 
-ProcessBootstrap::ProcessBootstrap(int rank, int world, std::vector<std::optional<Channel>> links)
+ProcessBootstrap::ProcessBootstrap(int rank, int world, std::vector<std::optional<Connection>> links)
     : Bootstrap(rank, world), peers_(static_cast<size_t>(world)) {
   for (size_t r = 0; r < links.size(); ++r) {
     if (!links[r]) continue;
     peers_[r].process = open_process(links[r]->fd());
-    peers_[r].channel = std::move(links[r]);
+    peers_[r].connection = std::move(links[r]);
   }
   if (world == 1) return;
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -79,7 +79,7 @@ ProcessBootstrap::ProcessBootstrap(int rank, int world, std::vector<std::optiona
 
 ProcessBootstrap::~ProcessBootstrap() {
   if (!home_.here()) {
-    for (Peer& peer : peers_) peer.channel.reset();
+    for (Peer& peer : peers_) peer.connection.reset();
     keep_for_ever(new (std::nothrow) std::thread(std::move(receiver_)));
     return;
   }
@@ -93,7 +93,7 @@ void ProcessBootstrap::leave() noexcept {
   const Bytes frame = encode_frame(FrameKind::leave, 0, {});
   for (Peer& peer : peers_) {
     // A full socket belongs to a peer that does not run; it will take the end of the connection for a death when it does again.
-    if (peer.channel && !peer.cut) send_some(peer.channel->fd(), frame);
+    if (peer.connection && !peer.cut) send_some(peer.connection->fd(), frame);
   }
   {
     const std::lock_guard lock(mutex_);
@@ -102,7 +102,7 @@ void ProcessBootstrap::leave() noexcept {
   wake();
   if (receiver_.joinable() && receiver_.get_id() != std::this_thread::get_id()) receiver_.join();
   if (receiver_.joinable()) return;  // called by the callback: the destructor closes
-  for (Peer& peer : peers_) peer.channel.reset();
+  for (Peer& peer : peers_) peer.connection.reset();
 }
 
 void ProcessBootstrap::wake() const noexcept {
@@ -124,8 +124,8 @@ void ProcessBootstrap::receive_all() noexcept {
 bool ProcessBootstrap::wait_for_news() {
   std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0}};
   for (const Peer& peer : peers_) {
-    if (!peer.channel || peer.closed) continue;
-    polls.push_back({peer.channel->fd(), POLLIN, 0});
+    if (!peer.connection || peer.closed) continue;
+    polls.push_back({peer.connection->fd(), POLLIN, 0});
     if (peer.process) polls.push_back({peer.process.get(), POLLIN, 0});
   }
   ::poll(polls.data(), static_cast<nfds_t>(polls.size()), -1);
@@ -151,10 +151,10 @@ void ProcessBootstrap::look_at_all() {
 }
 
 void ProcessBootstrap::look_at(Peer& peer, News& news) const {
-  if (!peer.channel || peer.closed) return;
+  if (!peer.connection || peer.closed) return;
   const bool ended = is_readable(peer.process.get());  // asked first: what it sent before its end is then in the socket
-  const bool open = peer.channel->receive_all(peer.passed);
-  while (auto frame = peer.channel->take()) {
+  const bool open = peer.connection->receive_all(peer.passed);
+  while (auto frame = peer.connection->take()) {
     if (frame->kind == FrameKind::leave) {
       news.left = true;
       continue;
@@ -166,7 +166,7 @@ void ProcessBootstrap::look_at(Peer& peer, News& news) const {
     }
     news.arrivals.push_back(std::move(arrival));
   }
-  news.closed = !open || ended || news.left || !peer.channel->error().empty();
+  news.closed = !open || ended || news.left || !peer.connection->error().empty();
   peer.closed = news.closed;
 }
 
@@ -200,13 +200,13 @@ void ProcessBootstrap::send_to_all(FrameKind kind, ByteSpan payload, int pass, c
   const Bytes frame = encode_frame(kind, ++sequence_, payload);
   std::vector<size_t> done(peers_.size(), 0);
   for (size_t r = 0; r < peers_.size(); ++r) {
-    if (!peers_[r].channel || peers_[r].cut) done[r] = frame.size();
+    if (!peers_[r].connection || peers_[r].cut) done[r] = frame.size();
   }
   for (;;) {
     std::vector<pollfd> polls;
     for (size_t r = 0; r < peers_.size(); ++r) {
       while (done[r] < frame.size()) {
-        const int fd = peers_[r].channel->fd();
+        const int fd = peers_[r].connection->fd();
         const ssize_t n = send_some(fd, ByteSpan(frame).subspan(done[r]), done[r] == 0 ? pass : -1);
         if (n == 0) {
           polls.push_back({fd, POLLOUT, 0});

@@ -13,7 +13,7 @@
 
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 #include "bootstrap/deadline.hpp"
 
 namespace switchyard::detail {
@@ -23,7 +23,7 @@ namespace switchyard::detail {
 class ProcessBootstrap final : public Bootstrap {
  public:
   /// `links` by rank, empty for this one.
-  ProcessBootstrap(int rank, int world, std::vector<std::optional<Channel>> links);
+  ProcessBootstrap(int rank, int world, std::vector<std::optional<Connection>> links);
   ~ProcessBootstrap() override;
 
   bool same_process() const noexcept override { return false; }
@@ -40,11 +40,11 @@ class ProcessBootstrap final : public Bootstrap {
     UniqueFd fd;  // frames of kind descriptor
   };
   struct Peer {
-    std::optional<Channel> channel;  // none: this rank itself
-    UniqueFd process;                // pidfd: readable once the process has ended, also if a child still holds its sockets
-    bool cut = false;                // this side sent a part of a frame and gave up; caller's thread only
-    std::deque<UniqueFd> passed;     // descriptors whose frames are not complete yet; receiving thread only
-    bool closed = false;             // receiving thread only
+    std::optional<Connection> connection;  // none: this rank itself
+    UniqueFd process;             // pidfd: readable once the process has ended, also if a child still holds its sockets
+    bool cut = false;             // this side sent a part of a frame and gave up; caller's thread only
+    std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet; receiving thread only
+    bool closed = false;          // receiving thread only
     // Below: guarded by mutex_.
     State state = State::present;
     bool reported = false;

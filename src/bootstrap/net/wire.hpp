@@ -163,7 +163,7 @@ struct Gate {
 };
 /// Empty if the newcomer may enter, or why it may not. Says nothing about the job to a newcomer without the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
-/// The same for a connection of the mesh at rank `me`.
+/// judge_hello for a connection of the mesh at rank `me`.
 std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me);
 
 }  // namespace switchyard::detail

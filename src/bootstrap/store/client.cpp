@@ -5,7 +5,7 @@
 #include <new>
 #include <optional>
 
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 #include "bootstrap/rank_list.hpp"
 #include "bootstrap/store/store.hpp"
 #include "switchyard/status.hpp"
@@ -24,10 +24,10 @@ class StoreClient final : public Store {
       : me_(me), deadline_(deadline), addresses_(resolve(me.store, deadline)), next_step_(Milliseconds{0}) {}
 
   void prepare(std::vector<pollfd>& polls) const override {
-    if (!channel_) return;
-    const bool output = stage_ == Stage::connecting || channel_->has_output();
+    if (!connection_) return;
+    const bool output = stage_ == Stage::connecting || connection_->has_output();
     polls.push_back(
-        {channel_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
+        {connection_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
   }
 
   /// Away: until the next attempt. Unadmitted: until this attempt has taken too long.
@@ -43,25 +43,25 @@ class StoreClient final : public Store {
         lose("no answer within " + std::to_string(kHandshakeTime.count()) + " ms");
       if (stage_ != Stage::connected) return;
     }
-    const bool sent = channel_->flush();  // if not, what rank 0 said before it went is there all the same
-    const bool open = channel_->receive() && sent;
+    const bool sent = connection_->flush();  // if not, what rank 0 said before it went is there all the same
+    const bool open = connection_->receive() && sent;
     while (stage_ != Stage::away) {
-      const auto frame = channel_->take();
+      const auto frame = connection_->take();
       if (!frame) break;
       take_frame(*frame);
     }
     if (stage_ == Stage::away || stage_ == Stage::done) return;
-    if (!channel_->error().empty()) return lose(channel_->error());
+    if (!connection_->error().empty()) return lose(connection_->error());
     if (!open) return lose("it closed the connection");
     if (stage_ < Stage::admitted && next_step_.passed())
       return lose("no answer within " + std::to_string(kHandshakeTime.count()) + " ms");
-    channel_->flush();
+    connection_->flush();
   }
 
   const Roster* roster() const override { return stage_ >= Stage::meeting ? &roster_ : nullptr; }
   void report_ready() override {
-    channel_->queue(FrameKind::ready);
-    channel_->flush();
+    connection_->queue(FrameKind::ready);
+    connection_->flush();
   }
   bool finished() const override { return stage_ == Stage::done; }
 
@@ -85,10 +85,10 @@ class StoreClient final : public Store {
   }
 
   void give_up(int rank, const std::string& why) noexcept override {
-    if (!channel_ || stage_ < Stage::meeting) return;
+    if (!connection_ || stage_ < Stage::meeting) return;
     try {
-      channel_->queue(FrameKind::failure, encode(Failure{rank, 0, why}));
-      channel_->flush();
+      connection_->queue(FrameKind::failure, encode(Failure{rank, 0, why}));
+      connection_->flush();
     } catch (const std::bad_alloc&) {  // rank 0 will see the connection end
     }
   }
@@ -109,16 +109,16 @@ class StoreClient final : public Store {
     int error = 0;
     UniqueFd fd = start_connect(address, error);
     if (!fd || (error != 0 && error != EINPROGRESS)) return lose(describe_errno(error));
-    channel_.emplace(std::move(fd), kMaxHandshakeBytes);
+    connection_.emplace(std::move(fd), kMaxHandshakeBytes);
     stage_ = Stage::connecting;
     next_step_ = Deadline(kHandshakeTime);
   }
 
   void continue_connecting() {
-    const int error = connect_result(channel_->fd());
+    const int error = connect_result(connection_->fd());
     if (error == EINPROGRESS) return;
     if (error != 0) return lose(describe_errno(error));
-    if (const std::string why = check_peer_user(channel_->fd()); !why.empty()) return lose(why);
+    if (const std::string why = check_peer_user(connection_->fd()); !why.empty()) return lose(why);
     stage_ = Stage::connected;
   }
 
@@ -129,7 +129,7 @@ class StoreClient final : public Store {
                        "rank " + std::to_string(me_.rank) + ", rendezvous at " + me_.store.text + " (" + why + ")");
     }
     problem_ = why;
-    channel_.reset();
+    connection_.reset();
     stage_ = Stage::away;
     const bool another = attempt_ % addresses_.size() != 0;  // the host has more addresses: at once
     if (!another) retry_ = std::min(retry_ * 2, kLastRetry);
@@ -188,7 +188,7 @@ class StoreClient final : public Store {
     hello.mesh_name = me_.mesh_name;
     hello.proof = prove(hello, me_.token, greeting.nonce);
     nonce_ = hello.nonce;
-    channel_->queue(FrameKind::hello, encode(hello));
+    connection_->queue(FrameKind::hello, encode(hello));
     stage_ = Stage::greeted;
   }
 
@@ -232,7 +232,7 @@ class StoreClient final : public Store {
   Milliseconds retry_ = kFirstRetry;
   Deadline next_step_;
   Stage stage_ = Stage::away;
-  std::optional<Channel> channel_;
+  std::optional<Connection> connection_;
   Nonce nonce_{};
   Progress progress_;
   Roster roster_;

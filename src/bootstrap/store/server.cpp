@@ -5,7 +5,7 @@
 #include <list>
 #include <map>
 
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 #include "bootstrap/rank_list.hpp"
 #include "bootstrap/store/store.hpp"
 #include "switchyard/status.hpp"
@@ -29,8 +29,8 @@ class StoreServer final : public Store {
 
   void prepare(std::vector<pollfd>& polls) const override {
     if (listener_) polls.push_back({listener_.fd(), POLLIN, 0});
-    for (const Newcomer& newcomer : newcomers_) add(polls, newcomer.channel);
-    for (const auto& [rank, guest] : guests_) add(polls, guest.channel);
+    for (const Newcomer& newcomer : newcomers_) add(polls, newcomer.connection);
+    for (const auto& [rank, guest] : guests_) add(polls, guest.connection);
   }
 
   Milliseconds until_wake() const override {
@@ -51,13 +51,13 @@ class StoreServer final : public Store {
       broadcast(FrameKind::go, {});
       go_sent_ = true;
     }
-    for (auto& [rank, guest] : guests_) guest.channel.flush();
+    for (auto& [rank, guest] : guests_) guest.connection.flush();
   }
 
   const Roster* roster() const override { return roster_sent_ ? &roster_ : nullptr; }
   void report_ready() override { ready_ = true; }
   bool finished() const override {
-    return go_sent_ && std::none_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.channel.has_output(); });
+    return go_sent_ && std::none_of(guests_.begin(), guests_.end(), [](auto& g) { return g.second.connection.has_output(); });
   }
 
   void throw_timeout(const std::vector<int>& unconnected) override {
@@ -86,21 +86,21 @@ class StoreServer final : public Store {
 
  private:
   struct Newcomer {
-    Channel channel;
+    Connection connection;
     std::string who;
     Nonce nonce;
     Deadline deadline;
     bool refused = false;
   };
   struct Guest {
-    Channel channel;
+    Connection connection;
     Nonce nonce;
     std::string mesh_name;
     bool ready = false;
   };
 
-  static void add(std::vector<pollfd>& polls, const Channel& channel) {
-    polls.push_back({channel.fd(), static_cast<short>(POLLIN | (channel.has_output() ? POLLOUT : 0)), 0});
+  static void add(std::vector<pollfd>& polls, const Connection& connection) {
+    polls.push_back({connection.fd(), static_cast<short>(POLLIN | (connection.has_output() ? POLLOUT : 0)), 0});
   }
 
   uint64_t arrived() const {
@@ -138,24 +138,24 @@ class StoreServer final : public Store {
       }
       Greeting greeting;
       fill_random(greeting.nonce);
-      Newcomer& newcomer = newcomers_.emplace_back(Newcomer{Channel(std::move(accepted->fd), kMaxHandshakeBytes), accepted->who,
-                                                            greeting.nonce, Deadline(kHandshakeTime)});
-      newcomer.channel.queue(FrameKind::greeting, encode(greeting));
+      Newcomer& newcomer = newcomers_.emplace_back(Newcomer{Connection(std::move(accepted->fd), kMaxHandshakeBytes),
+                                                            accepted->who, greeting.nonce, Deadline(kHandshakeTime)});
+      newcomer.connection.queue(FrameKind::greeting, encode(greeting));
     }
   }
 
   /// False when this connection is done with.
   bool serve(Newcomer& newcomer) {
-    const bool open = newcomer.channel.flush() && newcomer.channel.receive();
+    const bool open = newcomer.connection.flush() && newcomer.connection.receive();
     if (newcomer.refused) {  // read on until it has seen the refusal: closing a socket with unread bytes would discard it
-      while (newcomer.channel.take()) continue;
+      while (newcomer.connection.take()) continue;
       return open && !newcomer.deadline.passed();
     }
-    if (const auto frame = newcomer.channel.take()) {
+    if (const auto frame = newcomer.connection.take()) {
       const auto hello = frame->kind == FrameKind::hello ? decode_hello(frame->payload) : std::nullopt;
       return hello ? admit(newcomer, *hello) : refuse(newcomer, "it sent something else than its name");
     }
-    if (!newcomer.channel.error().empty()) return refuse(newcomer, newcomer.channel.error());
+    if (!newcomer.connection.error().empty()) return refuse(newcomer, newcomer.connection.error());
     if (!open) return false;
     if (newcomer.deadline.passed()) {
       return refuse(newcomer, "it did not say who it is within " + std::to_string(kHandshakeTime.count()) + " ms");
@@ -169,8 +169,8 @@ class StoreServer final : public Store {
     newcomer.deadline = Deadline(kHandshakeTime);
     Refusal refusal{why, {}};
     refusal.proof = prove(refusal, me_.token, hello);
-    newcomer.channel.queue(FrameKind::refusal, encode(refusal));
-    return newcomer.channel.flush();
+    newcomer.connection.queue(FrameKind::refusal, encode(refusal));
+    return newcomer.connection.flush();
   }
 
   /// Moves a connection that proved itself to the guests. Always false, or what refuse() says.
@@ -179,8 +179,8 @@ class StoreServer final : public Store {
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
       return refuse(newcomer, why, hello.nonce);
     }
-    Guest guest = {std::move(newcomer.channel), hello.nonce, hello.mesh_name};
-    guest.channel.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
+    Guest guest = {std::move(newcomer.connection), hello.nonce, hello.mesh_name};
+    guest.connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, me_.token, hello.nonce)}));
     guests_.emplace(hello.rank, std::move(guest));
     if (const std::string why = describe_host_mismatch(hello.rank, me_.host, hello.host); !why.empty()) {
       broadcast(FrameKind::failure, encode(Failure{-1, 0, why}));
@@ -193,9 +193,9 @@ class StoreServer final : public Store {
   void serve_guests() {
     for (auto entry = guests_.begin(); entry != guests_.end();) {
       auto& [rank, guest] = *entry;
-      const bool open = guest.channel.receive();
-      while (const auto frame = guest.channel.take()) take_guest_frame(rank, guest, *frame);
-      if (open && guest.channel.error().empty()) {
+      const bool open = guest.connection.receive();
+      while (const auto frame = guest.connection.take()) take_guest_frame(rank, guest, *frame);
+      if (open && guest.connection.error().empty()) {
         ++entry;
       } else if (go_sent_) {  // it has its go and left; or it died, which the mesh will tell
         entry = guests_.erase(entry);
@@ -235,15 +235,15 @@ class StoreServer final : public Store {
     for (auto& [rank, guest] : guests_) {
       Roster copy = roster_;
       copy.proof = prove(copy, me_.token, guest.nonce);
-      guest.channel.queue(FrameKind::roster, encode(copy));
+      guest.connection.queue(FrameKind::roster, encode(copy));
     }
     roster_sent_ = true;
   }
 
   void broadcast(FrameKind kind, const Bytes& payload) {
     for (auto& [rank, guest] : guests_) {
-      guest.channel.queue(kind, payload);
-      guest.channel.flush();
+      guest.connection.queue(kind, payload);
+      guest.connection.flush();
     }
   }
 

@@ -28,7 +28,7 @@ class CallOrder {
 
   /// Before a call's first launch: orders `stream` after the last call. A captured call is ordered by the user of its graph.
   CallStream begin(gpu::Stream stream);
-  /// After its last launch, of so many warps.
+  /// Call after the call's last launch, which has `warps` warps.
   void end(const CallStream& call, int warps);
 
   /// Waits for the last call that was not captured.

@@ -24,7 +24,7 @@ struct Remains {
   std::unique_ptr<SharedHostMemory> shared;  // goes first
 };
 
-/// Of the GPU groups of this process. Lives as long as it.
+/// What GPU groups of this process leave behind. Lives as long as the process.
 struct Yard {
   std::mutex mutex;
   int in_use = 0;  ///< SharedHostMemory

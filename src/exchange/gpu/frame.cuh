@@ -17,8 +17,8 @@ __device__ void copy_to_shared(const T& given, T& shared) {
     reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&given)[i];
 }
 
-/// One thread, if the group has failed, which `abort` says: if no other block did it before, tells the host what ended this
-/// call. It waited for nobody, so the record names no awaited rank: that may be this very rank.
+/// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record names no
+/// awaited rank, because the call waited for nobody (the rank that failed may be this one).
 __device__ __noinline__ inline void report_abort(const CallContext& given, uint64_t abort, uint64_t epoch) {
   if (given.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(given.fault_claims, 1) != 0) return;
@@ -31,7 +31,7 @@ __device__ __noinline__ inline void report_abort(const CallContext& given, uint6
   ptx::store_release<Scope::system>(&given.fault->ready, 1);
 }
 
-/// What a call begins with, in one thread of each block, which asks for it early and uses it late.
+/// The words that a call begins with. One thread of each block loads them early and uses them late.
 struct CallWords {
   uint64_t abort = 0, epoch = 0;
 };
@@ -43,10 +43,10 @@ __device__ inline CallWords load_call_words(const CallContext& given, const Epoc
   return words;
 }
 
-/// All threads of a block: completes `call` (in shared memory, already copied by copy_to_shared) with the epoch. False if the
-/// group has failed: the block returns at once, so N queued calls cost one deadline, and the host learns of it. For calls whose
-/// last launch knows that it is the last when it begins: if this one `ends_call`, the last block to read the epoch advances it.
-/// The last warp does so, while the others go on.
+/// Completes `call` (in shared memory, already copied by copy_to_shared) with the epoch. All threads of a block call this.
+/// False if the group has failed: the host learns of it, and the block must return at once, so that N queued calls cost one
+/// deadline. `ends_call`: this launch is the last one of its call. Then the last block to read the epoch advances it; the last
+/// warp of that block does so while the others go on.
 __device__ inline bool begin_block(const CallContext& given, const CallWords& words, EpochState* state, bool ends_call,
                                    CallContext& call) {
   if (threadIdx.x == 0) {
@@ -61,7 +61,7 @@ __device__ inline bool begin_block(const CallContext& given, const CallWords& wo
   return !failed;
 }
 
-/// Of a launch of `shape`.
+/// The grid of a launch of `shape`.
 inline Grid grid_of(int blocks, const CudaShape& shape, bool dependent = false) {
   return {blocks, shape.warps * kLanes, shape.shared_bytes(), dependent};
 }

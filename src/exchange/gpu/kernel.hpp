@@ -24,7 +24,7 @@ struct DeviceLimits {
 struct IdleCall {
   static constexpr size_t kStateBytes = 8192;
   CallContext call;
-  void* state = nullptr;  ///< so many bytes of device memory, zero: the state of any object, and what else a mode reads
+  void* state = nullptr;  ///< kStateBytes of device memory, zero: the state of any object, and what else a mode reads
 };
 
 /// The call that parameters of a kernel hold: `call`, or that of the algorithm's parameters `f`, `d`, `c` or `l` in them.
@@ -42,7 +42,7 @@ CallContext& call_in(Params& p) {
     return call_in(p.l);
 }
 
-/// Of parameters that hold a call and an object's state. Other types whose values matter have an overload.
+/// Makes parameters idle that hold a call and an object's state. Other types whose values matter have an overload.
 template <class Params>
 requires requires(Params& p) { p.state; }
 void set_idle(Params& p, const IdleCall& idle) {
@@ -57,7 +57,7 @@ class KernelBase {
   KernelBase(const KernelBase&) = delete;
   KernelBase& operator=(const KernelBase&) = delete;
   static const std::vector<const KernelBase*>& all();
-  /// Of a block of any kernel.
+  /// The largest number of warps that a block of any kernel has.
   static int most_warps();
   /// Loads it on the current device and lets it have the shared memory that its launches may ask for.
   virtual void prepare(const DeviceLimits& limits) const = 0;

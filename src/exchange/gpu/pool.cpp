@@ -262,7 +262,7 @@ void GraphArena::let_go(CudaBlock& block) noexcept try {
   part->users.insert(part->users.end(), block.users_.begin(), block.users_.end());
   part->held = false;
 } catch (const std::exception&) {
-  // It is not reused in this graph.
+  // The block is not used again in this graph.
 }
 
 GraphArena::~GraphArena() {

@@ -39,7 +39,7 @@ struct Taker {
   unsigned long long id = 0;  ///< of the stream; call and stream only
 
   bool is_call() const { return kind == Kind::call || kind == Kind::capture; }
-  /// Its stream waits for what it comes after; else the thread does.
+  /// True if the stream waits for what this use comes after. Otherwise the calling thread waits.
   bool waits_on_stream() const { return kind == Kind::call || kind == Kind::stream; }
   /// Comes after `use` by itself.
   bool follows(const StreamUse& use) const {
@@ -87,10 +87,10 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   CudaPool(int device, std::byte* base, size_t begin, size_t end, std::shared_ptr<StreamPoints> points)
       : device_(device), base_(base), ranges_(begin, end), points_(std::move(points)) {}
 
-  /// A block for `taker`, whose stream waits for those who used that memory, if they are others. Null: no room. The GPU is
+  /// A block for `taker`, whose stream waits for other streams that used the memory. Null if there is no room. The GPU must be
   /// current.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
-  /// As the other, of the memory of the graph that is captured on `stream`.
+  /// A block of the memory of the graph that is captured on `stream`.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, gpu::Stream stream, GraphArena& arena);
   /// The object's last call that was not captured: blocks that are freed from now on come after it.
   void set_last_call(const Point& call);

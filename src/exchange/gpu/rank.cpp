@@ -88,7 +88,7 @@ CudaRank::~CudaRank() {
 
 namespace {
 
-/// Of a graph with calls of a rank.
+/// Counts a graph with calls of a rank while the graph lives.
 struct GraphMark {
   explicit GraphMark(std::shared_ptr<std::atomic<int>> graphs) : count(std::move(graphs)) { ++*count; }
   GraphMark(const GraphMark&) = delete;

@@ -44,7 +44,7 @@ class CudaRank final : public DeviceRank {
   /// Kernels that run from now on, replays too, reach what is registered in `slot`, or do not. Waits for the copy stream.
   void set_registered(int slot, bool registered);
 
-  /// Everything but the epoch of a call and where it counts what it moves.
+  /// The context of a call without its epoch and without the counters of what it moves.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
@@ -52,11 +52,10 @@ class CudaRank final : public DeviceRank {
   const DeviceLimits& limits() const { return limits_; }
   /// Most blocks of a kernel whose blocks wait for each other: the group's budget.
   int max_blocks() const { return max_blocks_; }
-  /// Of a launch that may begin while the one before it on the stream still waits, if its call was given `num_sms`, or none:
-  /// only one that may have the whole GPU, because two calls take twice their multiprocessors.
+  /// Limits of the launches of a call that was given `num_sms` (0: none). A launch may begin while the one before it on the
+  /// stream still waits only if the call may have the whole GPU, because two calls take twice their multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
-  /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), as far as there are so
-  /// many.
+  /// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), at most those there are.
   int blocks(int asked, int tuned, int usual) const { return blocks_of_call(asked, tuned, usual, max_blocks()); }
   /// Throw invalid_argument unless `p` is null or memory that this GPU's kernels can use at that alignment, in bytes; unless
   /// `num_sms` is 0 or a grid whose blocks can all run at once.
@@ -80,9 +79,10 @@ class CudaRank final : public DeviceRank {
   void drain() noexcept override;
   /// Something may still use rows of an object that goes.
   void expect_users() noexcept { expects_users_ = true; }
-  /// Of an object that goes, after drain(): freed now, or, if replays or others may still use it, with this rank.
+  /// Takes the memory of an object that ends, after drain(). The memory is freed now, or together with this rank if replays or
+  /// others may still use it.
   void let_go(DeviceMemory memory);
-  /// copy_stream() of its device.
+  /// copy_stream() of this rank's device.
   gpu::Stream copy_stream() const { return copies_; }
   /// What lets kernels reach the control memory. No kernel of this rank may run any more.
   std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
@@ -127,7 +127,7 @@ class CudaRank final : public DeviceRank {
   uint64_t registered_ = 0;  ///< as in CallContext
 };
 
-/// That of a group whose memory is a GPU's.
+/// The rank of a group whose memory is a GPU's.
 inline CudaRank& rank_of(Group& group) { return static_cast<CudaRank&>(*group.impl().device); }
 
 }  // namespace switchyard::detail

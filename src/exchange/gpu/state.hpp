@@ -6,16 +6,16 @@
 
 namespace switchyard::detail {
 
-/// Of objects whose calls need no more than this: see begin_block.
+/// The state of an object whose calls need no more than this: see begin_block.
 struct EpochState {
   uint64_t epoch;    ///< of the last call whose blocks have all begun
   uint64_t readers;  ///< blocks that have read the epoch, 0 between launches
 };
 
-/// Of a rank, what a call reads when it begins if its object can be halted by a fault of another rank.
+/// The words of a rank that a call reads when it begins, if a fault of another rank can halt its object.
 struct RankWords {
   uint64_t heard = 0;                   ///< faults that the host had heard of when it enqueued the call
-  const uint64_t* heard_now = nullptr;  ///< captured calls: the same when the kernel runs, instead
+  const uint64_t* heard_now = nullptr;  ///< captured calls: where the kernel reads `heard` when it runs
   uint64_t* fault_numbers = nullptr;    ///< faults of this rank so far
 };
 

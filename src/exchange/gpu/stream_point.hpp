@@ -28,9 +28,9 @@ struct CaptureState {
 /// Whether `stream` is captured now. Leaves the capture alone.
 CaptureState capture_of(gpu::Stream stream);
 
-/// Of the stream, not of its handle: cudaStreamPerThread means another stream in each thread. Not while it is captured.
+/// Identifies the stream and not its handle: cudaStreamPerThread means another stream in each thread. Not for captured streams.
 unsigned long long stream_id(gpu::Stream stream);
-/// Of a stream that is captured, among those of its capture.
+/// Identifies a captured stream among the streams of its capture.
 inline unsigned long long captured_stream_id(gpu::Stream stream) { return reinterpret_cast<uintptr_t>(stream); }
 
 /// While it lives, calls of this thread that wait or allocate do not spoil a capture that is under way.
@@ -50,7 +50,7 @@ bool in_driver_callback() noexcept;
 
 /// Keeps `object` until the graph and all that is executed of it are destroyed; `release` frees it, and calls no CUDA function.
 void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void*));
-/// The same for a copy of a smart pointer.
+/// Retains a copy of a smart pointer until the graph ends.
 template <class Owner>
 void keep_in_graph(const Owner& owner, gpu::Graph graph) {
   retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });

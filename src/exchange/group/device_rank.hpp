@@ -18,7 +18,7 @@ namespace switchyard::detail {
 class DeviceRank {
  public:
   virtual ~DeviceRank() = default;
-  /// Of the GPU, as the driver gives it.
+  /// Name of the GPU, as the driver gives it.
   virtual const std::string& name() const noexcept = 0;
   /// What else a deadline of this rank may come from, or "".
   virtual const char* advice() const noexcept = 0;

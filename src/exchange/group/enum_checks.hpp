@@ -19,12 +19,12 @@ void check_enum(const char* name, E value) {
 /// "bf16, f16 or f32".
 inline std::string combined_types() { return names_where<DType>(dtype_combines); }
 
-/// Of the type of rows that an object will combine. Throws Error(invalid_argument) for others.
+/// Checks the type of rows that an object will combine. Throws Error(invalid_argument) for a type that has no sums.
 inline void check_combining_type(const char* name, DType type) {
   if (!dtype_combines(type)) invalid_value(name, text_of(type), combined_types());
 }
 
-/// Of rows that a call is to combine. Throws Error(unsupported) for a type that only dispatch knows.
+/// Checks the type of rows that a call is to combine. Throws Error(unsupported) for a type that only dispatch knows.
 inline void check_combined_rows(const char* name, DType type) {
   check_enum(name, type);
   if (!dtype_combines(type))

@@ -36,9 +36,9 @@ int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 class CallEpochs {
  public:
   explicit CallEpochs(uint64_t first) : first_(first), last_(epoch_before(first)) {}
-  /// Of the last call; before the first one, what flags begin with.
+  /// The epoch of the last call. Before the first call: the epoch that flags begin with.
   uint64_t last() const { return last_; }
-  /// Of the call that begins.
+  /// Begins a call, and returns its epoch.
   uint64_t next() { return last_ = epoch_after(last_); }
   /// Calls so far: the number of the last one in errors.
   uint64_t calls() const { return epochs_since(first_, epoch_after(last_)); }

@@ -70,7 +70,7 @@ struct Group::Impl {
   void raise_fault(const char* operation, uint64_t call);
   /// Throws if this rank has aborted or was told of an abort. Also makes the first failure sticky.
   void check_alive(const char* context);
-  /// Of every call that uses the heap: also throws while the group sleeps.
+  /// check_alive for calls that use the heap: also throws while the group sleeps.
   void check_usable(const char* context);
   /// The whole of a collective call, whatever throws in it. Standard exceptions leave as Error. The peers' waits end before an
   /// exception goes on, unless they know: it is an AgreedError, which all ranks throw in step, or peers_know_of() its code.
@@ -124,7 +124,7 @@ struct Group::Impl {
   /// Makes all ranks' waits end. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
-  /// That rank has destroyed its Group. No failure while nobody needs it.
+  /// True if `rank` has destroyed its Group. That is no failure while nobody needs the rank.
   bool has_left(int rank) const noexcept;
 
   const detail::HomeProcess home;  ///< only the process that joined may leave
@@ -140,7 +140,7 @@ struct Group::Impl {
   detail::FaultRecord fault;
   uint64_t nonce = 0;    ///< random, the same on all ranks of this group
   uint64_t objects = 0;  ///< exchanges made so far, which is collective
-  // Of the objects that are made from now on. Tests change them (tests/testing).
+  // Settings of the objects that are made from now on. Tests change them (tests/testing).
   uint64_t first_epoch = 1;    ///< the same on all ranks
   bool defers_copies = false;  ///< CPU: make_deferred makes them
   uint64_t fault_claims = 0;

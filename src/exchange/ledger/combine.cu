@@ -15,10 +15,10 @@ namespace switchyard::detail {
 namespace {
 
 struct KnownLedgerLayout : LedgerLayout {
-  static constexpr SWITCHYARD_FN bool tells() { return true; }
+  static constexpr SWITCHYARD_FN bool has_sentinel_rows() { return true; }
 };
 
-/// Rows of one type, which CudaHot can move.
+/// Rows of one type, which CudaInline can move.
 template <DType kType>
 struct KnownLedger : LedgerParams {
   static constexpr DType type = kType;
@@ -67,12 +67,12 @@ const auto& kernel_of(bool traced) {
   return traced ? combines<TracedArch<A>, P> : combines<A, P>;
 }
 
-/// f16 and bf16 rows that tell have one kernel (docs/design/0011). Of others, few chunks, at most a part for each warp, arrive
-/// sooner if they do not go through shared memory.
+/// Sentinel rows of f16 and bf16 have one kernel (docs/design/0011). Other rows arrive sooner without going through shared
+/// memory if they are few chunks: at most one part for each warp.
 const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
-  if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::bf16>>(traced);
-  if (KnownLedger<DType::f16>::holds(p.l)) return kernel_of<CudaHot, KnownLedger<DType::f16>>(traced);
+  if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaInline, KnownLedger<DType::bf16>>(traced);
+  if (KnownLedger<DType::f16>::holds(p.l)) return kernel_of<CudaInline, KnownLedger<DType::f16>>(traced);
   return p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps ? kernel_of<Cuda>(traced) : kernel_of<CudaLanes>(traced);
 }
 

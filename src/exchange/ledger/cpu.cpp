@@ -16,9 +16,9 @@ class CpuLedger final : public LedgerImpl {
       sends_done_.resize(static_cast<size_t>(world()), 0);
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine,
                 flag_word(epochs_.last()));
-      if (layout_.tells())
+      if (layout_.has_sentinel_rows())
         blank_row(group_.heap->view().local(layout_.buffer(first_epoch_)),
-                  static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), telling_copies());
+                  static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), sentinel_copies());
       return hash();
     });
   }

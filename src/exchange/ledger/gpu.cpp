@@ -153,9 +153,9 @@ class CudaLedger final : public LedgerImpl {
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
     check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
-    if (layout_.tells())
+    if (layout_.has_sentinel_rows())
       check_cuda(
-          gpu::fill(group_.heap->view().local(layout_.buffer(first_epoch_)), static_cast<int>(telling_copies().blank & 0xffu),
+          gpu::fill(group_.heap->view().local(layout_.buffer(first_epoch_)), static_cast<int>(sentinel_copies().blank & 0xffu),
                     static_cast<size_t>(layout_.buffers() * layout_.buffer_bytes()), copies),
           "return buffers");
     check_cuda(gpu::wait_for_stream(copies), "flags");
@@ -208,7 +208,7 @@ class CudaLedger final : public LedgerImpl {
     uint64_t epoch;
     int64_t rows;  // that came back
   };
-  /// Of the calls that the GPU has run, replays included, whatever was enqueued or captured last.
+  /// The last call that the GPU has run, replays included, whatever was enqueued or captured last.
   LastCall last_call_that_ran() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();

@@ -67,11 +67,11 @@ class LedgerImpl : protected ExchangeBase {
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
   /// What a call's parameters are on every backend, whatever memory the tables lie in.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
-  /// Of the symmetric memory, what survives sleep: telling rows are never zero.
+  /// Bytes of the symmetric memory that survive sleep. Blank sentinel rows are not zero, so they have to.
   size_t kept_bytes() const {
-    return layout_.tells() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
+    return layout_.has_sentinel_rows() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }
-  /// Of construct(): checks the configuration and takes symmetric memory.
+  /// A step of construct(): checks the configuration and takes symmetric memory.
   void take_memory(Backend backend);
   uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
 

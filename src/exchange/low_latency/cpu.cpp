@@ -38,7 +38,7 @@ class CpuLowLatency final : public LowLatencyImpl {
       if (!A::kDefersCopies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
       std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
       set_flags(mine, layout_.flags_bytes(), sizeof(uint64_t), flag_word(epochs_.last()));
-      layout_.for_each_telling(
+      layout_.for_each_sentinel_row(
           [&](int64_t offset, int64_t bytes) { std::memset(mine + offset, 0, static_cast<size_t>(bytes)); });
     });
   }

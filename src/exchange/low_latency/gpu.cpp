@@ -87,7 +87,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
     check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, gpu_.copy_stream()), "flags");
-    layout_.for_each_telling([&](int64_t offset, int64_t bytes) {
+    layout_.for_each_sentinel_row([&](int64_t offset, int64_t bytes) {
       check_cuda(gpu::fill(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
     });
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "flags");

@@ -12,12 +12,12 @@
 
 namespace switchyard::detail {
 
-/// Of LowLatencyConfig.
+/// Largest LowLatencyConfig::hidden.
 inline constexpr int64_t kMostHidden = int64_t{1} << 20;
 
 /// Throws invalid_argument naming the field.
 void check_config(const LowLatencyConfig& config, int world);
-/// Of rows as they travel.
+/// The type of rows as they travel.
 inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.row_type : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
@@ -93,26 +93,26 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Backends that know about memory check addresses here. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t) const {}
   virtual void check_sms(const char*, int) const {}
-  /// Of the capture of `stream` (CUDA), or 0.
+  /// Identifies the capture of `stream` (CUDA); 0 if it is not captured.
   virtual unsigned long long capture_id(void*) const { return 0; }
-  /// One for this backend.
+  /// Throws unless the function is one for this backend.
   virtual void check_row_function(const RowFunctionBase&) const {}
   /// Bytes of scratch that a warp needs on the CPU: for a row of a part or a piece, or for places.
   int64_t scratch_bytes() const;
-  /// Of rows in the caller's memory, in bytes: 16, or what their odd size leaves.
+  /// Alignment of rows in the caller's memory, in bytes: 16, or one element if rows are not multiples of 16 bytes.
   size_t row_alignment(DType type) const {
     const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
     return row % 16 == 0 ? 16 : dtype_bytes(type);
   }
-  /// Of all that ranks must agree on: the config, and how rows are cut if it leaves that open.
+  /// Hash of all that ranks must agree on: the config, and how rows are cut if the config leaves that open.
   uint64_t hash() const { return mix_hash(config_hash(config), static_cast<uint64_t>(layout_.piece_columns)); }
-  /// Lays the symmetric region out for rows in so many pieces; 0: as many as the library chooses without a tuning.
+  /// Lays the symmetric region out for rows of `pieces` pieces; 0: the number that the library chooses without a tuning.
   void cut_rows(int pieces);
   /// How the warps of a block send messages; see LowLatencyDispatchParams.
   struct Senders {
     int parts = 1, part_columns = 0, teams = 1;
   };
-  /// Lets up to `most` of a block's `warps`, with channels for each, send a message together; 1: blocks need no barrier.
+  /// Lets up to `most` of a block's `warps`, with columns for each, send a message together; 1: blocks need no barrier.
   Senders senders(int most, int warps) const;
   /// The whole of every constructor. `build` finds `layout_` at its place in the heap.
   void construct(const std::function<void()>& build);
@@ -133,7 +133,7 @@ class LowLatencyImpl : protected ExchangeBase {
                      const LowLatencyCombineOptions& options) const;
   void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
-  /// That rows of it can be combined.
+  /// Throws unless rows of this type can be combined.
   void check_combined(DType type, const char* name) const;
   void check_output(const LowLatencyOutput& output) const;
   void check_idle(const char* operation) const;

@@ -29,7 +29,7 @@ struct KnownScalePlace : ScalePlace {
 using ScaleRows = KnownScalePlace<false>;
 using ScaleColumns = KnownScalePlace<true>;
 
-/// True if CudaHot can move rows at p, of so many bytes.
+/// True if CudaInline can move rows at p of this many bytes.
 inline bool whole_rows(const void* p, int64_t bytes) { return (reinterpret_cast<uintptr_t>(p) | bytes) % 16 == 0; }
 
 /// Rows that bring no scales of the caller's.
@@ -37,7 +37,7 @@ struct WithoutScales : LowLatencyDispatchParams {
   static constexpr const std::byte* scales = nullptr;
 };
 
-/// Rows of kType that are sent as fp8 with scales of 128 channels, which arrive as Place says, or as they are: fp8 with the
+/// Rows of kType that are sent as fp8 with scales of 128 columns, which arrive as Place says, or as they are: fp8 with the
 /// caller's float32 scales, others without.
 template <ScaleKind kScales, class Place = ScaleRows, DType kType = DType::bf16, bool kPlaces = true>
 struct KnownDispatch : std::conditional_t<kType == DType::fp8_e4m3, LowLatencyDispatchParams, WithoutScales> {
@@ -92,6 +92,6 @@ static_assert(sizeof(KnownFlat<DType::bf16>) <= kStaticShared);
 template <class P>
 using ArchOf = std::conditional_t<std::is_same_v<P, LowLatencyDispatchParams> || std::is_same_v<P, LowLatencyCombineParams> ||
                                       std::is_same_v<P, FlatParams>,
-                                  CudaLanes, CudaHot>;
+                                  CudaLanes, CudaInline>;
 
 }  // namespace switchyard::detail

@@ -22,7 +22,7 @@ namespace detail {
 
 namespace {
 
-/// The pool of a CUDA object has room for the tables of so many handles.
+/// The number of handles whose tables fit into the pool of a CUDA object.
 constexpr int kCudaHandles = 4;
 
 /// What check_config allows.

@@ -59,7 +59,7 @@ class CudaNormal final : public NormalImpl {
     LaunchShape launch;
     RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
-    // Of a fresh dispatch.
+    // Set for a fresh dispatch only.
     PlanParams plan;
     std::shared_ptr<CudaBlock> received;
     Received carved;             ///< `received`
@@ -74,7 +74,7 @@ class CudaNormal final : public NormalImpl {
   TablesShape shape_of(int64_t tokens) const;
   /// The call uses `block`, which may be another object's.
   void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
-  /// The same for what lies at this address, if it is memory of the library.
+  /// The call uses what lies at `address`, if that is memory of the library.
   void use(const void* address, CudaCall& call) const;
   /// The memory of the graph that is captured.
   GraphArena& arena_of(const CaptureState& capture);
@@ -96,7 +96,7 @@ class CudaNormal final : public NormalImpl {
   HandleArrays arrays_of(const HandleData& h) const override;
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
-  /// Of a launch of so many blocks.
+  /// The work of a launch of `blocks` blocks.
   MoveWork move_work(const MoveShape& shape, int blocks) const;
   CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
   static const CudaHandle& tables_of(const HandleData& h);

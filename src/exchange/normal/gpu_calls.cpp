@@ -132,7 +132,7 @@ MoveTables CudaNormal::move_tables(const CudaCall& call, const Dispatch& d) cons
 
 MoveWork CudaNormal::move_work(const MoveShape& shape, int blocks) const {
   MoveWork w;
-  if (shape.layout == Layout::expert_major && blocks >= kApartFrom)
+  if (shape.layout == Layout::expert_major && blocks >= kMinSmsToSplitRoles)
     w.send_blocks = shape.quantize == ScaleKind::none ? std::min(blocks / 2, kLinkSms) : blocks / 2;
   w.sends_done = state()->sends_done;
   w.sends_next = &state()->sends_next;
@@ -162,7 +162,7 @@ CudaDispatchParams CudaNormal::move_params(const CudaCall& call, const Dispatch&
 void CudaNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CudaCall&>(given);
   if (!through_rings() && !d.format.quantize && shape.layout == Layout::rank_major)
-    call.launch.blocks = std::min(call.launch.blocks, kMostLinkSms);
+    call.launch.blocks = std::min(call.launch.blocks, kMaxSendSms);
   const bool offered = d.fresh && call.plan.offers_place;  // with the plan
   const CudaDispatchParams p = move_params(call, d, shape, !offered);
   if (through_rings()) {
@@ -194,7 +194,7 @@ SumWork CudaNormal::sum_work(const SumShape& shape, int blocks) const {
   SumWork w;
   const bool per_route = shape.layout == Layout::expert_major && shape.order == CombineOrder::per_route;
   const int push = kPushSms * (world() - 1) / world();
-  if (blocks >= kApartFrom) w.sum_blocks = per_route ? std::min(blocks * 2 / 5, std::max(push, 1)) : blocks * 3 / 5;
+  if (blocks >= kMinSmsToSplitRoles) w.sum_blocks = per_route ? std::min(blocks * 2 / 5, std::max(push, 1)) : blocks * 3 / 5;
   w.outputs_done = &state()->outputs_done;
   w.sums_done = state()->sums_done;
   w.pulls_done = &state()->pulls_done;

@@ -37,7 +37,7 @@ RingLayout ring_layout(const NormalConfig& config, int world);
 inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
   return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
 }
-/// Of everything in `config` that all ranks must agree on.
+/// Hash of everything in `config` that all ranks must agree on.
 uint64_t config_hash(const NormalConfig& config);
 
 class NormalImpl : protected ExchangeBase {
@@ -90,7 +90,7 @@ class NormalImpl : protected ExchangeBase {
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
-  /// One collective call from its beginning to its end. A backend derives what it needs besides.
+  /// One collective call from its beginning to its end. A backend derives a class with what it needs besides.
   struct Call {
     Call() = default;
     Call(const Call&) = delete;
@@ -145,8 +145,8 @@ class NormalImpl : protected ExchangeBase {
   virtual std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) = 0;
   /// Memory for d.output() and d.records(), and where it is: d.rows and d.place. Throws Error(pool_exhausted).
   virtual void take_output(Call& call, Dispatch& d) = 0;
-  /// A handle without content, with room for the tables of so many tokens. Without room `error` says so, and the handle serves
-  /// only to take part in the call.
+  /// A handle without content, with room for the tables of `tokens` tokens. If there is no room, `error` says so, and the
+  /// handle only serves to take part in the call.
   virtual std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) = 0;
   /// A handle that was given, with tables where this backend's kernels read them.
   virtual std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) = 0;
@@ -177,7 +177,7 @@ class NormalImpl : protected ExchangeBase {
     const float* of_routes;   ///< the dispatch's, per route: expert-major per_route
     const float* given;       ///< the caller's, instead
   };
-  /// Of a handle whose tables have these weights, or null.
+  /// The weights of a combine by a handle whose tables have `of_records` and `of_routes` (or null).
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
@@ -200,8 +200,8 @@ class NormalImpl : protected ExchangeBase {
                      const float* out_weights) const;
 
   // calls.cpp
-  /// Of a call: equal on all ranks that make the same one. `h`: of a call by a handle; the identity of the dispatch that made
-  /// it is mixed in where it is known, here or by the kernel.
+  /// Signature of a call, equal on all ranks that make the same one. `h`: the handle of the call, if it has one; the identity
+  /// of the dispatch that made the handle is mixed in where it is known, here or by the kernel.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
   SumShape sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,

@@ -19,14 +19,15 @@ inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout:
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 /// Multiprocessors that fill the link with stores: docs/design/0018-dealt-work.md.
 inline constexpr int kLinkSms = 20;
-/// More than so many slow it down.
-inline constexpr int kMostLinkSms = 32;
-/// Multiprocessors that push rows of combine per_route while the others sum, times the share of ranks that are others; and from
-/// how many on it pays to push rows that owners could read in place: docs/design/0004-combine-pulls.md.
+/// Above this many multiprocessors that send, the link gets slower: docs/design/0018-dealt-work.md.
+inline constexpr int kMaxSendSms = 32;
+/// Multiprocessors that push rows of combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
+/// share of ranks that are not this one.
 inline constexpr int kPushSms = 28;
+/// From this many multiprocessors on it pays to push rows that owners could read in place: docs/design/0004-combine-pulls.md.
 inline constexpr int kPushFrom = 40;
-/// With so many or more, expert-major calls leave the link to some of them, and the local work to the others.
-inline constexpr int kApartFrom = 16;
+/// From this many multiprocessors on, some of them only send and the others only do local work (expert-major calls).
+inline constexpr int kMinSmsToSplitRoles = 16;
 
 /// Counts, their exchange, addresses: everything that depends on routing. Set by CudaNormal::plan_params.
 struct PlanParams {
@@ -92,7 +93,7 @@ struct CudaCombineParams {
   const float* weights_given = nullptr;
 };
 
-/// Of both under ring staging, besides. Set by CudaNormal::ring_parts.
+/// What kernels of dispatch and combine need besides under ring staging. Set by CudaNormal::ring_parts.
 struct RingParts {
   RingLayout rings;
   RingStream* streams = nullptr;  ///< [rings.num_streams()]

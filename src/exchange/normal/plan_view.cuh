@@ -30,7 +30,7 @@ struct PlanBlock {
   int overflow;  ///< first rank without room, or -1
 };
 
-/// Of the arrays in a block's shared memory.
+/// Bytes of the arrays in a block's shared memory.
 constexpr int64_t plan_array_bytes(Layout layout, int world, int experts, int64_t tokens_of_warp) {
   const int64_t gathered = std::max(world + experts, world * world);
   const int64_t ints =

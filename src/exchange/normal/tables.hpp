@@ -12,13 +12,13 @@
 
 namespace switchyard::detail {
 
-/// Of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel stores it.
-/// Counters are 0 between launches.
+/// The state of one exchange object. Kernels of a call read `epoch` + 1 as the call's epoch; the last warp of its last kernel
+/// stores it. Counters are 0 between launches.
 struct ObjectState {
   uint64_t epoch;
   uint64_t plan_arrivals;  ///< blocks of the plan kernel
   uint64_t sends_done[kRowChunks], sums_done[kSumChunks], outputs_done, pulls_done, exits;
-  uint64_t sends_next, places_next, sums_next, pulls_next;  ///< work dealt, see protocol/deal.hpp
+  uint64_t sends_next, places_next, sums_next, pulls_next;  ///< counters of protocol/work_queue.hpp
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: its first block's begin, its last block's end
   // Another rank had no room in a call, which its host heard of at once. Until this rank's host has, calls do nothing here:
   // that rank may make none of them.
@@ -57,7 +57,7 @@ struct TablesShape {
   int experts = 0;
   int experts_here = 0;
   int topk = 0;
-  int64_t tokens = 0;  ///< room for so many
+  int64_t tokens = 0;  ///< tokens that there is room for
   bool expert_major = false;
 
   SWITCHYARD_FN int stride() const { return topk < world ? topk : world; }

@@ -6,8 +6,8 @@
 
 namespace switchyard::detail {
 
-/// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), as far as a rank may have
-/// so many.
+/// Blocks of a call: those its caller asks for, else the tuned ones, else `usual` (each 0 for none), at most those that a rank
+/// may have.
 inline int blocks_of_call(int asked, int tuned, int usual, int most) {
   return asked > 0 ? asked : std::min(tuned > 0 ? tuned : usual, most);
 }

@@ -37,7 +37,7 @@ class CudaHeap final : public SymmetricHeap {
   /// Error(system) naming asked, free and total bytes. With kind ipc between processes the heap keeps a pointer to `bootstrap`,
   /// which must outlive it or its close(), and must not have left; close() then waits at most `deadline`.
   static std::unique_ptr<CudaHeap> create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds deadline);
-  /// The same for all ranks of this process at once, from one thread: rank r has devices[r]. One address per segment.
+  /// Creates the heaps of all ranks of this process at once, from one thread: rank r has devices[r]. One address per segment.
   static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const std::vector<int>& devices, size_t bytes);
 
   ~CudaHeap() override;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 #include "heap/gpu/device_guard.hpp"
 #include "heap/gpu/device_memory.hpp"
 
@@ -31,7 +31,7 @@ UniqueFd passed(const UniqueFd& fd) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
     throw std::runtime_error(std::string("socketpair: ") + std::strerror(errno));
   const UniqueFd from(ends[0]);
-  detail::Channel to(UniqueFd(ends[1]), 0);
+  detail::Connection to(UniqueFd(ends[1]), 0);
   const std::byte one{0};
   std::deque<UniqueFd> received;
   const bool sent = detail::send_some(from.get(), {&one, 1}, fd.get()) == 1;

@@ -53,8 +53,8 @@ class GpuRank {
   /// Captures into a graph: the L2 cache is filled with other lines, all ranks' GPUs meet, and, timed inside the graph, what
   /// `enqueue` puts on stream(). Replaces the graph before.
   void capture(const std::function<void()>& enqueue);
-  /// The same, but timed is only the first kernel of what `enqueue` puts there, which must be the first thing: from an event
-  /// before it to one behind it, for which all that follows waits.
+  /// capture(), but only the first kernel of what `enqueue` puts on stream() is timed; it must be the first thing there. Timed
+  /// is from an event before the kernel to one behind it, for which all that follows waits.
   void capture_first_kernel(const std::function<void()>& enqueue);
   /// Lets go of the graph and what it holds.
   void drop_graph();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bootstrap/net/channel.hpp"
+#include "bootstrap/net/connection.hpp"
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -27,12 +27,12 @@ void collect_descriptors(msghdr& message, std::deque<UniqueFd>& fds) {
 
 }  // namespace
 
-void Channel::queue(FrameKind kind, ByteSpan payload, uint64_t sequence) {
+void Connection::queue(FrameKind kind, ByteSpan payload, uint64_t sequence) {
   const Bytes frame = encode_frame(kind, sequence, payload);
   output_.insert(output_.end(), frame.begin(), frame.end());
 }
 
-bool Channel::flush() {
+bool Connection::flush() {
   size_t done = 0;
   while (done < output_.size()) {
     const ssize_t n = send_some(fd_.get(), ByteSpan(output_).subspan(done));
@@ -44,7 +44,7 @@ bool Channel::flush() {
   return true;
 }
 
-Channel::Read Channel::read_once(std::deque<UniqueFd>* fds) {
+Connection::Read Connection::read_once(std::deque<UniqueFd>* fds) {
   std::byte data[kReadBytes];
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxPassed)];
   iovec part = {data, sizeof data};
@@ -63,9 +63,9 @@ Channel::Read Channel::read_once(std::deque<UniqueFd>* fds) {
   return n == 0 ? Read::end : Read::some;
 }
 
-bool Channel::receive() { return read_once(nullptr) != Read::end; }
+bool Connection::receive() { return read_once(nullptr) != Read::end; }
 
-bool Channel::receive_all(std::deque<UniqueFd>& fds) {
+bool Connection::receive_all(std::deque<UniqueFd>& fds) {
   for (;;) {
     const Read result = read_once(&fds);
     if (result != Read::some) return result == Read::nothing;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite about telling rows. Included by arch_conformance.hpp only.
+// The part of the conformance suite about sentinel rows. Included by arch_conformance.hpp only.
 #pragma once
 
 #include "conformance/places_conformance.hpp"
 
 namespace switchyard::conformance {
 
-/// Room for a telling row of `bytes` bytes, which has whole words of 8, all zero.
-inline size_t telling_room(size_t bytes) { return (bytes + 7) / 8 * 8; }
+/// Room for a sentinel row of `bytes` bytes, which has whole words of 8, all zero.
+inline size_t sentinel_room(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-/// `row` as a telling row may hold it: equal to `want`, but for zeros whose sign is another. No word of it is zero.
-inline ::testing::AssertionResult tells(const std::byte* row, const std::byte* want, DType type, int64_t hidden) {
+/// `row` as a sentinel row may hold it: equal to `want`, but for zeros whose sign is another. No word of it is zero.
+inline ::testing::AssertionResult is_sentinel_form_of(const std::byte* row, const std::byte* want, DType type, int64_t hidden) {
   const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type), word = 8;
   for (size_t at = 0; at < bytes; at += word) {
     uint64_t here = 0;
@@ -33,7 +33,7 @@ void fill_with_zeros(std::byte* row, DType type, int64_t hidden, Random& random)
     if (random() % 3 != 0) reference_store(row, type, c, random() % 8 == 0 ? -0.0f : 0.0f);
 }
 
-TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
+TYPED_TEST_P(ArchConformance, SentinelRowsHoldNoZeros) {
   this->for_each_variant([&] {
     for (const DType type : kRowTypes) {
       for (const int64_t columns : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
@@ -41,12 +41,12 @@ TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
           const int64_t hidden = whole_elements<TypeParam>(columns, type);
           const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
           Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type)));
-          Guarded<TypeParam> one(telling_room(bytes)), two(telling_room(bytes)), summed(telling_room(bytes)),
-              mapped(telling_room(bytes));
+          Guarded<TypeParam> one(sentinel_room(bytes)), two(sentinel_room(bytes)), summed(sentinel_room(bytes)),
+              mapped(sentinel_room(bytes));
           for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
           fill_with_zeros(src.data(), type, hidden, this->random_);
           void* const dsts[] = {one.data(), nullptr, two.data()};
-          this->warp_.multicast_telling(dsts, 3, src.data(), bytes);
+          this->warp_.multicast_sentinel(dsts, 3, src.data(), bytes);
           const void* const rows[] = {src.data()};
           this->warp_.reduce_rows_from(
               detail::ReduceSpec{summed.data(), rows, nullptr, 1, {nullptr, nullptr}, type, hidden, true}, {0});
@@ -55,11 +55,11 @@ TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
             const volatile float product = reference_load(src.data(), type, c) * 3;
             reference_store(want.data(), type, c, product + static_cast<float>(c % 64));
           }
-          this->warp_.map_telling(mapped.data(), src.data(), type, hidden);
+          this->warp_.map_sentinel(mapped.data(), src.data(), type, hidden);
           this->warp_.settle();
           for (auto* row : {&one, &two, &summed})
-            ASSERT_TRUE(tells(row->data(), src.data(), type, hidden)) << "hidden " << hidden;
-          ASSERT_TRUE(tells(mapped.data(), want.data(), type, hidden)) << "hidden " << hidden;
+            ASSERT_TRUE(is_sentinel_form_of(row->data(), src.data(), type, hidden)) << "hidden " << hidden;
+          ASSERT_TRUE(is_sentinel_form_of(mapped.data(), want.data(), type, hidden)) << "hidden " << hidden;
           for (auto* row : {&one, &two, &summed, &mapped}) ASSERT_TRUE(row->guards_intact());
         }
       }
@@ -67,11 +67,11 @@ TYPED_TEST_P(ArchConformance, TellingRowsHoldNoZeros) {
   });
 }
 
-/// n rows of many zeros, room for them as telling rows, and weights; with five rows or more one place is empty, with three or
+/// n rows of many zeros, room for them as sentinel rows, and weights; with five rows or more one place is empty, with three or
 /// more a row is given twice.
 template <class A>
 struct ToldRowsCase {
-  std::vector<std::unique_ptr<Guarded<A>>> given, told;
+  std::vector<std::unique_ptr<Guarded<A>>> given, sentinels;
   std::vector<const void*> plain, rows;  ///< by place
   std::vector<const void*> there;        ///< of `plain`, those that are not null
   std::vector<float> weights, their_weights;
@@ -82,11 +82,11 @@ struct ToldRowsCase {
     const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
     for (int i = 0; i < n; ++i) {
       given.push_back(std::make_unique<Guarded<A>>(bytes));
-      told.push_back(std::make_unique<Guarded<A>>(telling_room(bytes)));
+      sentinels.push_back(std::make_unique<Guarded<A>>(sentinel_room(bytes)));
       fill_with_zeros(given.back()->data(), type, hidden, random);
-      std::memset(told.back()->data(), 0, told.back()->size());
+      std::memset(sentinels.back()->data(), 0, sentinels.back()->size());
       plain.push_back(given.back()->data());
-      rows.push_back(told.back()->data());
+      rows.push_back(sentinels.back()->data());
       weights.push_back(static_cast<float>(i % 5) - 2.0f);
     }
     if (n > 2) plain[2] = plain[0], rows[2] = rows[0];
@@ -97,7 +97,7 @@ struct ToldRowsCase {
       their_weights.push_back(weights[i]);
     }
   }
-  std::byte* told_at(int i) { return told[static_cast<size_t>(i)]->data(); }
+  std::byte* sentinel_at(int i) { return sentinels[static_cast<size_t>(i)]->data(); }
   /// True if row i is told on its own.
   bool comes(int i) const { return rows[static_cast<size_t>(i)] != nullptr && !(i == 2 && rows.size() > 2); }
 };
@@ -123,25 +123,25 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
                                                      hidden});
           const detail::ReduceSpec spec{out.data(), c.rows.data(), c.weights.data(), n, {nullptr, nullptr}, type, hidden};
           const auto tell = [&](int i) {
-            void* const to[] = {c.told_at(i)};
-            this->warp_.multicast_telling(to, 1, c.plain[static_cast<size_t>(i)], bytes);
+            void* const to[] = {c.sentinel_at(i)};
+            this->warp_.multicast_sentinel(to, 1, c.plain[static_cast<size_t>(i)], bytes);
             this->warp_.settle();
           };
           for (int i = 0; i < n; ++i)
             if (i != c.late && c.comes(i)) tell(i);
-          ASSERT_EQ(this->warp_.reduce_told(spec, 3), c.late);
+          ASSERT_EQ(this->warp_.reduce_if_arrived(spec, 3), c.late);
           tell(c.late);
           uint64_t word = 0;
-          std::byte* const at = c.told_at(c.late) + this->random_() % (telling_room(bytes) / 8) * 8;
+          std::byte* const at = c.sentinel_at(c.late) + this->random_() % (sentinel_room(bytes) / 8) * 8;
           std::swap(word, *reinterpret_cast<uint64_t*>(at));
-          ASSERT_EQ(this->warp_.reduce_told(spec, 0), c.late);
+          ASSERT_EQ(this->warp_.reduce_if_arrived(spec, 0), c.late);
           std::swap(word, *reinterpret_cast<uint64_t*>(at));
-          ASSERT_EQ(this->warp_.reduce_told(spec, 0), -1);
+          ASSERT_EQ(this->warp_.reduce_if_arrived(spec, 0), -1);
           this->warp_.settle();
           ASSERT_TRUE(out.guards_intact());
           for (int64_t e = 0; e < hidden; ++e)
             ASSERT_TRUE(same_element(out.data(), want.data(), type, e)) << "n " << n << " column " << e;
-          for (const auto& r : c.told) {
+          for (const auto& r : c.sentinels) {
             ASSERT_TRUE(r->guards_intact());
             for (size_t b = 0; b < r->size(); ++b) ASSERT_EQ(r->data()[b], std::byte{0}) << "byte " << b;
           }
@@ -151,7 +151,7 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   });
 }
 
-/// `row` as telling_copies() makes it of the `bytes` bytes `want`: no word of 8 bytes is all ones, and only words of 4 that
+/// `row` as sentinel_copies() makes it of the `bytes` bytes `want`: no word of 8 bytes is all ones, and only words of 4 that
 /// were have changed.
 inline ::testing::AssertionResult tells_copy(const std::byte* row, const std::byte* want, size_t bytes) {
   constexpr uint32_t kOnes = 0xffffffff, kInstead = 0xffff7fff;
@@ -176,7 +176,7 @@ TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
     for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {
       const size_t bytes = whole<TypeParam>(size);
       if (bytes == 0) continue;
-      typename TestFixture::Memory src(telling_room(bytes)), row(telling_room(bytes));
+      typename TestFixture::Memory src(sentinel_room(bytes)), row(sentinel_room(bytes));
       for (const int ones : {0, 2, 100}) {  // per cent of the words
         src.randomize(this->random_);
         row.randomize(this->random_);
@@ -186,14 +186,14 @@ TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
         this->warp_.settle();
         for (size_t b = 0; b < (bytes + 3) / 4 * 4; ++b)
           ASSERT_EQ(row.data()[b], std::byte{0xff}) << "byte " << b << " of " << bytes;
-        ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
+        ASSERT_FALSE(this->warp_.has_arrived(row.data(), bytes)) << bytes;
         void* const to[] = {row.data()};
-        this->warp_.multicast_telling(to, 1, src.data(), bytes, true);
+        this->warp_.multicast_sentinel(to, 1, src.data(), bytes, true);
         this->warp_.settle();
-        ASSERT_TRUE(this->warp_.has_come(row.data(), bytes)) << bytes;
+        ASSERT_TRUE(this->warp_.has_arrived(row.data(), bytes)) << bytes;
         ASSERT_TRUE(tells_copy(row.data(), src.data(), bytes)) << bytes;
-        std::memset(row.data() + this->random_() % (telling_room(bytes) / 8) * 8, 0xff, 8);
-        ASSERT_FALSE(this->warp_.has_come(row.data(), bytes)) << bytes;
+        std::memset(row.data() + this->random_() % (sentinel_room(bytes) / 8) * 8, 0xff, 8);
+        ASSERT_FALSE(this->warp_.has_arrived(row.data(), bytes)) << bytes;
         ASSERT_TRUE(row.guards_intact());
       }
     }

@@ -12,9 +12,9 @@ namespace switchyard::detail {
 
 /// Frames over one connected non-blocking socket. Never waits. Sending and receiving share no state but the socket, so one
 /// thread may receive while another sends through fd().
-class Channel {
+class Connection {
  public:
-  Channel(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
+  Connection(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
 
   int fd() const noexcept { return fd_.get(); }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Telling rows by the lanes of one warp (arch/ops.hpp): written without a flag behind them, read as they come. All lanes call
+// Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a flag behind them, read as they come. All lanes call
 // every function together with equal arguments (`mine` apart).
 #pragma once
 
@@ -16,17 +16,17 @@ __device__ inline uint32_t word_of_row(const std::byte* row, int64_t bytes, int6
   return word;
 }
 
-/// Copies a row of any size and alignment to the telling rows in `mine` of the given lanes.
-__device__ __noinline__ inline void multicast_telling_lanes(int lane, void* mine, unsigned lanes, const std::byte* src,
-                                                            int64_t bytes, Telling as) {
+/// Copies a row of any size and alignment to the sentinel rows in `mine` of the given lanes.
+__device__ __noinline__ inline void multicast_sentinel_lanes(int lane, void* mine, unsigned lanes, const std::byte* src,
+                                                             int64_t bytes, Sentinel as) {
   const int64_t whole = (reinterpret_cast<uintptr_t>(src) & 15u) == 0 ? bytes / 16 : 0, words = (bytes + 3) / 4;
   for (unsigned left = lanes; left != 0; left &= left - 1) {
     auto* const dst = reinterpret_cast<std::byte*>(
         __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), __ffs(static_cast<int>(left)) - 1));
     for (int64_t v = lane; v < whole; v += 32)
-      ptx::store_words(reinterpret_cast<uint4*>(dst) + v, telling(reinterpret_cast<const uint4*>(src)[v], as));
+      ptx::store_words(reinterpret_cast<uint4*>(dst) + v, substituted(reinterpret_cast<const uint4*>(src)[v], as));
     for (int64_t i = whole * 4 + lane; i < words; i += 32)
-      ptx::store_word(reinterpret_cast<uint32_t*>(dst) + i, telling(word_of_row(src, bytes, i), as));
+      ptx::store_word(reinterpret_cast<uint32_t*>(dst) + i, substituted(word_of_row(src, bytes, i), as));
   }
 }
 
@@ -42,8 +42,8 @@ __device__ __forceinline__ void blank_lanes(int lane, void* row, int64_t words, 
   for (int64_t i = vectors * 4 + lane; i < words; i += 32) static_cast<uint32_t*>(row)[i] = blank;
 }
 
-/// True if all words of a telling row have come.
-__device__ inline bool row_has_come(int lane, const void* row, int64_t words, uint32_t blank) {
+/// True if all words of a sentinel row have come.
+__device__ inline bool row_has_arrived(int lane, const void* row, int64_t words, uint32_t blank) {
   bool late = false;
   const int64_t vectors = words / 4;
   for (int64_t v = lane; v < vectors; v += 32) late |= any_blank(ptx::load_words(static_cast<const uint4*>(row) + v), blank);
@@ -65,10 +65,10 @@ __device__ __noinline__ inline int missing_lane(int lane, const void* mine, unsi
   for (unsigned left = lanes; left != 0; left &= left - 1) {
     const int holder = __ffs(static_cast<int>(left)) - 1;
     const auto* row = reinterpret_cast<const void*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(mine), holder));
-    if (row_has_come(lane, row, words, blank)) continue;
+    if (row_has_arrived(lane, row, words, blank)) continue;
     look_again(row, words, looks, blank);
     __syncwarp();
-    if (!row_has_come(lane, row, words, blank)) return holder;
+    if (!row_has_arrived(lane, row, words, blank)) return holder;
   }
   ptx::fence_acq_rel<Scope::system>();
   __syncwarp();
@@ -86,20 +86,20 @@ __device__ __forceinline__ void blank_rows_of(int lane, const void* mine, unsign
   }
 }
 
-/// See Arch::multicast_telling.
+/// See Arch::multicast_sentinel.
 template <class F>
-__device__ void multicast_telling_places(int lane, int n, F&& f, const std::byte* src, int64_t bytes, const Telling& as) {
+__device__ void multicast_sentinel_places(int lane, int n, F&& f, const std::byte* src, int64_t bytes, const Sentinel& as) {
   SWITCHYARD_ROLLED
   for (int base = 0; base < n; base += 32) {
     void* const mine = base + lane < n ? static_cast<void*>(f(base + lane)) : nullptr;
-    multicast_telling_lanes(lane, mine, __ballot_sync(kAllLanes, mine != nullptr), src, bytes, as);
+    multicast_sentinel_lanes(lane, mine, __ballot_sync(kAllLanes, mine != nullptr), src, bytes, as);
   }
 }
 
-/// See Arch::reduce_told; reduce() sums the rows row_of(i) of `bytes` bytes.
+/// See Arch::reduce_if_arrived; reduce() sums the rows row_of(i) of `bytes` bytes.
 template <class Row, class Reduce>
-__device__ int reduce_told_places(int lane, int places, int64_t bytes, Row&& row_of, int looks, const Telling& as,
-                                  Reduce&& reduce) {
+__device__ int reduce_if_arrived_places(int lane, int places, int64_t bytes, Row&& row_of, int looks, const Sentinel& as,
+                                        Reduce&& reduce) {
   const int64_t words = (bytes + 3) / 4;
   SWITCHYARD_ROLLED
   for (int step = 0; step < 2; ++step) {
@@ -117,7 +117,7 @@ __device__ int reduce_told_places(int lane, int places, int64_t bytes, Row&& row
   return -1;
 }
 
-/// Four telling rows, asked for together.
+/// Four sentinel rows, asked for together.
 struct ToldRows {
   static constexpr int kRows = 4, kAhead = 2;
   const uint4* from[kRows];
@@ -157,11 +157,11 @@ __device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
   return __ffs(static_cast<int>(lanes)) - 1;
 }
 
-/// For kernels in which everything runs once: as reduce_whole of telling rows, each of which it asks for once, and again when
-/// its last word has come. \returns a lane whose row has not come after so many looks, or -1.
+/// reduce_whole of sentinel rows, for kernels in which everything runs once. It asks for each row once, and again when the
+/// row's last word has arrived. \returns a lane whose row has not arrived after `looks` looks, or -1.
 template <DType T>
-__device__ __forceinline__ int reduce_told_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes,
-                                                 int count, int looks, const Telling& as) {
+__device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes,
+                                                       int count, int looks, const Sentinel& as) {
   using E = RowElements<T>;
   constexpr int kAhead = ToldRows::kAhead, kRound = 32 * kAhead;
 #pragma unroll 1
@@ -201,13 +201,13 @@ __device__ __forceinline__ int reduce_told_whole(int lane, uint4* out, const voi
   return -1;
 }
 
-/// The same of each lane's row, or null, times its weight.
-__device__ __forceinline__ int reduce_told_hot(int lane, const ReduceSpec& spec, const void* mine, float weight, int looks,
-                                               const Telling& as) {
+/// Arch::reduce_if_arrived in line: each lane has a row, or null, and its weight.
+__device__ __forceinline__ int reduce_if_arrived_inline(int lane, const ReduceSpec& spec, const void* mine, float weight,
+                                                        int looks, const Sentinel& as) {
   const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);
   return with_row_type(spec.type, [&]<DType T>() {
     const int count = static_cast<int>(spec.hidden) / RowElements<T>::kPerVector;
-    return reduce_told_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes, count, looks, as);
+    return reduce_if_arrived_whole<T>(lane, static_cast<uint4*>(spec.out), mine, weight, lanes, count, looks, as);
   });
 }
 

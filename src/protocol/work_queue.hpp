@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work that warps take while it is done. The link serves some multiprocessors up to 40 % faster than others, so equal shares
+// would leave the fast ones idle at the end (docs/design/0018-dealt-work.md).
+#pragma once
+
+#include "arch/ops.hpp"
+#include "base/macros.hpp"
+
+namespace switchyard::detail {
+
+/// Hands out the indices 0, 1, 2, ... to the warps of a rank: each index to exactly one warp, ascending for each warp. Every
+/// warp has a queue of its own over one `counter` in the rank's memory, which is 0 before the first index is taken. Indices
+/// never run out: the caller compares them with its end, and calls reset when all warps are past it. Taking orders nothing.
+template <class A>
+class WorkQueue {
+ public:
+  /// `batch`: how many indices are taken at a time. More than one pays where an item is less work than taking its index.
+  SWITCHYARD_FN explicit WorkQueue(uint64_t* counter, int batch = 1) : counter_(counter), batch_(batch) {}
+
+  /// The index that this warp works on: the same until done() is called.
+  SWITCHYARD_FN int64_t item(typename A::Warp& w) {
+    if (left_ == 0) {
+      item_ = static_cast<int64_t>(A::take(w, counter_, static_cast<uint64_t>(batch_)));
+      left_ = batch_;
+    }
+    return item_;
+  }
+  /// Ends the work on item(), so that the next call of item() returns another index.
+  SWITCHYARD_FN void done() {
+    ++item_;
+    --left_;
+  }
+
+  /// Makes `counter` begin again at 0. One warp calls this after every warp has seen the end of the work, and is ordered behind
+  /// them all (by an acquire) and before the next take (by a release).
+  SWITCHYARD_FN static void reset(typename A::Warp& w, uint64_t* counter) {
+    A::for_lanes(w, 1, [&](int) { *counter = 0; });
+  }
+
+ private:
+  uint64_t* counter_;
+  int batch_, left_ = 0;
+  int64_t item_ = 0;
+};
+
+}  // namespace switchyard::detail
