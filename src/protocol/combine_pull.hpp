@@ -74,8 +74,8 @@ struct SumWork {
   uint64_t* outputs_done = nullptr;  ///< warps
   uint64_t* sums_done = nullptr;     ///< [kSumChunks] warps
   uint64_t* pulls_done = nullptr;    ///< warps
-  uint64_t* sums_next = nullptr;     ///< records dealt, to be summed or pushed
-  uint64_t* pulls_next = nullptr;    ///< tokens dealt
+  uint64_t* sums_next = nullptr;     ///< next record to be summed or pushed
+  uint64_t* pulls_next = nullptr;    ///< next token to be summed
 };
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's memory.
@@ -218,13 +218,14 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.shape.row_bytes}, moved);
 }
 
-/// How the tokens of a rank are dealt to its warps: as many whole ones as give each warp equally many; then the others, which
-/// leave warps idle, in as many parts as there are such warps. One warp's way to a peer and back takes longer than its bytes.
-struct PullDeal {
+/// How the warps of a rank share its tokens: as many whole tokens as give each warp equally many; then the others, which
+/// would leave warps idle, in as many parts as there are such warps. One warp's way to a peer and back takes longer than its
+/// bytes.
+struct PullItems {
   int64_t whole;
   int parts;  ///< of each of the others
 };
-SWITCHYARD_FN inline PullDeal deal_pulls(int64_t tokens, int64_t warps, int64_t row_bytes) {
+SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t row_bytes) {
   constexpr int kMost = 8, kLeastBytes = 1024;
   const int64_t whole = tokens > 0 ? (tokens - 1) / warps * warps : 0;
   int parts = 1;
@@ -235,15 +236,15 @@ SWITCHYARD_FN inline PullDeal deal_pulls(int64_t tokens, int64_t warps, int64_t 
 /// Owner side: sums this warp's share of all tokens. Pending.
 template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
-  const PullDeal deal = deal_pulls(p.tokens, w.total(), p.shape.row_bytes);
+  const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
   WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce);
-  if (deal.whole > 0) pull_and_reduce<A>(w, p, items, deal.whole, moved);
-  const int64_t end = deal.whole + (p.tokens - deal.whole) * deal.parts;
-  const bool dealt = deal.whole > 0;  // else no warp has more than one, which it need not ask for
-  for (int64_t i = dealt ? items.item(w) : w.index(); i < end;) {
-    const auto of = static_cast<int>(i - deal.whole), t = of / deal.parts;
-    reduce_token<A>(w, p, deal.whole + t, part_of_row(p.shape.row_bytes, of - t * deal.parts, deal.parts), moved);
-    if (!dealt) break;
+  if (share.whole > 0) pull_and_reduce<A>(w, p, items, share.whole, moved);
+  const int64_t end = share.whole + (p.tokens - share.whole) * share.parts;
+  const bool queued = share.whole > 0;  // else no warp has more than one, which it need not ask for
+  for (int64_t i = queued ? items.item(w) : w.index(); i < end;) {
+    const auto of = static_cast<int>(i - share.whole), t = of / share.parts;
+    reduce_token<A>(w, p, share.whole + t, part_of_row(p.shape.row_bytes, of - t * share.parts, share.parts), moved);
+    if (!queued) break;
     items.done();
     i = items.item(w);
   }
