@@ -37,11 +37,13 @@ Yard& yard() {
 
 /// Takes what a rank leaves. \returns what is to be freed now: nothing while another group of the process lives
 std::vector<Remains> lay_down(Remains left) {
-  const bool last = left.shared->retire();
-  const std::lock_guard lock(yard().mutex);
-  yard().remains.push_back(std::move(left));
-  if (!last) return {};
-  return std::exchange(yard().remains, {});
+  Yard& all = yard();
+  const std::lock_guard lock(
+      all.mutex);  // for both: of ranks that end at the same time, the last must find what the others left
+  all.in_use -= left.shared->retire();
+  all.remains.push_back(std::move(left));
+  if (all.in_use > 0) return {};
+  return std::exchange(all.remains, {});
 }
 
 }  // namespace
@@ -52,14 +54,11 @@ SharedHostMemory::SharedHostMemory(int device, std::byte* memory, size_t bytes) 
   ++yard().in_use;
 }
 
-bool SharedHostMemory::retire() {
-  const std::lock_guard lock(yard().mutex);
-  in_use_ = false;
-  return --yard().in_use == 0;
-}
-
 SharedHostMemory::~SharedHostMemory() {
-  if (in_use_) retire();
+  {
+    const std::lock_guard lock(yard().mutex);
+    yard().in_use -= retire();
+  }
   try {
     const DeviceGuard guard(device_);
     gpu::unshare_host_memory(memory_);
@@ -91,7 +90,7 @@ void end_device(DeviceParts given) noexcept {
     else
       thread.detach();
   } catch (const std::exception&) {
-    // Without memory or a thread it stays until the process ends.
+    // Without memory or a thread all is freed here, whatever that waits for.
   }
 }
 

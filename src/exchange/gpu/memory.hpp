@@ -62,8 +62,8 @@ class SharedHostMemory {
   ~SharedHostMemory();
   SharedHostMemory(const SharedHostMemory&) = delete;
   SharedHostMemory& operator=(const SharedHostMemory&) = delete;
-  /// The rank has left: nobody writes it any more. \returns whether no other rank of the process has such memory in use
-  bool retire();
+  /// The rank has left: nobody writes it any more. \returns 1 the first time, by which the uses of the process are fewer
+  int retire() noexcept { return std::exchange(in_use_, false) ? 1 : 0; }
 
  private:
   int device_;

@@ -199,14 +199,18 @@ void CudaPool::settle_freed() {
 bool CudaPool::await_users(std::chrono::milliseconds grace) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point end = Clock::now() + grace;
-  settle_freed();
   for (;;) {
+    settle_freed();
     bool all = true;
     ranges_.forget([&](const StreamUse& use) {
       const bool over = StreamPoints::reached(*use.point);
       all = all && over;
       return over;
     });
+    {
+      const std::lock_guard lock(mutex_);
+      all = all && freed_.empty();  // of streams that are captured just now nothing is known
+    }
     if (all || Clock::now() > end) return all;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
