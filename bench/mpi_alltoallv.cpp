@@ -19,6 +19,7 @@
 
 #include "check/scenario.hpp"
 #include "measure/figures.hpp"
+#include "measure/result_file.hpp"
 #include "run/routing_source.hpp"
 
 // The sum is compiled for several instruction sets, as the library's is.

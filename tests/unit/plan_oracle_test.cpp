@@ -217,6 +217,25 @@ TEST(Combine, BiasWeightsAndZero) {
   EXPECT_EQ(out, 3.5f);
 }
 
+TEST(Combine, NothingButMinusZeros) {
+  const float zero = -0.0f;
+  oracle::SumSpec spec;
+  spec.type = DType::f32;
+  spec.hidden = 1;
+  spec.bias[0] = spec.bias[1] = &zero;
+  const auto negative = [&] {
+    float out = 1;
+    oracle::combine_row(spec, {{&zero, 1, 0}}, &out);
+    return out == 0 && std::signbit(out);
+  };
+  spec.pre_reduced = true;  // a row of a rank is added as it is
+  EXPECT_TRUE(negative());
+  spec.pre_reduced = false;  // a sum of a rank's rows begins with +0
+  EXPECT_FALSE(negative());
+  spec.order = oracle::CombineOrder::per_route;
+  EXPECT_TRUE(negative());
+}
+
 TEST(Routing, CapacityByHand) {
   oracle::Problem p;
   p.world = 1;
