@@ -68,7 +68,7 @@ class Receiver {
         weighted_(!p.weights.empty()),
         limit_(row_limit(p, rank)) {
     v_.tokens_per_expert.assign(static_cast<size_t>(here_), 0);
-    v_.dropped_per_source.assign(static_cast<size_t>(here_ * p.world), 0);
+    v_.dropped_per_source.assign(static_cast<size_t>(int64_t{here_} * p.world), 0);
     if (!by_expert_) return;
     v_.expert_first_row = first_rows(p, rank);
     v_.rows_needed = v_.expert_first_row.back();
