@@ -132,11 +132,12 @@ TEST(Numbers, RoundingIsNearest) {
 }
 
 std::vector<uint8_t> quantised(const std::vector<float>& row, ScaleKind kind, std::vector<float>& scales) {
-  std::vector<uint8_t> codes(row.size()), bytes(switchyard::scale_row_bytes(static_cast<int64_t>(row.size()), kind));
+  std::vector<uint8_t> codes(row.size()), bytes(switchyard::scale_row_bytes(static_cast<int64_t>(row.size()), kind), 0xEE);
   oracle::quantise(DType::f32, row.data(), static_cast<int64_t>(row.size()), kind, codes.data(), bytes.data());
   scales.clear();
   for (int64_t g = 0; g < switchyard::num_scales(static_cast<int64_t>(row.size())); ++g)
     scales.push_back(oracle::scale_value(kind, bytes.data(), g));
+  for (size_t i = scales.size() * (kind == ScaleKind::f32 ? 4 : 1); i < bytes.size(); ++i) EXPECT_EQ(bytes[i], 0) << "padding";
   return codes;
 }
 
