@@ -17,8 +17,9 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "check/oracle.hpp"
+#include "check/scenario.hpp"
 #include "measure/figures.hpp"
+#include "measure/result_file.hpp"
 #include "run/routing_source.hpp"
 
 // The sum is compiled for several instruction sets, as the library's is.
@@ -143,7 +144,7 @@ class Peer {
     const tool::Scenario& s = set.scenario;
     set.x = tool::token_rows(s.seed, index, rank_, o_.tokens, o_.hidden, DType::bf16, ScaleKind::none);
     set.out = tool::RowArray(o_.tokens, o_.hidden, DType::bf16);
-    const auto rows = tool::expected_rows(s, rank_).size();
+    const auto rows = oracle::rows_to(s.problem(), rank_).size();
     set.received.assign(rows * at(row_bytes_), std::byte{1});
     set.received_meta.assign(rows * at(meta_bytes_), std::byte{1});
     int64_t pairs = 0;
@@ -244,9 +245,9 @@ class Peer {
     for (size_t i = 0; i < sets_.size(); ++i) {
       const Set& set = sets_[i];
       const tool::Scenario& s = set.scenario;
-      const std::vector<tool::RowOrigin> rows = tool::expected_rows(s, rank_);
+      const std::vector<oracle::Origin> rows = oracle::rows_to(s.problem(), rank_);
       for (size_t row = 0; row < rows.size(); ++row) {
-        const tool::RowOrigin& o = rows[row];
+        const oracle::Origin& o = rows[row];
         const uint64_t key =
             tool::row_key(s.seed, i, tool::RowKind::token, static_cast<uint64_t>(o.source), static_cast<uint64_t>(o.token));
         tool::fill_row(expected.data(), DType::bf16, o_.hidden, key);
@@ -264,8 +265,9 @@ class Peer {
       tool::CombineCase c;
       c.set = i;
       c.identity = true;
+      tool::ExpectedSums sums(s, c, rank_);
       for (int64_t t = 0; t < o_.tokens; ++t) {
-        tool::expected_combine(s, c, rank_, t, expected.data());
+        sums.make(t, expected.data());
         const std::string d = tool::row_difference(set.out.row(t), expected.data(), DType::bf16, o_.hidden);
         if (!d.empty()) return fmt::format("set {}, combined token {}: {}", i, t, d);
       }

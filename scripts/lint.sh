@@ -70,7 +70,7 @@ check_results() {
 }
 
 check_tidy() {
-  local tool list core='^(src|tools)/.*\.cpp$'
+  local tool list core='^(src|oracle|tools)/.*\.cpp$'
   tool=$(clang_tool clang-tidy) || { echo "clang-tidy 14 not found: ./dev setup lint"; return 1; }
   [[ -f build/release/compile_commands.json ]] || { echo "needs build/release: ./dev build"; return 1; }
   # Only what this build compiles: the others have no command that clang-tidy could use.

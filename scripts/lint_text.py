@@ -18,7 +18,7 @@ BINARY = {".safetensors", ".npy", ".png", ".bin", ".gz"}
 # Written in pieces, so that this file passes its own check.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]) + r")\b")
 CONFLICT = re.compile(r"^(<{7} |={7}$|>{7} )")
-NAMED_FILE = re.compile(r"(?<![\w./<$-])((?:docs|src|include|tests|scripts|cmake|tools|bench|examples|data)/[\w./-]+"
+NAMED_FILE = re.compile(r"(?<![\w./<$-])((?:docs|src|include|oracle|tests|scripts|cmake|tools|bench|examples|data)/[\w./-]+"
                         r"\.(?:md|hpp|cpp|h|c|cuh|cu|py|sh|def|cmake|safetensors))\b")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 COMMENT = re.compile(r"(//|#|^\s*\*|/\*)")

@@ -62,7 +62,7 @@ TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
     std::map<std::pair<int, int64_t>, std::multiset<Place>> want;
     size_t most = 0, routes = 0;
     for (int d = 0; d < s.world; ++d) {
-      const std::vector<RowOrigin> rows = expected_rows(s, d);
+      const std::vector<oracle::Origin> rows = oracle::rows_to(s.problem(), d);
       most = std::max(most, rows.size());
       for (size_t row = 0; row < rows.size(); ++row) {
         if (rows[row].source < 0) continue;

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line tool's own parts: its oracle must accept what is right and refuse what is wrong.
+// The command line tool's own parts: its checks must accept what is right and refuse what is wrong.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "switchyard/status.hpp"
 #include "tools/bench/case.hpp"
 #include "tools/bench/points.hpp"
 #include "tools/check/exchange_check.hpp"
-#include "tools/check/numbers.hpp"
 #include "tools/cli/verb.hpp"
 #include "tools/demo/moe_reference.hpp"
 #include "tools/measure/figures.hpp"
@@ -25,57 +22,6 @@ namespace {
 
 using nlohmann::json;
 
-// ------------------------------------------------------------------------------------------------------------- number formats
-
-TEST(Numbers, EveryNarrowCodeSurvivesWideningAndRounding) {
-  for (const DType type : {DType::bf16, DType::f16, DType::fp8_e4m3}) {
-    const uint32_t codes = type == DType::fp8_e4m3 ? 256 : 65536;
-    for (uint32_t code = 0; code < codes; ++code) {
-      const float value = element(&code, type, 0);  // little endian
-      if (std::isnan(value)) continue;
-      uint32_t back = 0;
-      store_element(&back, type, 0, value);
-      ASSERT_EQ(back, code) << "type " << static_cast<int>(type);
-    }
-  }
-}
-
-TEST(Numbers, TiesGoToEvenAndNeighboursDoNot) {
-  // 1 + 2^-8 lies between the bf16 values 1 and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6.
-  EXPECT_EQ(rounded(1.0f + 0x1p-8f, DType::bf16), 1.0f);
-  EXPECT_EQ(rounded(1.0f + 0x1p-8f + 0x1p-20f, DType::bf16), 1.0f + 0x1p-7f);
-  EXPECT_EQ(rounded(1.0f + 3 * 0x1p-8f, DType::bf16), 1.0f + 0x1p-6f);
-  EXPECT_EQ(rounded(1.0f + 0x1p-11f, DType::f16), 1.0f);
-  EXPECT_EQ(rounded(1.0f + 3 * 0x1p-11f, DType::f16), 1.0f + 0x1p-9f);
-  EXPECT_EQ(rounded(17.0f, DType::fp8_e4m3), 16.0f);
-  EXPECT_EQ(rounded(19.0f, DType::fp8_e4m3), 20.0f);
-  EXPECT_EQ(rounded(1e6f, DType::fp8_e4m3), 448.0f);
-  EXPECT_EQ(rounded(std::numeric_limits<float>::infinity(), DType::fp8_e4m3), 448.0f);
-  EXPECT_TRUE(std::isinf(rounded(65520.0f, DType::f16)));
-  EXPECT_EQ(rounded(65519.0f, DType::f16), 65504.0f);
-}
-
-TEST(Numbers, QuantisationByHand) {
-  std::vector<float> row(130, 0.0f);
-  row[0] = 448.0f;
-  row[1] = -224.0f;
-  row[128] = 0.0f;  // the second, short group is all zero
-  std::vector<uint8_t> q(130);
-  float scales[4] = {-1, -1, -1, -1};
-  quantize_reference(row.data(), DType::f32, 130, ScaleKind::f32, q.data(), scales);
-  EXPECT_EQ(scales[0], 1.0f);
-  EXPECT_EQ(scales[1], 0.0f);
-  EXPECT_EQ(element(q.data(), DType::fp8_e4m3, 0), 448.0f);
-  EXPECT_EQ(element(q.data(), DType::fp8_e4m3, 1), -224.0f);
-  EXPECT_EQ(q[129], 0);
-  row[0] = 449.0f;  // scale just above 1: the next power of two is 2
-  uint8_t powers[16] = {};
-  quantize_reference(row.data(), DType::f32, 130, ScaleKind::ue8m0, q.data(), powers);
-  EXPECT_EQ(powers[0], 128);
-  EXPECT_EQ(powers[1], 0);
-  EXPECT_EQ(element(q.data(), DType::fp8_e4m3, 1), -112.0f);
-}
-
 TEST(Rows, AreReproducibleFiniteAndDifferent) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32, DType::fp8_e4m3}) {
     std::vector<std::byte> a(99 * 4), b(99 * 4), c(99 * 4);
@@ -86,7 +32,7 @@ TEST(Rows, AreReproducibleFiniteAndDifferent) {
     EXPECT_NE(a, c);
     bool positive = false, negative = false;
     for (int64_t i = 0; i < 99; ++i) {
-      const float value = element(a.data(), type, i);
+      const float value = oracle::load(type, a.data(), i);
       EXPECT_TRUE(std::isfinite(value));
       positive = positive || value > 0;
       negative = negative || value < 0;
@@ -111,40 +57,51 @@ Scenario small_scenario(Layout layout) {
   return s;
 }
 
-TEST(Oracle, RowsByHand) {
-  const Scenario rank_major = small_scenario(Layout::rank_major);
-  EXPECT_EQ(rank_major.first_expert(1), 3);
-  EXPECT_EQ(rank_major.owner(2), 0);
-  EXPECT_EQ(rank_major.owner(3), 1);
-  ASSERT_EQ(expected_rows(rank_major, 0).size(), 2u);  // (0, 0), (1, 0)
-  EXPECT_EQ(expected_rows(rank_major, 0)[1].source, 1);
-  ASSERT_EQ(expected_rows(rank_major, 1).size(), 2u);  // (0, 0), (0, 1)
-  EXPECT_EQ(expected_rows(rank_major, 1)[1].token, 1);
-  const std::vector<RowOrigin> rows = expected_rows(small_scenario(Layout::expert_major), 0);
-  ASSERT_EQ(rows.size(), 8u);  // expert 0: one row, padded to 4; expert 1: none; expert 2: two, padded to 4
-  EXPECT_EQ(rows[0].k, 0);
-  EXPECT_EQ(rows[1].source, -1);
-  EXPECT_EQ(rows[4].source, 1);
-  EXPECT_EQ(rows[5].k, 1);
-  EXPECT_EQ(expected_expert_counts(rank_major, 0), (std::vector<int64_t>{1, 0, 2}));
-}
-
-TEST(Oracle, CombineByHand) {
+TEST(Scenarios, CombineByHand) {
   Scenario s = small_scenario(Layout::expert_major);
   CombineCase c;
   c.identity = true;
   std::vector<std::byte> x(48), out(48);
   fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::token, 1, 0));
-  expected_combine(s, c, 1, 0, out.data());
+  ExpectedSums(s, c, 1).make(0, out.data());
   for (int64_t i = 0; i < 24; ++i) {  // both routes on rank 0: one partial sum, rounded, then rounded again
-    const float value = element(x.data(), DType::bf16, i);
-    EXPECT_EQ(element(out.data(), DType::bf16, i), rounded(0.125f * value + 0.875f * value, DType::bf16));
+    const float value = oracle::load(DType::bf16, x.data(), i);
+    EXPECT_EQ(oracle::load(DType::bf16, out.data(), i), oracle::rounded(DType::bf16, 0.125f * value + 0.875f * value));
   }
   c.num_bias = 1;
   s.routing[0].ids = {-1, 9, -1, -1};  // a token without experts yields its bias, also -0
-  expected_combine(s, c, 0, 0, out.data());
+  ExpectedSums(s, c, 0).make(0, out.data());
   fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::bias, 0, 0, 0));
   EXPECT_EQ(row_difference(out.data(), x.data(), DType::bf16, 24), "");
+}
+
+// Capacity 5 of rank 0 cuts the second of its expert 2's two rows.
+TEST(Scenarios, CombineAfterDropsByHand) {
+  const Scenario s = small_scenario(Layout::expert_major);
+  CombineCase c;
+  c.identity = true;
+  c.capacity = 5;
+  std::vector<std::byte> x(48), out(48);
+  fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::token, 1, 0));
+  ExpectedSums(s, c, 1).make(0, out.data());
+  for (int64_t i = 0; i < 24; ++i)
+    EXPECT_EQ(oracle::load(DType::bf16, out.data(), i),
+              oracle::rounded(DType::bf16, 0.125f * oracle::load(DType::bf16, x.data(), i)));
+}
+
+TEST(Scenarios, AnExpertNamedAgainIsOneRow) {
+  Scenario s = small_scenario(Layout::expert_major);
+  s.alignment = 1;
+  CombineCase c;
+  c.order = CombineOrder::per_route;
+  c.repeats_alias = true;
+  std::vector<std::byte> y(48), out(48);
+  fill_row(y.data(), DType::bf16, 24, output_key(s, 0, 0, {1, 0, 0}));
+  ExpectedSums(s, c, 1).make(0, out.data());
+  for (int64_t i = 0; i < 24; ++i) {
+    const float value = oracle::load(DType::bf16, y.data(), i);
+    EXPECT_EQ(oracle::load(DType::bf16, out.data(), i), oracle::rounded(DType::bf16, 0.125f * value + 0.875f * value));
+  }
 }
 
 /// Runs an exchange on two ranks, lets `spoil` change what one of them got, and returns whether all checks passed.
@@ -214,7 +171,7 @@ TEST(MoeReference, SeesAWrongExpertAndAMissingRoute) {
   input.routing = {{8, 2, 4, {0, 1, 2, 3, 4, 5, 6, 7}, std::vector<float>(8, 0.5f)}};
   const auto right = moe_reference(input, weights, hidden, intermediate, 2, {});
   std::vector<uint16_t> out(static_cast<size_t>(4 * hidden));
-  for (size_t i = 0; i < out.size(); ++i) store_element(out.data(), DType::bf16, static_cast<int64_t>(i), right[0][i]);
+  for (size_t i = 0; i < out.size(); ++i) oracle::store(DType::bf16, out.data(), static_cast<int64_t>(i), right[0][i]);
   for (int64_t t = 0; t < 4; ++t)
     EXPECT_LT(row_error(&out[static_cast<size_t>(t * hidden)], &right[0][static_cast<size_t>(t * hidden)], hidden), 0.004);
 

@@ -153,7 +153,8 @@ class RankBench {
 int64_t most_rows(const std::vector<Scenario>& scenarios, int world) {
   int64_t most = 0;
   for (const Scenario& s : scenarios) {
-    for (int r = 0; r < world; ++r) most = std::max(most, static_cast<int64_t>(expected_rows(s, r).size()));
+    const oracle::Problem problem = s.problem();
+    for (int r = 0; r < world; ++r) most = std::max(most, static_cast<int64_t>(oracle::rows_to(problem, r).size()));
   }
   return most;
 }

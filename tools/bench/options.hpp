@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "check/oracle.hpp"
+#include "check/scenario.hpp"
 #include "run/modes.hpp"
 #include "run/names.hpp"
 #include "run/routing_source.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of one exchange against the tool's own oracle, run by every rank of a group together.
+// Checks of one exchange against the oracle, run by every rank of a group together.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check/check_result.hpp"
-#include "check/oracle.hpp"
+#include "check/scenario.hpp"
 #include "switchyard/normal.hpp"
 
 namespace switchyard::tool {

@@ -6,49 +6,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "check/numbers.hpp"
-
 namespace switchyard::tool {
 namespace {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
-/// The distinct (token, expert) pairs that come to each expert of `rank`, in order: source, token; k is the first that names
-/// it.
-std::vector<std::vector<RowOrigin>> distinct_rows(const Scenario& s, int rank) {
-  const int first = s.first_expert(rank), last = s.first_expert(rank + 1);
-  std::vector<std::vector<RowOrigin>> rows(at(last - first));
-  for (int source = 0; source < s.world; ++source) {
-    for (int64_t t = 0; t < s.tokens(source); ++t) {
-      for (int k = 0; k < s.topk; ++k) {
-        const int32_t id = s.id(source, t, k);
-        if (id < first || id >= last) continue;
-        auto& mine = rows[at(id - first)];
-        const bool repeated = !mine.empty() && mine.back().source == source && mine.back().token == t;
-        if (!repeated) mine.push_back({source, t, k});
-      }
-    }
-  }
-  return rows;
-}
-
-/// Words of a column of scales: whole 16 bytes.
-int64_t column_rows(int64_t rows) { return (rows + 3) / 4 * 4; }
-
-size_t scale_bytes_per_expert(const LowLatencyConfig& c, int64_t rows) {
-  if (c.scales == ScaleKind::none) return 0;
-  if (c.scale_order == ScaleOrder::row_major) return at(rows) * scale_row_bytes(c.hidden, c.scales, c.scale_group);
-  const int64_t groups = num_scales(c.hidden, c.scale_group);
-  return at(column_rows(rows) * (c.scales == ScaleKind::f32 ? groups : (groups + 3) / 4) * 4);
-}
-
-/// Scale g of row r of an expert, as it lies in memory.
-const std::byte* scale_at(const LowLatencyConfig& c, const std::byte* expert, int64_t rows, int64_t r, int64_t g) {
-  const bool f32 = c.scales == ScaleKind::f32;
-  if (c.scale_order == ScaleOrder::row_major)
-    return expert + at(r) * scale_row_bytes(c.hidden, c.scales, c.scale_group) + at(f32 ? 4 * g : g);
-  const int64_t column = column_rows(rows);
-  return f32 ? expert + at((g * column + r) * 4) : expert + at((g / 4 * column + r) * 4 + g % 4);
+oracle::ScaleShape scale_shape(const LowLatencyConfig& c, int64_t rows_per_expert) {
+  return {c.scale_order, c.scales, c.hidden, c.scale_group, rows_per_expert};
 }
 
 }  // namespace
@@ -80,7 +44,7 @@ LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config
       device_(device),
       rank_(group.rank()),
       sms_(sms),
-      rows_(distinct_rows(s, rank_)),
+      expected_(oracle::low_latency_view(s.problem(), rank_)),
       exchange_(group, config),
       output_(exchange_.make_output()) {
   for (int e = 0; e < s.experts; ++e)
@@ -116,14 +80,17 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   out_ = device_.allocate(std::max<size_t>(at(s_.tokens(rank_)) * row_bytes, 16));
   device_.fill(out_, 0xEE, at(s_.tokens(rank_)) * row_bytes);
   if (experts == Experts::scale) {
-    given_scale_ = device_.upload(scale_.data() + s_.first_expert(rank_), (rows_.size() + 1) * sizeof(float));
+    given_scale_ = device_.upload(scale_.data() + s_.first_expert(rank_), (expected_.arrivals.size() + 1) * sizeof(float));
     return meet();
   }
   std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs, so that reading too much shows
-  for (size_t e = 0; e < rows_.size(); ++e)
-    for (size_t i = 0; i < rows_[e].size(); ++i)
-      fill_row(y.data() + (e * at(output_.rows_per_expert) + i) * row_bytes, config_.row_type, s_.hidden,
-               output_key(s_, set, rank_, rows_[e][i]));
+  for (size_t e = 0; e < expected_.arrivals.size(); ++e) {
+    std::byte* row = y.data() + e * at(output_.rows_per_expert) * row_bytes;
+    for (const oracle::Arrival& a : expected_.arrivals[e]) {
+      fill_row(row, config_.row_type, s_.hidden, output_key(s_, set, rank_, {a.source, a.token, a.k}));
+      row += row_bytes;
+    }
+  }
   y_ = ConstRows{device_.upload(y.data(), y.size()), output_.x.rows, s_.hidden, config_.row_type};
   meet();
 }
@@ -183,21 +150,21 @@ void LowLatencyRank::all_to_all() {
 
 LowLatencyRank::HostOutput LowLatencyRank::host_output() const {
   HostOutput got;
-  const int64_t rows = output_.x.rows, experts = static_cast<int64_t>(rows_.size());
+  const int64_t rows = output_.x.rows, experts = static_cast<int64_t>(expected_.arrivals.size());
   const auto fetch = [&](auto& to, const void* from, size_t count) {
     to.resize(count);
     device_.read(to.data(), from, count * sizeof to[0]);
   };
   fetch(got.rows, output_.x.data, at(rows * s_.hidden) * dtype_bytes(output_.x.dtype));
   if (output_.x.scales)
-    fetch(got.scales, output_.x.scales, at(experts) * scale_bytes_per_expert(config_, output_.rows_per_expert));
+    fetch(got.scales, output_.x.scales, at(scale_shape(config_, output_.rows_per_expert).offset(experts, 0, 0)));
   fetch(got.rows_of_expert, output_.rows_of_expert, at(experts));
   fetch(got.source_range, output_.source_range, at(experts * s_.world));
   fetch(got.row_source, output_.row_source, at(rows));
   return got;
 }
 
-void LowLatencyRank::compare_row(Comparison& c, const HostOutput& got, int64_t row, const RowOrigin& origin) const {
+void LowLatencyRank::compare_row(Comparison& c, const HostOutput& got, int64_t row, const oracle::Arrival& origin) const {
   const DType sent = output_.x.dtype;
   const int64_t groups = num_scales(s_.hidden, config_.scale_group);
   const RowArray source = [&] {
@@ -212,38 +179,34 @@ void LowLatencyRank::compare_row(Comparison& c, const HostOutput& got, int64_t r
   const std::byte* scales = type_ == DType::fp8_e4m3 ? source.scale_row(0) : nullptr;
   std::vector<std::byte> q(at(s_.hidden)), q_scales(scale_row_bytes(s_.hidden, ScaleKind::f32, 32));
   if (sent == DType::fp8_e4m3 && type_ != DType::fp8_e4m3) {
-    quantize_reference(source.row(0), type_, s_.hidden, config_.scales, reinterpret_cast<uint8_t*>(q.data()), q_scales.data(),
-                       config_.scale_group);
+    oracle::quantise(type_, source.row(0), s_.hidden, config_.scales, reinterpret_cast<uint8_t*>(q.data()), q_scales.data(),
+                     config_.scale_group);
     payload = q.data();
     scales = q_scales.data();
   }
   const std::string where = fmt::format("row {} (rank {}, token {})", row, origin.source, origin.token);
   c.rows_equal(got.rows.data() + at(row * s_.hidden) * dtype_bytes(sent), payload, sent, s_.hidden, where);
   if (!scales) return;
-  const int64_t per_expert = output_.rows_per_expert, expert = row / per_expert;
-  const std::byte* base = got.scales.data() + at(expert) * scale_bytes_per_expert(config_, per_expert);
+  const int64_t per_expert = output_.rows_per_expert;
+  const oracle::ScaleShape shape = scale_shape(config_, per_expert);
   const size_t bytes = config_.scales == ScaleKind::f32 ? 4 : 1;
   for (int64_t g = 0; g < groups; ++g)
-    c.is_true(std::memcmp(scale_at(config_, base, per_expert, row % per_expert, g), scales + at(g) * bytes, bytes) == 0,
+    c.is_true(std::memcmp(got.scales.data() + shape.offset(row / per_expert, row % per_expert, g), scales + at(g) * bytes,
+                          bytes) == 0,
               fmt::format("{}, scale {} differs", where, g));
 }
 
 void LowLatencyRank::compare_rows(Comparison& c, const HostOutput& got) const {
-  for (size_t e = 0; e < rows_.size() && c.passed(); ++e) {
-    const auto& rows = rows_[e];
-    c.equal(got.rows_of_expert[e], rows.size(), "rows_of_expert", static_cast<int64_t>(e));
-    int64_t first = 0;
-    for (int source = 0; source < s_.world; ++source) {
-      const int64_t n = std::count_if(rows.begin(), rows.end(), [&](const RowOrigin& o) { return o.source == source; });
-      c.equal(got.source_range[e * at(s_.world) + at(source)], first << 32 | n, "source_range",
-              static_cast<int64_t>(e) * s_.world + source);
-      first += n;
-    }
-    for (size_t i = 0; i < rows.size() && c.passed(); ++i) {
-      const int64_t row = static_cast<int64_t>(e) * output_.rows_per_expert + static_cast<int64_t>(i);
-      const int64_t packed = int64_t{rows[i].source} << 48 | int64_t{rows[i].k} << 32 | rows[i].token;
-      c.equal(got.row_source[at(row)], packed, "row_source", row);
-      compare_row(c, got, row, rows[i]);
+  for (size_t e = 0; e < expected_.arrivals.size() && c.passed(); ++e) {
+    const auto expert = static_cast<int64_t>(e);
+    c.equal(got.rows_of_expert[e], expected_.rows_of_expert[e], "rows_of_expert", expert);
+    for (int64_t i = expert * s_.world; i < (expert + 1) * s_.world; ++i)
+      c.equal(got.source_range[at(i)], expected_.source_range[at(i)], "source_range", i);
+    int64_t row = expert * output_.rows_per_expert;
+    for (const oracle::Arrival& arrival : expected_.arrivals[e]) {
+      if (!c.passed()) break;
+      c.equal(got.row_source[at(row)], arrival.packed(), "row_source", row);
+      compare_row(c, got, row++, arrival);
     }
   }
 }

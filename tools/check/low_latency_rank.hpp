@@ -10,6 +10,7 @@
 
 #include "check/exchange_check.hpp"
 #include "device/rank_device.hpp"
+#include "oracle/low_latency.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace switchyard::tool {
@@ -54,7 +55,7 @@ class LowLatencyRank {
   struct HostOutput;
   HostOutput host_output() const;
   void compare_rows(Comparison& c, const HostOutput& got) const;
-  void compare_row(Comparison& c, const HostOutput& got, int64_t at, const RowOrigin& origin) const;
+  void compare_row(Comparison& c, const HostOutput& got, int64_t at, const oracle::Arrival& origin) const;
   LowLatencyDispatchOptions dispatch_options() const;
   LowLatencyCombineOptions combine_options(CombineOrder order) const;
   void meet();
@@ -68,7 +69,7 @@ class LowLatencyRank {
   int rank_;
   CallSms sms_;
   uint64_t set_ = 0;
-  std::vector<std::vector<RowOrigin>> rows_;  ///< expected, by local expert: one per distinct (token, expert) pair
+  const oracle::LowLatencyView expected_;
   LowLatencyExchange exchange_;
   LowLatencyOutput output_;
   ConstRows x_, y_;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "check/oracle.hpp"
+#include "check/scenario.hpp"
 #include "measure/gpu/gpu_rank.hpp"
 
 namespace switchyard::tool {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check/check_result.hpp"
-#include "check/oracle.hpp"
+#include "check/scenario.hpp"
 #include "cli/progress.hpp"
 #include "cli/verb.hpp"
 #include "device/gpu_probe.hpp"

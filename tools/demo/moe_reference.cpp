@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "check/numbers.hpp"
+#include "oracle/numbers.hpp"
 
 // The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
 // instrument that.
@@ -178,7 +178,7 @@ double row_error(const uint16_t* got, const float* expected, int64_t hidden) {
   double norm = 0;
   for (int64_t c = 0; c < hidden; ++c) {
     const double e = static_cast<double>(expected[c]);
-    const double d = static_cast<double>(element(got, DType::bf16, c)) - e;
+    const double d = static_cast<double>(oracle::load(DType::bf16, got, c)) - e;
     difference += d * d;
     norm += e * e;
   }

@@ -319,8 +319,9 @@ DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const Routin
   for (const std::vector<Routing>& step : plan.routing) {
     Scenario scenario = s;
     scenario.routing = step;
+    const oracle::Problem problem = scenario.problem();
     for (int r = 0; r < s.world; ++r)
-      plan.most_rows = std::max(plan.most_rows, static_cast<int64_t>(expected_rows(scenario, r).size()));
+      plan.most_rows = std::max(plan.most_rows, static_cast<int64_t>(oracle::rows_to(problem, r).size()));
   }
   return plan;
 }

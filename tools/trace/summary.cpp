@@ -10,7 +10,6 @@
 #include <string>
 #include <utility>
 
-#include "check/numbers.hpp"
 #include "cli/build_info.hpp"
 #include "cli/style.hpp"
 #include "measure/figures.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "check/oracle.hpp"
+#include "check/scenario.hpp"
 #include "switchyard/trace.hpp"
 #include "trace/file.hpp"
 #include "trace/record.hpp"

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "check/numbers.hpp"
 #include "cli/build_info.hpp"
 #include "cli/outputs.hpp"
 #include "cli/progress.hpp"
@@ -18,6 +17,7 @@
 #include "device/clock.hpp"
 #include "device/gpu_probe.hpp"
 #include "measure/figures.hpp"
+#include "oracle/rows.hpp"
 #include "run/names.hpp"
 #include "run/ranks.hpp"
 #include "switchyard/ledger.hpp"
@@ -115,14 +115,12 @@ class LedgerRank {
 
   /// Rows by (local expert, source, route order), as a dispatch delivers them.
   void fill_expert_output() {
-    for (int el = 0; el < tables_.experts_here; ++el) {
-      for (int s = 0; s < f_.world; ++s) {
-        for (int64_t f = 0; f < f_.routes(); ++f) {
-          if (f_.expert(s, f) != rank_ * tables_.experts_here + el) continue;
-          host_y_.resize(host_y_.size() + f_.row_bytes());
-          f_.fill_row(s, f / f_.topk, host_y_.data() + host_y_.size() - f_.row_bytes());
-        }
-      }
+    const std::vector<oracle::Origin> rows = oracle::rows_to(f_.problem(), rank_);
+    host_y_.resize(rows.size() * f_.row_bytes());
+    std::byte* row = host_y_.data();
+    for (const oracle::Origin& o : rows) {
+      f_.fill_row(o.source, o.token, row);
+      row += f_.row_bytes();
     }
   }
 
@@ -135,10 +133,11 @@ class LedgerRank {
     golden_.out.resize(static_cast<size_t>(f_.tokens) * f_.row_bytes());
     for (int64_t t = 0; t < f_.tokens; ++t) {
       std::byte* const row = golden_.out.data() + static_cast<size_t>(t) * f_.row_bytes();
+      const std::vector<float> sums = golden_sums(t);
+      oracle::store_row(f_.type, sums.data(), f_.hidden, row);
       for (int64_t c = 0; c < f_.hidden; ++c) {
-        const float sum = golden_sum(t, c);
-        store_element(row, f_.type, c, sum);
-        golden_.max_diff = std::max(golden_.max_diff, std::abs(static_cast<double>(element(row, f_.type, c)) - sum));
+        const auto sum = static_cast<double>(sums[static_cast<size_t>(c)]);
+        golden_.max_diff = std::max(golden_.max_diff, std::abs(static_cast<double>(oracle::load(f_.type, row, c)) - sum));
       }
     }
     const auto valid =
@@ -148,14 +147,20 @@ class LedgerRank {
       if (const int32_t at = row_of(f); at >= 0)
         f_.fill_row(rank_, f / f_.topk, golden_.returned.data() + static_cast<size_t>(at) * f_.row_bytes());
   }
-  float golden_sum(int64_t t, int64_t c) const {
-    float golden = 0;
-    for (int64_t f = t * f_.topk; f < (t + 1) * f_.topk; ++f) {
-      if (row_of(f) < 0) continue;
-      const float term = host_probs_[static_cast<size_t>(f)] * rounded(f_.input(rank_, t, c), f_.type);
-      golden += term;
-    }
-    return golden;
+  /// Of a token, in float32.
+  std::vector<float> golden_sums(int64_t t) const {
+    std::vector<float> x(static_cast<size_t>(f_.hidden)), sums(x.size());
+    for (size_t c = 0; c < x.size(); ++c) x[c] = oracle::rounded(f_.type, f_.input(rank_, t, static_cast<int64_t>(c)));
+    std::vector<oracle::Term> terms;
+    for (int64_t f = t * f_.topk; f < (t + 1) * f_.topk; ++f)
+      if (row_of(f) >= 0) terms.push_back({x.data(), host_probs_[static_cast<size_t>(f)]});
+    oracle::SumSpec spec;
+    spec.type = DType::f32;
+    spec.hidden = f_.hidden;
+    spec.order = CombineOrder::per_route;
+    spec.weighted = true;
+    oracle::combine_row(spec, terms, sums.data());
+    return sums;
   }
 
   void fail(const std::string& what) {
@@ -191,13 +196,14 @@ class LedgerRank {
   }
 
   void check_token(int64_t t, const std::byte* got, const std::string& when) {
+    const std::vector<float> sums = golden_sums(t);
     for (int64_t c = 0; c < f_.hidden; ++c) {
-      const float golden = golden_sum(t, c), value = element(got, f_.type, c);
+      const float golden = sums[static_cast<size_t>(c)], value = oracle::load(f_.type, got, c);
       const double diff = std::abs(static_cast<double>(value) - golden);
       max_diff_ = std::max(max_diff_, diff);
       if (!(diff <= kTolerance + kTolerance * std::abs(golden)))
         fail(fmt::format("token {} column {}: {} given, {} expected within 1e-2{}", t, c, value, golden, when));
-      else if (value != rounded(golden, f_.type))
+      else if (value != oracle::rounded(f_.type, golden))
         fail(fmt::format("token {} column {}: {} is not the float32 sum {} rounded once{}", t, c, value, golden, when));
     }
   }

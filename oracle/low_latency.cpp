@@ -10,23 +10,12 @@ namespace oracle {
 
 namespace {
 
-int64_t id_of(const Problem& p, int source, int64_t token, int k) {
-  return p.ids[static_cast<size_t>(source)][static_cast<size_t>(token * p.topk + k)];
-}
-
-/// The first k of the token that is `expert`, or -1.
-int first_choice(const Problem& p, int source, int64_t token, int64_t expert) {
-  for (int k = 0; k < p.topk; ++k)
-    if (id_of(p, source, token, k) == expert) return k;
-  return -1;
-}
-
 /// Distinct experts of a token.
 std::set<int64_t> experts_of(const Problem& p, int source, int64_t token) {
   std::set<int64_t> experts;
   for (int k = 0; k < p.topk; ++k) {
-    const int64_t id = id_of(p, source, token, k);
-    if (id >= 0 && id < p.experts) experts.insert(id);
+    const int64_t id = p.id(source, token, k);
+    if (p.valid(id)) experts.insert(id);
   }
   return experts;
 }
@@ -42,21 +31,30 @@ std::set<int> ranks_of(const Problem& p, int source, int64_t token) {
 int64_t Arrival::packed() const { return int64_t{source} * (int64_t{1} << 48) + int64_t{k} * (int64_t{1} << 32) + token; }
 
 LowLatencyView low_latency_view(const Problem& p, int rank) {
+  const int first = p.first_expert(rank), here = p.first_expert(rank + 1) - first;
   LowLatencyView view;
   view.rows_per_expert = p.world * p.max_tokens;
-  for (int64_t expert = p.first_expert(rank); expert < p.first_expert(rank + 1); ++expert) {
-    std::vector<Arrival> rows;
-    for (int source = 0; source < p.world; ++source) {
-      const auto first = static_cast<int64_t>(rows.size());
-      for (int64_t token = 0; token < p.tokens(source); ++token) {
-        const int k = first_choice(p, source, token, expert);
-        if (k >= 0) rows.push_back({source, token, k});
+  view.arrivals.resize(static_cast<size_t>(here));
+  view.source_range.resize(static_cast<size_t>(here) * static_cast<size_t>(p.world));
+  for (int source = 0; source < p.world; ++source) {
+    std::vector<size_t> before;
+    for (const auto& rows : view.arrivals) before.push_back(rows.size());
+    for (int64_t token = 0; token < p.tokens(source); ++token) {
+      for (int k = 0; k < p.topk; ++k) {
+        const int64_t expert = p.id(source, token, k) - first;
+        if (expert < 0 || expert >= here) continue;
+        auto& rows = view.arrivals[static_cast<size_t>(expert)];
+        const bool again = !rows.empty() && rows.back().source == source && rows.back().token == token;
+        if (!again) rows.push_back({source, token, k});
       }
-      view.source_range.push_back(first * (int64_t{1} << 32) + (static_cast<int64_t>(rows.size()) - first));
     }
-    view.rows_of_expert.push_back(static_cast<int32_t>(rows.size()));
-    view.arrivals.push_back(std::move(rows));
+    for (size_t e = 0; e < view.arrivals.size(); ++e) {
+      const auto begin = static_cast<int64_t>(before[e]), end = static_cast<int64_t>(view.arrivals[e].size());
+      view.source_range[e * static_cast<size_t>(p.world) + static_cast<size_t>(source)] =
+          begin * (int64_t{1} << 32) + end - begin;
+    }
   }
+  for (const auto& rows : view.arrivals) view.rows_of_expert.push_back(static_cast<int32_t>(rows.size()));
   return view;
 }
 

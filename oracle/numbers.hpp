@@ -27,13 +27,15 @@ uint32_t encode(const Format& format, double value);
 /// Exact.
 double decode(const Format& format, uint32_t code);
 
-/// All elements of a row of `type`, exactly; and a row of `values`, each rounded once.
+/// All elements of a row of `type`, exactly; and a row of `values`, each rounded once, as decode and encode do it.
 void load_row(switchyard::DType type, const void* row, int64_t elements, float* values);
 void store_row(switchyard::DType type, const float* values, int64_t elements, void* row);
 /// Element `i` of a row of `type`, exactly.
 float load(switchyard::DType type, const void* row, int64_t i);
 /// Stores `value`, rounded once, as element `i`.
 void store(switchyard::DType type, void* row, int64_t i, float value);
+/// `value` rounded once to `type`.
+float rounded(switchyard::DType type, float value);
 /// True if the two elements have equal bits, or both are NaN.
 bool same_element(switchyard::DType type, const void* a, const void* b, int64_t i);
 /// The first of `elements` that is not the same in two rows, or `elements`.

@@ -14,6 +14,11 @@ std::vector<int64_t> returned_routes(const Problem& p, int rank) {
   return routes;
 }
 
+int64_t LedgerFixture::expert(int rank, int64_t f) const {
+  const uint64_t bits = (static_cast<uint64_t>(f) * 977 + static_cast<uint64_t>(rank) * 131 + 7) * 0x9E3779B97F4A7C15u >> 32;
+  return bits % 100 < drop_percent ? -1 : (f + rank) % (int64_t{world} * experts_per_rank);
+}
+
 Problem LedgerFixture::problem() const {
   Problem p;
   p.world = world;
@@ -23,7 +28,7 @@ Problem LedgerFixture::problem() const {
   p.layout = Layout::expert_major;
   for (int rank = 0; rank < world; ++rank) {
     p.ids.emplace_back();
-    for (int64_t f = 0; f < tokens * topk; ++f) p.ids.back().push_back((f + rank) % p.experts);
+    for (int64_t f = 0; f < routes(); ++f) p.ids.back().push_back(expert(rank, f));
   }
   return p;
 }

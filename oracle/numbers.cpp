@@ -66,21 +66,36 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
          power_of_two(shift + static_cast<int>(exponent) - 1);
 }
 
+// Codes of each type, in one step. bf16 is the upper half of a float32: reading is a shift, and rounding an addition that
+// carries into the exponent.
+[[gnu::always_inline]] inline float bf16_value(uint16_t code) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(code) << 16);
+}
+[[gnu::always_inline]] inline uint16_t bf16_code(float value) {
+  const auto word = __builtin_bit_cast(uint32_t, value);
+  const uint32_t half = 0x7FFF + (word >> 16 & 1);  // ties go to the even code
+  return (word & 0x7FFFFFFF) > 0x7F800000 ? uint16_t{0x7FC0} : static_cast<uint16_t>((word + half) >> 16);
+}
+[[gnu::always_inline]] inline float f16_value(uint16_t code) { return static_cast<float>(decoded(kF16, code)); }
+[[gnu::always_inline]] inline uint16_t f16_code(float value) { return static_cast<uint16_t>(encoded(kF16, value)); }
+[[gnu::always_inline]] inline float e4m3_value(uint8_t code) { return static_cast<float>(decoded(kE4m3, code)); }
+[[gnu::always_inline]] inline uint8_t e4m3_code(float value) { return static_cast<uint8_t>(encoded(kE4m3, value)); }
+
 // Rows are read and written as a whole: it is one access to whoever looks for races.
 
-template <class T>
-[[gnu::always_inline]] inline void load_codes(const Format format, const void* row, int64_t elements, float* values) {
+template <class T, class Value>
+[[gnu::always_inline]] inline void load_codes(const void* row, int64_t elements, float* values, const Value& value_of) {
   std::vector<T> codes(static_cast<size_t>(elements));
   std::memcpy(codes.data(), row, codes.size() * sizeof(T));
   const T* const code = codes.data();
-  for (int64_t i = 0; i < elements; ++i) values[i] = static_cast<float>(decoded(format, code[i]));
+  for (int64_t i = 0; i < elements; ++i) values[i] = value_of(code[i]);
 }
 
-template <class T>
-[[gnu::always_inline]] inline void store_codes(const Format format, const float* values, int64_t elements, void* row) {
+template <class T, class Code>
+[[gnu::always_inline]] inline void store_codes(const float* values, int64_t elements, void* row, const Code& code_of) {
   std::vector<T> codes(static_cast<size_t>(elements));
   T* const code = codes.data();
-  for (int64_t i = 0; i < elements; ++i) code[i] = static_cast<T>(encoded(format, values[i]));
+  for (int64_t i = 0; i < elements; ++i) code[i] = code_of(values[i]);
   std::memcpy(row, code, codes.size() * sizeof(T));
 }
 
@@ -103,39 +118,49 @@ double decode(const Format& format, uint32_t code) { return decoded(format, code
 
 void load_row(DType type, const void* row, int64_t elements, float* values) {
   switch (type) {
-    case DType::bf16: return load_codes<uint16_t>(kBf16, row, elements, values);
-    case DType::f16: return load_codes<uint16_t>(kF16, row, elements, values);
+    case DType::bf16: return load_codes<uint16_t>(row, elements, values, [](auto code) { return bf16_value(code); });
+    case DType::f16: return load_codes<uint16_t>(row, elements, values, [](auto code) { return f16_value(code); });
     case DType::f32: std::memcpy(values, row, static_cast<size_t>(elements) * sizeof(float)); return;
-    case DType::fp8_e4m3: return load_codes<uint8_t>(kE4m3, row, elements, values);
+    case DType::fp8_e4m3: return load_codes<uint8_t>(row, elements, values, [](auto code) { return e4m3_value(code); });
   }
 }
 
 void store_row(DType type, const float* values, int64_t elements, void* row) {
   switch (type) {
-    case DType::bf16: return store_codes<uint16_t>(kBf16, values, elements, row);
-    case DType::f16: return store_codes<uint16_t>(kF16, values, elements, row);
+    case DType::bf16: return store_codes<uint16_t>(values, elements, row, [](float value) { return bf16_code(value); });
+    case DType::f16: return store_codes<uint16_t>(values, elements, row, [](float value) { return f16_code(value); });
     case DType::f32: std::memcpy(row, values, static_cast<size_t>(elements) * sizeof(float)); return;
-    case DType::fp8_e4m3: return store_codes<uint8_t>(kE4m3, values, elements, row);
+    case DType::fp8_e4m3: return store_codes<uint8_t>(values, elements, row, [](float value) { return e4m3_code(value); });
   }
 }
 
 float load(DType type, const void* row, int64_t i) {
   switch (type) {
-    case DType::bf16: return static_cast<float>(decoded(kBf16, element<uint16_t>(row, i)));
-    case DType::f16: return static_cast<float>(decoded(kF16, element<uint16_t>(row, i)));
+    case DType::bf16: return bf16_value(element<uint16_t>(row, i));
+    case DType::f16: return f16_value(element<uint16_t>(row, i));
     case DType::f32: return element<float>(row, i);
-    case DType::fp8_e4m3: return static_cast<float>(decoded(kE4m3, element<uint8_t>(row, i)));
+    case DType::fp8_e4m3: return e4m3_value(element<uint8_t>(row, i));
   }
   return 0;
 }
 
 void store(DType type, void* row, int64_t i, float value) {
   switch (type) {
-    case DType::bf16: return put(row, i, static_cast<uint16_t>(encoded(kBf16, value)));
-    case DType::f16: return put(row, i, static_cast<uint16_t>(encoded(kF16, value)));
+    case DType::bf16: return put(row, i, bf16_code(value));
+    case DType::f16: return put(row, i, f16_code(value));
     case DType::f32: return put(row, i, value);
-    case DType::fp8_e4m3: return put(row, i, static_cast<uint8_t>(encoded(kE4m3, value)));
+    case DType::fp8_e4m3: return put(row, i, e4m3_code(value));
   }
+}
+
+float rounded(DType type, float value) {
+  switch (type) {
+    case DType::bf16: return bf16_value(bf16_code(value));
+    case DType::f16: return f16_value(f16_code(value));
+    case DType::f32: return value;
+    case DType::fp8_e4m3: return e4m3_value(e4m3_code(value));
+  }
+  return 0;
 }
 
 bool same_element(DType type, const void* a, const void* b, int64_t i) {

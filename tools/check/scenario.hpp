@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an exchange must deliver, computed the straightforward way from the routing of all ranks. Uses none of the library's
-// plan.
+// An exchange with closed-form rows, seen from above: what the oracle is asked, and the rows that sums are made of.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "oracle/routing.hpp"
+#include "oracle/rows.hpp"
 #include "run/rows.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/routing.hpp"
 
 namespace switchyard::tool {
 
-/// One exchange as seen from above. `routing[r]` is rank r's.
+/// One exchange. `routing[r]` is rank r's.
 struct Scenario {
   int world = 1;
   int experts = 1;
@@ -24,8 +25,8 @@ struct Scenario {
   uint64_t seed = 1;
   std::vector<Routing> routing;
 
-  int first_expert(int rank) const;
-  int owner(int expert) const;
+  int first_expert(int rank) const { return oracle::first_expert(experts, world, rank); }
+  int owner(int expert) const { return oracle::owner(experts, world, expert); }
   bool valid(int32_t id) const { return id >= 0 && id < experts; }
   int32_t id(int rank, int64_t token, int k) const {
     return routing[static_cast<size_t>(rank)].ids[static_cast<size_t>(token * topk + k)];
@@ -35,28 +36,15 @@ struct Scenario {
   }
   bool weighted() const { return !routing.empty() && !routing[0].weights.empty(); }
   int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].tokens; }
-};
 
-/// Where a delivered row comes from: source -1 is padding; k is -1 in rank-major rows.
-struct RowOrigin {
-  int source = -1;
-  int64_t token = -1;
-  int k = -1;
+  /// The same as the oracle takes it. `capacity` of every rank, rows beyond it dropped; < 0: none.
+  oracle::Problem problem(int64_t capacity = -1) const;
 };
-/// The rows that `dest` must receive, in order, without any capacity.
-std::vector<RowOrigin> expected_rows(const Scenario& s, int dest);
-/// Routes of all sources to each expert of `dest`.
-std::vector<int64_t> expected_expert_counts(const Scenario& s, int dest);
-/// expected_rows cut at `capacity` rows; kept[source][t * K + k] says which routes of any source to `dest` survive.
-struct Kept {
-  std::vector<std::vector<uint8_t>> route;  ///< [W][T * K] 1 = valid and below its rank's capacity
-};
-Kept kept_routes(const Scenario& s, const std::vector<int64_t>& capacity);
 
 /// Key of what the experts return for a row: by (rank, source, token), or for expert-major rows by (expert, source, token, k).
-uint64_t output_key(const Scenario& s, uint64_t set, int dest, const RowOrigin& origin);
+uint64_t output_key(const Scenario& s, uint64_t set, int dest, const oracle::Origin& origin);
 
-/// What combine must give for one token of `source`. `kept` may be null: all valid routes.
+/// What combine is given.
 struct CombineCase {
   CombineOrder order = CombineOrder::per_rank;
   DType type = DType::bf16;
@@ -66,9 +54,31 @@ struct CombineCase {
   bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged, or scaled:
   const std::vector<float>* expert_scale = nullptr;  ///< by expert; with identity: rows are round(row * scale)
   bool repeats_alias = false;  ///< low latency: an expert that a token names again is one row, of its first k
-  const Kept* kept = nullptr;
+  int64_t capacity = -1;       ///< of every rank in the dispatch before; < 0: none
 };
-void expected_combine(const Scenario& s, const CombineCase& c, int source, int64_t token, void* out);
+
+/// The sums that combine must give on one rank.
+class ExpectedSums {
+ public:
+  /// `s` must outlive this.
+  ExpectedSums(const Scenario& s, const CombineCase& c, int rank);
+  /// Writes the sum of one token of the rank.
+  void make(int64_t token, void* out);
+
+ private:
+  void add_term(int dest, int64_t token, int k);
+
+  const Scenario& s_;
+  const CombineCase c_;
+  const int rank_;
+  const oracle::Owned owned_;
+  const bool weighted_;
+  const size_t row_bytes_;
+  std::vector<std::vector<std::byte>> rows_;  ///< of the terms, used again for every token
+  std::vector<std::byte> bias_[2];
+  std::vector<float> values_;
+  std::vector<oracle::Term> terms_;
+};
 
 /// "" if the rows are equal bit by bit (any NaN equals any NaN), else "column 17: 1.5 (0x3fc0), expected 2 (0x4000)".
 std::string row_difference(const void* got, const void* expected, DType type, int64_t hidden);

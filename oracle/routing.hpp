@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dispatch must deliver, from its definition: list all routes, sort them, count. Shares no code with src/.
+// What a dispatch must deliver, from its definition: all routes in order, placed and counted. Shares no code with src/.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,10 @@ namespace oracle {
 using switchyard::Layout;
 using switchyard::Overflow;
 using switchyard::SizePolicy;
+
+/// Experts are split in consecutive ranges; the first E mod W ranks hold one more. Also for rank == world: E.
+int first_expert(int experts, int world, int rank);
+int owner(int experts, int world, int64_t expert);
 
 /// One dispatch, seen from above: what every rank passes.
 struct Problem {
@@ -28,8 +32,12 @@ struct Problem {
   std::vector<std::vector<float>> weights;  ///< per rank [T, K], or empty: without weights
 
   int64_t tokens(int rank) const { return static_cast<int64_t>(ids[static_cast<size_t>(rank)].size()) / topk; }
-  int first_expert(int rank) const;  ///< also for rank == world: E
-  int owner(int64_t expert) const;
+  int64_t id(int rank, int64_t token, int k) const {
+    return ids[static_cast<size_t>(rank)][static_cast<size_t>(token * topk + k)];
+  }
+  bool valid(int64_t id) const { return id >= 0 && id < experts; }
+  int first_expert(int rank) const { return oracle::first_expert(experts, world, rank); }
+  int owner(int64_t expert) const { return oracle::owner(experts, world, expert); }
 };
 
 /// One (token, expert) choice.
@@ -63,9 +71,8 @@ struct Send {
   int64_t record;  ///< number of the pair at `rank`
 };
 
-/// What one rank sees. Sizes: see Dispatched and HandleData, whose fields these are.
-struct RankView {
-  // As receiver.
+/// What one rank sees as receiver. Sizes: see Dispatched and HandleData, whose fields these are.
+struct Received {
   int64_t rows = 0;
   int64_t rows_needed = 0;                ///< before capacity
   std::vector<Origin> origin;             ///< [rows]
@@ -79,14 +86,27 @@ struct RankView {
   std::vector<Record> records;
   std::vector<int32_t> record_route;  ///< [records, K]
   std::vector<float> record_weight;   ///< [records, K], with weights
+};
 
-  // As owner.
+/// What one rank sees as owner of its tokens.
+struct Owned {
   std::vector<int32_t> kept_ids;         ///< [T, K]
   std::vector<int32_t> route_row;        ///< [T, K]
   std::vector<int32_t> route_record;     ///< [T, K]; expert-major: also of routes dropped at capacity
   std::vector<uint8_t> dropped;          ///< [T, K]; empty unless drop_and_report
-  std::vector<std::vector<Send>> sends;  ///< per token
+  std::vector<std::vector<Send>> sends;  ///< per token, ranks ascending
 };
+
+/// One rank's view alone: all routes are read, and only what belongs to the rank is kept. Under Overflow::fail as if there were
+/// no capacity.
+Received received(const Problem& problem, int rank);
+Owned owned(const Problem& problem, int rank);
+/// Received::origin, before capacity: the rows that `rank` must receive, in order.
+std::vector<Origin> rows_to(const Problem& problem, int rank);
+
+struct RankView : Received, Owned {};
+
+/// All ranks' views, and what they add up to.
 
 struct Expected {
   bool capacity_exceeded = false;  ///< under Overflow::fail: the call must fail on all ranks

@@ -19,8 +19,11 @@ struct LedgerFixture {
   int topk = 8;
   int experts_per_rank = 2;
   uint64_t seed = 1234;
+  uint64_t drop_percent = 0;  ///< of the routes, chosen by rank and f
 
-  /// expert(f) = (f + rank) mod E.
+  int64_t routes() const { return tokens * topk; }  ///< of a rank
+  /// (f + rank) mod E; -1: dropped.
+  int64_t expert(int rank, int64_t route) const;
   Problem problem() const;
   /// ((seed + 131 rank + 17 t + 3 c) mod 251) / 32: exact in f16.
   float input(int rank, int64_t token, int64_t column) const;
