@@ -39,5 +39,6 @@ inline constexpr char kPreparedObject[] = "ledger";
 inline constexpr char kHandleObject[] = "handle";
 inline constexpr char kTraceObject[] = "Trace";
 inline constexpr char kExpertObject[] = "ExpertMlp";
+inline constexpr char kGemmObject[] = "GroupedGemm";
 
 }  // namespace switchyard::detail

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// The matrix instruction of sm_90a: a warpgroup (128 threads, four warps from a multiple of four on) multiplies two operands in
+// shared memory. d[64, N] (+)= a[64, 16] * b[N, 16]^T in float32, for bf16 and f16.
+//
+// Order: wgmma_begin() before the first instruction that reads shared memory or accumulators which ordinary code wrote;
+// wgmma_commit() closes a group; wgmma_wait<n>() returns when all but the n latest groups are done. Operands in shared memory
+// come from tensor copies that were waited for at their mbarrier. An accumulator is read only behind keep().
+//
+// Fragments: thread t of the warpgroup has, in d[4 * j + 2 * i + c], row 16 * (t / 32) + t % 32 / 4 + 8 * i of column
+// 8 * j + 2 * (t % 4) + c.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace switchyard::detail::ptx {
+
+/// How an operand lies in shared memory: its 16 columns of the sum are neighbours (inner), or its rows are (outer).
+enum class OperandOrder : uint8_t { inner, outer };
+
+/// Descriptor of an operand that a tensor copy with 128-byte swizzle has written at `address`, which is a multiple of 1024:
+/// atoms of 8 rows of 128 bytes, one after the other. Order inner: rows are the operand's, 64 elements of the sum each; the
+/// next 16 are 2 further. Order outer: rows are elements of the sum with 64 of the operand's; the next 16 are 128 further.
+__device__ __forceinline__ uint64_t operand_at(uint32_t address) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62, kNextAtom = 1024 >> 4;
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | 1ull << 16 | kNextAtom << 32 | kSwizzle128;
+}
+inline constexpr uint64_t kInnerStep = 2, kOuterStep = 128;  // descriptors of the next 16 elements of the sum
+inline constexpr uint64_t operand_bytes(uint32_t bytes) { return bytes >> 4; }
+
+__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kLeft>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+}
+/// No later read of the accumulators moves above this, nor above the wait before it.
+template <int kCount>
+__device__ __forceinline__ void keep(float (&d)[kCount]) {
+#pragma unroll
+  for (float& f : d) asm volatile("" : "+f"(f)::"memory");
+}
+
+/// One instruction with N columns. `first` overwrites d without reading it: a "+f" operand that was never written would keep
+/// the registers of every N alive at once. `add` adds.
+template <int N>
+struct Wgmma;
+
+// Lists of N / 2 registers, eight at a time: their names in the text, and the operands.
+#define SWITCHYARD_NAMES_1 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define SWITCHYARD_NAMES_2 SWITCHYARD_NAMES_1 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define SWITCHYARD_NAMES_3 SWITCHYARD_NAMES_2 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define SWITCHYARD_NAMES_4 SWITCHYARD_NAMES_3 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define SWITCHYARD_NAMES_5 SWITCHYARD_NAMES_4 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define SWITCHYARD_NAMES_6 SWITCHYARD_NAMES_5 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define SWITCHYARD_NAMES_7 SWITCHYARD_NAMES_6 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define SWITCHYARD_NAMES_8 SWITCHYARD_NAMES_7 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define SWITCHYARD_NAMES_9 SWITCHYARD_NAMES_8 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define SWITCHYARD_NAMES_10 SWITCHYARD_NAMES_9 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define SWITCHYARD_NAMES_11 SWITCHYARD_NAMES_10 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define SWITCHYARD_NAMES_12 SWITCHYARD_NAMES_11 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define SWITCHYARD_EIGHT(c, i) \
+  c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define SWITCHYARD_ACCUMULATORS_1(c) SWITCHYARD_EIGHT(c, 0)
+#define SWITCHYARD_ACCUMULATORS_2(c) SWITCHYARD_ACCUMULATORS_1(c), SWITCHYARD_EIGHT(c, 8)
+#define SWITCHYARD_ACCUMULATORS_3(c) SWITCHYARD_ACCUMULATORS_2(c), SWITCHYARD_EIGHT(c, 16)
+#define SWITCHYARD_ACCUMULATORS_4(c) SWITCHYARD_ACCUMULATORS_3(c), SWITCHYARD_EIGHT(c, 24)
+#define SWITCHYARD_ACCUMULATORS_5(c) SWITCHYARD_ACCUMULATORS_4(c), SWITCHYARD_EIGHT(c, 32)
+#define SWITCHYARD_ACCUMULATORS_6(c) SWITCHYARD_ACCUMULATORS_5(c), SWITCHYARD_EIGHT(c, 40)
+#define SWITCHYARD_ACCUMULATORS_7(c) SWITCHYARD_ACCUMULATORS_6(c), SWITCHYARD_EIGHT(c, 48)
+#define SWITCHYARD_ACCUMULATORS_8(c) SWITCHYARD_ACCUMULATORS_7(c), SWITCHYARD_EIGHT(c, 56)
+#define SWITCHYARD_ACCUMULATORS_9(c) SWITCHYARD_ACCUMULATORS_8(c), SWITCHYARD_EIGHT(c, 64)
+#define SWITCHYARD_ACCUMULATORS_10(c) SWITCHYARD_ACCUMULATORS_9(c), SWITCHYARD_EIGHT(c, 72)
+#define SWITCHYARD_ACCUMULATORS_11(c) SWITCHYARD_ACCUMULATORS_10(c), SWITCHYARD_EIGHT(c, 80)
+#define SWITCHYARD_ACCUMULATORS_12(c) SWITCHYARD_ACCUMULATORS_11(c), SWITCHYARD_EIGHT(c, 88)
+
+// TYPE: of both operands; A, B: 1 if the operand's order is outer; C: constraint of the accumulators; I: N / 16; X, Y: numbers
+// of the descriptors' operands.
+#define SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, A, B)                                                             \
+  asm volatile("{.reg .pred p; setp.ne.b32 p, " #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
+               " {" SWITCHYARD_NAMES_##I "}, %" #X ", %" #Y ", p, 1, 1, " #A ", " #B ";}"                                 \
+               : SWITCHYARD_ACCUMULATORS_##I(C)                                                                           \
+               : "l"(a), "l"(b))
+#define SWITCHYARD_WGMMA_ORDERS(TYPE, ADD, C, N, I, X, Y)               \
+  if constexpr (kA == OperandOrder::inner && kB == OperandOrder::inner) \
+    SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, 0, 0);              \
+  else if constexpr (kB == OperandOrder::inner)                         \
+    SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, 1, 0);              \
+  else                                                                  \
+    SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, 1, 1)
+#define SWITCHYARD_WGMMA_CALL(NAME, ADD, C, N, I, X, Y)                                       \
+  template <class Element, OperandOrder kA, OperandOrder kB>                                  \
+  static __device__ __forceinline__ void NAME(float(&d)[N / 2], uint64_t a, uint64_t b) {     \
+    static_assert(std::is_same_v<Element, __nv_bfloat16> || std::is_same_v<Element, __half>); \
+    if constexpr (std::is_same_v<Element, __half>) {                                          \
+      SWITCHYARD_WGMMA_ORDERS("f16", ADD, C, N, I, X, Y);                                     \
+    } else {                                                                                  \
+      SWITCHYARD_WGMMA_ORDERS("bf16", ADD, C, N, I, X, Y);                                    \
+    }                                                                                         \
+  }
+#define SWITCHYARD_WGMMA(N, I, X, Y)                  \
+  template <>                                         \
+  struct Wgmma<N> {                                   \
+    SWITCHYARD_WGMMA_CALL(first, 0, "=f", N, I, X, Y) \
+    SWITCHYARD_WGMMA_CALL(add, 1, "+f", N, I, X, Y)   \
+  };
+SWITCHYARD_WGMMA(16, 1, 8, 9)
+SWITCHYARD_WGMMA(32, 2, 16, 17)
+SWITCHYARD_WGMMA(48, 3, 24, 25)
+SWITCHYARD_WGMMA(64, 4, 32, 33)
+SWITCHYARD_WGMMA(80, 5, 40, 41)
+SWITCHYARD_WGMMA(96, 6, 48, 49)
+SWITCHYARD_WGMMA(112, 7, 56, 57)
+SWITCHYARD_WGMMA(128, 8, 64, 65)
+SWITCHYARD_WGMMA(144, 9, 72, 73)
+SWITCHYARD_WGMMA(160, 10, 80, 81)
+SWITCHYARD_WGMMA(176, 11, 88, 89)
+SWITCHYARD_WGMMA(192, 12, 96, 97)
+
+}  // namespace switchyard::detail::ptx

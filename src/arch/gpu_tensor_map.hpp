@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor maps: what the copy engine of sm_90 needs to know of a tensor in GPU memory. Host code; a map is a kernel's argument.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "arch/gpu_runtime.hpp"
+
+namespace switchyard::detail::gpu {
+
+using TensorMap = CUtensorMap;
+enum class ElementType : uint8_t { bf16, f16 };
+/// Bytes of the rows of a box in shared memory, whose pieces of 16 bytes are exchanged so that columns lie in different banks.
+enum class Swizzle : uint8_t { bytes_64, bytes_128 };
+
+/// A dimension of a tensor, and of the boxes that are copied. The first one is dense.
+struct Dimension {
+  uint64_t size = 0;
+  uint64_t stride_bytes = 0;  ///< a multiple of 16; of the first dimension not used
+  uint32_t box = 0;           ///< at most 256
+};
+
+/// False if the driver refuses the numbers, or has no tensor maps.
+inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, std::initializer_list<Dimension> dimensions,
+                            Swizzle swizzle) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* address = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const Status status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found);
+    if (status != kOk) forget_error();
+    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(address) : nullptr;
+  }();
+  if (encode == nullptr) return false;
+  constexpr uint32_t kMost = 5;
+  uint64_t sizes[kMost] = {}, strides[kMost] = {};
+  uint32_t box[kMost] = {}, steps[kMost] = {};
+  uint32_t rank = 0;
+  for (const Dimension& d : dimensions) {
+    sizes[rank] = d.size;
+    if (rank > 0) strides[rank - 1] = d.stride_bytes;
+    box[rank] = d.box;
+    steps[rank++] = 1;
+  }
+  return encode(map, type == ElementType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank,
+                const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle == Swizzle::bytes_128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace switchyard::detail::gpu

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/gemm.hpp"
+
+#include <string>
+#include <utility>
+
+#include "base/enum_text.hpp"
+#include "gemm/gpu/gpu_gemm.hpp"
+#include "switchyard/low_latency.hpp"
+#include "switchyard/normal.hpp"
+
+namespace switchyard {
+namespace {
+
+constexpr uintptr_t kAlignment = 16;
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + what);
+}
+
+void check_columns(const char* member, int64_t value, int64_t multiple) {
+  require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0,
+          std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) +
+              " from " + std::to_string(multiple) + " to " + std::to_string(kMostGemmColumns));
+}
+
+void check_config(const GroupedGemmConfig& c) {
+  require(c.num_experts >= 1 && c.num_experts <= kMostGemmExperts,
+          "num_experts = " + std::to_string(c.num_experts) + ": must be in [1, " + std::to_string(kMostGemmExperts) + "]");
+  require(is_named(c.order),
+          "order = " + std::to_string(static_cast<int>(c.order)) + ": must be " + detail::numbered_names<WeightOrder>());
+  require(is_named(c.epilogue),
+          "epilogue = " + std::to_string(static_cast<int>(c.epilogue)) + ": must be " + detail::numbered_names<Epilogue>());
+  check_columns("n", c.n, c.epilogue == Epilogue::swiglu ? 16 : 8);
+  check_columns("k", c.k, 8);
+  require(c.type == DType::bf16 || c.type == DType::f16, std::string("type = ") + to_string(c.type) + ": must be bf16 or f16");
+  require(c.swiglu.limit > 0, "swiglu.limit = " + std::to_string(c.swiglu.limit) + ": must be above 0");
+}
+
+void check_aligned(const char* name, const void* p) {
+  require(p != nullptr, std::string(name) + " is null");
+  require(reinterpret_cast<uintptr_t>(p) % kAlignment == 0, std::string(name) + " must begin at a multiple of 16 bytes");
+}
+
+void check_rows(const char* name, const ConstRows& given, const GroupedGemmConfig& c, int64_t columns) {
+  const std::string text = name;
+  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;
+  require(given.dtype == c.type, text + " is of " + to_string(given.dtype) + ": must be of " + to_string(c.type));
+  require(given.cols == columns,
+          text + " has " + std::to_string(given.cols) + " columns: must have " + std::to_string(columns));
+  require(given.rows >= 0 && given.rows <= kMostRows,
+          text + " has " + std::to_string(given.rows) + " rows: must have 0 to " + std::to_string(kMostRows));
+  if (given.rows > 0) check_aligned(name, given.data);
+}
+
+void check_ranges(const ExpertRows& rows) {
+  require((rows.num_rows != nullptr) != (rows.num_rows_32 != nullptr), "rows: give num_rows or num_rows_32");
+  require(rows.first_row != nullptr || rows.rows_per_expert >= 0,
+          "rows.rows_per_expert = " + std::to_string(rows.rows_per_expert) + ": must not be negative");
+}
+
+}  // namespace
+
+ExpertRows ExpertRows::of(const Dispatched& dispatched) {
+  require(dispatched.expert_first_row.data() != nullptr, "the rows of a rank-major dispatch are not in the order of experts");
+  ExpertRows rows;
+  rows.num_rows = dispatched.tokens_per_expert.data();
+  rows.first_row = dispatched.expert_first_row.data();
+  return rows;
+}
+
+ExpertRows ExpertRows::of(const LowLatencyOutput& output) {
+  ExpertRows rows;
+  rows.num_rows_32 = output.rows_of_expert;
+  rows.rows_per_expert = output.rows_per_expert;
+  return rows;
+}
+
+GroupedGemm::GroupedGemm(const GroupedGemmConfig& config, const void* weights) {
+  check_config(config);
+  check_aligned("weights", weights);
+  impl_ = detail::gemm::make_grouped_gemm(config, weights);
+}
+GroupedGemm::GroupedGemm(GroupedGemm&&) noexcept = default;
+GroupedGemm& GroupedGemm::operator=(GroupedGemm&&) noexcept = default;
+GroupedGemm::~GroupedGemm() = default;
+
+void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) {
+  const GroupedGemmConfig& c = impl_->config;
+  check_rows("x", x, c, c.k);
+  check_rows("out", out, c, c.columns());
+  check_ranges(rows);
+  if (x.rows > 0 && out.rows > 0) impl_->run(x, rows, out, options);
+}
+
+const GroupedGemmConfig& GroupedGemm::config() const { return impl_->config; }
+
+}  // namespace switchyard

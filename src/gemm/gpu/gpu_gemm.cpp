@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gemm/gpu/gpu_gemm.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+#include "arch/gpu_runtime.hpp"
+#include "arch/gpu_tensor_map.hpp"
+#include "gemm/gpu/grouped_params.hpp"
+#include "gemm/gpu/kernels.hpp"
+
+namespace switchyard::detail::gemm {
+namespace {
+
+using gpu::Dimension;
+using gpu::Swizzle;
+
+static_assert(kMostExperts == kMostGemmExperts);
+
+void check(gpu::Status status, const char* what) {
+  if (status == gpu::kOk) return;
+  gpu::forget_error();
+  throw Error(ErrorCode::system,
+              std::string("GroupedGemm: ") + what + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
+}
+
+/// The current device, if kernels of sm_90a run on it.
+gpu::DeviceTraits usable_device(int* device) {
+  gpu::DeviceTraits traits;
+  if (const gpu::Status status = gpu::current_device(device); status != gpu::kOk) {
+    gpu::forget_error();
+    throw Error(ErrorCode::unsupported, std::string("GroupedGemm: no GPU can be used: ") + gpu::text_of(status));
+  }
+  check(gpu::traits_of(&traits, *device), "properties of the GPU");
+  if (traits.generation != 9) {
+    throw Error(ErrorCode::unsupported, "GroupedGemm: GPU " + std::to_string(*device) + " (" + traits.name +
+                                            ") has compute capability " + std::to_string(traits.generation) +
+                                            ".x: it needs 9.0 (H100, H200)");
+  }
+  return traits;
+}
+
+Finish finish_of(Epilogue epilogue) {
+  return epilogue == Epilogue::none ? Finish::plain : epilogue == Epilogue::swiglu ? Finish::gated : Finish::activated;
+}
+
+GroupedKernel kernel_for(const GroupedGemmConfig& c) {
+  const Finish finish = finish_of(c.epilogue);
+  if (c.type == DType::f16) return c.order == WeightOrder::nk ? kernel_f16_nk(finish) : kernel_f16_kn(finish);
+  return c.order == WeightOrder::nk ? kernel_bf16_nk(finish) : kernel_bf16_kn(finish);
+}
+
+/// Two counters in memory of the GPU, 0 whenever no call runs. Made and freed in the order of a stream of their own, so that
+/// neither waits for what else the GPU does.
+class Tickets {
+ public:
+  Tickets() {
+    check(gpu::make_stream(&stream_), "stream");
+    void* memory = nullptr;
+    gpu::Status status = gpu::allocate_in_order(&memory, kBytes, stream_);
+    if (status == gpu::kOk) status = gpu::fill(memory, 0, kBytes, stream_);
+    if (status == gpu::kOk) status = gpu::wait_for_stream(stream_);
+    if (status != gpu::kOk) {
+      (void)gpu::destroy_stream(stream_);
+      check(status, "memory of the GPU");
+    }
+    counters_ = static_cast<uint32_t*>(memory);
+  }
+  Tickets(const Tickets&) = delete;
+  Tickets& operator=(const Tickets&) = delete;
+  ~Tickets() {
+    (void)gpu::release_in_order(counters_, stream_);
+    (void)gpu::destroy_stream(stream_);
+  }
+  uint32_t* counters() const { return counters_; }
+
+ private:
+  static constexpr size_t kBytes = 2 * sizeof(uint32_t);
+  gpu::Stream stream_ = nullptr;
+  uint32_t* counters_ = nullptr;
+};
+
+class GpuGemm final : public GroupedGemm::Impl {
+ public:
+  GpuGemm(const GroupedGemmConfig& c, const void* weights) : traits_(usable_device(&device_)), kernel_(kernel_for(c)) {
+    config = c;
+    type_ = c.type == DType::bf16 ? gpu::ElementType::bf16 : gpu::ElementType::f16;
+    params_.tickets = tickets_.counters();
+    params_.num_experts = c.num_experts;
+    params_.columns = static_cast<int>(c.columns());
+    const int64_t in_tile = finish_of(c.epilogue) == Finish::gated ? kTileColumns / 2 : kTileColumns;
+    params_.column_tiles = static_cast<int>((c.columns() + in_tile - 1) / in_tile);
+    params_.inner_blocks = std::max(3, static_cast<int>((c.k + kInner - 1) / kInner));
+    params_.gate_rows = static_cast<int>(c.n / 2);
+    params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
+    params_.activation = c.epilogue == Epilogue::silu ? Activation::silu : Activation::relu;
+    params_.gating = {c.swiglu.limit, c.swiglu.alpha, c.swiglu.up_shift};
+    check(kernel_.prepare(traits_.shared_bytes), "kernel");
+    map_weights(weights);
+  }
+
+  void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
+    if (options.num_sms < 0 || options.num_sms > traits_.multiprocessors) {
+      throw Error(ErrorCode::invalid_argument, "GroupedGemm: num_sms = " + std::to_string(options.num_sms) +
+                                                   ": must be in [0, " + std::to_string(traits_.multiprocessors) + "]");
+    }
+    if (int current = -1; gpu::current_device(&current) != gpu::kOk || current != device_) {
+      throw Error(ErrorCode::invalid_argument, "GroupedGemm: GPU " + std::to_string(current) +
+                                                   " is current, the object is of GPU " + std::to_string(device_));
+    }
+    if (x.data != x_.data || x.rows != x_.rows) map_rows(x);
+    if (out.data != out_.data || out.rows != out_.rows) map_outputs(out);
+    params_.ranges.wide = rows.num_rows != nullptr;
+    params_.ranges.num_rows = params_.ranges.wide ? static_cast<const void*>(rows.num_rows) : rows.num_rows_32;
+    params_.ranges.first_row = rows.first_row;
+    params_.ranges.rows_per_expert = rows.rows_per_expert;
+    params_.ranges.end = std::min(x.rows, out.rows);
+    const gpu::Grid grid{options.num_sms > 0 ? options.num_sms : traits_.multiprocessors, kThreads, params_.shared_bytes};
+    check(kernel_.launch(grid, static_cast<gpu::Stream>(options.stream), params_), "launch");
+  }
+
+ private:
+  static constexpr uint64_t kElement = 2;  // bytes
+
+  void make(CUtensorMap* map, const void* data, std::initializer_list<Dimension> dimensions, Swizzle swizzle,
+            const char* what) const {
+    if (gpu::make_tensor_map(map, data, type_, dimensions, swizzle)) return;
+    throw Error(ErrorCode::system, std::string("GroupedGemm: the driver makes no tensor map of ") + what);
+  }
+
+  void map_weights(const void* weights) {
+    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k),
+               e = static_cast<uint64_t>(config.num_experts);
+    const uint64_t expert = n * k * kElement;
+    CUtensorMap* map = &params_.weights;
+    if (config.order == WeightOrder::kn) {
+      make(map, weights, {{n, 0, 64}, {k, n * kElement, kInner}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
+    } else if (config.epilogue == Epilogue::swiglu) {
+      const uint64_t row = k * kElement;
+      make(map, weights, {{k, 0, kInner}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, expert, 1}},
+           Swizzle::bytes_128, "the weights");
+    } else {
+      make(map, weights, {{k, 0, kInner}, {n, k * kElement, kTileColumns}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
+    }
+  }
+  void map_rows(const ConstRows& x) {
+    const auto k = static_cast<uint64_t>(config.k), rows = static_cast<uint64_t>(x.rows);
+    for (uint32_t step = 1; step <= kMostRows / kRowStep; ++step) {
+      make(&params_.rows[step - 1], x.data, {{k, 0, kInner}, {rows, k * kElement, step * kRowStep}}, Swizzle::bytes_128,
+           "the rows");
+    }
+    x_ = x;
+  }
+  void map_outputs(const Rows& out) {
+    const bool narrow = config.epilogue == Epilogue::swiglu && config.order == WeightOrder::nk;
+    const uint32_t columns = narrow ? 32 : 64;
+    const Swizzle swizzle = narrow ? Swizzle::bytes_64 : Swizzle::bytes_128;
+    const auto width = static_cast<uint64_t>(config.columns()), rows = static_cast<uint64_t>(out.rows);
+    make(&params_.out_64, out.data, {{width, 0, columns}, {rows, width * kElement, 64}}, swizzle, "the outputs");
+    make(&params_.out_16, out.data, {{width, 0, columns}, {rows, width * kElement, 16}}, swizzle, "the outputs");
+    params_.out = static_cast<uint16_t*>(out.data);
+    out_ = out;
+  }
+
+  int device_ = -1;
+  gpu::DeviceTraits traits_;
+  GroupedKernel kernel_;
+  Tickets tickets_;
+  gpu::ElementType type_ = gpu::ElementType::bf16;
+  GroupedParams params_;
+  ConstRows x_, out_;  // of which there are maps
+};
+
+}  // namespace
+
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig& config, const void* weights) {
+  return std::make_unique<GpuGemm>(config, weights);
+}
+
+}  // namespace switchyard::detail::gemm

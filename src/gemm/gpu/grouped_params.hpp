@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of the grouped GEMM are given, all of it by the host, before the launch.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "gemm/gpu/row_tiles.hpp"
+
+namespace switchyard::detail::gemm {
+
+/// A block computes tiles of kTileColumns outputs, before gating; kInner elements of the sum at a time.
+inline constexpr int kTileColumns = 256, kInner = 64;
+/// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
+inline constexpr int kThreads = 384;
+/// Experts that a block has room for beside its tiles.
+inline constexpr int kMostExperts = 2048;
+
+enum class Activation : int { relu, silu };
+
+/// What is made of a gate and an up element: g * sigmoid(alpha * g) * (u + shift), of g = min(gate, limit) and u in
+/// [-limit, limit].
+struct Gating {
+  float limit = 0, alpha = 0, shift = 0;
+};
+
+/// Where the rows of experts lie, in memory of the GPU; read when the kernel runs.
+struct RowRanges {
+  const void* num_rows = nullptr;      ///< [experts] int64_t, or int32_t
+  bool wide = false;                   ///< num_rows is of int64_t
+  const int64_t* first_row = nullptr;  ///< [experts], or null: expert e begins at e * rows_per_expert
+  int64_t rows_per_expert = 0;
+  int64_t end = 0;  ///< no expert has rows from here on, whatever the numbers say
+};
+
+struct GroupedParams {
+  CUtensorMap rows[kMostRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
+  CUtensorMap weights;                     ///< boxes as the kernel's load_stage says
+  CUtensorMap out_64, out_16;              ///< [end, columns], boxes of the columns of a store and 64, or 16, rows
+  RowRanges ranges;
+  uint16_t* out = nullptr;
+  uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
+  int num_experts = 0;
+  int columns = 0;       ///< of an output row
+  int column_tiles = 0;  ///< of the product
+  int inner_blocks = 0;  ///< at least 3; blocks beyond the end of the sum are 0
+  int gate_rows = 0;     ///< gated: weights of the gate, before those of the up half
+  uint32_t shared_bytes = 0;
+  Activation activation = Activation::relu;
+  Gating gating;
+};
+
+}  // namespace switchyard::detail::gemm

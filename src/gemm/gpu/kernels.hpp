@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of the grouped GEMM, one file for each type and order of the weights.
+#pragma once
+
+#include "arch/gpu_runtime.hpp"
+#include "gemm/gpu/grouped_params.hpp"
+
+namespace switchyard::detail::gemm {
+
+/// What becomes of the sums: themselves; a function of each; one output of a gate and an up element.
+enum class Finish : uint8_t { plain, activated, gated };
+
+/// A kernel, as host code uses it.
+struct GroupedKernel {
+  /// Loads it on the current device and lets it have so many bytes of shared memory.
+  gpu::Status (*prepare)(int shared_bytes);
+  gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const GroupedParams& params);
+};
+GroupedKernel kernel_bf16_nk(Finish finish);
+GroupedKernel kernel_bf16_kn(Finish finish);
+GroupedKernel kernel_f16_nk(Finish finish);
+GroupedKernel kernel_f16_kn(Finish finish);
+
+}  // namespace switchyard::detail::gemm

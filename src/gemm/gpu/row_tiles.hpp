@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the product of a grouped GEMM is cut into tiles, and in which order they are computed. Pure functions of the numbers of
+// rows, for host and device: a kernel needs no list of tiles.
+//
+// An expert's rows are cut into row tiles of nearly equal width, a multiple of kRowStep and at most kMostRows, because a narrow
+// tile costs as much memory traffic as a wide one. Tickets count tiles: experts ascending; within an expert bands of at most
+// kBandTiles row tiles; within a band, the row tiles of one column tile are neighbours, so that its weights leave memory once,
+// and the rows of a band stay in the cache meanwhile.
+#pragma once
+
+#include <cstdint>
+
+#include "base/macros.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kRowStep = 16, kMostRows = 192, kBandTiles = 8;
+
+/// Row tiles of an expert with `rows` rows.
+SWITCHYARD_INLINE int count_row_tiles(int64_t rows) { return static_cast<int>((rows + kMostRows - 1) / kMostRows); }
+
+/// Rows [first, first + rows) of the expert; `width` is what the tile computes: rows, rounded up to kRowStep.
+struct RowTile {
+  int64_t first = 0;
+  int rows = 0, width = 0;
+};
+
+/// Tile `index` of an expert with `rows` rows.
+SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index) {
+  const int64_t steps = (rows + kRowStep - 1) / kRowStep;
+  const int tiles = count_row_tiles(rows);
+  const int64_t each = steps / tiles, longer = steps % tiles;
+  const int width = static_cast<int>(kRowStep * (each + (index < longer ? 1 : 0)));
+  const int64_t first = kRowStep * (each * index + (index < longer ? index : longer));
+  return {first, static_cast<int>(width < rows - first ? width : rows - first), width};
+}
+
+/// The width of the widest tile of an expert; 0 without rows.
+SWITCHYARD_INLINE int widest_row_tile(int64_t rows) { return rows > 0 ? row_tile(rows, 0).width : 0; }
+
+struct TilePlace {
+  int row_tile = 0, column_tile = 0;
+};
+
+/// Where ticket `ticket` of an expert lies, one of row_tiles * column_tiles. Bands are of nearly equal size.
+SWITCHYARD_INLINE TilePlace tile_place(int64_t ticket, int row_tiles, int column_tiles) {
+  const int bands = (row_tiles + kBandTiles - 1) / kBandTiles;
+  const int each = row_tiles / bands, longer = row_tiles % bands;
+  const int64_t in_longer = static_cast<int64_t>(longer) * (each + 1) * column_tiles;
+  const bool is_longer = ticket < in_longer;
+  const int tiles = is_longer ? each + 1 : each;
+  const int64_t at = is_longer ? ticket : ticket - in_longer;
+  const int64_t band = at / (static_cast<int64_t>(tiles) * column_tiles);
+  const int within = static_cast<int>(at - band * tiles * column_tiles);
+  const int first = static_cast<int>(band) * tiles + (is_longer ? 0 : longer * (each + 1));
+  return {first + within % tiles, within / tiles};
+}
+
+}  // namespace switchyard::detail
