@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle of the grouped GEMM: every output in float64, one thread an output, and the comparison, all in memory of the GPU.
+// Shares no code with the library.
+#pragma once
+
+#include <cstdint>
+
+namespace gemm_test {
+
+/// Shapes and options, told once more in plain numbers.
+struct Problem {
+  int num_experts = 1;
+  int64_t n = 0, k = 0;
+  bool f16 = false;
+  bool outputs_outside = true;  ///< weights [E, N, K]; else [E, K, N]
+  int epilogue = 0;             ///< 0: none, 1: relu, 2: silu, 3: swiglu
+  float limit = 0, alpha = 1, shift = 0;
+
+  constexpr int64_t columns() const { return epilogue == 3 ? n / 2 : n; }
+};
+
+enum class Fill : int {
+  integers,  ///< -2 ... 2: sums are exact in float32
+  normal,    ///< of the given scale
+};
+/// Elements of the problem's type at `p`, a closed form of (seed, place).
+void fill(void* p, int64_t count, bool f16, Fill kind, uint64_t seed, float scale);
+
+struct Difference {
+  int64_t elements = 0;  ///< compared
+  int64_t unequal = 0;   ///< bits that differ from the reference, rounded once to the type
+  double norm = 0;       ///< |out - reference| / |reference|
+};
+/// Rows [first, first + rows) of `x` and `out` against expert `expert`'s weights. Adds up over calls by the caller.
+Difference compare(const Problem& p, const void* x, const void* weights, const void* out, int expert, int64_t first,
+                   int64_t rows);
+/// Elements in [0, count) of `p` that are not `bits`.
+int64_t count_other(const void* p, int64_t count, uint16_t bits);
+/// Elements in which a and b differ.
+int64_t count_unequal(const void* a, const void* b, int64_t count);
+
+}  // namespace gemm_test
