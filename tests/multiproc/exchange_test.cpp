@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and
 // nothing stays.
-//
-// Source: exchange_test.cpp, with the harness library. Label: multiproc. Not under ThreadSanitizer (EXCEPT thread: it
-// sees one process at a time). Timeout: 120 s.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -17,7 +14,7 @@
 #include <thread>
 
 #include "exchange/group/impl.hpp"
-#include "protocol/departures.hpp"
+#include "faults/departures.hpp"
 
 namespace harness {
 namespace {
