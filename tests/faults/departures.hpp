@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "modes/normal/normal_rig.hpp"
 #include "modes/flat/flat_rig.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
+#include "modes/normal/normal_rig.hpp"
 
 namespace harness {
 

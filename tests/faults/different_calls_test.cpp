@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "arch/cpu/cpu_arch.hpp"
-#include "protocol/counts.hpp"
-#include "modes/normal/normal_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
+#include "modes/normal/normal_rig.hpp"
+#include "protocol/counts.hpp"
 #include "switchyard/ledger.hpp"
 
 namespace harness {

@@ -6,9 +6,9 @@
 #include <barrier>
 #include <cstring>
 
-#include "modes/normal/normal_rig.hpp"
-#include "modes/ledger/ledger_rig.hpp"
 #include "faults/stalled_page.hpp"
+#include "modes/ledger/ledger_rig.hpp"
+#include "modes/normal/normal_rig.hpp"
 
 namespace harness {
 namespace {

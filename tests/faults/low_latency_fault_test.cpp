@@ -7,8 +7,8 @@
 #include <csignal>
 #include <thread>
 
-#include "protocol/low_latency_call.hpp"
 #include "faults/low_latency_misuses.hpp"
+#include "protocol/low_latency_call.hpp"
 #include "testing/test_access.hpp"
 
 namespace harness {

@@ -13,8 +13,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "modes/normal/normal_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
+#include "modes/normal/normal_rig.hpp"
 #include "switchyard/ledger.hpp"
 #include "testing/test_access.hpp"
 

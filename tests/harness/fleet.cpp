@@ -109,6 +109,25 @@ void add_lines(const std::string& text, std::vector<std::string>& out) {
 
 }  // namespace
 
+std::string to_string(const Workers& w) {
+  return std::to_string(w.blocks) + "x" + std::to_string(w.warps) + (w.deferred ? "_deferred" : "");
+}
+
+Fleet fleet_of(int world, const Workers& workers, size_t heap_bytes) {
+  Fleet fleet;
+  fleet.world = world;
+  fleet.options.heap_bytes = heap_bytes;
+  fleet.options.num_blocks = workers.blocks;
+  fleet.options.num_warps = workers.warps;
+  fleet.options.backend = kBackend;
+  fleet.deferred = workers.deferred;
+  if (kBackend == switchyard::Backend::cuda) {
+    fleet.options.timeout = patience(std::chrono::seconds(10));
+    fleet.options.rendezvous_timeout = patience(std::chrono::seconds(60));
+  }
+  return fleet;
+}
+
 std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body) {
   std::vector<Group> groups = Group::in_process(fleet.world, fleet.options);
   std::vector<Failures> failures;

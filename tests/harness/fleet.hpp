@@ -12,7 +12,20 @@
 
 namespace harness {
 
+#if defined(SWITCHYARD_TEST_CUDA)
+inline constexpr switchyard::Backend kBackend = switchyard::Backend::cuda;
+#else
+inline constexpr switchyard::Backend kBackend = switchyard::Backend::cpu;
+#endif
+
 enum class Ranks { threads, processes };
+
+/// Workers of a rank, and whether copies are deferred.
+struct Workers {
+  int blocks = 1, warps = 1;
+  bool deferred = false;
+};
+std::string to_string(const Workers& workers);
 
 struct Fleet {
   int world = 1;
@@ -21,6 +34,9 @@ struct Fleet {
   std::vector<switchyard::GroupOptions>
       per_rank;  ///< if not empty: processes only, one each (deadlines and workers may differ)
 };
+
+/// Of the suite's backend; on GPUs with the deadlines of patience().
+Fleet fleet_of(int world, const Workers& workers, size_t heap_bytes);
 
 /// What a rank does. An exception that leaves it is a failure of that rank; the others are told (Group::abort).
 using RankBody = std::function<void(switchyard::Group&, Failures&)>;

@@ -13,8 +13,8 @@
 #include <map>
 #include <stdexcept>
 
-#include "multiproc/fork_ranks.hpp"
 #include "harness/fleet.hpp"
+#include "multiproc/fork_ranks.hpp"
 
 namespace harness {
 

@@ -13,8 +13,8 @@
 
 #include "arch/cpu/order_table.hpp"
 #include "layout/sites.hpp"
-#include "modes/ledger/ledger_rig.hpp"
 #include "modes/flat/flat_script.hpp"
+#include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 
 #if !defined(SWITCHYARD_MUTABLE_ORDERS) || !defined(__SANITIZE_THREAD__)

@@ -69,7 +69,7 @@ TEST(ReuseOfBuffers, DISABLED_Ledger) {
                                  const auto prepared = ledger.prepare(data.tables());
                                  for (int call = 0; call < 12; ++call) {
                                    ledger.combine(data.y(), data.probs(), prepared, data.out().data());
-                                   if (group.rank() == 1) random_delay(2000, 1, call);
+                                   if (group.rank() == 1) random_delay(2000, 99, 1, static_cast<uint64_t>(call));
                                  }
                                  data.check_out(f);
                                })),

@@ -8,8 +8,8 @@
 #include <thread>
 #include <tuple>
 
-#include "gpu/harness/object_rig.hpp"
 #include "gpu/harness/killed_rank.hpp"
+#include "gpu/harness/object_rig.hpp"
 
 namespace harness {
 namespace {

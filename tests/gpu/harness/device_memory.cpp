@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "harness/device_memory.hpp"
+#include "harness/rank_memory.hpp"
 
 #include <cuda_runtime_api.h>
 
@@ -19,7 +19,7 @@ void check(cudaError_t status, const char* what) {
 }
 
 /// Allocates once, so that nothing is allocated while a kernel may wait for a peer.
-class CudaMemory final : public DeviceMemory {
+class CudaMemory final : public RankMemory {
  public:
   explicit CudaMemory(int device) : device_(device) {
     check(cudaSetDevice(device), "cudaSetDevice");
@@ -34,9 +34,10 @@ class CudaMemory final : public DeviceMemory {
     cudaFree(arena_);
     cudaStreamDestroy(stream_);
   }
-  void begin() override { check(cudaSetDevice(device_), "cudaSetDevice"); }
+  void begin() { check(cudaSetDevice(device_), "cudaSetDevice"); }
+  bool on_device() const override { return true; }
   void* stream() const override { return stream_; }
-  void* upload(const void* host, size_t bytes) override {
+  void* give(const void* host, size_t bytes) override {
     if (!host || bytes == 0) return nullptr;
     if (used_ + bytes > kArenaBytes) throw std::runtime_error("the test's device memory is too small");
     std::byte* at = arena_ + used_;
@@ -44,7 +45,9 @@ class CudaMemory final : public DeviceMemory {
     write(at, host, bytes);
     return at;
   }
+  void* lend(void* host, size_t bytes) override { return give(host, bytes); }
   void write(void* device, const void* host, size_t bytes) override {
+    if (bytes == 0) return;
     check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to the device");
     check(cudaStreamSynchronize(stream_), "copy to the device");
   }
@@ -56,7 +59,7 @@ class CudaMemory final : public DeviceMemory {
     check(cudaStreamSynchronize(stream_), "copy from the device");
   }
   void fill(void* device, int byte, size_t bytes) override {
-    check(cudaMemsetAsync(device, byte, bytes, stream_), "cudaMemset");
+    if (bytes > 0) check(cudaMemsetAsync(device, byte, bytes, stream_), "cudaMemset");
   }
   void release() override {
     if (used_ > 0) fill(arena_, 0xEE, used_);
@@ -78,10 +81,11 @@ int count_gpus() {
   return cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0;
 }
 
-DeviceMemory& device_memory(int rank, int device) {
+RankMemory& rank_memory(const switchyard::Group& group) {
+  const int rank = group.rank(), device = group.options().device;
   // Kept until the process ends: new streams may share a queue with a kernel that waits for them.
   static std::mutex mutex;
-  static auto* all = new std::map<int, std::unique_ptr<DeviceMemory>>;
+  static auto* all = new std::map<int, std::unique_ptr<CudaMemory>>;
   const std::lock_guard lock(mutex);
   auto& mine = (*all)[rank];
   if (!mine) mine = std::make_unique<CudaMemory>(device >= 0 ? device : rank % count_gpus());

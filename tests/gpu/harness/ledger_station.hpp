@@ -33,7 +33,7 @@ struct LedgerStation {
   LedgerStation(Station& s, const LedgerCase& c, int repetition = 0)
       : me(s), data(c, s.rank(), repetition), y(data.y()), bytes(data.out().size()) {
     y.data = s.upload(y.data, static_cast<size_t>(y.rows * y.cols) * 2);
-    probs = static_cast<const float*>(s.upload(data.probs(), data.probs_bytes()));
+    probs = static_cast<const float*>(s.upload(data.probs(), data.num_probs() * sizeof(float)));
     out = s.upload(data.out().data(), bytes);
   }
   switchyard::LedgerCombineOptions options(int stream = 0) const { return {me.stream(stream), num_sms}; }

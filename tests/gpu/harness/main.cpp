@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "harness/device_memory.hpp"
 #include "harness/fleet.hpp"
+#include "harness/rank_memory.hpp"
 #include "harness/rank_team.hpp"
 
 namespace {

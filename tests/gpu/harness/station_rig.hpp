@@ -6,8 +6,8 @@
 #include <array>
 #include <string>
 
-#include "gpu/kernels/closed_form_kernels.hpp"
 #include "gpu/harness/object_rig.hpp"
+#include "gpu/kernels/closed_form_kernels.hpp"
 #include "modes/low_latency/streamed_calls.hpp"
 
 namespace harness {

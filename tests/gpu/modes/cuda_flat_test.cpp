@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "exchange/low_latency/launch.hpp"
 #include "exchange/low_latency/impl.hpp"
+#include "exchange/low_latency/launch.hpp"
 #include "gpu/harness/captured_calls.hpp"
 #include "gpu/kernels/split_kernel.hpp"
 #include "modes/flat/flat_function.hpp"

@@ -9,7 +9,6 @@
 #include "gpu/harness/graph_nodes.hpp"
 #include "gpu/harness/ledger_station.hpp"
 #include "gpu/harness/trace_rig.hpp"
-#include "harness/device_memory.hpp"
 #include "switchyard/trace.hpp"
 
 namespace harness {
@@ -337,7 +336,7 @@ TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
       for (size_t i = 0; i < kCalls; ++i) outs.push_back(me.room(sets[i % kSets]->bytes));
       me.meet();
       for (size_t i = 0; i < kCalls; ++i) {
-        random_delay(100, me.rank(), static_cast<int>(i));
+        random_delay(100, 99, me.rank(), i);
         sets[i % kSets]->out = outs[i];
         sets[i % kSets]->combine(ledger, prepared[i % kSets]);
       }

@@ -5,8 +5,8 @@
 #include <optional>
 #include <thread>
 
-#include "gpu/kernels/gemm_kernel.hpp"
 #include "gpu/harness/object_rig.hpp"
+#include "gpu/kernels/gemm_kernel.hpp"
 
 namespace harness {
 namespace {

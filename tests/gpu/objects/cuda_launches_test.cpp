@@ -2,9 +2,9 @@
 // What low-latency and flat calls take of a GPU: one launch each, and nothing between the halves of a split call.
 #include <algorithm>
 
-#include "gpu/kernels/full_gpu.hpp"
 #include "gpu/harness/graph_nodes.hpp"
 #include "gpu/harness/station_rig.hpp"
+#include "gpu/kernels/full_gpu.hpp"
 #include "modes/flat/flat_function.hpp"
 
 namespace harness {

@@ -5,8 +5,8 @@
 
 #include "exchange/normal/gpu.hpp"
 #include "gpu/harness/object_rig.hpp"
-#include "oracle/numbers.hpp"
 #include "harness/draw.hpp"
+#include "oracle/numbers.hpp"
 #include "unit/plan/plan_cluster.hpp"
 
 namespace harness {

@@ -4,11 +4,13 @@
 
 #include <cmath>
 
-#include "modes/normal/harness_rows.hpp"
+#include "harness/rank_steps.hpp"
 
 namespace harness {
 
 namespace {
+
+constexpr uint64_t kRows = 1;
 
 /// Everything random of a call, apart from the script's other calls.
 uint64_t call_seed(const FlatScript& s, size_t call, uint64_t stream) { return oracle::mix(s.seed, stream, call); }
@@ -27,11 +29,7 @@ void fill_normal(uint64_t seed, uint64_t rank, uint64_t token, DType type, int64
 
 oracle::Problem make_problem(const FlatScript& s, size_t i) {
   const FlatCall& call = s.calls[i];
-  oracle::Problem p;
-  p.world = s.world;
-  p.experts = s.config.num_experts;
-  p.topk = s.config.topk;
-  p.max_tokens = s.config.max_tokens;
+  oracle::Problem p = s.problem();
   const uint64_t seed = call_seed(s, i, 200);
   for (int r = 0; r < s.world; ++r) {
     const int64_t tokens = call.tokens[idx(r)];
@@ -95,14 +93,6 @@ class Expecting {
     oracle::store_row(type_, values.data(), hidden, row.data());
     return row;
   }
-  /// Its first choice that is the same expert as choice k of token t.
-  int first_choice(int r, int64_t t, int k) const {
-    const auto& ids = e_.problem.ids[idx(r)];
-    int j = 0;
-    while (ids[idx(t * e_.problem.topk + j)] != ids[idx(t * e_.problem.topk + k)]) ++j;
-    return j;
-  }
-
   void combine(int r, int64_t t, const std::byte* x, std::byte* out, float* closed) const {
     const oracle::Problem& p = e_.problem;
     std::vector<std::pair<float, std::vector<std::byte>>> made;  // by scale: experts of the contest share theirs
@@ -114,7 +104,7 @@ class Expecting {
       size_t m = 0;
       while (m < made.size() && (given_.function || made[m].first != scale)) ++m;
       if (given_.function)
-        made.emplace_back(0.0f, made_by_function(x, id, r, t, first_choice(r, t, k)));
+        made.emplace_back(0.0f, made_by_function(x, id, r, t, first_choice(p, r, t, k)));
       else if (m == made.size())
         made.emplace_back(scale, given_.scaled ? scaled(x, scale) : std::vector<std::byte>(x, x + c_.row_bytes()));
       routes.emplace_back(m, p.weights[idx(r)][idx(t * p.topk + k)]);
@@ -154,9 +144,7 @@ FlatCall& FlatScript::call(std::vector<int64_t> tokens, Routing routing) {
 std::shared_ptr<const FlatCase> make_flat_case(const FlatScript& script) {
   auto c = std::make_shared<FlatCase>();
   c->script = script;
-  oracle::Problem shape;
-  shape.world = script.world;
-  shape.experts = script.config.num_experts;
+  const oracle::Problem shape = script.problem();
   for (int e = 0; e < shape.experts; ++e) {
     const uint64_t bits = oracle::mix(script.seed, 77, static_cast<uint64_t>(e));
     const float any = static_cast<float>(unit(bits) * 3 - 1.5);

@@ -7,14 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "oracle/low_latency.hpp"
-#include "modes/normal/scenario.hpp"
-#include "switchyard/low_latency.hpp"
+#include "modes/low_latency/low_latency_settings.hpp"
 
 namespace harness {
-
-using switchyard::LowLatencyConfig;
-using switchyard::Sending;
 
 /// One exchange of all ranks.
 struct FlatCall {
@@ -31,16 +26,9 @@ struct FlatCall {
   Pattern x_pattern = Pattern::random_values;
 };
 
-struct FlatScript {
-  std::string name;  ///< appears in every mismatch
-  int world = 1;
-  LowLatencyConfig config;  ///< scales: none
-  uint64_t seed = 1;
-  uint64_t first_epoch = 1;
+/// Rows are not quantised: `config.scales` is none.
+struct FlatScript : LowLatencySettings {
   std::vector<FlatCall> calls;
-  int repeats = 1;       ///< of all calls, on one object
-  int max_delay_us = 0;  ///< each rank sleeps a random time before each call
-  int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
   /// The contest's data: x normal, weights in [0, 1), experts multiply by 1 + their rank; and also its check: within
   /// 1e-2 |y| + 5e-3 of the closed form y = sum_k w_k round(x (1 + rank of expert k)).
   bool contest = false;
@@ -63,9 +51,7 @@ struct FlatCase {
   std::vector<float> scale;  ///< by expert
   std::vector<FlatExpectation> calls;
 
-  int64_t row_bytes() const {
-    return script.config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(script.config.row_type));
-  }
+  int64_t row_bytes() const { return script.row_bytes(script.config.row_type); }
 };
 std::shared_ptr<const FlatCase> make_flat_case(const FlatScript& script);
 

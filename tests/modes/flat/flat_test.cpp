@@ -6,7 +6,7 @@
 // full: flat_full_test.
 #include <algorithm>
 
-#include "modes/normal/acceptance.hpp"
+#include "harness/everywhere.hpp"
 #include "modes/flat/flat_shapes.hpp"
 
 namespace harness {

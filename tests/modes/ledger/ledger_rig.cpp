@@ -2,15 +2,10 @@
 #include "modes/ledger/ledger_rig.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <sstream>
-#include <thread>
 
-#include "exchange/group/impl.hpp"
+#include "harness/rank_steps.hpp"
 #include "oracle/views.hpp"
-#include "harness/device_memory.hpp"
-#include "testing/test_access.hpp"
 
 namespace harness {
 
@@ -18,8 +13,6 @@ using switchyard::LedgerCombine;
 using switchyard::LedgerTables;
 
 namespace {
-
-size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 /// The n-th valid route of (rank, token, k), for rows that come back.
 oracle::Route route_of(int source, int64_t f, int topk) {
@@ -119,11 +112,6 @@ void LedgerRankData::fill_row(const oracle::Route& r, void* out) const {
   oracle::fill_row(s_.pattern, seed_, key, s_.type, s_.hidden, out);
 }
 
-void LedgerRankData::scribble() {
-  std::fill(y_.begin(), y_.end(), std::byte{0xDD});
-  std::fill(probs_.begin(), probs_.end(), -9.0f);
-}
-
 void LedgerRankData::check_returned(const void* rows, int64_t num_rows, Failures& f) const {
   const std::vector<int64_t> routes = oracle::returned_routes(c_.problem, rank_);
   if (!f.equal(static_cast<int64_t>(routes.size()), num_rows, "returned rows")) return;
@@ -162,129 +150,77 @@ void LedgerRankData::check_out(Failures& f) const {
     oracle::combine_row(sum, terms, expected.data());
     if (s_.fixture) fill_row(route_of(rank_, t * topk, topk), expected.data());  // identity experts: the input itself
     const std::byte* got = out_.data() + t * row_bytes();
-    const int64_t column = oracle::first_difference(s_.type, expected.data(), got, s_.hidden);
-    if (column == s_.hidden) continue;
-    std::ostringstream text;
-    text << "token " << t << " column " << column << ": expected " << oracle::load(s_.type, expected.data(), column) << ", got "
-         << oracle::load(s_.type, got, column);
-    f.add(text.str());
+    const auto text = first_difference("token", t, s_.type, s_.hidden, expected.data(), got, s_.hidden);
+    if (!text.empty()) f.add(text);
   }
 }
 
-void LedgerRankData::check_statistics(const switchyard::CallStatistics& stats, Failures& f) const {
-  uint64_t sent = 0, local = 0;
-  for (const oracle::Origin& o : c_.expected.ranks[idx(rank_)].origin) {
-    sent += o.source >= 0;
-    local += o.source == rank_;
-  }
-  const auto bytes = static_cast<uint64_t>(row_bytes());
-  f.equal(sent, stats.payload_rows, "payload_rows");
-  f.equal(local * bytes, stats.local_bytes, "local_bytes");
-  f.equal((sent - local) * bytes, stats.remote_bytes, "remote_bytes");
-}
-
-void random_delay(int max_us, int rank, int step) {
-  if (max_us == 0) return;
-  const uint64_t us = oracle::mix(99, static_cast<uint64_t>(rank), static_cast<uint64_t>(step)) % static_cast<uint64_t>(max_us);
-  std::this_thread::sleep_for(std::chrono::microseconds(us));
+oracle::Traffic LedgerRankData::traffic() const {
+  oracle::Traffic rows;
+  for (const oracle::Origin& o : c_.expected.ranks[idx(rank_)].origin)
+    if (o.source >= 0) (o.source == rank_ ? rows.local : rows.remote) += 1;
+  return rows;
 }
 
 namespace {
 
-/// One call and its results in host memory.
-class LedgerCaller {
+/// One rank's calls.
+class LedgerCaller : RankSteps {
  public:
-  LedgerCaller(switchyard::Group& group, LedgerCombine& ledger, const LedgerScenario& s)
-      : group_(group), ledger_(ledger), max_delay_us_(s.max_delay_us) {
-    options_.num_sms = s.num_sms;
-#if defined(SWITCHYARD_TEST_CUDA)
-    memory_ = &device_memory(group.rank(), group.options().device);
-    options_.stream = memory_->stream();
-#else
-    options_.num_sms = 0;
-#endif
-  }
+  LedgerCaller(switchyard::Group& group, LedgerCombine& ledger, const LedgerCase& c, Failures& f)
+      : RankSteps(group, f), ledger_(ledger), c_(c) {}
 
-  void call(LedgerRankData& data, const switchyard::PreparedLedger& prepared, Failures& f) {
-    if (memory_) return call_on_device(data, prepared, f);
-    delay();
-    ledger_.combine(data.y(), data.probs(), prepared, data.out().data());
-    const switchyard::ConstRows returned = ledger_.returned();
-    data.check_returned(returned.data, returned.rows, f);
-  }
-
-  /// Ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait for
-  /// this rank.
-  void meet() {
-    if (!memory_ || !group_.impl().bootstrap->same_process()) return;
-    memory_->read(nullptr, nullptr, 0);
-    group_.barrier();
+  void run() {
+    for (int i = 0; i < c_.scenario.repeats; ++i) {
+      f_.set_context(c_.scenario.name + " call " + std::to_string(i));
+      LedgerRankData data(c_, group_.rank(), i);
+      meet();
+      const switchyard::PreparedLedger prepared = ledger_.prepare(data.tables());
+      f_.equal(c_.problem.tokens(group_.rank()), prepared.tokens(), "prepared.tokens()");
+      call(data, prepared);
+      check_traffic(ledger_.last_call(), data.traffic(), static_cast<uint64_t>(data.row_bytes()));
+      data.check_out(f_);
+    }
   }
 
  private:
-  void delay() { random_delay(max_delay_us_, group_.rank(), calls_++); }
-
-  void call_on_device(LedgerRankData& data, const switchyard::PreparedLedger& prepared, Failures& f) {
+  void call(LedgerRankData& data, const switchyard::PreparedLedger& prepared) {
     switchyard::ConstRows y = data.y();
-    const size_t row = idx(y.cols) * switchyard::dtype_bytes(y.dtype);
-    y.data = memory_->upload(y.data, idx(y.rows) * row);
-    const auto* probs = static_cast<const float*>(memory_->upload(data.probs(), data.probs() ? data.probs_bytes() : 0));
-    const float none = 0;  // a rank without tokens gives probabilities too
-    if (data.probs() && !probs) probs = static_cast<const float*>(memory_->upload(&none, sizeof none));
-    void* out = memory_->upload(data.out().data(), data.out().size());
+    const size_t y_bytes = idx(y.rows * data.row_bytes());
+    void* const rows = memory_.give(y.data, y_bytes);
+    y.data = rows;
+    const float* const probs = give(data.probs(), data.probs() ? data.num_probs() : 0);
+    void* const out = memory_.lend(data.out().data(), data.out().size());
     meet();
-    delay();
-    ledger_.combine(y, probs, prepared, out, options_);
-    if (y.data) memory_->fill(const_cast<void*>(y.data), 0xEE, idx(y.rows) * row);  // in stream order: the caller's again
-    memory_->read(data.out().data(), out, data.out().size());
+    come_late(c_.scenario.max_delay_us, c_.scenario.seed);
+    ledger_.combine(y, probs, prepared, out, on_stream(switchyard::LedgerCombineOptions(), c_.scenario.num_sms));
+    memory_.fill(rows, 0xEE, y_bytes);  // in stream order: the caller's again
+    memory_.read(data.out().data(), out, data.out().size());
     const switchyard::ConstRows returned = ledger_.returned();
-    std::vector<std::byte> rows(idx(returned.rows) * row);
     meet();
-    memory_->read(rows.data(), returned.data, rows.size());
-    data.check_returned(rows.data(), returned.rows, f);
-    memory_->release();
+    const auto copy = fetch(static_cast<const std::byte*>(returned.data), returned.rows * data.row_bytes());
+    data.check_returned(copy.data(), returned.rows, f_);
+    memory_.release();
   }
 
-  switchyard::Group& group_;
   LedgerCombine& ledger_;
-  switchyard::LedgerCombineOptions options_;
-  int max_delay_us_, calls_ = 0;
-  DeviceMemory* memory_ = nullptr;  ///< null: host memory
+  const LedgerCase& c_;
 };
 
 }  // namespace
 
-void run_ledger(switchyard::Group& group, const LedgerCase& c, Failures& f) {
-  switchyard::detail::number_calls_from(group, c.scenario.first_epoch);
+void run_object(switchyard::Group& group, const LedgerCase& c, Failures& f) {
   LedgerCombine ledger(group, make_config(c));
-  LedgerCaller caller(group, ledger, c.scenario);
-  for (int i = 0; i < c.scenario.repeats; ++i) {
-    f.set_context(c.scenario.name + " call " + std::to_string(i));
-    LedgerRankData data(c, group.rank(), i);
-    caller.meet();
-    const switchyard::PreparedLedger prepared = ledger.prepare(data.tables());
-    f.equal(c.problem.tokens(group.rank()), prepared.tokens(), "prepared.tokens()");
-    caller.call(data, prepared, f);
-    data.check_statistics(ledger.last_call(), f);
-    data.check_out(f);
-    data.scribble();
-  }
+  LedgerCaller(group, ledger, c, f).run();
 }
 
-std::string run_ledger_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases) {
-  Fleet fleet;
-  fleet.world = cases.front()->problem.world;
-  fleet.options.heap_bytes = size_t{1} << 16;
-  for (const auto& c : cases)
-    fleet.options.heap_bytes =
-        std::max(fleet.options.heap_bytes, LedgerCombine::heap_bytes_for(make_config(*c), fleet.world, kBackend));
-  fleet.options.backend = kBackend;
-  fleet.options.num_blocks = workers.blocks;
-  fleet.options.num_warps = workers.warps;
-  fleet.deferred = workers.deferred;
-  return joined(run_ranks(ranks, fleet, [&](switchyard::Group& group, Failures& f) {
-    for (const auto& c : cases) run_ledger(group, *c, f);
-  }));
+CaseInfo info_of(const LedgerCase& c) {
+  return {c.scenario.name, c.problem.world, c.scenario.first_epoch,
+          LedgerCombine::heap_bytes_for(make_config(c), c.problem.world, kBackend)};
+}
+
+std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases) {
+  return run_each(ranks, workers, cases);
 }
 
 }  // namespace harness

@@ -7,12 +7,19 @@
 #include <string>
 #include <vector>
 
+#include "harness/routings.hpp"
+#include "harness/run_cases.hpp"
 #include "oracle/ledger.hpp"
+#include "oracle/low_latency.hpp"
 #include "oracle/rows.hpp"
-#include "modes/normal/scenario.hpp"
 #include "switchyard/ledger.hpp"
 
 namespace harness {
+
+using oracle::Pattern;
+using switchyard::CombineOrder;
+using switchyard::DType;
+using switchyard::Layout;
 
 struct LedgerScenario {
   std::string name;
@@ -56,18 +63,17 @@ class LedgerRankData {
   const switchyard::LedgerTables& tables() const { return tables_; }
   switchyard::ConstRows y() const;
   const float* probs() const { return probs_.empty() ? nullptr : probs_.data(); }
-  size_t probs_bytes() const { return probs_.size() * sizeof(float); }
+  size_t num_probs() const { return probs_.size(); }
   std::vector<std::byte>& out() { return out_; }
-  /// Overwrites all inputs of a call that has returned.
-  void scribble();
   /// `rows`: the return buffer in host memory. Bit by bit, but for a pattern with words that may arrive as other NaNs.
   void check_returned(const void* rows, int64_t num_rows, Failures& failures) const;
   void check_out(Failures& failures) const;
-  void check_statistics(const switchyard::CallStatistics& stats, Failures& failures) const;
+  /// Rows that a call sends.
+  oracle::Traffic traffic() const;
+  int64_t row_bytes() const;
 
  private:
   void fill_row(const oracle::Route& route, void* out) const;
-  int64_t row_bytes() const;
 
   const LedgerCase& c_;
   const LedgerScenario& s_;
@@ -79,13 +85,11 @@ class LedgerRankData {
   std::vector<float> probs_;
 };
 
+CaseInfo info_of(const LedgerCase& c);
 /// The body of one rank: all repetitions on an object of its own, everything checked. Collective.
-void run_ledger(switchyard::Group& group, const LedgerCase& c, Failures& failures);
+void run_object(switchyard::Group& group, const LedgerCase& c, Failures& failures);
 /// Forms a group and runs all cases on it one after the other; returns the mismatches as one text.
-std::string run_ledger_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases);
-
-/// Sleeps up to `max_us` microseconds, a time that depends on (rank, step).
-void random_delay(int max_us, int rank, int step);
+std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases);
 
 /// Of the published format, whose rows are f16.
 inline switchyard::LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {

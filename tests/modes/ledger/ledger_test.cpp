@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "modes/normal/acceptance.hpp"
+#include "harness/everywhere.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 
 namespace harness {
@@ -43,8 +43,8 @@ TEST(Ledger, D01_D02_PublishedShapes) {
       if (sms == 0 && kBackend != switchyard::Backend::cuda) continue;
       LedgerScenario large = published(64, kSanitizer ? 1024 : 7168, 8, 2), quick = published(8, 64, 2, 1);
       large.num_sms = quick.num_sms = sms;
-      EXPECT_EQ(run_ledger_cases(ranks_of_suite(), workers, {make_ledger_case(large)}), "");
-      EXPECT_EQ(run_ledger_cases(ranks_of_suite(), workers, {make_ledger_case(quick)}), "");
+      EXPECT_EQ(run_cases(ranks_of_suite(), workers, {make_ledger_case(large)}), "");
+      EXPECT_EQ(run_cases(ranks_of_suite(), workers, {make_ledger_case(quick)}), "");
     }
   }
 }
@@ -114,8 +114,7 @@ TEST(Ledger, D03_ShapesOfAllKinds) {
     }
     for (size_t kind = 0; kind < kinds.size(); ++kind) {
       if (cases[kind].empty()) continue;
-      EXPECT_EQ(run_ledger_cases(ranks_of_suite(), kinds[kind], cases[kind]), "")
-          << "W" << world << " " << to_string(kinds[kind]);
+      EXPECT_EQ(run_cases(ranks_of_suite(), kinds[kind], cases[kind]), "") << "W" << world << " " << to_string(kinds[kind]);
     }
   }
   seen.expect_all();
@@ -133,7 +132,7 @@ TEST(Ledger, ManyRanks) {
       cases.push_back(make_ledger_case(s));
     }
   }
-  EXPECT_EQ(run_ledger_cases(ranks_of_suite(), {1, 1, false}, cases), "");
+  EXPECT_EQ(run_cases(ranks_of_suite(), {1, 1, false}, cases), "");
 }
 
 class LedgerAcceptance : public testing::TestWithParam<Where> {
@@ -148,7 +147,7 @@ class LedgerAcceptance : public testing::TestWithParam<Where> {
       s.num_sms = GetParam().workers.warps;
       cases.push_back(make_ledger_case(s));
     }
-    EXPECT_EQ(run_ledger_cases(ranks_of_suite(), GetParam().workers, cases), "");
+    EXPECT_EQ(run_cases(ranks_of_suite(), GetParam().workers, cases), "");
   }
 };
 

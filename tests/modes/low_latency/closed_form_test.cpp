@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "modes/flat/flat_function.hpp"
 #include "harness/fleet.hpp"
+#include "modes/flat/flat_function.hpp"
 #include "modes/low_latency/masked_layer.hpp"
 
 namespace harness {

@@ -5,7 +5,7 @@
 // Executables: low_latency_full_test (label full), gpu_low_latency_full (label gpu).
 #include <gtest/gtest.h>
 
-#include "modes/normal/acceptance.hpp"
+#include "harness/everywhere.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 
 namespace harness {

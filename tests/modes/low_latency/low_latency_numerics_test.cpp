@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "modes/normal/normal_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
+#include "modes/normal/normal_rig.hpp"
 
 namespace harness {
 namespace {

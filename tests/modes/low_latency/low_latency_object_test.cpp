@@ -5,9 +5,9 @@
 #include <barrier>
 #include <cstring>
 
+#include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 #include "protocol/low_latency_messages.hpp"
-#include "modes/low_latency/low_latency_rig.hpp"
 #include "testing/test_access.hpp"
 
 namespace harness {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "modes/normal/harness_rows.hpp"
+#include "harness/rank_steps.hpp"
 
 namespace harness {
 
@@ -12,6 +12,8 @@ using oracle::RowKey;
 using Kind = LowLatencyStep::Kind;
 
 namespace {
+
+enum Stream : uint64_t { kRows = 1, kOutputs, kReplaced };
 
 /// Everything random of a step, apart from the script's other steps.
 uint64_t step_seed(const LowLatencyScript& s, size_t step, uint64_t stream) { return oracle::mix(s.seed, stream, step); }
@@ -23,8 +25,8 @@ void fill_inputs(const LowLatencyCase& c, size_t i, int rank, LowLatencyExpectat
   const LowLatencyStep& step = c.script.steps[i];
   const int64_t tokens = e.problem.tokens(rank), hidden = config.hidden;
   const DType type = step.quantised ? DType::fp8_e4m3 : config.row_type;
-  const int64_t bytes = c.row_bytes(type);
-  const auto scale_bytes = static_cast<int64_t>(switchyard::scale_row_bytes(hidden, config.scales, config.scale_group));
+  const int64_t bytes = c.script.row_bytes(type);
+  const int64_t scale_bytes = c.script.given_scale_bytes();
   const bool scaled = config.scales != ScaleKind::none, quantise = scaled && !step.quantised;
   std::vector<std::byte> x(idx(tokens * bytes)), x_scales(idx(step.quantised ? tokens * scale_bytes : 0));
   std::vector<std::byte> sent(idx(quantise ? tokens * hidden : 0)), sent_scales(idx(quantise ? tokens * scale_bytes : 0));
@@ -48,11 +50,7 @@ LowLatencyExpectation expect_dispatch(const LowLatencyCase& c, size_t i) {
   const LowLatencyScript& s = c.script;
   const LowLatencyStep& step = s.steps[i];
   LowLatencyExpectation e;
-  oracle::Problem& p = e.problem;
-  p.world = s.world;
-  p.experts = s.config.num_experts;
-  p.topk = s.config.topk;
-  p.max_tokens = s.config.max_tokens;
+  oracle::Problem& p = e.problem = s.problem();
   const uint64_t seed = step_seed(s, i, 100);
   for (int r = 0; r < s.world; ++r) {
     const int64_t tokens = step.tokens[idx(r)];
@@ -72,19 +70,11 @@ LowLatencyExpectation expect_dispatch(const LowLatencyCase& c, size_t i) {
   return e;
 }
 
-/// The first of the token's choices that is its k-th.
-int first_choice(const oracle::Problem& p, int rank, int64_t t, int k) {
-  const auto& ids = p.ids[idx(rank)];
-  int first = 0;
-  while (ids[idx(t * p.topk + first)] != ids[idx(t * p.topk + k)]) ++first;
-  return first;
-}
-
 std::vector<std::byte> expect_combined(const LowLatencyCase& c, size_t i, int rank, const LowLatencyExpectation& e) {
   const LowLatencyStep& step = c.script.steps[i];
   const oracle::Problem& p = c.steps[e.dispatch].problem;
   const auto& weights = e.replaced_weights.empty() ? p.weights[idx(rank)] : e.replaced_weights[idx(rank)];
-  const int64_t bytes = c.row_bytes(step.y_type);
+  const int64_t bytes = c.script.row_bytes(step.y_type);
   oracle::SumSpec sum;
   sum.type = step.y_type;
   sum.hidden = c.script.config.hidden;
@@ -123,6 +113,39 @@ LowLatencyExpectation expect_combine(const LowLatencyCase& c, size_t i) {
 
 }  // namespace
 
+oracle::Problem LowLatencySettings::problem() const {
+  oracle::Problem p;
+  p.world = world;
+  p.experts = config.num_experts;
+  p.topk = config.topk;
+  p.max_tokens = config.max_tokens;
+  return p;
+}
+
+int64_t LowLatencySettings::sent_scale_bytes() const {
+  const int64_t groups = (config.hidden + config.scale_group - 1) / config.scale_group;
+  return config.scales == ScaleKind::none ? 0 : groups * (config.scales == ScaleKind::f32 ? 4 : 1);
+}
+
+int64_t LowLatencySettings::given_scale_bytes() const {
+  return static_cast<int64_t>(switchyard::scale_row_bytes(config.hidden, config.scales, config.scale_group));
+}
+
+oracle::ScaleShape LowLatencySettings::scale_shape() const {
+  return {config.scale_order, config.scales, config.hidden, config.scale_group, config.max_tokens * world};
+}
+
+int first_choice(const oracle::Problem& p, int rank, int64_t token, int k) {
+  const auto& ids = p.ids[idx(rank)];
+  int first = 0;
+  while (ids[idx(token * p.topk + first)] != ids[idx(token * p.topk + k)]) ++first;
+  return first;
+}
+
+CaseInfo info_of(const LowLatencySettings& s) {
+  return {s.name, s.world, s.first_epoch, switchyard::LowLatencyExchange::heap_bytes_for(s.config, s.world)};
+}
+
 LowLatencyStep& LowLatencyScript::dispatch(std::vector<int64_t> tokens, Routing routing) {
   LowLatencyStep& step = steps.emplace_back();
   step.tokens = std::move(tokens);
@@ -139,14 +162,6 @@ LowLatencyStep& LowLatencyScript::combine(CombineOrder order, int output) {
   return step;
 }
 
-DType LowLatencyCase::sent_type() const {
-  return script.config.scales == ScaleKind::none ? script.config.row_type : DType::fp8_e4m3;
-}
-
-int64_t LowLatencyCase::row_bytes(DType type) const {
-  return script.config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type));
-}
-
 size_t LowLatencyCase::dispatch_of(size_t i) const {
   const int output = script.steps[i].output;
   while (script.steps[i].kind != Kind::dispatch || script.steps[i].output != output) --i;
@@ -155,9 +170,9 @@ size_t LowLatencyCase::dispatch_of(size_t i) const {
 
 std::vector<std::byte> LowLatencyCase::output_row(size_t i, int rank, const oracle::Arrival& from) const {
   const LowLatencyStep& step = script.steps[i];
-  std::vector<std::byte> row(idx(row_bytes(step.y_type)));
+  std::vector<std::byte> row(idx(script.row_bytes(step.y_type)));
   if (step.identity) {
-    const std::byte* sent = steps[dispatch_of(i)].sent[idx(from.source)].data() + from.token * row_bytes(step.y_type);
+    const std::byte* sent = steps[dispatch_of(i)].sent[idx(from.source)].data() + from.token * script.row_bytes(step.y_type);
     std::copy(sent, sent + row.size(), row.begin());
     return row;
   }
@@ -165,11 +180,6 @@ std::vector<std::byte> LowLatencyCase::output_row(size_t i, int rank, const orac
                    static_cast<uint64_t>(from.k + 1)};
   oracle::fill_row(step.y_pattern, step_seed(script, i, kOutputs), key, step.y_type, script.config.hidden, row.data());
   return row;
-}
-
-oracle::ScaleShape LowLatencyCase::scale_shape() const {
-  const LowLatencyConfig& config = script.config;
-  return {config.scale_order, config.scales, config.hidden, config.scale_group, config.max_tokens * script.world};
 }
 
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script) {

@@ -8,15 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "oracle/low_latency.hpp"
-#include "modes/normal/scenario.hpp"
-#include "switchyard/low_latency.hpp"
+#include "modes/low_latency/low_latency_settings.hpp"
 
 namespace harness {
-
-using switchyard::LowLatencyConfig;
-using switchyard::ScaleOrder;
-using switchyard::Sending;
 
 /// One call of all ranks.
 struct LowLatencyStep {
@@ -44,19 +38,11 @@ struct LowLatencyStep {
   bool identity = false;         ///< the experts return their rows: y is the output's x itself, which is not quantised
 };
 
-struct LowLatencyScript {
-  std::string name;  ///< appears in every mismatch
-  int world = 1;
-  LowLatencyConfig config;
-  uint64_t seed = 1;
-  uint64_t first_epoch = 1;
+struct LowLatencyScript : LowLatencySettings {
   int outputs = 1;
   std::vector<LowLatencyStep> steps;
-  int repeats = 1;       ///< of all steps, on one object
-  int max_delay_us = 0;  ///< each rank sleeps a random time before each call
-  int slow_rank = -1;    ///< sleeps slow_us before each call
+  int slow_rank = -1;  ///< sleeps slow_us before each call
   int slow_us = 10000;
-  int num_sms = 2;  ///< CUDA: of every call; 0: the library's choice, calls launched as dependents if the GPU is the rank's own
 
   LowLatencyStep& dispatch(std::vector<int64_t> tokens, Routing routing = Routing::uniform);
   LowLatencyStep& combine(CombineOrder order, int output = 0);
@@ -81,13 +67,10 @@ struct LowLatencyCase {
   LowLatencyScript script;
   std::vector<LowLatencyExpectation> steps;
 
-  DType sent_type() const;
-  int64_t row_bytes(DType type) const;
   /// The step that filled the output of a combine step.
   size_t dispatch_of(size_t step) const;
   /// What the expert made of a row: y of a combine step.
   std::vector<std::byte> output_row(size_t step, int rank, const oracle::Arrival& from) const;
-  oracle::ScaleShape scale_shape() const;
 };
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script);
 

@@ -3,7 +3,7 @@
 // sending, in whole and in split calls.
 //
 // Entries: low_latency_threads and low_latency_processes; on GPUs as gpu_low_latency_threads and gpu_low_latency_processes.
-#include "modes/normal/acceptance.hpp"
+#include "harness/everywhere.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 
 namespace harness {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "oracle/rows.hpp"
 #include "modes/low_latency/streamed_calls.hpp"
+#include "oracle/rows.hpp"
 
 namespace harness {
 

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "modes/low_latency/closed_form.hpp"
 #include "harness/draw.hpp"
+#include "modes/low_latency/closed_form.hpp"
 #include "switchyard/low_latency.hpp"
 #include "testing/test_access.hpp"
 

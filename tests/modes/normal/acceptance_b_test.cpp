@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "oracle/rows.hpp"
 #include "modes/normal/acceptance.hpp"
+#include "oracle/rows.hpp"
 
 namespace harness {
 namespace {

@@ -2,9 +2,9 @@
 // Every field of a handle, and every view of it, against the oracle.
 #pragma once
 
+#include "harness/failures.hpp"
 #include "oracle/routing.hpp"
 #include "plan/plan.hpp"
-#include "harness/failures.hpp"
 #include "switchyard/normal.hpp"
 
 namespace harness {

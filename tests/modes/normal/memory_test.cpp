@@ -182,7 +182,7 @@ TEST_F(Registered, BadArgumentsThrowOnAllRanksAndAreNotSticky) {
                     all.push_back(group.register_memory(&byte, 1));
                     all.clear();
                   }
-                  run_scenario(group, *c, f);
+                  run_case(group, *c, f);
                 }),
             "");
 }
@@ -195,7 +195,7 @@ TEST(RegisteredByProcesses, AreToldWhyNot) {
                   std::byte byte{};
                   expect_code(ErrorCode::unsupported, "processes, which cannot see each other's ordinary memory",
                               outcome_of([&] { (void)group.register_memory(&byte, 1); }), f);
-                  run_scenario(group, *c, f);
+                  run_case(group, *c, f);
                 }),
             "");
 }

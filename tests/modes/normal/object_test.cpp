@@ -5,9 +5,9 @@
 
 #include <cstring>
 
-#include "oracle/views.hpp"
 #include "modes/normal/normal_rig.hpp"
 #include "modes/normal/scenario.hpp"
+#include "oracle/views.hpp"
 
 namespace harness {
 namespace {

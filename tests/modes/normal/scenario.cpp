@@ -14,7 +14,7 @@
 #include <string>
 #include <system_error>
 
-#include "modes/normal/harness_rows.hpp"
+#include "modes/normal/scenario_rows.hpp"
 
 namespace harness {
 
@@ -26,6 +26,9 @@ using switchyard::Rows;
 using switchyard::SizePolicy;
 
 namespace {
+
+/// Streams of random numbers.
+enum Stream : uint64_t { kRows = 1, kOutputs, kBias, kReplaced };
 
 /// Element `c` of both rows, in words.
 std::string difference(DType type, const void* expected, const void* actual, int64_t c) {
@@ -214,11 +217,7 @@ void RankData::fill_outputs(const Rows& y) const {
   }
 }
 
-void RankData::scribble_inputs() {
-  std::fill(x_.begin(), x_.end(), std::byte{0xEE});
-  std::fill(x_scales_.begin(), x_scales_.end(), std::byte{0xEE});
-  std::fill(ids32_.begin(), ids32_.end(), 0);
-}
+void RankData::forget_rows() { x_ = x_scales_ = {}; }
 
 switchyard::CombineOptions RankData::combine_options() {
   switchyard::CombineOptions options;
@@ -370,8 +369,8 @@ void RankData::check_combined(Failures& f) const {
     for (int b = 0; b < s_.num_bias; ++b) sum.bias[b] = bias_[b].data() + t * bytes;
     oracle::combine_row(sum, terms, expected.data());
     const std::byte* got = out_.data() + t * bytes;
-    const int64_t c = oracle::first_difference(s_.y_type, expected.data(), got, s_.hidden);
-    if (c < s_.hidden) f.add("combined token " + std::to_string(t) + " " + difference(s_.y_type, expected.data(), got, c));
+    const auto text = first_difference("combined token", t, s_.y_type, s_.hidden, expected.data(), got, s_.hidden);
+    if (!text.empty()) f.add(text);
   }
   if (!out_weights_.empty()) check_out_weights(f);
 }

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "harness/routings.hpp"
+#include "harness/run_cases.hpp"
 #include "oracle/routing.hpp"
 #include "oracle/rows.hpp"
-#include "harness/fleet.hpp"
-#include "harness/routings.hpp"
 #include "switchyard/normal.hpp"
 
 namespace harness {
@@ -21,12 +21,6 @@ using switchyard::DType;
 using switchyard::Layout;
 using switchyard::ScaleKind;
 using switchyard::Staging;
-
-#if defined(SWITCHYARD_TEST_CUDA)
-inline constexpr switchyard::Backend kBackend = switchyard::Backend::cuda;
-#else
-inline constexpr switchyard::Backend kBackend = switchyard::Backend::cpu;
-#endif
 
 /// Where the rows lie that combine is given.
 enum class OutputMemory {
@@ -64,7 +58,7 @@ struct Scenario {
   // Object.
   Staging staging = Staging::direct;
   switchyard::RingSettings ring{3, 6, 32};
-  uint64_t first_epoch = 1;  ///< what run_scenario numbers calls from
+  uint64_t first_epoch = 1;  ///< what run_case numbers calls from
 
   // Combine.
   CombineOrder order = CombineOrder::per_rank;
@@ -101,8 +95,8 @@ class RankData {
   const float* weights() const;  ///< null if the scenario has none
   /// Fills y for the rows of this rank: every row that combine may read, and NaN in all others.
   void fill_outputs(const switchyard::Rows& y) const;
-  /// Overwrites all inputs of a dispatch that has returned: they are the caller's again.
-  void scribble_inputs();
+  /// Frees x and its scales: what comes of them is computed again.
+  void forget_rows();
   switchyard::CombineOptions combine_options();
   /// Zero rows of T * H of the combined type, poisoned; and [T, K] of weights.
   void* out() { return out_.data(); }
@@ -131,17 +125,12 @@ class RankData {
 
 /// The body of one rank: runs all repetitions on `exchange`, checks everything. Collective.
 void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
+CaseInfo info_of(const Case& c);
 /// The same, on an object made by make_config.
-void run_scenario(switchyard::Group& group, const Case& c, Failures& failures);
+void run_object(switchyard::Group& group, const Case& c, Failures& failures);
 /// Heap that a group needs to run these, one after the other.
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
 
-/// Workers of a rank, and whether copies are deferred.
-struct Workers {
-  int blocks = 1, warps = 1;
-  bool deferred = false;
-};
-std::string to_string(const Workers& workers);
 /// Forms a group, runs all cases on it one after the other, returns the mismatches as one text.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases);
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "harness/routings.hpp"
 #include "oracle/routing.hpp"
 #include "plan/plan.hpp"
-#include "harness/routings.hpp"
 
 namespace plan_test {
 

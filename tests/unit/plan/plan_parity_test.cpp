@@ -3,9 +3,9 @@
 // involved.
 #include <gtest/gtest.h>
 
+#include "modes/normal/compare_handle.hpp"
 #include "oracle/views.hpp"
 #include "plan/views.hpp"
-#include "modes/normal/compare_handle.hpp"
 #include "unit/plan/plan_cluster.hpp"
 
 namespace plan_test {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "plan/views.hpp"
 #include "modes/normal/compare_handle.hpp"
+#include "plan/views.hpp"
 #include "unit/plan/plan_cluster.hpp"
 
 namespace plan_test {
