@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "arch/cpu/cpu_arch.hpp"
+#include "harness/fleet.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
 #include "protocol/counts.hpp"
@@ -38,8 +39,8 @@ struct Rig {
       : group(g),
         rank_major(g),
         twin(g),
-        expert_major(g, FaultRig::config(Staging::direct, Layout::expert_major)),
-        ring(g, FaultRig::config(Staging::ring)),
+        expert_major(g, NormalRig::config(Staging::direct, Layout::expert_major)),
+        ring(g, NormalRig::config(Staging::ring)),
         low(g, low_latency_config()),
         low_twin(g, low_latency_config()),
         ledger(g, ledger_config()),
@@ -59,10 +60,10 @@ struct Rig {
   }
   static LedgerConfig ledger_config() {
     LedgerConfig c;
-    c.hidden = FaultRig::kHidden;
-    c.num_experts = FaultRig::kExperts;
-    c.topk = FaultRig::kTopk;
-    c.max_tokens = FaultRig::kTokens;
+    c.hidden = NormalRig::kHidden;
+    c.num_experts = NormalRig::kExperts;
+    c.topk = NormalRig::kTopk;
+    c.max_tokens = NormalRig::kTokens;
     c.row_type = DType::bf16;
     return c;
   }
@@ -71,7 +72,7 @@ struct Rig {
   }
 
   Group& group;
-  FaultRig rank_major, twin, expert_major, ring;
+  NormalRig rank_major, twin, expert_major, ring;
   LowLatencyRig low, low_twin;
   LedgerCombine ledger, ledger_twin;
   Dispatched of_rank_major, of_expert_major, of_ring;
@@ -84,7 +85,7 @@ struct Call {
   const char* in_text;  ///< what an error says that it was, where ranks call different things
 };
 
-void make_another(FaultRig& rig, const Dispatched& d) { (void)rig.exchange.dispatch(rig.x(), d.handle); }
+void make_another(NormalRig& rig, const Dispatched& d) { (void)rig.exchange.dispatch(rig.x(), d.handle); }
 
 const Call kCalls[] = {
     {"dispatch", [](Rig& r) { r.rank_major.dispatch(); }, "dispatch of object 1"},
@@ -120,7 +121,7 @@ const Call kCalls[] = {
      },
      "register_memory"},
     {"sleep", [](Rig& r) { r.group.sleep(); }, "sleep"},
-    {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, FaultRig::config()); }, "construction of object 9"},
+    {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, NormalRig::config()); }, "construction of object 9"},
     {"low_latency_exchange", [](Rig& r) { LowLatencyExchange e(r.group, LowLatencyRig::config()); },
      "construction of object 9"},
     {"ledger_combine_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }, "construction of object 9"},
@@ -191,7 +192,7 @@ TEST(DifferentCallsLater, WhileTheGroupSleeps) {
 /// Ranks that throw before they have called anything stay in step: misuse that all see, local calls, calls refused in sleep.
 TEST(SameCalls, AfterRefusedOnes) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     LowLatencyRig low(group);
     const auto refused_on = [&](int rank, const std::function<void()>& call) {
       EXPECT_TRUE(group.rank() != rank || outcome_of(call).code == ErrorCode::invalid_argument);

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "faults/departures.hpp"
+#include "faults/watched_calls.hpp"
 
 namespace harness {
 namespace {
@@ -40,9 +40,9 @@ Config sized(Config config, Size size) {
 std::vector<Mode> modes() {
   const auto normal = [](Staging staging) {
     return [staging](Group& group, Size size) {
-      NormalConfig config = FaultRig::config(staging);
+      NormalConfig config = NormalRig::config(staging);
       if (size == Size::too_large) config.ring = {32, 6, 4096};
-      FaultRig(group, sized(config, size)).round();
+      NormalRig(group, sized(config, size)).round();
     };
   };
   return {{"normal", normal(Staging::direct)},
@@ -110,7 +110,7 @@ TEST_P(Construction, WaitsForTheRendezvousDeadline) {
 
 TEST(CallDeadline, IsChangedAtRunTime) {
   const auto all = outcomes(2, options_with(600s), [&](Group& group) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     rig.round();
     for (const milliseconds bad : {0ms, -1ms, milliseconds::min()}) {
       const Outcome o = outcome_of([&] { group.set_timeout(bad); });

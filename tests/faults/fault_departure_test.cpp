@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "faults/departures.hpp"
+#include "faults/watched_calls.hpp"
 
 namespace harness {
 namespace {
@@ -22,28 +22,26 @@ std::vector<Outcome> leaving_outcomes(int world, const std::function<void(Group&
   options.rendezvous_timeout = 600s;
   auto groups = Group::in_process(world, options);
   std::vector<Outcome> all(groups.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < groups.size(); ++r)
-    threads.emplace_back([&, r] {
-      all[r] = outcome_of([&] {
-        Group mine = std::move(groups[r]);
-        try {
-          body(mine);
-        } catch (const OwnError&) {
-        }
-      });
+  on_threads(groups.size(), [&](size_t r) {
+    all[r] = outcome_of([&] {
+      Group mine = std::move(groups[r]);
+      try {
+        body(mine);
+      } catch (const OwnError&) {
+      }
     });
-  for (auto& t : threads) t.join();
+  });
   return all;
 }
 
-class ALeavingRank : public testing::TestWithParam<Departure> {};
+class ALeavingRank : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(ALeavingRank, IsNoticedByThoseWhoWaitForIt) {
   const auto all = leaving_outcomes(3, [&](Group& group) {
     const Outcome o = outcome_of([&] {
-      GetParam().body(group, [&] {
+      GetParam().tell(group, [&](const std::function<void()>& call) {
         if (group.rank() == 1) throw OwnError();
+        call();
       });
     });
     EXPECT_TRUE(says_that_it_left(o, 1)) << group.rank() << " " << shown(o);
@@ -52,7 +50,7 @@ TEST_P(ALeavingRank, IsNoticedByThoseWhoWaitForIt) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, ALeavingRank, testing::ValuesIn(departures()),
+INSTANTIATE_TEST_SUITE_P(Faults, ALeavingRank, testing::ValuesIn(all_calls()),
                          [](const auto& d) { return std::string(d.param.name); });
 
 /// Rank 0 has all that it needs of the last call, and leaves; rank 2 has what it needs of rank 0, and takes its time.
@@ -78,7 +76,7 @@ TEST(ARankThatIsDone, MayLeaveAtAnyTimeAfterItsLastCall) {
       } else if (round % 4 == 2) {
         SmallLedger(group).combine();
       } else {
-        FaultRig(group, FaultRig::config(round % 8 == 3 ? switchyard::Staging::ring : switchyard::Staging::direct)).round();
+        NormalRig(group, NormalRig::config(round % 8 == 3 ? switchyard::Staging::ring : switchyard::Staging::direct)).round();
       }
       if (group.rank() == round % 3) std::this_thread::sleep_for(std::chrono::microseconds(round * 20));
     });

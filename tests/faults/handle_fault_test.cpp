@@ -19,7 +19,7 @@ using switchyard::Staging;
 TEST(Handles, OfAnotherRankOrShapeAreRefused) {
   std::vector<std::vector<std::byte>> saved(2);
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     saved[static_cast<size_t>(group.rank())] = rig.dispatch().handle.serialize();
     group.barrier();
     const auto theirs = switchyard::Handle::deserialize(saved[static_cast<size_t>(1 - group.rank())]);
@@ -36,8 +36,8 @@ TEST(Mismatch, HandlesOfOtherDispatches) {
     for (const bool cached : {true, false}) {
       for (const bool other_object : {true, false}) {
         expect_mismatch(outcomes(3, options_with(60s), [&](Group& group) {
-          NormalConfig config = FaultRig::config(staging);
-          FaultRig rig(group, config), second(group, config);
+          NormalConfig config = NormalRig::config(staging);
+          NormalRig rig(group, config), second(group, config);
           const Dispatched d = rig.dispatch();
           const Dispatched e = other_object ? second.dispatch() : rig.dispatch();
           const auto& handle = group.rank() == 1 ? e.handle : d.handle;
@@ -56,14 +56,14 @@ TEST(Mismatch, HandlesOfOtherDispatches) {
 TEST(Mismatch, HandlesOfAnotherGroup) {
   std::vector<std::vector<std::byte>> theirs(2);
   for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {
-         theirs[static_cast<size_t>(group.rank())] = FaultRig(group).dispatch().handle.serialize();
+         theirs[static_cast<size_t>(group.rank())] = NormalRig(group).dispatch().handle.serialize();
          group.barrier();
        }))
     EXPECT_EQ(code_name(o.code), "ok") << o.text;
   for (const bool cached : {true, false}) {
     for (const bool on_all : {true, false}) {
       const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-        FaultRig rig(group);
+        NormalRig rig(group);
         const Dispatched d = rig.dispatch();
         const auto other = switchyard::Handle::deserialize(theirs[static_cast<size_t>(group.rank())]);
         const auto& handle = on_all || group.rank() == 1 ? other : d.handle;
@@ -82,10 +82,10 @@ TEST(Mismatch, HandlesOfAnotherGroup) {
 TEST(Handles, OfOneDispatchAsBytesOnSomeRanks) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     const auto all = outcomes(3, options_with(60s), [&](Group& group) {
-      FaultRig rig(group, FaultRig::config(staging)), second(group, FaultRig::config(staging));
+      NormalRig rig(group, NormalRig::config(staging)), second(group, NormalRig::config(staging));
       const Dispatched d = rig.dispatch();
       const auto handle = group.rank() == 1 ? switchyard::Handle::deserialize(d.handle.serialize()) : d.handle;
-      FaultRig& user = staging == Staging::direct ? second : rig;  // any object of the shape
+      NormalRig& user = staging == Staging::direct ? second : rig;  // any object of the shape
       const Dispatched again = user.exchange.dispatch(user.x(), handle, DispatchOptions());
       user.exchange.combine(again.x, handle, user.out.data(), CombineOptions());
     });

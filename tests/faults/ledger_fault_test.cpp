@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine, case D8 and what goes wrong: tables that are refused, memory, misuse, ranks that never come, ranks
-// with other ledgers, several objects.
+// Ledger combine, case D8 and what goes wrong in no other mode: tables that are refused, ranks with other ledgers, who is named
+// among many. What goes wrong in every mode: fault_stories_test.cpp.
 #include <gtest/gtest.h>
 
-#include <barrier>
 #include <cstring>
 
 #include "faults/stalled_page.hpp"
-#include "modes/ledger/ledger_rig.hpp"
-#include "modes/normal/normal_rig.hpp"
+#include "modes/ledger/small_ledger.hpp"
 
 namespace harness {
 namespace {
@@ -37,7 +35,6 @@ std::shared_ptr<const LedgerCase> small_case(uint64_t seed = 3) {
 }
 
 // --- Tables that are refused
-// -----------------------------------------------------------------------------------------------------------
 
 struct BadTables {
   const char* name;
@@ -125,105 +122,24 @@ TEST(Ledger, D08_AllRoutesAtMinusOneAreLegal) {
 }
 
 // --- Sizes
-// -----------------------------------------------------------------------------------------------------------
 
 TEST(Ledger, MemoryIsWhatItSays) {
   LedgerConfig config = published_config(5, 37, 3, 7);
   const auto need = LedgerCombine::memory_required(config, 3);
   auto groups = Group::in_process(3, options_with(10s, LedgerCombine::heap_bytes_for(config, 3)));
-  std::vector<std::thread> threads;
-  for (Group& group : groups)
-    threads.emplace_back([&] {
-      LedgerCombine ledger(group, config);
-      EXPECT_EQ(group.heap_used(), need.total());
-    });
-  for (auto& t : threads) t.join();
+  on_threads(groups.size(), [&](size_t r) {
+    LedgerCombine ledger(groups[r], config);
+    EXPECT_EQ(groups[r].heap_used(), need.total());
+  });
   EXPECT_EQ(groups[0].heap_used(), 0u);
 }
 
-// --- Misuse, silence, mismatch
-// -----------------------------------------------------------------------------------------------------------
-
-/// What a test may spoil on one rank before its call.
-struct Rig {
-  explicit Rig(Group& group, const LedgerCase& c, int call = 0)
-      : data(c, group.rank(), call),
-        ledger(group, make_config(c)),
-        y(data.y()),
-        tables(data.tables()),
-        out(data.out().data()) {}
-  void combine() { ledger.combine(y, data.probs(), tables, out); }
-
-  LedgerRankData data;
-  LedgerCombine ledger;
-  switchyard::ConstRows y;
-  LedgerTables tables;
-  void* out;
-};
-
-struct LedgerMisuse {
-  const char* name;
-  const char* in_text;
-  void (*body)(Rig& rig);
-};
-std::ostream& operator<<(std::ostream& out, const LedgerMisuse& m) { return out << m.name; }
-
-const LedgerMisuse kMisuses[] = {
-    {"tables", "cumsum_per_expert[0][1] = -7",
-     [](Rig& rig) {
-       rig.tables.cumsum_per_expert[1] = -7;
-       rig.combine();
-     }},
-    {"empty_ledger", "ledger is empty",
-     [](Rig& rig) { rig.ledger.combine(rig.y, rig.data.probs(), PreparedLedger(), rig.out); }},
-    {"row_type", "expert_output.dtype = bf16: must be LedgerConfig::row_type, f16",
-     [](Rig& rig) {
-       rig.y.dtype = DType::bf16;
-       rig.combine();
-     }},
-    {"hidden", "expert_output.cols = 15: must be LedgerConfig::hidden, 16",
-     [](Rig& rig) {
-       rig.y.cols = 15;
-       rig.combine();
-     }},
-    {"too_few_rows", "expert_output.rows = 3: the ledger speaks of ",
-     [](Rig& rig) {
-       rig.y.rows = 3;
-       rig.combine();
-     }},
-    {"no_rows", "expert_output.data is null",
-     [](Rig& rig) {
-       rig.y.data = nullptr;
-       rig.combine();
-     }},
-    {"no_out", "out is null",
-     [](Rig& rig) {
-       rig.out = nullptr;
-       rig.combine();
-     }},
-};
-
-class LedgerMisuseOnOneRank : public testing::TestWithParam<LedgerMisuse> {};
-
-TEST_P(LedgerMisuseOnOneRank, ThrowsThereAndEndsThePeers) {
-  const auto c = small_case();
-  const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-    Rig rig(group, *c);
-    group.rank() == 1 ? GetParam().body(rig) : rig.combine();
-  });
-  EXPECT_EQ(code_name(all[1].code), "invalid_argument") << all[1].text;
-  EXPECT_NE(all[1].text.find(GetParam().in_text), std::string::npos) << all[1].text;
-  EXPECT_EQ(code_name(all[0].code), "peer_failed") << all[0].text;
-  EXPECT_EQ(all[0].failed_rank, 1);
-}
-
-INSTANTIATE_TEST_SUITE_P(Faults, LedgerMisuseOnOneRank, testing::ValuesIn(kMisuses),
-                         [](const auto& m) { return std::string(m.param.name); });
+// --- Objects and ranks
 
 TEST(Ledger, PrepareIsLocalAndForOneObject) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s, size_t{1} << 20), [&](Group& group) {
-    Rig one(group, *c), two(group, *c);
+    SmallLedger one(group, c), two(group, c);
     LedgerTables broken = one.tables;
     broken.dispatch_offset[0] = -1;
     EXPECT_EQ(code_name(outcome_of([&] { (void)one.ledger.prepare(broken); }).code), "invalid_argument");
@@ -238,32 +154,10 @@ TEST(Ledger, PrepareIsLocalAndForOneObject) {
   EXPECT_EQ(code_name(all[0].code), "peer_failed") << all[0].text;
 }
 
-TEST(Ledger, ConfigurationsAreChecked) {
-  const auto refused = [](const char* in_text, void (*spoil)(LedgerConfig&)) {
-    LedgerConfig config = published_config(4, 8, 2, 4);
-    spoil(config);
-    const Outcome o = outcome_of([&] { (void)LedgerCombine::memory_required(config, 2); });
-    EXPECT_EQ(code_name(o.code), "invalid_argument");
-    EXPECT_NE(o.text.find(in_text), std::string::npos) << o.text;
-  };
-  refused("LedgerConfig::hidden = 0", [](LedgerConfig& c) { c.hidden = 0; });
-  refused("LedgerConfig::num_experts = 0", [](LedgerConfig& c) { c.num_experts = 0; });
-  refused("LedgerConfig::topk = 33", [](LedgerConfig& c) { c.topk = 33; });
-  refused("LedgerConfig::max_tokens = -1", [](LedgerConfig& c) { c.max_tokens = -1; });
-  refused("LedgerConfig::row_type = fp8_e4m3", [](LedgerConfig& c) { c.row_type = DType::fp8_e4m3; });
-  refused("LedgerConfig::max_ledgers = 0", [](LedgerConfig& c) { c.max_ledgers = 0; });
-  const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-    LedgerConfig config = published_config(4, 8, 2, 4);
-    config.topk += group.rank();
-    LedgerCombine ledger(group, config);
-  });
-  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
-}
-
 TEST(Ledger, RanksWithOtherLedgersFindOut) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-    Rig rig(group, *c);
+    SmallLedger rig(group, c);
     LedgerTables& t = rig.tables;
     if (group.rank() == 1) {  // knows of one row less of rank 0 in the last expert
       ASSERT_GT(t.peer_token_per_expert[4], 0);
@@ -277,34 +171,6 @@ TEST(Ledger, RanksWithOtherLedgersFindOut) {
   for (const Outcome& o : all) EXPECT_NE(o.text.find("ledgers differ"), std::string::npos) << o.text;
 }
 
-/// The last rank leaves out its last call, with and without calls before: the others say so in full, and it is told.
-TEST(Ledger, SilentRankIsReportedInFull) {
-  for (const int calls_before : {0, 3}) {
-    const auto c = small_case();
-    std::barrier gone(2);
-    const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
-      Rig rig(group, *c);
-      for (int i = 0; i < calls_before; ++i) rig.combine();
-      group.barrier();
-      const auto outcome = outcome_of([&] {
-        if (group.rank() == 0) rig.combine();
-      });
-      gone.arrive_and_wait();
-      EXPECT_EQ(code_name(outcome_of([&] { rig.combine(); }).code), "peer_failed");
-      EXPECT_EQ(code_name(outcome_of([&] { group.check(); }).code), "peer_failed");
-      if (outcome.code == ErrorCode::peer_timeout) throw switchyard::PeerTimeout(outcome.report);
-    });
-    const Outcome& o = all[0];
-    EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
-    EXPECT_STREQ(o.report.operation, "ledger combine");
-    EXPECT_STREQ(o.report.site, "ledger_rows");
-    EXPECT_EQ(o.report.call, static_cast<uint64_t>(calls_before) + 1);
-    EXPECT_EQ(o.report.waiting_rank, 0);
-    EXPECT_EQ(o.report.awaited_rank, 1);
-    EXPECT_EQ(code_name(all[1].code), "ok") << all[1].text;
-  }
-}
-
 /// Of eight ranks the fifth is silent; tokens of others that do not need it are summed all the same, and it is named.
 TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   LedgerScenario s;
@@ -316,7 +182,7 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   s.hidden = 16;
   const auto c = make_ledger_case(s);
   const auto all = outcomes(8, options_with(kSoon), [&](Group& group) {
-    Rig rig(group, *c);
+    SmallLedger rig(group, c);
     group.barrier();
     if (group.rank() == 5) return;
     const Outcome o = outcome_of([&] { rig.combine(); });
@@ -343,7 +209,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
     const auto c = make_ledger_case(s);
     StalledPage page;
     const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
-      Rig rig(group, *c);
+      SmallLedger rig(group, c);
       rig.combine();  // and the next one meets ranks that have been there
       const PreparedLedger ledger = rig.ledger.prepare(rig.tables);
       if (group.rank() == 2) {
@@ -369,7 +235,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
 TEST(Ledger, SleepBetweenCalls) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s, size_t{8} << 20), [&](Group& group) {
-    Rig rig(group, *c);
+    SmallLedger rig(group, c);
     const PreparedLedger prepared = rig.ledger.prepare(rig.tables);
     for (int i = 0; i < 3; ++i) {
       Failures f("turn " + std::to_string(i));
@@ -388,7 +254,7 @@ TEST(Ledger, SleepBetweenCalls) {
 TEST(Ledger, ObjectsAndLedgersInTurn) {
   const auto a = small_case(5), b = small_case(6);
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
-    Rig one(group, *a), two(group, *b);
+    SmallLedger one(group, a), two(group, b);
     const PreparedLedger first = one.ledger.prepare(one.tables), second = one.ledger.prepare(two.tables);
     LedgerCombine moved = std::move(one.ledger);
     for (int i = 0; i < 3; ++i) {

@@ -3,20 +3,14 @@
 #pragma once
 
 #include <functional>
-#include <string>
 #include <vector>
 
+#include "faults/misuses.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 
 namespace harness {
 
-struct LowLatencyMisuse {
-  const char* name;
-  const char* in_text;  ///< the error must name the argument
-  std::function<void(LowLatencyRig&, bool spoil)> body;
-  switchyard::ErrorCode code = switchyard::ErrorCode::invalid_argument;
-};
-inline std::ostream& operator<<(std::ostream& out, const LowLatencyMisuse& m) { return out << m.name; }
+using LowLatencyMisuse = MisuseOf<LowLatencyRig>;
 
 /// What a dispatch is given.
 struct DispatchArguments {
@@ -51,11 +45,11 @@ inline LowLatencyMisuse spoil_combine(const char* name, const char* in_text, std
           code};
 }
 
-inline std::vector<LowLatencyMisuse> dispatch_misuses() {
+inline std::vector<Misuse> low_latency_dispatch_misuses() {
   using A = DispatchArguments;
   using switchyard::DType;
   using switchyard::ScaleKind;
-  return {
+  const std::vector<LowLatencyMisuse> all = {
       spoil_dispatch("no_output", "make_output", [](A& a) { a.output = {}; }),
       spoil_dispatch("wrong_hidden", "x.cols = 72", [](A& a) { a.x.cols = 72; }),
       spoil_dispatch("wrong_rows", "x.rows = 5", [](A& a) { a.x.rows = 5; }),
@@ -80,16 +74,17 @@ inline std::vector<LowLatencyMisuse> dispatch_misuses() {
       spoil_dispatch("wrong_topk", "ids.topk = 3", [](A& a) { a.ids.topk = 3; }),
       spoil_dispatch("null_ids", "ids.data", [](A& a) { a.ids.data = nullptr; }),
   };
+  return on_rigs(all, [](switchyard::Group& group) { return LowLatencyRig(group); });
 }
 
-inline std::vector<LowLatencyMisuse> combine_misuses() {
+inline std::vector<Misuse> low_latency_combine_misuses() {
   using A = CombineArguments;
   using switchyard::CombineOrder;
   using switchyard::DType;
   using switchyard::ErrorCode;
   static const float weights[64] = {};
   constexpr int64_t kOutWords = LowLatencyRig::kTokens * LowLatencyRig::kHidden / 2;
-  return {
+  const std::vector<LowLatencyMisuse> all = {
       spoil_combine("out_over_y", "out overlaps y.data", [](A& a) { a.y.data = a.out; }),
       spoil_combine("out_ends_in_y", "out overlaps y.data",
                     [](A& a) { a.y.data = static_cast<const float*>(a.out) + kOutWords - 1; }),
@@ -121,6 +116,7 @@ inline std::vector<LowLatencyMisuse> combine_misuses() {
          rig.combine();
        }},
   };
+  return on_rigs(all, [](switchyard::Group& group) { return LowLatencyRig(group); });
 }
 
 }  // namespace harness

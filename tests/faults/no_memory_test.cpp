@@ -81,10 +81,10 @@ using switchyard::Staging;
 
 constexpr int kWorld = 3, kPoor = 1;
 
-void make_another(FaultRig& rig, const Dispatched& d) { (void)rig.exchange.dispatch(rig.x(), d.handle); }
-void combine_in_order(FaultRig& rig, const Dispatched& d, switchyard::CombineOrder order) {
-  static const std::vector<uint16_t> y(size_t{kWorld} * FaultRig::kTokens * FaultRig::kTopk * FaultRig::kHidden, 0x3F80);
-  const switchyard::ConstRows rows{y.data(), d.rows, FaultRig::kHidden, DType::bf16};
+void make_another(NormalRig& rig, const Dispatched& d) { (void)rig.exchange.dispatch(rig.x(), d.handle); }
+void combine_in_order(NormalRig& rig, const Dispatched& d, switchyard::CombineOrder order) {
+  static const std::vector<uint16_t> y(size_t{kWorld} * NormalRig::kTokens * NormalRig::kTopk * NormalRig::kHidden, 0x3F80);
+  const switchyard::ConstRows rows{y.data(), d.rows, NormalRig::kHidden, DType::bf16};
   switchyard::CombineOptions o;
   o.order = order;
   rig.exchange.combine(rows, d.handle, rig.out.data(), o);
@@ -95,9 +95,9 @@ struct Rig {
   explicit Rig(Group& g)
       : group(g),
         rank_major(g),
-        expert_major(g, FaultRig::config(Staging::direct, Layout::expert_major)),
-        ring(g, FaultRig::config(Staging::ring, Layout::expert_major)),
-        rank_major_ring(g, FaultRig::config(Staging::ring)),
+        expert_major(g, NormalRig::config(Staging::direct, Layout::expert_major)),
+        ring(g, NormalRig::config(Staging::ring, Layout::expert_major)),
+        rank_major_ring(g, NormalRig::config(Staging::ring)),
         low(g, low_latency_config()),
         ledger(g, ledger_config()),
         of_rank_major(rank_major.dispatch()),
@@ -115,10 +115,10 @@ struct Rig {
   }
   static LedgerConfig ledger_config() {
     LedgerConfig c;
-    c.hidden = FaultRig::kHidden;
-    c.num_experts = FaultRig::kExperts;
-    c.topk = FaultRig::kTopk;
-    c.max_tokens = FaultRig::kTokens;
+    c.hidden = NormalRig::kHidden;
+    c.num_experts = NormalRig::kExperts;
+    c.topk = NormalRig::kTopk;
+    c.max_tokens = NormalRig::kTokens;
     c.row_type = DType::bf16;
     return c;
   }
@@ -128,7 +128,7 @@ struct Rig {
   }
 
   Group& group;
-  FaultRig rank_major, expert_major, ring, rank_major_ring;
+  NormalRig rank_major, expert_major, ring, rank_major_ring;
   LowLatencyRig low;
   LedgerCombine ledger;
   Dispatched of_rank_major, of_expert_major, of_ring;
@@ -172,7 +172,7 @@ const Call kCalls[] = {
        (void)r.group.register_memory(memory, sizeof memory);
      }},
     {"sleep", [](Rig& r) { r.group.sleep(); }},
-    {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, FaultRig::config(Staging::ring)); }},
+    {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, NormalRig::config(Staging::ring)); }},
     {"low_latency_exchange", [](Rig& r) { LowLatencyExchange e(r.group, LowLatencyRig::config()); }},
     {"ledger_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }},
 };
@@ -290,7 +290,7 @@ TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
 
 TEST(NoMemoryForRows, OfRingStagingIsSharedInStep) {
   const auto all = outcomes(kWorld, patient(), [&](Group& group) {
-    FaultRig rig(group, FaultRig::config(Staging::ring));
+    NormalRig rig(group, NormalRig::config(Staging::ring));
     std::vector<Dispatched> held;  // so that none is there to be taken again
     while (held.size() < 20) held.push_back(rig.dispatch());
     no_pages = group.rank() == kPoor;

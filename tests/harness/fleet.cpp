@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <exception>
 #include <string_view>
-#include <thread>
 
+#include "harness/on_threads.hpp"
 #include "harness/rank_team.hpp"
 #include "switchyard/status.hpp"
 #include "testing/test_access.hpp"
@@ -132,11 +132,7 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body) {
   std::vector<Group> groups = Group::in_process(fleet.world, fleet.options);
   std::vector<Failures> failures;
   for (int r = 0; r < fleet.world; ++r) failures.emplace_back("rank " + std::to_string(r));
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < groups.size(); ++r) {
-    threads.emplace_back([&, r] { run_body(groups[r], fleet, body, failures[r]); });
-  }
-  for (auto& t : threads) t.join();
+  on_threads(groups.size(), [&](size_t r) { run_body(groups[r], fleet, body, failures[r]); });
   std::vector<std::string> all;
   for (const auto& f : failures) {
     for (auto& text : f.take()) all.push_back(std::move(text));

@@ -12,6 +12,7 @@
 
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
+#include "modes/normal/normal_rig.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/trace.hpp"
 #include "trace/tracer.hpp"
@@ -88,7 +89,7 @@ TEST(TracedCalls, SpansOfNormalModeCarryEveryByteThatCrosses) {
                                         << (order == CombineOrder::per_route));
         uint64_t sent = 0, returned = 0;
         const Expected out = traced_bytes(sent, [&](Group& group, Crossed& crossed) {
-          FaultRig rig(group, FaultRig::config(staging, layout));
+          NormalRig rig(group, NormalRig::config(staging, layout));
           rig.dispatch();
           crossed.told += rig.exchange.last_call().remote_bytes;
           group.barrier();
@@ -96,7 +97,7 @@ TEST(TracedCalls, SpansOfNormalModeCarryEveryByteThatCrosses) {
         EXPECT_GT(sent, 0u);
         EXPECT_EQ(out, (Expected{{staging == Staging::ring ? "ring_send" : "send_rows", sent}}));
         const Expected both = traced_bytes(returned, [&](Group& group, Crossed& crossed) {
-          FaultRig rig(group, FaultRig::config(staging, layout));
+          NormalRig rig(group, NormalRig::config(staging, layout));
           const auto d = rig.dispatch();
           switchyard::CombineOptions o;
           o.order = order;
@@ -148,13 +149,13 @@ TEST(TracedCalls, SpansOfLowLatencyCarryEveryByteThatCrosses) {
 TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
   uint64_t told = 0;
   const Expected traced = traced_bytes(told, [&](Group& group, Crossed& crossed) {
-    FaultRig rig(group, FaultRig::config(Staging::direct, Layout::expert_major));
+    NormalRig rig(group, NormalRig::config(Staging::direct, Layout::expert_major));
     const auto d = rig.dispatch();
     switchyard::LedgerConfig c;
-    c.hidden = FaultRig::kHidden;
-    c.num_experts = FaultRig::kExperts;
-    c.topk = FaultRig::kTopk;
-    c.max_tokens = FaultRig::kTokens;
+    c.hidden = NormalRig::kHidden;
+    c.num_experts = NormalRig::kExperts;
+    c.topk = NormalRig::kTopk;
+    c.max_tokens = NormalRig::kTokens;
     c.row_type = switchyard::DType::bf16;
     switchyard::LedgerCombine ledger(group, c);
     const auto prepared = ledger.prepare(d.handle.ledger());
@@ -319,7 +320,7 @@ TEST(TracedCalls, WaitsForRingsNameARankAndHoldNoWork) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
   expect_all_ok(outcomes(kWorld, options, [&](Group& group) {
-    FaultRig rig(group, FaultRig::config(Staging::ring));
+    NormalRig rig(group, NormalRig::config(Staging::ring));
     group.set_trace(&trace);
     for (int i = 0; i < 50; ++i) rig.round();
     group.set_trace(nullptr);

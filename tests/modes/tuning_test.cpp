@@ -9,6 +9,7 @@
 
 #include "exchange/group/impl.hpp"
 #include "exchange/ledger/impl.hpp"
+#include "harness/fleet.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "switchyard/trace.hpp"

@@ -8,6 +8,7 @@
 #include <thread>
 #include <tuple>
 
+#include "gpu/faults/fault_checks.hpp"
 #include "gpu/harness/killed_rank.hpp"
 #include "gpu/harness/object_rig.hpp"
 
@@ -47,17 +48,14 @@ bool shares_its_gpu(const Station& me) {
 enum class Missing { dispatch, cached, combine };
 struct Silence {
   Missing what;
-  const char* operation;
-  const char* site;
-  uint64_t call;
+  MissingRank report;
 };
-std::ostream& operator<<(std::ostream& out, const Silence& s) { return out << s.operation; }
+std::ostream& operator<<(std::ostream& out, const Silence& s) { return out << s.report.operation; }
 class SilentGpuRank : public testing::TestWithParam<std::tuple<Silence, Width>> {};
 
 TEST_P(SilentGpuRank, OthersReportItInFull) {
   const auto& [s, width] = GetParam();
   constexpr int kWorld = 3, kSilent = 1;
-  constexpr double kDeadlineMs = 1000;
   const Layout layout = width == Width::wide ? Layout::expert_major : Layout::rank_major;
   const auto c = make_case(with_width(gpu_scenario("silent rank", kWorld, layout, 10), width));
   const NormalConfig config = roomy_config(*c, 2);
@@ -78,25 +76,16 @@ TEST_P(SilentGpuRank, OthersReportItInFull) {
       if (!silent) {
         const bool by_counts = s.what == Missing::dispatch && me.rank() == 2;
         const Outcome o = outcome_of([&] { by_counts ? (void)d.handle.counts() : me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), "code, " + shown(o));
-        me.f.equal(std::string(s.operation), std::string(o.report.operation), "operation");
-        me.f.equal(std::string(s.site), std::string(o.report.site), "site");
-        me.f.equal(s.call, o.report.call, "call");
-        me.f.equal(me.rank(), o.report.waiting_rank, "waiting rank");
-        me.f.equal(kSilent, o.report.awaited_rank, "awaited rank");
-        me.f.check(static_cast<int64_t>(o.report.expected - o.report.seen) > 0, "the flag was there");
-        me.f.check(o.report.waited_ms > kDeadlineMs / 2 && o.report.waited_ms < kDeadlineMs * 5,
-                   "waited " + std::to_string(o.report.waited_ms) + " ms of a deadline of 1000 ms");
-        me.f.check(o.text.find("rank " + std::to_string(kSilent)) != std::string::npos, o.text);
+        expect_report(me, o, s.report, kSilent);
         me.f.check((o.text.find("CUDA_DEVICE_MAX_CONNECTIONS") != std::string::npos) == shares_its_gpu(me), o.text);
         me.f.equal(kSilent, slowest(me.group), "slowest rank by wait_statistics");
       }
       me.gather();
       const Outcome later = outcome_of([&] { (void)exchange.dispatch(in.x, in.ids, in.weights, options); });
-      me.f.check(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
+      expect_sticky(me, later);
       if (silent)
         me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(later.reason), "reason, " + shown(later));
-      me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
+      expect_context_works(me);
       me.gather();
     });
     round_of_new_group(kWorld, c);
@@ -104,12 +93,12 @@ TEST_P(SilentGpuRank, OthersReportItInFull) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
-                         testing::Combine(testing::Values(Silence{Missing::dispatch, "dispatch", "counts", 1},
-                                                          Silence{Missing::cached, "cached dispatch", "placement", 2},
-                                                          Silence{Missing::combine, "combine", "placement", 2}),
+                         testing::Combine(testing::Values(Silence{Missing::dispatch, {"dispatch", "counts", 1}},
+                                                          Silence{Missing::cached, {"cached dispatch", "placement", 2}},
+                                                          Silence{Missing::combine, {"combine", "placement", 2}}),
                                           testing::Values(Width::narrow, Width::wide)),
                          [](const auto& p) {
-                           std::string name = std::get<0>(p.param).operation;
+                           std::string name = std::get<0>(p.param).report.operation;
                            std::replace(name.begin(), name.end(), ' ', '_');
                            return name + suffix_of(std::get<1>(p.param));
                          });
@@ -162,22 +151,9 @@ TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
       const Clock::duration took = Clock::now() - start;
       me.f.check(took < kDeadline + kSlack + (me.rank() == kLate ? kDelay : 0s),
                  "the queued calls took " + std::to_string(took / 1ms) + " ms");
-      me.gather();
-      if (me.rank() == kLate) {
-        const Outcome o = outcome_of([&] { me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at the late rank, " + shown(o));
-        me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.reason),
-                   "reason at the late rank, " + shown(o));
-      }
-      me.gather();
-      if (me.rank() != kLate) {
-        const Outcome o = outcome_of([&] { me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), "code, " + shown(o));
-        me.f.equal(kLate, o.report.awaited_rank, "awaited rank");
-        me.f.equal(uint64_t{1}, o.report.call, "call");
-        me.f.equal(kLate, slowest(me.group), "slowest rank by wait_statistics");
-      }
-      me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
+      expect_that_it_came_late(me, kLate);
+      if (me.rank() != kLate) me.f.equal(kLate, slowest(me.group), "slowest rank by wait_statistics");
+      expect_context_works(me);
       if (exec) must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
       if (graph) must(cudaGraphDestroy(graph), "cudaGraphDestroy");
       me.gather();
@@ -313,30 +289,8 @@ struct KilledCase {
   bool holds(int rank) const { return kind == Killed::they_wait_for_a_third && rank == kHolder; }
 };
 
-/// What became of a survivor's calls: all failed, which took less than two deadlines together.
-void check_survivor(switchyard::test::ChildRank& child, Station& me, const std::vector<Dispatched>& calls,
-                    Clock::time_point start) {
-  me.synchronize();
-  child.require(Clock::now() - start < 2 * KilledCase::kDeadline, "the calls end within two deadlines");
-  const Outcome o = outcome_of([&] { me.group.check(); });
-  child.require(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, shown(o));
-  if (o.code == ErrorCode::peer_timeout)
-    child.require(o.report.awaited_rank == KilledCase::kVictim, "awaited rank, " + shown(o));
-  if (o.code == ErrorCode::peer_failed && o.reason == ErrorCode::system)
-    child.require(o.failed_rank == KilledCase::kVictim, "failed rank, " + shown(o));
-  for (const Dispatched& d : calls) {
-    const Outcome call = outcome_of([&] { (void)d.handle.counts(); });
-    child.require(call.code == ErrorCode::peer_failed || call.code == ErrorCode::peer_timeout, "a call, " + shown(call));
-  }
-  child.require(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context works");
-}
-
 void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
-  GroupOptions options;
-  options.backend = kBackend;
-  options.heap_bytes = heap_for(k.config, k.kWorld);
-  options.timeout = k.kDeadline;
-  Group group = Group::connect(child.rank(), k.kWorld, k.store, "token", options);
+  Group group = join_killed(child, k, heap_for(k.config, k.kWorld));
   Meeting alone(1);
   Failures failures("rank " + std::to_string(child.rank()));
   Station me(group, failures, alone);
@@ -357,20 +311,10 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
     while (calls.size() < k.kCalls) calls.push_back(call());
   };
   if (k.holds(child.rank())) me.gate().close(me.stream(), 30s);
-  auto start = Clock::now();
-  if (k.queues_before(child.rank())) queue();
-  child.say(std::to_string(calls.size()) + " calls queued");
-  if (child.rank() == k.kVictim) {
-    ::sleep(60);
-    ::_exit(3);
-  }
-  child.await("killed");
-  me.gate().open();
-  if (!k.queues_before(child.rank())) {
-    start = Clock::now();
-    (void)outcome_of(queue);  // may hear of it at once
-  }
-  check_survivor(child, me, calls, start);
+  be_killed_or_survive(
+      child, k, me, queue, [&] { return calls.size(); }, [&] { me.gate().open(); });
+  for (const Dispatched& d : calls) require_failed(child, outcome_of([&] { (void)d.handle.counts(); }), "a call");
+  require_context_works(child);
   child.say("done");
 }
 

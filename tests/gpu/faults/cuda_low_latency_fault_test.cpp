@@ -7,6 +7,7 @@
 #include <thread>
 #include <tuple>
 
+#include "gpu/faults/fault_checks.hpp"
 #include "gpu/harness/captured_calls.hpp"
 #include "gpu/harness/killed_rank.hpp"
 
@@ -94,20 +95,12 @@ TEST_P(SilentLowLatencyRank, OthersReportItInFull) {
         me.meet();
         if (!silent) {
           const Outcome o = outcome_of([&] { me.group.check(); });
-          me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), "code, " + shown(o));
-          me.f.equal(std::string(s.operation), std::string(o.report.operation), "operation");
-          me.f.equal(s.call, o.report.call, "call");
-          me.f.equal(me.rank(), o.report.waiting_rank, "waiting rank");
-          me.f.equal(kSilent, o.report.awaited_rank, "awaited rank, " + o.text);
-          me.f.check(o.report.site && *o.report.site, "no site");
-          me.f.check(o.report.waited_ms > 500 && o.report.waited_ms < 5000,
-                     "waited " + std::to_string(o.report.waited_ms) + " ms of a deadline of 1000 ms");
+          expect_report(me, o, {s.operation, "", s.call}, kSilent);
         }
         me.gather();
         const Outcome later = outcome_of([&] { dispatched(streamed); });
-        me.f.check(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout,
-                   "not sticky: " + shown(later));
-        me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
+        expect_sticky(me, later);
+        expect_context_works(me);
         me.gather();
       });
     }
@@ -145,20 +138,8 @@ TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
       me.f.check(queued > 1, "only " + std::to_string(queued) + " calls were queued: proves nothing, " + shown(refused));
       me.synchronize();
       me.f.check(Clock::now() - start < 10 * kDeadline, "the queued calls cost more than one deadline");
-      me.gather();
-      if (me.rank() == late) {
-        const Outcome o = outcome_of([&] { me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at the late rank, " + shown(o));
-        me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.reason), "reason there, " + shown(o));
-      }
-      me.gather();
-      if (me.rank() != late) {
-        const Outcome o = outcome_of([&] { me.group.check(); });
-        me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), "code, " + shown(o));
-        me.f.equal(late, o.report.awaited_rank, "awaited rank");
-        me.f.equal(uint64_t{1}, o.report.call, "call");
-      }
-      me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
+      expect_that_it_came_late(me, late);
+      expect_context_works(me);
       me.gather();
     });
     calls_of_new_group(world);
@@ -320,28 +301,9 @@ struct KilledLowLatency {
   bool queues_before(int rank) const { return (rank == kVictim) == it_waits; }
 };
 
-/// All calls of a survivor have failed, in less than two deadlines together.
-void check_survivor(const switchyard::test::ChildRank& child, Station& me, Calls& streamed, Clock::time_point start) {
-  me.synchronize();
-  child.require(Clock::now() - start < 2 * KilledLowLatency::kDeadline, "the calls end within two deadlines");
-  const Outcome o = outcome_of([&] { me.group.check(); });
-  child.require(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, shown(o));
-  if (o.code == ErrorCode::peer_timeout)
-    child.require(o.report.awaited_rank == KilledLowLatency::kVictim, "awaited rank, " + shown(o));
-  if (o.code == ErrorCode::peer_failed && o.reason == ErrorCode::system)
-    child.require(o.failed_rank == KilledLowLatency::kVictim, "failed rank, " + shown(o));
-  const Outcome later = outcome_of([&] { dispatched(streamed); });
-  child.require(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
-  child.require(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context works");
-}
-
 void rank_of_killed(switchyard::test::ChildRank& child, const KilledLowLatency& k) {
   const StreamedCase c = small_case(k.kWorld, ScaleKind::f32);
-  GroupOptions options;
-  options.backend = kBackend;
-  options.heap_bytes = heap_of(c);
-  options.timeout = k.kDeadline;
-  Group group = Group::connect(child.rank(), k.kWorld, k.store, "token", options);
+  Group group = join_killed(child, k, heap_of(c));
   Meeting alone(1);
   Failures failures("rank " + std::to_string(child.rank()));
   Station me(group, failures, alone);
@@ -356,19 +318,9 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledLowLatency& 
   const auto queue = [&] {
     for (; queued < k.kCalls; ++queued) streamed.dispatch({100 + queued}, streamed.lane(0), queued % 2, {});
   };
-  auto start = Clock::now();
-  if (k.queues_before(child.rank())) queue();
-  child.say(std::to_string(queued) + " calls queued");
-  if (child.rank() == k.kVictim) {
-    ::sleep(60);
-    ::_exit(3);
-  }
-  child.await("killed");
-  if (!k.queues_before(child.rank())) {
-    start = Clock::now();
-    (void)outcome_of(queue);  // may hear of it at once
-  }
-  check_survivor(child, me, streamed, start);
+  be_killed_or_survive(child, k, me, queue, [&] { return queued; });
+  require_failed(child, outcome_of([&] { dispatched(streamed); }), "not sticky");
+  require_context_works(child);
   child.say("done");
 }
 

@@ -20,6 +20,7 @@
 
 #include "bootstrap/bootstrap.hpp"
 #include "gpu/kernels/pattern.hpp"
+#include "harness/on_threads.hpp"
 #include "multiproc/fork_ranks.hpp"
 #include "switchyard/status.hpp"
 
@@ -77,18 +78,14 @@ inline void run_one(Bootstrap& link, const RankBody& body) {
 inline void run_threads(int world, const RankBody& body) {
   auto links = detail::make_thread_bootstraps(world);
   std::vector<std::exception_ptr> errors(links.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < links.size(); ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        run_one(*links[r], body);
-      } catch (...) {
-        errors[r] = std::current_exception();
-      }
-      links[r]->leave();
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  harness::on_threads(links.size(), [&](size_t r) {
+    try {
+      run_one(*links[r], body);
+    } catch (...) {
+      errors[r] = std::current_exception();
+    }
+    links[r]->leave();
+  });
   std::exception_ptr consequence;
   for (const auto& error : errors) {
     try {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "gpu/kernels/object_kernels.hpp"
-#include "modes/normal/normal_rig.hpp"
+#include "harness/outcome.hpp"
 #include "modes/normal/scenario.hpp"
 
 namespace harness {

@@ -6,9 +6,12 @@
 #include <map>
 #include <string>
 
+#include "gpu/faults/fault_checks.hpp"
 #include "gpu/harness/graph_nodes.hpp"
 #include "gpu/harness/ledger_station.hpp"
 #include "gpu/harness/trace_rig.hpp"
+#include "harness/rank_memory.hpp"
+#include "harness/rank_steps.hpp"
 #include "switchyard/trace.hpp"
 
 namespace harness {
@@ -452,7 +455,7 @@ TEST(GpuLedger, RanksWithOtherLedgersFindOut) {
 
 TEST(GpuLedger, SilentRankIsReported) {
   const auto c = gpu_case(2);
-  on_gpus(2, heap_of(*c), 500ms, [&](Station& me) {
+  on_gpus(2, heap_of(*c), 1s, [&](Station& me) {
     LedgerCombine ledger(me.group, make_config(*c));
     LedgerStation mine(me, *c);
     const PreparedLedger prepared = ledger.prepare(mine.data.tables());
@@ -461,12 +464,10 @@ TEST(GpuLedger, SilentRankIsReported) {
       mine.combine(ledger, prepared);
       me.synchronize();
       const Outcome o = outcome_of([&] { mine.combine(ledger, prepared); });
-      me.f.equal(static_cast<int>(ErrorCode::peer_timeout), static_cast<int>(o.code), o.text);
-      me.f.equal(1, o.report.awaited_rank, "awaited rank");
-      me.f.equal(std::string("ledger_rows"), std::string(o.report.site), "site");
-      me.f.equal(std::string("ledger combine"), std::string(o.report.operation), "operation");
+      expect_report(me, o, {"ledger combine", "ledger_rows", 1}, 1);
     }
     me.gather();
+    expect_context_works(me);
   });
 }
 

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat exchange as an object: how evenly its work is split (E19), wrong arguments, different calls, ranks that never come
-// or die. Deadlines are long where a peer must be told at once and short where time must run out.
+// The flat exchange as an object: how evenly its work is split (E19), wrong arguments that only it has, different calls. What
+// goes wrong in every mode: tests/faults/fault_stories_test.cpp.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <csignal>
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <thread>
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "exchange/group/impl.hpp"
 #include "exchange/low_latency/impl.hpp"
+#include "faults/misuses.hpp"
 #include "modes/flat/flat_rig.hpp"
 #include "modes/normal/scenario.hpp"
 #include "testing/test_access.hpp"
@@ -192,32 +191,6 @@ TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
 // --- Misuse on one rank
 
 /// The bad rank is told what is wrong, the others that it failed, and with what.
-void expect_named(const std::vector<Outcome>& all, size_t bad, ErrorCode code, const char* in_text) {
-  EXPECT_EQ(code_name(all[bad].code), code_name(code)) << all[bad].text;
-  EXPECT_NE(all[bad].text.find(in_text), std::string::npos) << all[bad].text;
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (r == bad) continue;
-    EXPECT_EQ(code_name(all[r].code), "peer_failed") << all[r].text;
-    EXPECT_EQ(all[r].failed_rank, static_cast<int>(bad));
-    EXPECT_EQ(code_name(all[r].reason), code_name(code)) << all[r].text;
-  }
-}
-
-class FlatMisuseOnOneRank : public testing::TestWithParam<FlatMisuse> {};
-
-TEST_P(FlatMisuseOnOneRank, ThrowsThereAndEndsThePeers) {
-  const auto all = outcomes(3, options_with(60s), [&](Group& group) {
-    FlatRig rig(group);
-    FlatRig::Arguments a = rig.arguments();
-    if (group.rank() == 1) GetParam().spoil(a);
-    rig.call(a);
-  });
-  expect_named(all, 1, ErrorCode::invalid_argument, GetParam().in_text);
-}
-
-INSTANTIATE_TEST_SUITE_P(Arguments, FlatMisuseOnOneRank, testing::ValuesIn(flat_misuses()),
-                         [](const auto& m) { return std::string(m.param.name); });
-
 /// Ids that end where out begins, and weights that begin where it ends, are no overlap.
 TEST(FlatMisuse, NotOfWhatLiesBesideOut) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
@@ -245,7 +218,7 @@ TEST(FlatMisuse, QuantisedRows) {
       config.scales = scales;
       FlatRig(group, config).round();
     });
-    expect_named(all, 0, ErrorCode::unsupported, "LowLatencyConfig::scales must be none");
+    expect_misuse(all, 0, ErrorCode::unsupported, "LowLatencyConfig::scales must be none");
   }
 }
 
@@ -255,7 +228,7 @@ TEST(FlatMisuse, ExpertScaleOfSums) {
     rig.dispatch();
     rig.combine(CombineOrder::per_rank, group.rank() == 0 ? rig.scale.data() : nullptr);
   });
-  expect_named(all, 0, ErrorCode::unsupported, "expert_scale with per_rank");
+  expect_misuse(all, 0, ErrorCode::unsupported, "expert_scale with per_rank");
 }
 
 TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
@@ -267,7 +240,7 @@ TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
     receive();
     rig.combine();
   });
-  expect_named(all, 0, ErrorCode::invalid_argument, "call its hook first");
+  expect_misuse(all, 0, ErrorCode::invalid_argument, "call its hook first");
 }
 
 /// Each rank's experts are its own affair: one rank adds 1 to the elements, one multiplies by 3, one gives them back.
@@ -342,7 +315,7 @@ TEST(FlatMisuse, RowFunction) {
       }
       rig.call(a);
     });
-    expect_named(all, 1, ErrorCode::invalid_argument, bad.in_text);
+    expect_misuse(all, 1, ErrorCode::invalid_argument, bad.in_text);
   }
 }
 
@@ -362,77 +335,6 @@ TEST(FlatMismatch, AnotherCallOnOneRank) {
     }));
   }
 }
-
-// --- Ranks that never come, or die
-
-TEST(FlatFaults, ASilentRankIsNamed) {
-  for (const int calls_before : {0, 3}) {
-    const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
-      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // the number in the report is that of the call
-      FlatRig rig(group);
-      for (int i = 0; i < calls_before; ++i) rig.round();
-      if (group.rank() != 2) rig.round();
-      while (group.rank() == 2 && outcome_of([&] { group.check(); }).code == ErrorCode::ok)
-        std::this_thread::sleep_for(1ms);  // there, but not calling
-    });
-    for (size_t r = 0; r < 2; ++r) {
-      const Outcome& o = all[r];
-      EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
-      EXPECT_STREQ(o.report.operation, "moe_all_to_all");
-      EXPECT_STREQ(o.report.site, "call_header");
-      EXPECT_EQ(o.report.call, static_cast<uint64_t>(calls_before + 1));
-      EXPECT_EQ(o.report.awaited_rank, 2);
-      EXPECT_NE(o.text.find("rank 2"), std::string::npos) << o.text;
-    }
-  }
-}
-
-TEST(FlatFaults, AreSticky) {
-  const auto all = outcomes(2, options_with(kSoon), [&](Group& group) {
-    FlatRig rig(group);
-    if (group.rank() == 1) return;
-    EXPECT_EQ(code_name(outcome_of([&] { rig.round(); }).code), "peer_timeout");
-    for (int i = 0; i < 100; ++i) EXPECT_EQ(code_name(outcome_of([&] { rig.round(); }).code), "peer_failed");
-  });
-  EXPECT_EQ(code_name(all[0].code), "ok") << all[0].text;
-}
-
-TEST(FlatFaults, AbortEndsAWaitAndNamesTheRank) {
-  const auto all = outcomes(3, options_with(60s), [&](Group& group) {
-    FlatRig rig(group);
-    rig.round();
-    if (group.rank() == 2) return group.abort(static_cast<int32_t>(ErrorCode::io));
-    rig.round();
-  });
-  for (const size_t r : {size_t{0}, size_t{1}}) {
-    EXPECT_EQ(code_name(all[r].code), "peer_failed") << all[r].text;
-    EXPECT_EQ(all[r].failed_rank, 2);
-  }
-}
-
-#if !defined(__SANITIZE_THREAD__)
-TEST(FlatFaults, ADeadProcessIsNamed) {
-  Fleet fleet;
-  fleet.world = 3;
-  fleet.options = options_with(60s);
-  const auto failures = run_processes(
-      fleet,
-      [](Group& group, Failures& f) {
-        FlatRig rig(group);
-        if (group.rank() == 1) {
-          rig.round();
-          ::raise(SIGKILL);
-        }
-        const Outcome o = outcome_of([&] {  // the first round too may still be under way when it dies
-          for (int i = 0; i < 5; ++i) rig.round();
-        });
-        f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
-        f.equal(1, o.failed_rank, "failed rank");
-      },
-      2);
-  EXPECT_EQ(joined(failures), "");
-}
-#endif
 
 }  // namespace
 }  // namespace harness

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small whole exchanges for tests of the object, and host-checkable misuse of them, one case each.
+// Small whole exchanges for tests of the object and faults.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "modes/normal/normal_rig.hpp"
+#include "harness/outcome.hpp"
+#include "harness/small_arguments.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace harness {
@@ -22,16 +23,9 @@ using switchyard::LowLatencyExchange;
 using switchyard::ScaleKind;
 
 /// An object with valid arguments for every call; a test spoils one of them.
-struct FlatRig {
-  static constexpr int kExperts = 8, kTopk = 2;
-  static constexpr int64_t kHidden = 64, kTokens = 6;
-
+struct FlatRig : SmallArguments {
   static LowLatencyConfig config() {
-    LowLatencyConfig c;
-    c.hidden = kHidden;
-    c.num_experts = kExperts;
-    c.topk = kTopk;
-    c.max_tokens = kTokens;
+    auto c = sized(LowLatencyConfig());
     c.scales = ScaleKind::none;
     return c;
   }
@@ -43,12 +37,10 @@ struct FlatRig {
     AllToAllOptions options;
   };
 
-  explicit FlatRig(Group& group, const LowLatencyConfig& c = config()) : exchange(group, c), output(exchange.make_output()) {
-    for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + group.rank()) % kExperts));
-    scale.assign(kExperts, 2.0f);
-  }
+  explicit FlatRig(Group& group, const LowLatencyConfig& c = config())
+      : SmallArguments(group.rank()), exchange(group, c), output(exchange.make_output()), scale(kExperts, 2.0f) {}
   Arguments arguments() {
-    Arguments a{{rows.data(), kTokens, kHidden, DType::bf16}, ExpertIds::of(ids.data(), kTokens, kTopk), out.data(), {}};
+    Arguments a{x(), expert_ids(), out.data(), {}};
     a.options.weights = weights.data();
     a.options.expert_scale = scale.data();
     return a;
@@ -68,48 +60,7 @@ struct FlatRig {
 
   LowLatencyExchange exchange;
   switchyard::LowLatencyOutput output;
-  std::vector<int32_t> ids;
-  std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);
-  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5f), scale;
+  std::vector<float> scale;
 };
-
-struct FlatMisuse {
-  const char* name;
-  const char* in_text;  ///< the error must name the argument
-  std::function<void(FlatRig::Arguments&)> spoil;
-};
-inline std::ostream& operator<<(std::ostream& out, const FlatMisuse& m) { return out << m.name; }
-
-inline std::vector<FlatMisuse> flat_misuses() {
-  using A = FlatRig::Arguments;
-  constexpr int64_t kOutWords = FlatRig::kTokens * FlatRig::kHidden / 2;  // of out
-  return {
-      {"wrong_hidden", "x.cols = 72", [](A& a) { a.x.cols = 72; }},
-      {"wrong_rows", "x.rows = 5", [](A& a) { a.x.rows = 5; }},
-      {"null_rows", "x.data", [](A& a) { a.x.data = nullptr; }},
-      {"other_type", "x.dtype = f16", [](A& a) { a.x.dtype = DType::f16; }},
-      {"fp8", "x.dtype = fp8_e4m3", [](A& a) { a.x.dtype = DType::fp8_e4m3; }},
-      {"scales", "x.scale_kind", [](A& a) { a.x.scale_kind = ScaleKind::f32; }},
-      {"too_many_tokens", "ids.tokens = 7", [](A& a) { a.ids.tokens = 7; }},
-      {"wrong_topk", "ids.topk = 3", [](A& a) { a.ids.topk = 3; }},
-      {"null_ids", "ids.data", [](A& a) { a.ids.data = nullptr; }},
-      {"null_out", "out is null", [](A& a) { a.out = nullptr; }},
-      {"in_place", "out overlaps x.data", [](A& a) { a.out = const_cast<void*>(a.x.data); }},
-      {"partly_in_place", "out overlaps x.data",
-       [](A& a) { a.out = static_cast<std::byte*>(const_cast<void*>(a.x.data)) - 16; }},
-      // What is given is moved, not out: that would lie over its neighbours in memory, too.
-      {"out_over_ids", "out overlaps ids.data", [](A& a) { a.ids.data = a.out; }},
-      {"out_begins_in_ids", "out overlaps ids.data",
-       [](A& a) { a.ids.data = static_cast<std::byte*>(a.out) - a.ids.tokens * a.ids.topk * 4 + 4; }},
-      {"out_over_weights", "out overlaps AllToAllOptions::weights",
-       [](A& a) { a.options.weights = static_cast<const float*>(a.out) + 1; }},
-      {"out_ends_in_weights", "out overlaps AllToAllOptions::weights",
-       [](A& a) { a.options.weights = static_cast<const float*>(a.out) + kOutWords - 1; }},
-      {"out_over_expert_scale", "out overlaps AllToAllOptions::expert_scale",
-       [](A& a) { a.options.expert_scale = static_cast<const float*>(a.out) + 1; }},
-      {"out_over_device_tokens", "out overlaps AllToAllOptions::device_tokens",
-       [](A& a) { a.options.device_tokens = static_cast<const int32_t*>(a.out) + 1; }},
-  };
-}
 
 }  // namespace harness

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
+#include "harness/outcome.hpp"
 #include "modes/ledger/ledger_rig.hpp"
-#include "modes/normal/normal_rig.hpp"
 
 namespace harness {
 namespace {

@@ -5,8 +5,10 @@
 #include <barrier>
 #include <cstring>
 
+#include "harness/fleet.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
+#include "modes/normal/normal_rig.hpp"
 #include "protocol/low_latency_messages.hpp"
 #include "testing/test_access.hpp"
 
@@ -56,7 +58,7 @@ TEST(SplitCalls, OtherCallsBetweenTheHalves) {
     fleet.deferred = deferred;
     const auto failures = run_threads(fleet, [&](Group& group, Failures& f) {
       LowLatencyExchange a(group, outer->script.config), b(group, inner->script.config);
-      FaultRig normal(group);
+      NormalRig normal(group);
       int turn = 0;
       run_on(group, a, *outer, f, [&] {
         if (turn++ % 5 == 0) run_on(group, b, *inner, f, [&] { group.barrier(); });

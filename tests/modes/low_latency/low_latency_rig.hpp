@@ -4,32 +4,20 @@
 
 #include <vector>
 
-#include "modes/normal/normal_rig.hpp"
+#include "harness/outcome.hpp"
+#include "harness/small_arguments.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace harness {
 
 /// An object with valid arguments for every call; a test spoils one of them.
-struct LowLatencyRig {
-  static constexpr int kExperts = 8, kTopk = 2;
-  static constexpr int64_t kHidden = 64, kTokens = 6;
-
-  static switchyard::LowLatencyConfig config() {
-    switchyard::LowLatencyConfig c;
-    c.hidden = kHidden;
-    c.num_experts = kExperts;
-    c.topk = kTopk;
-    c.max_tokens = kTokens;
-    return c;
-  }
+struct LowLatencyRig : SmallArguments {
+  static switchyard::LowLatencyConfig config() { return sized(switchyard::LowLatencyConfig()); }
 
   explicit LowLatencyRig(switchyard::Group& group, const switchyard::LowLatencyConfig& c = config())
-      : exchange(group, c), output(exchange.make_output()) {
-    for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + group.rank()) % c.num_experts));
+      : SmallArguments(group.rank(), c.num_experts), exchange(group, c), output(exchange.make_output()) {
     y_memory.assign(static_cast<size_t>(output.x.rows * c.hidden) + 1, 0x3F80);
   }
-  switchyard::ConstRows x() const { return {rows.data(), kTokens, kHidden, switchyard::DType::bf16}; }
-  switchyard::ExpertIds expert_ids() const { return switchyard::ExpertIds::of(ids.data(), kTokens, kTopk); }
   switchyard::ConstRows y() const { return {y_memory.data(), output.x.rows, kHidden, switchyard::DType::bf16}; }
   switchyard::LowLatencyDispatchOptions options() const {
     switchyard::LowLatencyDispatchOptions o;
@@ -49,10 +37,7 @@ struct LowLatencyRig {
 
   switchyard::LowLatencyExchange exchange;
   switchyard::LowLatencyOutput output;
-  std::vector<int32_t> ids;
-  std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);
   std::vector<uint16_t> y_memory;
-  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5f);
 };
 
 }  // namespace harness

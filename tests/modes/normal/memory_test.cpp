@@ -280,7 +280,7 @@ TEST(Sleep, ExchangesBeforeAndAfterAreExact) {
 TEST(Sleep, CallsMeanwhileAreErrorsAndChangeNothing) {
   EXPECT_EQ(run(3, size_t{8} << 20,
                 [&](Group& group, Failures& f) {
-                  FaultRig rig(group);
+                  NormalRig rig(group);
                   const Dispatched d = rig.dispatch();
                   expect_code(ErrorCode::invalid_argument, "does not sleep", outcome_of([&] { group.wake(); }), f);
                   for (int i = 0; i < 2; ++i) {
@@ -293,11 +293,11 @@ TEST(Sleep, CallsMeanwhileAreErrorsAndChangeNothing) {
                     refused("cached dispatch", [&] { (void)rig.exchange.dispatch(rig.x(), d.handle); });
                     refused("combine", [&] { rig.combine(d); });
                     refused("allocate_rows", [&] { (void)rig.exchange.allocate_rows(d.handle, DType::bf16); });
-                    refused("construction", [&] { FaultRig another(group); });
+                    refused("construction", [&] { NormalRig another(group); });
                     f.set_context("sleep twice");
                     expect_code(ErrorCode::invalid_argument, "sleeps already", outcome_of([&] { group.sleep(); }), f);
                     f.set_context("what needs no heap");
-                    f.equal(FaultRig::kTokens, d.handle.tokens(), "tokens of the handle");
+                    f.equal(NormalRig::kTokens, d.handle.tokens(), "tokens of the handle");
                     group.check();
                     group.barrier();
                     (void)rig.exchange.last_call();
@@ -312,7 +312,7 @@ TEST(Sleep, ObjectsAndGroupsMayEndWhileAsleep) {
   EXPECT_EQ(run(3, size_t{8} << 20,
                 [&](Group& group, Failures& f) {
                   {
-                    FaultRig rig(group);
+                    NormalRig rig(group);
                     std::optional<Dispatched> d(rig.dispatch());
                     const RowBuffer rows = rig.exchange.allocate_rows(d->handle, DType::bf16);
                     group.sleep();
@@ -320,7 +320,7 @@ TEST(Sleep, ObjectsAndGroupsMayEndWhileAsleep) {
                   }
                   f.equal(size_t{0}, group.heap_used(), "heap in use");
                   group.wake();
-                  FaultRig(group).round();
+                  NormalRig(group).round();
                   group.sleep();  // the group ends like this
                 }),
             "");
@@ -330,7 +330,7 @@ TEST(Sleep, ARankThatDoesNotComeIsNamed) {
   EXPECT_EQ(run(
                 3, size_t{4} << 20,
                 [&](Group& group, Failures& f) {
-                  FaultRig rig(group);
+                  NormalRig rig(group);
                   rig.round();
                   if (group.rank() == 1) {
                     for (int i = 0; i < 300 && outcome_of([&] { group.check(); }).code == ErrorCode::ok; ++i) ::usleep(20000);

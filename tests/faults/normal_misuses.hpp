@@ -3,9 +3,9 @@
 #pragma once
 
 #include <functional>
-#include <string>
 #include <vector>
 
+#include "faults/misuses.hpp"
 #include "modes/normal/normal_rig.hpp"
 
 namespace harness {
@@ -19,40 +19,34 @@ using switchyard::ErrorCode;
 using switchyard::ExpertIds;
 using switchyard::ScaleKind;
 
-struct Misuse {
-  const char* name;
-  const char* in_text;  ///< the error must name the argument
-  std::function<void(FaultRig&, bool spoil)> body;
-  ErrorCode code = ErrorCode::invalid_argument;
-};
-inline std::ostream& operator<<(std::ostream& out, const Misuse& m) { return out << m.name; }
+using NormalMisuse = MisuseOf<NormalRig>;
 
-inline Misuse spoil_x(const char* name, const char* in_text, std::function<void(ConstRows&)> spoil) {
-  return {name, in_text, [spoil](FaultRig& rig, bool bad) {
+inline NormalMisuse spoil_x(const char* name, const char* in_text, std::function<void(ConstRows&)> spoil) {
+  return {name, in_text, [spoil](NormalRig& rig, bool bad) {
             ConstRows x = rig.x();
             if (bad) spoil(x);
             (void)rig.exchange.dispatch(x, rig.expert_ids(), rig.weights.data());
           }};
 }
-inline Misuse spoil_ids(const char* name, const char* in_text, std::function<void(ExpertIds&)> spoil) {
-  return {name, in_text, [spoil](FaultRig& rig, bool bad) {
+inline NormalMisuse spoil_ids(const char* name, const char* in_text, std::function<void(ExpertIds&)> spoil) {
+  return {name, in_text, [spoil](NormalRig& rig, bool bad) {
             ExpertIds ids = rig.expert_ids();
             if (bad) spoil(ids);
             (void)rig.exchange.dispatch(rig.x(), ids, rig.weights.data());
           }};
 }
-inline Misuse spoil_dispatch(const char* name, const char* in_text, std::function<void(DispatchOptions&)> spoil) {
-  return {name, in_text, [spoil](FaultRig& rig, bool bad) {
+inline NormalMisuse spoil_dispatch(const char* name, const char* in_text, std::function<void(DispatchOptions&)> spoil) {
+  return {name, in_text, [spoil](NormalRig& rig, bool bad) {
             DispatchOptions options;
             if (bad) spoil(options);
             (void)rig.exchange.dispatch(rig.x(), rig.expert_ids(), rig.weights.data(), options);
           }};
 }
-inline Misuse spoil_combine(const char* name, const char* in_text,
-                            std::function<void(ConstRows&, CombineOptions&, void*&, float*&)> spoil,
-                            ErrorCode code = ErrorCode::invalid_argument) {
+inline NormalMisuse spoil_combine(const char* name, const char* in_text,
+                                  std::function<void(ConstRows&, CombineOptions&, void*&, float*&)> spoil,
+                                  ErrorCode code = ErrorCode::invalid_argument) {
   return {name, in_text,
-          [spoil](FaultRig& rig, bool bad) {
+          [spoil](NormalRig& rig, bool bad) {
             const Dispatched d = rig.dispatch();
             ConstRows y = d.x;
             CombineOptions options;
@@ -64,9 +58,9 @@ inline Misuse spoil_combine(const char* name, const char* in_text,
           code};
 }
 
-inline std::vector<Misuse> misuses() {
+inline std::vector<Misuse> normal_misuses(switchyard::Staging staging) {
   static float weight_space[64];
-  return {
+  const std::vector<NormalMisuse> all = {
       spoil_x("wrong_hidden", "x.cols = 72", [](ConstRows& x) { x.cols = 72; }),
       spoil_x("null_rows", "x.data", [](ConstRows& x) { x.data = nullptr; }),
       spoil_x("wrong_rows", "x.rows = 5", [](ConstRows& x) { x.rows = 5; }),
@@ -101,16 +95,17 @@ inline std::vector<Misuse> misuses() {
           [](ConstRows&, CombineOptions& o, void*&, float*&) { o.order = switchyard::CombineOrder::per_route; },
           ErrorCode::unsupported),
       {"empty_handle", "handle",
-       [](FaultRig& rig, bool bad) {
+       [](NormalRig& rig, bool bad) {
          const Dispatched d = rig.dispatch();
          (void)rig.exchange.dispatch(rig.x(), bad ? switchyard::Handle() : d.handle);
        }},
       {"handle_of_empty_shape", "handle",
-       [](FaultRig& rig, bool bad) {
+       [](NormalRig& rig, bool bad) {
          const Dispatched d = rig.dispatch();
          rig.exchange.combine(d.x, bad ? switchyard::Handle() : d.handle, rig.out.data());
        }},
   };
+  return on_rigs(all, [staging](switchyard::Group& group) { return NormalRig(group, NormalRig::config(staging)); });
 }
 
 }  // namespace harness
