@@ -16,6 +16,7 @@
 #include "modes/flat/flat_script.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
+#include "modes/normal/scenario.hpp"
 
 #if !defined(SWITCHYARD_MUTABLE_ORDERS) || !defined(__SANITIZE_THREAD__)
 #error "the mutation suite needs -fsanitize=thread and SWITCHYARD_MUTABLE_ORDERS"

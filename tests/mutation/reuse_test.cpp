@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "arch/cpu/order_table.hpp"
+#include "harness/rank_steps.hpp"
 #include "layout/sites.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
