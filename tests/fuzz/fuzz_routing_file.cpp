@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "switchyard/routing.hpp"
-#include "unit/routing_file_images.hpp"
+#include "unit/routing/routing_file_images.hpp"
 
 namespace switchyard {
 namespace {

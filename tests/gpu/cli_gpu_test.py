@@ -13,7 +13,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "tool"))
 import cli_test  # noqa: E402
 from cli_test import run  # noqa: E402
 

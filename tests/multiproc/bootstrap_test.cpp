@@ -11,6 +11,7 @@
 
 #include "arch/ops.hpp"
 #include "bootstrap/rank_list.hpp"
+#include "harness/on_threads.hpp"
 #include "multiproc/fork_ranks.hpp"
 #include "multiproc/meeting.hpp"
 #include "switchyard/status.hpp"
@@ -24,9 +25,7 @@ using namespace test;
 
 template <class Body>
 void run_threads(std::vector<std::unique_ptr<Bootstrap>>& links, const Body& body) {
-  std::vector<std::thread> threads;
-  for (auto& link : links) threads.emplace_back([&body, &link] { body(*link); });
-  for (std::thread& thread : threads) thread.join();
+  harness::on_threads(links.size(), [&](size_t r) { body(*links[r]); });
 }
 
 // ---- error texts ----

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and
 // nothing stays.
-//
-// Source: exchange_test.cpp, with the harness library. Label: multiproc. Not under ThreadSanitizer (EXCEPT thread: it
-// sees one process at a time). Timeout: 120 s.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -17,7 +14,8 @@
 #include <thread>
 
 #include "exchange/group/impl.hpp"
-#include "protocol/departures.hpp"
+#include "faults/watched_calls.hpp"
+#include "harness/fleet.hpp"
 
 namespace harness {
 namespace {
@@ -67,7 +65,7 @@ int anonymous_segments() {
 /// Calls until one fails, and says how.
 Outcome exchange_until_failure(Group& group, Staging staging) {
   return outcome_of([&] {
-    FaultRig rig(group, FaultRig::config(staging));
+    NormalRig rig(group, NormalRig::config(staging));
     while (true) rig.round();
   });
 }
@@ -114,7 +112,7 @@ TEST(Killed, WhileFormingTheObject) {
       [&](Group& group, Failures& f) {
         if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
         expect_named(outcome_of([&] {
-                       FaultRig rig(group);
+                       NormalRig rig(group);
                        rig.round();
                      }),
                      1, f);
@@ -123,13 +121,36 @@ TEST(Killed, WhileFormingTheObject) {
   EXPECT_EQ(joined(failures), "");
 }
 
+class AKilledProcess : public testing::TestWithParam<WatchedCall> {};
+
+/// In a call of any mode, while the others wait for it or still make the calls before. Deadlines are beyond this program's
+/// limit.
+TEST_P(AKilledProcess, IsNamedByTheOthers) {
+  Fleet fleet = fleet_of(3, 600s);
+  fleet.options.rendezvous_timeout = 600s;
+  const auto body = [&](Group& group, Failures& f) {
+    const Outcome o = outcome_of([&] {
+      GetParam().tell(group, [&](const std::function<void()>& call) {
+        if (group.rank() == 1) ::raise(SIGKILL);
+        call();
+      });
+    });
+    f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
+    f.equal(1, o.failed_rank, "failed rank");
+  };
+  EXPECT_EQ(joined(run_processes(fleet, body, uint64_t{1} << 1)), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Killed, AKilledProcess, testing::ValuesIn(all_calls()),
+                         [](const auto& c) { return std::string(c.param.name); });
+
 /// Two of four die at once: the others name one of the two.
 TEST(Killed, TwoAtOnce) {
   const auto failures = run_processes(
       fleet_of(4, 20s),
       [&](Group& group, Failures& f) {
         const Outcome o = outcome_of([&] {  // the others may still be in the first round when the two die
-          FaultRig rig(group);
+          NormalRig rig(group);
           while (true) {
             rig.round();
             if (group.rank() % 2 == 1) ::kill(::getpid(), SIGKILL);
@@ -148,7 +169,7 @@ TEST(Killed, ByAnUncaughtException) {
       fleet_of(2, 20s),
       [&](Group& group, Failures& f) {
         const Outcome o = outcome_of([&] {  // the other may still be in the first round
-          FaultRig rig(group);
+          NormalRig rig(group);
           rig.round();
           if (group.rank() == 0) {
             ::close(2);  // the runtime's message
@@ -169,7 +190,7 @@ TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
   int pids[2];  // rank 1 tells rank 0 its process id
   ASSERT_EQ(::pipe(pids), 0);
   const auto failures = run_processes(fleet_of(2, kSoon), [&](Group& group, Failures& f) {
-    FaultRig rig(group, FaultRig::config(GetParam()));
+    NormalRig rig(group, NormalRig::config(GetParam()));
     rig.round();
     if (group.rank() == 1) {
       const pid_t me = ::getpid();
@@ -200,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(Staging, Stopped, testing::Values(Staging::direct, Stag
 
 TEST(Left, InOrderButTooEarly) {
   const auto failures = run_processes(fleet_of(3, kSoon), [&](Group& group, Failures& f) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     rig.round();
     if (group.rank() == 2) return;  // its Group is destroyed: an orderly leave
     const Outcome o = outcome_of([&] { rig.round(); });
@@ -209,7 +230,7 @@ TEST(Left, InOrderButTooEarly) {
   EXPECT_EQ(joined(failures), "");
 }
 
-class ALeavingProcess : public testing::TestWithParam<Departure> {};
+class ALeavingProcess : public testing::TestWithParam<WatchedCall> {};
 
 /// Its own code throws, and its objects and its Group are destroyed on the way out. Deadlines are beyond this program's limit.
 TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
@@ -217,8 +238,9 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   fleet.options.rendezvous_timeout = 600s;
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
     const auto body = [&] {
-      GetParam().body(group, [&] {
+      GetParam().tell(group, [&](const std::function<void()>& call) {
         if (group.rank() == 1) throw OwnError();
+        call();
       });
     };
     try {
@@ -230,7 +252,7 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   EXPECT_EQ(joined(failures), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Left, ALeavingProcess, testing::ValuesIn(departures()),
+INSTANTIATE_TEST_SUITE_P(Left, ALeavingProcess, testing::ValuesIn(all_calls()),
                          [](const auto& d) { return std::string(d.param.name); });
 
 TEST(Left, WhileOthersReceiveTheLastCall) {
@@ -248,7 +270,7 @@ TEST(Left, WhileOthersReceiveTheLastCall) {
 /// What a child inherits, and destroys when it ends.
 struct Inherited {
   std::vector<Group> groups;
-  std::vector<FaultRig> normal;
+  std::vector<NormalRig> normal;
   std::vector<LowLatencyRig> low_latency;
   std::vector<switchyard::Dispatched> rows;
   std::vector<switchyard::RegisteredMemory> registered;
@@ -321,9 +343,9 @@ TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
     body(0);
     other.join();
   };
-  std::vector<std::unique_ptr<FaultRig>> rigs(2);
+  std::vector<std::unique_ptr<NormalRig>> rigs(2);
   on_all([&](size_t r) {
-    rigs[r] = std::make_unique<FaultRig>(kept.groups[r]);
+    rigs[r] = std::make_unique<NormalRig>(kept.groups[r]);
     rigs[r]->round();
   });
   std::thread waits([&] { kept.groups[1].barrier(); });  // waits where a child must not destroy what it waits on
@@ -339,7 +361,7 @@ TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
 /// Leaving in order after the last common call disturbs nobody, in whatever order.
 TEST(Left, InOrderWhenDone) {
   const auto failures = run_processes(fleet_of(4, 20s), [&](Group& group, Failures&) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     for (int i = 0; i < 20; ++i) rig.round();
     std::this_thread::sleep_for(std::chrono::milliseconds(group.rank() * 15));
   });
@@ -353,7 +375,7 @@ TEST(Deadlines, MayDifferByRank) {
   fleet.per_rank[0].timeout = kSoon;
   fleet.per_rank[1].num_warps = 3;
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     rig.round();
     if (group.rank() == 2) {
       Outcome o;
@@ -379,12 +401,12 @@ TEST(Misuse, EndsSetUpCallsOfThePeers) {
   int ended[2];  // a byte of each peer
   ASSERT_EQ(::pipe(ended), 0);
   const auto failures = run_processes(fleet_of(3, 600s), [&](Group& group, Failures& f) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     const Outcome o = outcome_of([&] {
       auto x = rig.x();
       x.cols = 8;
       if (group.rank() == 1) (void)rig.exchange.dispatch(x, rig.expert_ids());
-      FaultRig another(group);
+      NormalRig another(group);
     });
     char byte = 0;
     if (group.rank() == 1) {
@@ -402,7 +424,7 @@ TEST(Misuse, EndsSetUpCallsOfThePeers) {
 
 TEST(Misuse, EndsThePeersAtOnce) {
   const auto failures = run_processes(fleet_of(3, 60s), [&](Group& group, Failures& f) {
-    FaultRig rig(group);
+    NormalRig rig(group);
     const Outcome o = outcome_of([&] {
       auto x = rig.x();
       if (group.rank() == 1) x.cols = 8;

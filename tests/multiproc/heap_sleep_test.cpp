@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "harness/on_threads.hpp"
 #include "heap/heap.hpp"
 #include "heap/segment.hpp"
 #include "multiproc/fork_ranks.hpp"
@@ -130,18 +131,14 @@ TEST_P(HeapSleep, GivesMemoryBackAndKeepsWhatItWasTold) {
     auto links = make_thread_bootstraps(GetParam());
     auto heaps = SymmetricHeap::create_in_process(GetParam(), 2 * kMiB);
     std::vector<std::exception_ptr> errors(links.size());
-    std::vector<std::thread> ranks;
-    for (size_t r = 0; r < links.size(); ++r) {
-      ranks.emplace_back([&, r] {
-        try {
-          nap(*links[r], *heaps[r], 5);
-        } catch (...) {
-          errors[r] = std::current_exception();
-        }
-        links[r]->leave();
-      });
-    }
-    for (auto& rank : ranks) rank.join();
+    harness::on_threads(links.size(), [&](size_t r) {
+      try {
+        nap(*links[r], *heaps[r], 5);
+      } catch (...) {
+        errors[r] = std::current_exception();
+      }
+      links[r]->leave();
+    });
     for (const auto& error : errors)
       if (error) std::rethrow_exception(error);
   });

@@ -20,6 +20,7 @@
 #include <set>
 #include <thread>
 
+#include "harness/on_threads.hpp"
 #include "heap/memory_limits.hpp"
 #include "heap/segment.hpp"
 #include "multiproc/fork_ranks.hpp"
@@ -199,20 +200,16 @@ INSTANTIATE_TEST_SUITE_P(Heap, Worlds, testing::Values(1, 2, 3, 8));
 
 TEST_P(Worlds, ThreadsShareTheirSegments) {
   auto links = make_thread_bootstraps(GetParam());
-  std::vector<std::thread> ranks;
   std::vector<std::string> errors(links.size());
-  for (size_t r = 0; r < links.size(); ++r) {
-    ranks.emplace_back([&, r] {
-      try {
-        const auto heap = SymmetricHeap::create(*links[r], 8 * kMiB, kLong);
-        exercise(*links[r], *heap);
-      } catch (const std::exception& error) {
-        errors[r] = error.what();
-        links[r]->leave();
-      }
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  harness::on_threads(links.size(), [&](size_t r) {
+    try {
+      const auto heap = SymmetricHeap::create(*links[r], 8 * kMiB, kLong);
+      exercise(*links[r], *heap);
+    } catch (const std::exception& error) {
+      errors[r] = error.what();
+      links[r]->leave();
+    }
+  });
   for (size_t r = 0; r < errors.size(); ++r) EXPECT_EQ(errors[r], "") << "rank " << r;
 }
 
@@ -227,14 +224,10 @@ TEST(Heap, ASegmentLivesAsLongAsAnyRankOfTheProcess) {
 
 TEST(Heap, DifferentSizesAreAMismatchOnEveryRank) {
   auto links = make_thread_bootstraps(3);
-  std::vector<std::thread> ranks;
   std::atomic<int> mismatches{0};
-  for (size_t r = 0; r < 3; ++r) {
-    ranks.emplace_back([&, r] {
-      mismatches += error_of([&] { SymmetricHeap::create(*links[r], (r == 1 ? 2 : 1) * kMiB, kLong); }) == ErrorCode::mismatch;
-    });
-  }
-  for (std::thread& rank : ranks) rank.join();
+  harness::on_threads(links.size(), [&](size_t r) {
+    mismatches += error_of([&] { SymmetricHeap::create(*links[r], (r == 1 ? 2 : 1) * kMiB, kLong); }) == ErrorCode::mismatch;
+  });
   EXPECT_EQ(mismatches, 3);
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the soak's GPUs and CPUs compute between the library's calls: experts that multiply rows by a factor, and judges that
-// know every result from the number of the call alone (protocol/closed_form.hpp). A layer of any mode must give, for token t,
-// x[t] times the sum of the factors of its experts, exactly.
+// know every result from the number of the call alone (modes/low_latency/closed_form.hpp). A layer of any mode must give, for
+// token t, x[t] times the sum of the factors of its experts, exactly.
 #pragma once
 
-#include "protocol/closed_form.hpp"
+#include "modes/low_latency/closed_form.hpp"
 
 namespace soak {
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What kernels record becomes a timeline of the host's clock: anchors, multiprocessors with clocks of their own, full tracks,
 // calls, and clocks that drift apart.
-//
-// Executable: device_trace_test. Source: device_trace_test.cpp. Label: none.
 #include "trace/device_trace.hpp"
 
 #include <gtest/gtest.h>

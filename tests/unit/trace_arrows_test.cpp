@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the arrows of a written trace begin and end, by the rules of the programs that read it.
-//
-// Executable: trace_arrows_test. Source: trace_arrows_test.cpp. Label: none.
 #include <gtest/gtest.h>
 
 #include <algorithm>

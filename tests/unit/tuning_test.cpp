@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tuning file: what is read, what is refused and how, which entry counts, where files come from; and when the warps of an
 // entry are in force.
-//
-// Source: tuning_test.cpp.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Configurations of the objects of all modes that are wrong, or other than the peers'.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/outcome.hpp"
+#include "modes/ledger/ledger_rig.hpp"
+#include "modes/low_latency/low_latency_rig.hpp"
+#include "modes/normal/normal_rig.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::LedgerConfig;
+using switchyard::LowLatencyConfig;
+using switchyard::NormalConfig;
+using switchyard::Staging;
+
+struct Configuration {
+  std::string name;
+  const char* in_text;  ///< the error must name the field
+  std::function<void()> measure;
+  std::function<void(Group&, bool spoiled)> make;  ///< an object
+};
+std::ostream& operator<<(std::ostream& out, const Configuration& c) { return out << c.name; }
+
+template <class Config>
+using Spoils = std::vector<std::pair<const char*, void (*)(Config&)>>;
+
+template <class Object, class Config>
+void add(std::vector<Configuration>& all, const std::string& mode, const Config& valid, const Spoils<Config>& spoils) {
+  for (size_t i = 0; i < spoils.size(); ++i) {
+    Config config = valid;
+    spoils[i].second(config);
+    all.push_back({mode + "_" + std::to_string(i), spoils[i].first, [config] { (void)Object::memory_required(config, 2); },
+                   [valid, config](Group& group, bool spoiled) { Object object(group, spoiled ? config : valid); }});
+  }
+}
+
+void add_wrong_normal(std::vector<Configuration>& all) {
+  add<switchyard::NormalExchange, NormalConfig>(all, "normal", NormalRig::config(),
+                                                {{"hidden", [](NormalConfig& c) { c.hidden = 0; }},
+                                                 {"hidden", [](NormalConfig& c) { c.hidden = 4; }},
+                                                 {"num_experts", [](NormalConfig& c) { c.num_experts = 0; }},
+                                                 {"topk", [](NormalConfig& c) { c.topk = 33; }},
+                                                 {"max_tokens", [](NormalConfig& c) { c.max_tokens = -1; }},
+                                                 {"expert_alignment", [](NormalConfig& c) { c.expert_alignment = 0; }}});
+  add<switchyard::NormalExchange, NormalConfig>(all, "ring", NormalRig::config(Staging::ring),
+                                                {{"slots", [](NormalConfig& c) { c.ring.slots = 1; }},
+                                                 {"send_chunk", [](NormalConfig& c) { c.ring.send_chunk = 9; }},
+                                                 {"num_channels", [](NormalConfig& c) { c.ring.num_channels = 257; }}});
+}
+
+void add_wrong_low_latency(std::vector<Configuration>& all) {
+  using C = LowLatencyConfig;
+  add<switchyard::LowLatencyExchange, C>(
+      all, "low_latency", LowLatencyRig::config(),
+      {{"hidden = 0", [](C& c) { c.hidden = 0; }},
+       {"hidden = 1048577", [](C& c) { c.hidden = (1 << 20) + 1; }},
+       {"multiple of 16", [](C& c) { c.hidden = 4; }},
+       {"rows as they are sent", [](C& c) { c.hidden = 24; }},
+       {"num_experts = 0", [](C& c) { c.num_experts = 0; }},
+       {"topk = 0", [](C& c) { c.topk = 0; }},
+       {"topk = 33", [](C& c) { c.topk = 33; }},
+       {"max_tokens = 0", [](C& c) { c.max_tokens = 0; }},
+       {"max_tokens = 65536", [](C& c) { c.max_tokens = 65536; }},
+       {"row_type = fp8_e4m3", [](C& c) { c.row_type = switchyard::DType::fp8_e4m3; }},
+       {"scales = 3", [](C& c) { c.scales = static_cast<switchyard::ScaleKind>(3); }},
+       {"scale_group = 96", [](C& c) { c.scale_group = 96; }},
+       {"scale_order = 2", [](C& c) { c.scale_order = static_cast<switchyard::ScaleOrder>(2); }},
+       {"sending = 2", [](C& c) { c.sending = static_cast<switchyard::Sending>(2); }},
+       {"pieces = -1", [](C& c) { c.pieces = -1; }},
+       {"pieces = 17", [](C& c) { c.pieces = 17; }},
+       {"rows of an output", [](C& c) {
+          c.num_experts = 1 << 20;
+          c.max_tokens = 65535;
+        }}});
+}
+
+std::vector<Configuration> wrong_configurations() {
+  std::vector<Configuration> all;
+  add_wrong_normal(all);
+  add_wrong_low_latency(all);
+  using C = LedgerConfig;
+  add<switchyard::LedgerCombine, C>(
+      all, "ledger", published_config(4, 8, 2, 4),
+      {{"LedgerConfig::hidden = 0", [](C& c) { c.hidden = 0; }},
+       {"LedgerConfig::num_experts = 0", [](C& c) { c.num_experts = 0; }},
+       {"LedgerConfig::topk = 33", [](C& c) { c.topk = 33; }},
+       {"LedgerConfig::max_tokens = -1", [](C& c) { c.max_tokens = -1; }},
+       {"LedgerConfig::row_type = fp8_e4m3", [](C& c) { c.row_type = switchyard::DType::fp8_e4m3; }},
+       {"LedgerConfig::max_ledgers = 0", [](C& c) { c.max_ledgers = 0; }}});
+  return all;
+}
+
+class WrongConfiguration : public testing::TestWithParam<Configuration> {};
+
+TEST_P(WrongConfiguration, NamesTheField) {
+  const Configuration& c = GetParam();
+  const Outcome o = outcome_of(c.measure);
+  EXPECT_EQ(code_name(o.code), "invalid_argument") << c.in_text;
+  EXPECT_NE(o.text.find(c.in_text), std::string::npos) << o.text;
+  for (const Outcome& end : outcomes(2, options_with(60s), [&](Group& group) { c.make(group, true); })) {
+    EXPECT_EQ(code_name(end.code), "invalid_argument") << end.text;
+    EXPECT_NE(end.text.find(c.in_text), std::string::npos) << end.text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, WrongConfiguration, testing::ValuesIn(wrong_configurations()),
+                         [](const auto& c) { return c.param.name; });
+
+TEST(WrongConfiguration, OfTooManyRanks) {
+  EXPECT_EQ(
+      code_name(outcome_of([] { (void)switchyard::LowLatencyExchange::memory_required(LowLatencyRig::config(), 65); }).code),
+      "invalid_argument");
+}
+
+std::vector<Configuration> other_configurations() {
+  std::vector<Configuration> all;
+  add<switchyard::NormalExchange, NormalConfig>(
+      all, "normal", NormalRig::config(),
+      {{"hidden", [](NormalConfig& c) { c.hidden = 128; }},
+       {"num_experts", [](NormalConfig& c) { c.num_experts = 9; }},
+       {"topk", [](NormalConfig& c) { c.topk = 3; }},
+       {"max_tokens", [](NormalConfig& c) { c.max_tokens = 7; }},
+       {"expert_alignment", [](NormalConfig& c) { c.expert_alignment = 2; }},
+       {"layout", [](NormalConfig& c) { c.layout = switchyard::Layout::expert_major; }},
+       {"staging", [](NormalConfig& c) { c.staging = Staging::ring; }}});
+  using C = LowLatencyConfig;
+  add<switchyard::LowLatencyExchange, C>(all, "low_latency", LowLatencyRig::config(),
+                                         {{"hidden", [](C& c) { c.hidden = 128; }},
+                                          {"num_experts", [](C& c) { c.num_experts = 9; }},
+                                          {"topk", [](C& c) { c.topk = 3; }},
+                                          {"max_tokens", [](C& c) { c.max_tokens = 7; }},
+                                          {"row_type", [](C& c) { c.row_type = switchyard::DType::f16; }},
+                                          {"scales", [](C& c) { c.scales = switchyard::ScaleKind::ue8m0; }},
+                                          {"scale_group", [](C& c) { c.scale_group = 32; }},
+                                          {"scale_order", [](C& c) { c.scale_order = switchyard::ScaleOrder::column_major; }},
+                                          {"sending", [](C& c) { c.sending = switchyard::Sending::per_route; }},
+                                          {"pieces", [](C& c) { c.pieces = 2; }}});
+  add<switchyard::LedgerCombine, LedgerConfig>(all, "ledger", published_config(4, 8, 2, 4),
+                                               {{"topk", [](LedgerConfig& c) { c.topk = 3; }}});
+  return all;
+}
+
+class OtherConfiguration : public testing::TestWithParam<Configuration> {};
+
+TEST_P(OtherConfiguration, OfOneRankIsAMismatch) {
+  expect_mismatch(outcomes(3, options_with(60s), [&](Group& group) { GetParam().make(group, group.rank() == 1); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, OtherConfiguration, testing::ValuesIn(other_configurations()),
+                         [](const auto& c) { return c.param.name; });
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Construction that fails: all ranks say the same, and the group can be used. Deadlines: which one counts where, changed at
+// run time, and none at all.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "faults/watched_calls.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using std::chrono::milliseconds;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::GroupOptions;
+using switchyard::LedgerCombine;
+using switchyard::LedgerConfig;
+using switchyard::NormalConfig;
+using switchyard::Staging;
+
+/// An object of one mode: with a config that fits, too large for the heap, wrong, or another one.
+enum class Size { fits, too_large, wrong, other };
+struct Mode {
+  const char* name;
+  std::function<void(Group&, Size)> make_and_call;
+};
+std::ostream& operator<<(std::ostream& out, const Mode& m) { return out << m.name; }
+
+template <class Config>
+Config sized(Config config, Size size) {
+  if (size == Size::too_large) config.max_tokens = 60000;
+  if (size == Size::wrong) config.topk = 99;
+  if (size == Size::other) config.max_tokens += 1;
+  return config;
+}
+
+std::vector<Mode> modes() {
+  const auto normal = [](Staging staging) {
+    return [staging](Group& group, Size size) {
+      NormalConfig config = NormalRig::config(staging);
+      if (size == Size::too_large) config.ring = {32, 6, 4096};
+      NormalRig(group, sized(config, size)).round();
+    };
+  };
+  return {{"normal", normal(Staging::direct)},
+          {"ring", normal(Staging::ring)},
+          {"low_latency", [](Group& group, Size size) { LowLatencyRig(group, sized(LowLatencyRig::config(), size)).round(); }},
+          {"ledger", [](Group& group, Size size) {
+             if (size == Size::fits) return SmallLedger(group).combine();
+             LedgerCombine(group, sized(make_config(*SmallLedger::make_case(group.size())), size));
+           }}};
+}
+
+class Construction : public testing::TestWithParam<Mode> {};
+
+/// Every rank fails, or one alone; once and once more; then a smaller object is made and used, at the same place on all ranks.
+TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
+  constexpr int kWorld = 3;
+  const std::pair<Size, ErrorCode> failures[] = {{Size::too_large, ErrorCode::heap_exhausted},
+                                                 {Size::wrong, ErrorCode::invalid_argument},
+                                                 {Size::other, ErrorCode::mismatch}};
+  for (const auto& [size, code] : failures) {
+    for (const int culprit : {-1, 0, 2}) {  // -1: all of them
+      if (culprit < 0 && size == Size::other) continue;
+      std::vector<Outcome> first(kWorld), second(kWorld);
+      const auto all = outcomes(kWorld, options_with(600s, size_t{1} << 20), [&, size = size](Group& group) {
+        const auto r = static_cast<size_t>(group.rank());
+        const Size mine = culprit < 0 || culprit == group.rank() ? size : Size::fits;
+        std::this_thread::sleep_for(milliseconds(5 * group.rank()));
+        first[r] = outcome_of([&] { GetParam().make_and_call(group, mine); });
+        EXPECT_EQ(group.heap_used(), 0u);
+        second[r] = outcome_of([&] { GetParam().make_and_call(group, mine); });
+        EXPECT_EQ(group.heap_used(), 0u);
+        GetParam().make_and_call(group, Size::fits);
+        group.barrier();
+      });
+      for (size_t r = 0; r < kWorld; ++r) {
+        EXPECT_EQ(code_name(all[r].code), "ok") << all[r].text;
+        EXPECT_EQ(code_name(first[r].code), code_name(code)) << first[r].text;
+        EXPECT_EQ(first[r].text, first[0].text);
+        EXPECT_EQ(second[r].text, first[0].text);
+      }
+      const std::string who = "rank " + std::to_string(std::max(culprit, 0));
+      if (size != Size::other) {
+        EXPECT_NE(first[0].text.find(who), std::string::npos) << first[0].text;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, Construction, testing::ValuesIn(modes()),
+                         [](const auto& m) { return std::string(m.param.name); });
+
+/// A rank that loads its weights for longer than a call may take.
+TEST_P(Construction, WaitsForTheRendezvousDeadline) {
+  const auto all = outcomes(2, options_with(100ms), [&](Group& group) {
+    if (group.rank() == 1) std::this_thread::sleep_for(600ms);
+    const Outcome made = outcome_of([&] { GetParam().make_and_call(group, Size::wrong); });
+    EXPECT_EQ(code_name(made.code), "invalid_argument") << made.text;
+    group.set_timeout(60s);  // calls on a loaded machine
+    GetParam().make_and_call(group, Size::fits);
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+// --- Deadlines
+
+TEST(CallDeadline, IsChangedAtRunTime) {
+  const auto all = outcomes(2, options_with(600s), [&](Group& group) {
+    NormalRig rig(group);
+    rig.round();
+    for (const milliseconds bad : {0ms, -1ms, milliseconds::min()}) {
+      const Outcome o = outcome_of([&] { group.set_timeout(bad); });
+      EXPECT_EQ(code_name(o.code), "invalid_argument") << o.text;
+      EXPECT_EQ(group.options().timeout, milliseconds(600s));
+    }
+    group.set_timeout(kSoon);
+    EXPECT_EQ(group.options().timeout, kSoon);
+    group.barrier();
+    if (group.rank() == 1) return;
+    rig.dispatch();
+  });
+  EXPECT_EQ(code_name(all[0].code), "peer_timeout") << all[0].text;
+  EXPECT_GE(all[0].report.waited_ms, static_cast<double>(kSoon.count()));
+}
+
+/// Durations whose nanoseconds do not fit into 64 bits, and the shortest and longest that are allowed.
+TEST(CallDeadline, MayBeAnyDuration) {
+  using std::chrono::nanoseconds;
+  const milliseconds most = std::chrono::duration_cast<milliseconds>(nanoseconds::max());
+  for (const milliseconds never : {milliseconds::max(), milliseconds::max() / 2, most, most + 1ms, 2 * most + 100ms,
+                                   milliseconds(int64_t{1} << 62), milliseconds(std::chrono::hours(24 * 365 * 20))}) {
+    GroupOptions options = options_with(never);
+    options.rendezvous_timeout = never;
+    for (const auto& mode : modes()) {
+      const auto all = outcomes(2, options, [&](Group& group) {
+        if (group.rank() == 1) std::this_thread::sleep_for(10ms);
+        group.barrier();
+        if (group.rank() == 0) std::this_thread::sleep_for(10ms);
+        mode.make_and_call(group, Size::fits);
+        (void)group.register_memory(nullptr, 0);
+      });
+      for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << never.count() << ", " << mode.name << ": " << o.text;
+    }
+  }
+}
+
+TEST(CallDeadline, ZeroAndLessAreRefused) {
+  for (const milliseconds bad : {0ms, -1ms, milliseconds::min()}) {
+    GroupOptions options;
+    options.timeout = bad;
+    EXPECT_EQ(code_name(outcome_of([&] { (void)Group::in_process(1, options); }).code), "invalid_argument");
+    options = GroupOptions();
+    options.rendezvous_timeout = bad;
+    EXPECT_EQ(code_name(outcome_of([&] { (void)Group::in_process(1, options); }).code), "invalid_argument");
+  }
+}
+
+}  // namespace
+}  // namespace harness

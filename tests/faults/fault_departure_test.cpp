@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that leave: noticed by whoever waits for them, in every mode, and no trouble to anybody else. Deadlines are beyond
+// this program's time limit. Ranks as processes: tests/multiproc/exchange_test.cpp.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "faults/watched_calls.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::GroupOptions;
+
+/// As outcomes(), but every rank leaves as soon as its body has ended, in whatever way.
+std::vector<Outcome> leaving_outcomes(int world, const std::function<void(Group&)>& body) {
+  GroupOptions options = options_with(600s);
+  options.rendezvous_timeout = 600s;
+  auto groups = Group::in_process(world, options);
+  std::vector<Outcome> all(groups.size());
+  on_threads(groups.size(), [&](size_t r) {
+    all[r] = outcome_of([&] {
+      Group mine = std::move(groups[r]);
+      try {
+        body(mine);
+      } catch (const OwnError&) {
+      }
+    });
+  });
+  return all;
+}
+
+class ALeavingRank : public testing::TestWithParam<WatchedCall> {};
+
+TEST_P(ALeavingRank, IsNoticedByThoseWhoWaitForIt) {
+  const auto all = leaving_outcomes(3, [&](Group& group) {
+    const Outcome o = outcome_of([&] {
+      GetParam().tell(group, [&](const std::function<void()>& call) {
+        if (group.rank() == 1) throw OwnError();
+        call();
+      });
+    });
+    EXPECT_TRUE(says_that_it_left(o, 1)) << group.rank() << " " << shown(o);
+    EXPECT_EQ(code_name(outcome_of([&] { group.check(); }).code), "peer_failed") << "sticky";
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, ALeavingRank, testing::ValuesIn(all_calls()),
+                         [](const auto& d) { return std::string(d.param.name); });
+
+/// Rank 0 has all that it needs of the last call, and leaves; rank 2 has what it needs of rank 0, and takes its time.
+TEST(ARankThatIsDone, MayLeaveWhileOthersReceive) {
+  const auto all = leaving_outcomes(3, [&](Group& group) {
+    LowLatencyRig rig(group);
+    rig.round();
+    rig.dispatch();
+    const auto rows = rig.combine_send();
+    if (group.rank() == 2) std::this_thread::sleep_for(300ms);
+    rows();
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+TEST(ARankThatIsDone, MayLeaveAtAnyTimeAfterItsLastCall) {
+  for (int round = 0; round < 60; ++round) {
+    const auto all = leaving_outcomes(3, [&](Group& group) {
+      if (round % 4 == 0) {
+        LowLatencyRig(group).round();
+      } else if (round % 4 == 1) {
+        FlatRig(group).round();
+      } else if (round % 4 == 2) {
+        SmallLedger(group).combine();
+      } else {
+        NormalRig(group, NormalRig::config(round % 8 == 3 ? switchyard::Staging::ring : switchyard::Staging::direct)).round();
+      }
+      if (group.rank() == round % 3) std::this_thread::sleep_for(std::chrono::microseconds(round * 20));
+    });
+    for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << round << ": " << o.text;
+  }
+}
+
+/// The one that left is not waited for; the one that is comes late.
+TEST(ARankThatIsDone, EndsNoWaitForOthers) {
+  const auto all = leaving_outcomes(2, [&](Group& group) {
+    group.barrier();
+    if (group.rank() == 1) return;
+    std::this_thread::sleep_for(20ms);
+    EXPECT_EQ(code_name(outcome_of([&] { group.check(); }).code), "ok");
+    EXPECT_TRUE(says_that_it_left(outcome_of([&] { group.barrier(); }), 1));
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+}  // namespace
+}  // namespace harness

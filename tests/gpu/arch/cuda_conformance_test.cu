@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA archs under the conformance suite: bulk copies with every number of stages, copies by the lanes, and those of whole
+// rows in line.
+#include <gtest/gtest.h>
+
+#include "gpu/arch/cuda_driver.cuh"  // before the suite, which needs it
+
+#include "conformance/arch_conformance.hpp"
+
+namespace switchyard::conformance {
+
+using CudaArchs = ::testing::Types<detail::Cuda, detail::CudaLanes, detail::CudaInline>;
+struct CudaArchNames {
+  template <class A>
+  static std::string GetName(int) {
+    return std::is_same_v<A, detail::Cuda> ? "Cuda" : std::is_same_v<A, detail::CudaLanes> ? "CudaLanes" : "CudaInline";
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(Gpu, ArchConformance, CudaArchs, CudaArchNames);
+
+}  // namespace switchyard::conformance

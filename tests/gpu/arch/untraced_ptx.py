@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the PTX of every kernel of the library, and of those that a user's file instantiates through its public header
+(switchyard/cuda/row_function.cuh): where tracing is off there is no code of it. Needs nvcc, no GPU.
+
+A span begins and ends with a read of %clock or %clock64, and a record names its %smid. So neither may stand in a kernel, or in a function that one
+calls, that was not compiled for a traced arch; and each that was has both, or the check would see nothing.
+
+Usage: untraced_ptx.py NVCC INCLUDE   (the folder of generated headers)
+"""
+import concurrent.futures
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+TRACED = "TracedArch"
+# Files of users of the library.
+USERS = ("tests/gpu/kernels/flat_function.cu",)
+# Kernels that are no part of a call.
+NEVER_TRACED = ("answer_kernel", "count_kept_kernel")
+
+
+def functions(ptx):
+    """(kind, name, body) of each entry and function."""
+    parts = re.split(r"^(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b", ptx, flags=re.M)
+    for kind, text in zip(parts[1::2], parts[2::2]):
+        name = re.search(r"(?:\(\.param[^)]*\)\s*)?([A-Za-z_$][\w$]*)", text).group(1)
+        if "{" in text:
+            yield kind, name, text
+
+
+def problem_of(kind, name, body):
+    """What is wrong with one function, or an empty string."""
+    marks = [mark for mark in ("%clock", "%smid") if mark in body]
+    if TRACED not in name:
+        return f"{' and '.join(marks)} where tracing is off" if marks else ""
+    return "" if kind == "func" or len(marks) == 2 else "a traced kernel records nothing"
+
+
+def ptx_of(nvcc, generated, source):
+    return subprocess.run(
+        [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-arch=compute_90a", "-ptx", "-o", "-", "-I", ROOT / "src", "-I",
+         ROOT / "include", "-I", ROOT / "tests", "-I", generated, source], check=True, capture_output=True, text=True).stdout
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__.strip().splitlines()[-1])
+    _, nvcc, generated = sys.argv
+    users = [ROOT / path for path in USERS]
+    sources = sorted((ROOT / "src/exchange").rglob("*.cu")) + users
+    passed, failed = 0, 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for source, ptx in zip(sources, pool.map(lambda s: ptx_of(nvcc, generated, s), sources)):
+            entries = {True: 0, False: 0}
+            problems = []
+            for kind, name, body in functions(ptx):
+                if problem := problem_of(kind, name, body):
+                    problems.append(f"{name}: {problem}")
+                if kind == "entry" and not any(word in name for word in NEVER_TRACED):
+                    entries[TRACED in name] += 1
+            if entries[True] != entries[False] or (source in users and not entries[True]):
+                problems.append(f"{entries[True]} traced kernels, {entries[False]} others")
+            print(f"{'FAIL' if problems else 'ok':4} {source.relative_to(ROOT)}: {entries[False]} kernels with tracing and without", *problems, sep="\n     ")
+            passed, failed = passed + (not problems), failed + bool(problems)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every story of a fault on GPUs finds at its end, in all modes. Each is checked on all ranks when the calls are done.
+#pragma once
+
+#include <string>
+
+#include "gpu/harness/object_rig.hpp"
+
+namespace harness {
+
+/// The GPU can be used afterwards, and no error was left behind.
+inline void expect_context_works(Station& me) {
+  me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
+}
+
+/// What a call says in which `awaited` was missing, by a deadline of 1000 ms.
+struct MissingRank {
+  std::string operation;
+  std::string site;  ///< empty: any
+  uint64_t call;
+};
+inline void expect_report(Station& me, const Outcome& o, const MissingRank& expected, int awaited) {
+  me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.code), "code, " + shown(o));
+  me.f.equal(expected.operation, std::string(o.report.operation), "operation");
+  const std::string site = o.report.site ? o.report.site : "";
+  me.f.check(expected.site.empty() ? !site.empty() : site == expected.site, "site '" + site + "'");
+  me.f.equal(expected.call, o.report.call, "call");
+  me.f.equal(me.rank(), o.report.waiting_rank, "waiting rank");
+  me.f.equal(awaited, o.report.awaited_rank, "awaited rank");
+  me.f.check(static_cast<int64_t>(o.report.expected - o.report.seen) > 0, "the flag was there");
+  me.f.check(o.report.waited_ms > 500 && o.report.waited_ms < 5000,
+             "waited " + std::to_string(o.report.waited_ms) + " ms of a deadline of 1000 ms");
+  me.f.check(o.text.find("rank " + std::to_string(awaited)) != std::string::npos, o.text);
+}
+
+/// Every later call ends with it, too.
+inline void expect_sticky(Station& me, const Outcome& later) {
+  me.f.check(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
+}
+
+/// `late` came after the others' deadline, in their first call. Its host hears of it although no other host has looked yet.
+inline void expect_that_it_came_late(Station& me, int late) {
+  me.gather();
+  if (me.rank() == late) {
+    const Outcome o = outcome_of([&] { me.group.check(); });
+    me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code at the late rank, " + shown(o));
+    me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.reason), "reason at the late rank, " + shown(o));
+  }
+  me.gather();
+  if (me.rank() == late) return;
+  const Outcome o = outcome_of([&] { me.group.check(); });
+  me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.code), "code, " + shown(o));
+  me.f.equal(late, o.report.awaited_rank, "awaited rank");
+  me.f.equal(uint64_t{1}, o.report.call, "call");
+}
+
+}  // namespace harness

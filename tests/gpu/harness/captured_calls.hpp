@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Low-latency calls of a rank as a graph.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "gpu/harness/station_rig.hpp"
+
+namespace harness {
+
+/// Calls of a rank as a graph that counts its replays.
+class CapturedCalls {
+ public:
+  /// `enqueue(replays)`: the calls, on the station's first stream.
+  template <class Enqueue>
+  CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : stream_(me.stream()) {
+    auto* const replays = static_cast<uint64_t*>(rig.room(8));
+    rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, stream_);
+    me.meet();
+    must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    enqueue(replays);
+    rig.enqueue(CountReplay{replays}, stream_);
+    must(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(exec_, stream_), "cudaGraphUpload");
+    me.meet();
+  }
+  CapturedCalls(const CapturedCalls&) = delete;
+  ~CapturedCalls() {
+    cudaGraphExecDestroy(exec_);
+    cudaGraphDestroy(graph_);
+  }
+
+  void launch() const { must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch"); }
+  cudaGraph_t graph() const { return graph_; }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+/// Edges of a captured graph over which a kernel begins while the one before ends.
+inline size_t dependent_launches(cudaGraph_t graph) {
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  must(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
+#else
+  must(cudaGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &count), "cudaGraphGetEdges");
+#endif
+  std::vector<cudaGraphNode_t> from(count), to(count);
+  std::vector<cudaGraphEdgeData> edges(count);
+#if CUDART_VERSION >= 13000
+  must(cudaGraphGetEdges(graph, from.data(), to.data(), edges.data(), &count), "cudaGraphGetEdges");
+#else
+  must(cudaGraphGetEdges_v2(graph, from.data(), to.data(), edges.data(), &count), "cudaGraphGetEdges");
+#endif
+  return static_cast<size_t>(std::count_if(
+      edges.begin(), edges.end(), [](const cudaGraphEdgeData& e) { return e.type == cudaGraphDependencyTypeProgrammatic; }));
+}
+
+}  // namespace harness

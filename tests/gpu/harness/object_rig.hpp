@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tests of exchange objects on GPUs: what happens around the calls (streams, graphs, faults), with the harness' scenarios and
+// oracle as the judge of every element.
+//
+// Every test body runs in a forked process, so that a fault that spoils a CUDA context, or a hang, fails that test only. Its
+// ranks are threads. Nothing is copied from or to the heap by the host or a copy engine: kernels copy to ordinary device
+// memory, in stream order, and that is read when all ranks are idle.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpu/kernels/object_kernels.hpp"
+#include "harness/outcome.hpp"
+#include "modes/normal/scenario.hpp"
+
+namespace harness {
+
+using namespace std::chrono_literals;
+using switchyard::CombineOptions;
+using switchyard::Dispatched;
+using switchyard::DispatchOptions;
+using switchyard::Error;
+using switchyard::ErrorCode;
+using switchyard::Group;
+using switchyard::GroupOptions;
+using switchyard::Handle;
+using switchyard::NormalConfig;
+using switchyard::NormalExchange;
+using switchyard::SizePolicy;
+
+/// Throws std::runtime_error naming the call; leaves no error pending.
+void must(cudaError_t status, const char* what);
+
+/// Ranks that are threads meet here. Nobody waits for one that has left, nor longer than a minute.
+class Meeting {
+ public:
+  explicit Meeting(int ranks) : ranks_(ranks) {}
+  void arrive();
+  void leave() noexcept;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int ranks_, here_ = 0;
+  uint64_t round_ = 0;
+  bool left_ = false;
+};
+
+/// A rank's inputs of one dispatch + combine in device memory.
+struct Inputs {
+  switchyard::ConstRows x;
+  switchyard::ExpertIds ids;
+  const float* weights = nullptr;
+  void* out = nullptr;
+  size_t x_bytes = 0, ids_bytes = 0, weights_bytes = 0, out_bytes = 0;
+};
+
+/// What a dispatch delivered at one point of a stream, copied aside. Shape and pointers as given, contents at `base`.
+struct Shot {
+  Dispatched d;
+  std::byte* base = nullptr;
+};
+
+/// Opened by the host; see launch_gate.
+struct Gate {
+  uint32_t *opened = nullptr, *timed_out = nullptr;  ///< mapped host memory
+  void close(cudaStream_t stream, std::chrono::nanoseconds limit = 3s) const;
+  void open() const { *static_cast<volatile uint32_t*>(opened) = 1; }
+};
+
+/// One rank of a test: its GPU, streams and memory, all made before anyone waits for anyone.
+class Station {
+ public:
+  Station(Group& group, Failures& failures, Meeting& meeting);
+  ~Station() { meeting_.leave(); }
+  Station(const Station&) = delete;
+
+  static constexpr int kStreams = 3;
+  Group& group;
+  Failures& f;
+  int rank() const { return group.rank(); }
+  int world() const { return group.size(); }
+  int device() const { return device_; }
+  cudaStream_t stream(int i = 0) const { return streams_[i % kStreams]; }
+  const Gate& gate() const { return gate_; }
+
+  /// Device memory of this test; no CUDA call.
+  std::byte* room(size_t bytes);
+  /// Copies from and to the host: not while ranks wait for this one.
+  void* upload(const void* host, size_t bytes);
+  Inputs upload(const Case& c, RankData& data);
+  void read(void* host, const void* device, size_t bytes);
+
+  /// Waits until all streams are idle, and until all ranks came here.
+  void meet();
+  /// Only the latter.
+  void gather() { meeting_.arrive(); }
+  void synchronize();
+
+  /// Enqueues the copies.
+  Shot shoot(const Dispatched& d, cudaStream_t stream);
+  std::byte* keep(const void* device, size_t bytes, cudaStream_t stream);
+  /// Compare with the oracle. `handle` is of a dispatch with this routing. After meet(), and meet() again before the next call.
+  void check(const Case& c, const RankData& data, const Shot& shot, const Handle& handle);
+  void check_combined(RankData& data, const Inputs& in, const void* out);
+  void check_combined(RankData& data, const Inputs& in) { check_combined(data, in, in.out); }
+
+  DispatchOptions dispatch_options(const Case& c, cudaStream_t stream) const;
+  CombineOptions combine_options(const Case& c, cudaStream_t stream) const;
+  /// One dispatch and one combine of its rows, compared. Collective.
+  void round(NormalExchange& exchange, const Case& c, int repetition = 0);
+
+ private:
+  Meeting& meeting_;
+  int device_ = 0;
+  cudaStream_t streams_[kStreams] = {}, copies_ = nullptr;
+  std::byte* arena_ = nullptr;
+  size_t used_ = 0;
+  Gate gate_;
+};
+
+/// A rank's exchange object and inputs. All ranks have theirs when the constructor returns.
+struct ExchangeRig {
+  ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config);
+  Dispatched dispatch(int stream = 0);
+  void combine(const switchyard::ConstRows& rows, const Handle& handle, int stream = 0);
+  /// Row buffers that fill the pool but for `left`.
+  std::vector<switchyard::RowBuffer> fill_pool(const Handle& handle, size_t left = 0);
+
+  Station& me;
+  std::shared_ptr<const Case> c;
+  NormalExchange exchange;
+  RankData data;
+  Inputs in;
+};
+
+/// Random values, experts that return their rows, in place; worst-case sizes.
+Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1);
+
+/// What a test's calls move, and on how many multiprocessors. narrow: gpu_scenario's, rows that lanes copy, kernels whose
+/// blocks all do the same. wide: rows that are copied in bulk, and so many multiprocessors that expert-major calls divide their
+/// blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU of 132 together with their
+/// plans.
+enum class Width { narrow, wide };
+const char* suffix_of(Width width);  ///< of a test's name
+Scenario with_width(Scenario s, Width width);
+/// Of a row of x.
+size_t row_bytes_of(const Case& c);
+
+/// Rows that a dispatch of worst-case size allocates.
+int64_t worst_rows(const Case& c);
+/// make_config with a pool for `times` as many.
+NormalConfig roomy_config(const Case& c, int times);
+size_t heap_for(const NormalConfig& config, int world, int objects = 1);
+
+/// Multiprocessors of each of two calls that a rank may have at the same time. Inside on_gpus().
+int half_of_a_rank(int world);
+
+using StationBody = std::function<void(Station&)>;
+/// Runs `body` in a process of its own and expects that none of its on_gpus() found anything.
+void isolated(const std::function<void()>& body, std::chrono::milliseconds limit = 60s);
+/// Runs `body` as all ranks of one group; inside isolated(), or else in a process of its own.
+void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
+inline void on_gpus(int world, size_t heap, const StationBody& body) { on_gpus(world, heap, 10s, body); }
+
+}  // namespace harness

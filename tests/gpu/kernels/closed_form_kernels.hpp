@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of closed_form.hpp as kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "modes/low_latency/closed_form.hpp"
+
+namespace harness {
+
+/// Enqueues job(i) for all i. For every job of closed_form.hpp.
+template <class Job>
+void launch_job(const Job& job, cudaStream_t stream);
+
+}  // namespace harness

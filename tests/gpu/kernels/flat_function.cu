@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// As a user's file: sees the public header and what it includes, nothing else.
+#include "modes/flat/flat_function.hpp"
+#include "switchyard/cuda/row_function.cuh"
+
+namespace harness {
+
+switchyard::RowFunction flat_function(float offset) { return switchyard::row_function_on_gpu(FlatFunction{offset}); }
+switchyard::RowFunction factor_function(const float* factors, int32_t first) {
+  return switchyard::row_function_on_gpu(FactorFunction{factors, first});
+}
+
+}  // namespace harness

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/kernels/full_gpu.hpp"
+
+#include <thread>
+
+namespace harness {
+namespace {
+
+constexpr int kThreads = 1024;
+
+/// All blocks must be there before one may go.
+__global__ void full_kernel(uint32_t* begun, uint32_t wanted, uint32_t* gave_up) {
+  extern __shared__ uint32_t all_of_it[];
+  if (threadIdx.x != 0) return;
+  all_of_it[0] = wanted;
+  constexpr uint64_t kLimit = 2'000'000'000;
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  atomicAdd(begun, 1u);
+  while (static_cast<int32_t>(*static_cast<volatile uint32_t*>(begun) - all_of_it[0]) < 0) {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (now - start < kLimit) continue;
+    atomicAdd(gave_up, 1u);
+    return;
+  }
+}
+
+}  // namespace
+
+bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (true) {
+    const cudaError_t status = cudaStreamQuery(stream);
+    if (status == cudaSuccess) return true;
+    (void)cudaGetLastError();
+    if (status != cudaErrorNotReady) must(status, "cudaStreamQuery");
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+FullGpu::FullGpu(Station& me) : me_(me), words_(reinterpret_cast<uint32_t*>(me.room(8))) {
+  must(cudaDeviceGetAttribute(&blocks_, cudaDevAttrMultiProcessorCount, me.device()), "device attribute");
+  must(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
+  must(cudaFuncSetAttribute(full_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_), "shared memory");
+  launch_set(reinterpret_cast<int32_t*>(words_), 0, me.stream());
+  launch_set(reinterpret_cast<int32_t*>(words_) + 1, 0, me.stream());
+  must(cudaStreamSynchronize(me.stream()), "words");
+}
+
+void FullGpu::expect_free(const std::string& what) {
+  const auto blocks = static_cast<unsigned>(blocks_);
+  const cudaStream_t stream = me_.stream(1);
+  full_kernel<<<blocks, kThreads, static_cast<size_t>(shared_bytes_), stream>>>(words_, ++launches_ * blocks, words_ + 1);
+  must(cudaGetLastError(), "full kernel");
+  if (!idle_within(stream, 5s)) return me_.f.add(what + ": a kernel that needs the whole GPU did not end");
+  uint32_t gave_up = 0;
+  me_.read(&gave_up, words_ + 1, 4);
+  me_.f.equal(0u, gave_up, what + ": blocks that did not find the whole GPU free");
+}
+
+}  // namespace harness

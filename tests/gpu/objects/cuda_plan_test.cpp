@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tables that the plan kernel makes, against the host's plan of the same routing, over random routings: every rank's, entry
+// by entry. The decisions alone, without a GPU: tests/unit/plan/plan_decisions_test.cpp.
+#include <algorithm>
+
+#include "exchange/normal/gpu.hpp"
+#include "gpu/harness/object_rig.hpp"
+#include "harness/draw.hpp"
+#include "oracle/numbers.hpp"
+#include "unit/plan/plan_cluster.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::detail::HandleData;
+using switchyard::detail::SendEntry;
+
+constexpr int kRoutings = 12;  ///< of each kind
+
+std::shared_ptr<const Case> draw_case(int world, Layout layout, bool drops, uint64_t seed) {
+  Draw draw(oracle::mix(seed, 0x91A7));
+  const int64_t largest = draw.one_in(3) ? 700 : 40;
+  Scenario s = gpu_scenario("plan of seed " + std::to_string(seed), world, layout, largest, seed);
+  s.problem.experts = static_cast<int>(draw.between(1, 48));
+  s.problem.topk = static_cast<int>(draw.one_in(4) ? draw.between(9, 32) : draw.between(1, 8));
+  if (layout == Layout::expert_major) s.problem.alignment = draw.one_of({1, 3, 8, 16});
+  s.routing = draw.one_of(kAllRoutings);
+  for (int64_t& t : s.tokens) t = draw.one_in(5) ? draw.between(0, 1) : draw.between(0, largest);
+  s.drop_percent = static_cast<int>(draw.one_in(3) ? draw.between(1, 40) : 0);
+  if (drops) {
+    s.problem.overflow = switchyard::Overflow::drop_and_report;
+    s.capacity_percent = static_cast<int>(draw.between(1, 120));
+  }
+  return make_case(s);
+}
+
+template <class T>
+std::vector<T> fetch(Station& me, const T* from, int64_t count) {
+  std::vector<T> to(static_cast<size_t>(count));
+  if (count > 0) me.read(to.data(), from, to.size() * sizeof(T));
+  return to;
+}
+
+/// `h`'s sends as kernels of a GPU read them: `stride` places per token.
+std::vector<SendEntry> places_of(const HandleData& h, int stride) {
+  std::vector<SendEntry> places(static_cast<size_t>(h.tokens * stride), SendEntry{-1, -1, -1});
+  for (int64_t t = 0; t < h.tokens; ++t)
+    std::copy(h.sends.begin() + h.send_begin[static_cast<size_t>(t)],
+              h.sends.begin() + h.send_begin[static_cast<size_t>(t) + 1], places.begin() + t * stride);
+  return places;
+}
+
+void compare_header(Station& me, const switchyard::detail::TablesHeader& header, const HandleData& h) {
+  me.f.equal(1, header.moved, "moved");
+  me.f.equal(h.tokens, header.tokens, "tokens");
+  me.f.equal(h.rows, header.rows, "rows");
+  me.f.equal(h.num_records, header.num_records, "records");
+  const auto world = static_cast<size_t>(h.counts.world);
+  me.f.equal_range(switchyard::detail::record_ranges(h), std::span(header.record_begin, world + 1), "record_begin");
+  me.f.equal_range(h.counts.tokens, std::span(header.tokens_of, world), "tokens_of");
+  if (h.layout != Layout::expert_major) return;
+  const std::vector<int32_t> by_chunk = switchyard::detail::records_by_chunk(h);
+  me.f.equal_range(by_chunk, std::span(header.chunk_records, by_chunk.size()), "chunk_records");
+}
+
+void compare_routes(Station& me, const switchyard::detail::Tables& t, const HandleData& h) {
+  const int64_t routes = h.tokens * h.topk;
+  std::vector<int32_t> ids = fetch(me, t.ids, routes);
+  const std::vector<uint8_t> dropped = fetch(me, t.dropped, routes);
+  for (size_t f = 0; f < ids.size(); ++f) {
+    me.f.equal(dropped[f] != 0, ids[f] < -1, "dropped as ids say");
+    if (ids[f] < -1) ids[f] = -1;
+  }
+  me.f.equal_range(h.ids, ids, "ids");
+  me.f.equal_range(h.reports_drops ? h.dropped : std::vector<uint8_t>(ids.size(), 0), dropped, "dropped");
+  if (h.layout == Layout::expert_major) me.f.equal_range(h.route_row, fetch(me, t.route_row, routes), "route_row");
+  std::vector<int32_t> expected, found;
+  const std::vector<SendEntry> places = fetch(me, t.sends, h.tokens * t.stride);
+  const auto list = [](const SendEntry& e, std::vector<int32_t>& to) {
+    to.insert(to.end(), {e.rank, e.rank < 0 ? -1 : e.row, e.rank < 0 ? -1 : e.record});
+  };
+  for (const SendEntry& e : places_of(h, t.stride)) list(e, expected);
+  for (const SendEntry& e : places) list(e, found);
+  me.f.equal_range(expected, found, "sends");
+}
+
+void compare_experts(Station& me, const switchyard::detail::Tables& t, const HandleData& h) {
+  const int64_t here = h.map.count(h.rank);
+  me.f.equal_range(h.kept_per_expert, fetch(me, t.kept, here), "kept");
+  me.f.equal_range(h.aligned_per_expert, fetch(me, t.aligned, here), "aligned");
+  const auto none = std::vector<int64_t>(static_cast<size_t>(h.counts.world * here), 0);
+  me.f.equal_range(h.reports_drops ? h.dropped_here : none, fetch(me, t.dropped_here, h.counts.world * here), "dropped_here");
+  if (h.layout != Layout::expert_major) return;
+  me.f.equal_range(h.first_row, fetch(me, t.first_row, here), "first_row");
+  me.f.equal_range(switchyard::detail::padding_ranges(h), fetch(me, t.padding, 2 * here), "padding");
+}
+
+void compare_plans(Station& me, const Case& c) {
+  NormalExchange exchange(me.group, roomy_config(c, 1));
+  RankData data(c, me.rank(), 0);
+  const Inputs in = me.upload(c, data);
+  me.meet();
+  const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(c, me.stream()));
+  me.meet();
+  const HandleData expected = *plan_test::make_handles(c.problem, true, 0)[static_cast<size_t>(me.rank())];
+  const auto& handle = static_cast<const switchyard::detail::CudaHandle&>(*d.handle.data().device);
+  compare_header(me, fetch(me, handle.tables.header, 1)[0], expected);
+  compare_routes(me, handle.tables, expected);
+  compare_experts(me, handle.tables, expected);
+  me.meet();
+}
+
+struct Kind {
+  int world;
+  Layout layout;
+  bool drops;
+};
+
+class PlansOfRandomRoutings : public testing::TestWithParam<Kind> {};
+
+TEST_P(PlansOfRandomRoutings, EqualTheHosts) {
+  const Kind& kind = GetParam();
+  std::vector<std::shared_ptr<const Case>> cases;
+  size_t heap = 0;
+  for (uint64_t seed = 0; seed < kRoutings; ++seed) {
+    cases.push_back(draw_case(kind.world, kind.layout, kind.drops, seed));
+    heap = std::max(heap, heap_for(roomy_config(*cases.back(), 1), kind.world));
+  }
+  on_gpus(kind.world, heap, [&](Station& me) {
+    for (const auto& c : cases) {
+      me.f.set_context(c->scenario.name);
+      compare_plans(me, *c);
+    }
+  });
+}
+
+std::vector<Kind> kinds() {
+  std::vector<Kind> all;
+  for (const int world : {1, 2, 3, 5, 8})
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major})
+      for (const bool drops : {false, true}) all.push_back({world, layout, drops});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, PlansOfRandomRoutings, testing::ValuesIn(kinds()), [](const auto& p) {
+  return "W" + std::to_string(p.param.world) + (p.param.layout == Layout::rank_major ? "_rank_major" : "_expert_major") +
+         (p.param.drops ? "_drops" : "");
+});
+
+}  // namespace
+}  // namespace harness

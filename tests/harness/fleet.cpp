@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/fleet.hpp"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string_view>
+
+#include "harness/on_threads.hpp"
+#include "harness/rank_team.hpp"
+#include "switchyard/status.hpp"
+#include "testing/test_access.hpp"
+
+namespace harness {
+
+using switchyard::Group;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+void run_body(Group& group, const Fleet& fleet, const RankBody& body, Failures& failures) {
+  if (fleet.deferred) switchyard::detail::defer_copies(group);
+  try {
+    body(group, failures);
+  } catch (const switchyard::Error& error) {
+    failures.add(std::string("threw ") + switchyard::to_string(error.code()) + ": " + error.what());
+    group.abort(static_cast<int32_t>(switchyard::ErrorCode::system));
+  } catch (const std::exception& error) {
+    failures.add(std::string("threw ") + error.what());
+    group.abort(static_cast<int32_t>(switchyard::ErrorCode::system));
+  }
+}
+
+/// A directory for the store's socket, gone with this object.
+class StoreDirectory {
+ public:
+  StoreDirectory() {
+    path_ = store_prefix() + "XXXXXX";
+    if (!::mkdtemp(path_.data())) path_.clear();
+  }
+  ~StoreDirectory() {
+    ::unlink((path_ + "/store").c_str());
+    ::rmdir(path_.c_str());
+  }
+  std::string store() const { return "unix:" + path_ + "/store"; }
+
+ private:
+  std::string path_;
+};
+
+/// What a child tells its parent: its failures, then one zero byte to say that it came to its end.
+void report(int fd, const std::vector<std::string>& failures) {
+  std::string text;
+  for (const auto& f : failures) text += f + "\n";
+  text.push_back('\0');
+  for (size_t at = 0; at < text.size();) {
+    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
+    if (n <= 0) return;
+    at += static_cast<size_t>(n);
+  }
+}
+
+/// One rank of a group of processes, from joining to leaving. Returns its failures.
+std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string& store, const std::string& token,
+                                 const RankBody& body) {
+  Failures failures("rank " + std::to_string(rank));
+  try {
+    const auto& options = fleet.per_rank.empty() ? fleet.options : fleet.per_rank[static_cast<size_t>(rank)];
+    Group group = Group::connect(rank, fleet.world, store, token, options);
+    run_body(group, fleet, body, failures);
+  } catch (const std::exception& error) {
+    failures.add(std::string("could not join: ") + error.what());
+  }
+  return failures.take();
+}
+
+/// In a process that is a rank already. A smaller group leaves the other members out.
+std::vector<std::string> run_in_team(RankTeam& team, const Fleet& fleet, const RankBody& body) {
+  if (fleet.world > team.world()) return {"more ranks than the team of " + std::to_string(team.world()) + " has"};
+  const bool here = team.rank() < fleet.world;
+  return team.gather(here ? be_rank(team.rank(), fleet, team.store(), team.token(), body) : std::vector<std::string>{});
+}
+
+/// Reads until the pipe closes or the deadline passes. True if the child came to its end.
+bool collect(int fd, Clock::time_point deadline, std::string& text) {
+  char buffer[4096];
+  while (true) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    pollfd waiting{fd, POLLIN, 0};
+    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) return false;
+    const ssize_t n = ::read(fd, buffer, sizeof buffer);
+    if (n <= 0) return !text.empty() && text.back() == '\0';
+    text.append(buffer, static_cast<size_t>(n));
+  }
+}
+
+void add_lines(const std::string& text, std::vector<std::string>& out) {
+  size_t begin = 0;
+  for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    out.push_back(text.substr(begin, end - begin));
+}
+
+}  // namespace
+
+std::string to_string(const Workers& w) {
+  return std::to_string(w.blocks) + "x" + std::to_string(w.warps) + (w.deferred ? "_deferred" : "");
+}
+
+Fleet fleet_of(int world, const Workers& workers, size_t heap_bytes) {
+  Fleet fleet;
+  fleet.world = world;
+  fleet.options.heap_bytes = heap_bytes;
+  fleet.options.num_blocks = workers.blocks;
+  fleet.options.num_warps = workers.warps;
+  fleet.options.backend = kBackend;
+  fleet.deferred = workers.deferred;
+  if (kBackend == switchyard::Backend::cuda) {
+    fleet.options.timeout = patience(std::chrono::seconds(10));
+    fleet.options.rendezvous_timeout = patience(std::chrono::seconds(60));
+  }
+  return fleet;
+}
+
+std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body) {
+  std::vector<Group> groups = Group::in_process(fleet.world, fleet.options);
+  std::vector<Failures> failures;
+  for (int r = 0; r < fleet.world; ++r) failures.emplace_back("rank " + std::to_string(r));
+  on_threads(groups.size(), [&](size_t r) { run_body(groups[r], fleet, body, failures[r]); });
+  std::vector<std::string> all;
+  for (const auto& f : failures) {
+    for (auto& text : f.take()) all.push_back(std::move(text));
+  }
+  return all;
+}
+
+Ranks ranks_of_suite() {
+  const char* const text = std::getenv("SWITCHYARD_TEST_RANKS");
+  const std::string_view given = text ? text : "threads";
+  if (given == "threads") return Ranks::threads;
+  if (given == "processes") return Ranks::processes;
+  std::fprintf(stderr, "SWITCHYARD_TEST_RANKS is '%s'; allowed: threads, processes\n", text);
+  std::exit(2);
+}
+
+std::chrono::seconds patience(std::chrono::seconds usual) {
+  const char* const text = std::getenv("SWITCHYARD_TEST_DEADLINE_S");
+  const long given = text ? std::strtol(text, nullptr, 10) : 0;
+  return given > 0 ? std::chrono::seconds(given) : usual;
+}
+
+std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die, int limit_ms) {
+  if (RankTeam* const team = RankTeam::mine()) {
+    return may_die != 0 ? std::vector<std::string>{"a rank of a team may not die"} : run_in_team(*team, fleet, body);
+  }
+  limit_ms = std::max(limit_ms, static_cast<int>(10000 * patience(std::chrono::seconds(0)).count()));
+  static std::atomic<int> serial{0};
+  const StoreDirectory directory;
+  const std::string token = "test-" + std::to_string(::getpid()) + "-" + std::to_string(++serial);
+  std::vector<pid_t> pids;
+  std::vector<int> pipes;
+  std::fflush(nullptr);
+  for (int r = 0; r < fleet.world; ++r) {
+    int ends[2];
+    if (::pipe(ends) != 0) return {"pipe failed"};
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::close(ends[0]);
+      for (const int fd : pipes) ::close(fd);
+      report(ends[1], be_rank(r, fleet, directory.store(), token, body));
+      std::fflush(nullptr);
+      ::_exit(0);
+    }
+    ::close(ends[1]);
+    pids.push_back(pid);
+    pipes.push_back(ends[0]);
+  }
+  std::vector<std::string> all;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(limit_ms);
+  for (size_t r = 0; r < pids.size(); ++r) {
+    std::string text;
+    const bool ended = collect(pipes[r], deadline, text);
+    ::close(pipes[r]);
+    if (!ended) ::kill(pids[r], SIGKILL);
+    int status = 0;
+    ::waitpid(pids[r], &status, 0);
+    add_lines(text, all);
+    const bool clean = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (!clean && !(may_die >> r & 1)) {
+      all.push_back("rank " + std::to_string(r) + (ended ? " ended badly, status " : " died or hung, status ") +
+                    std::to_string(status));
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body) {
+  return ranks == Ranks::threads ? run_threads(fleet, body) : run_processes(fleet, body);
+}
+
+std::string store_prefix() { return "/tmp/switchyard-test-" + std::to_string(::getpid()) + "-"; }
+
+std::string joined(const std::vector<std::string>& failures) {
+  std::string text;
+  for (const auto& f : failures) text += f + "\n";
+  return text;
+}
+
+}  // namespace harness

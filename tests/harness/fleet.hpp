@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs one body per rank, as threads of this process or as forked processes, and brings the mismatches back.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/failures.hpp"
+#include "switchyard/group.hpp"
+
+namespace harness {
+
+#if defined(SWITCHYARD_TEST_CUDA)
+inline constexpr switchyard::Backend kBackend = switchyard::Backend::cuda;
+#else
+inline constexpr switchyard::Backend kBackend = switchyard::Backend::cpu;
+#endif
+
+enum class Ranks { threads, processes };
+
+/// Workers of a rank, and whether copies are deferred.
+struct Workers {
+  int blocks = 1, warps = 1;
+  bool deferred = false;
+};
+std::string to_string(const Workers& workers);
+
+struct Fleet {
+  int world = 1;
+  switchyard::GroupOptions options;
+  bool deferred = false;  ///< CPU: copies are performed when they are settled (testing/test_access.hpp)
+  std::vector<switchyard::GroupOptions>
+      per_rank;  ///< if not empty: processes only, one each (deadlines and workers may differ)
+};
+
+/// Of the suite's backend; on GPUs with the deadlines of patience().
+Fleet fleet_of(int world, const Workers& workers, size_t heap_bytes);
+
+/// What a rank does. An exception that leaves it is a failure of that rank; the others are told (Group::abort).
+using RankBody = std::function<void(switchyard::Group&, Failures&)>;
+
+/// Returns all failures of all ranks, in rank order; empty means success. Blocks until all ranks have ended.
+std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body);
+/// As run_threads, over Group::connect. The calling process must have one thread. A rank that died or said nothing within
+/// `limit_ms` is a failure, except ranks whose bit is set in `may_die`. In a member of a team (rank_team.hpp) nothing is forked
+/// and no rank may die.
+std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body, uint64_t may_die = 0, int limit_ms = 120000);
+std::vector<std::string> run_ranks(Ranks ranks, const Fleet& fleet, const RankBody& body);
+
+/// SWITCHYARD_TEST_RANKS in the environment: `threads` (default) or `processes`; anything else ends the program. What ranks of
+/// a suite are that runs with both.
+Ranks ranks_of_suite();
+
+/// SWITCHYARD_TEST_DEADLINE_S in the environment, or `usual`: how long ranks on GPUs wait for each other. For runs under a tool
+/// that slows kernels down; with it run_processes waits at least ten times as long, too.
+std::chrono::seconds patience(std::chrono::seconds usual);
+
+/// Path and beginning of the name of the folders that run_processes makes for stores, and removes.
+std::string store_prefix();
+
+/// A text per line; empty if there are none.
+std::string joined(const std::vector<std::string>& failures);
+
+}  // namespace harness

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads, whatever a rank is.
+#pragma once
+
+#include <cstddef>
+#include <thread>
+#include <vector>
+
+namespace harness {
+
+/// body(0) to body(n - 1), each on a thread of its own. Returns when all have ended; nothing may leave a body.
+template <class Body>
+void on_threads(size_t n, const Body& body) {
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < n; ++r) threads.emplace_back([&body, r] { body(r); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace harness

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Errors as data, and deadlines of tests about them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "harness/on_threads.hpp"
+#include "switchyard/group.hpp"
+
+namespace harness {
+
+/// How a call ended.
+struct Outcome {
+  switchyard::ErrorCode code = switchyard::ErrorCode::ok;
+  int failed_rank = -1;                                      ///< PeerFailed
+  switchyard::ErrorCode reason = switchyard::ErrorCode::ok;  ///< PeerFailed
+  switchyard::WaitReport report;                             ///< PeerTimeout
+  std::string text;
+};
+
+inline Outcome outcome_of(const std::function<void()>& call) {
+  Outcome o;
+  try {
+    call();
+  } catch (const switchyard::PeerTimeout& e) {
+    o = {e.code(), -1, switchyard::ErrorCode::ok, e.report(), e.what()};
+  } catch (const switchyard::PeerFailed& e) {
+    o = {e.code(), e.rank(), e.reason(), {}, e.what()};
+  } catch (const switchyard::Error& e) {
+    o = {e.code(), -1, switchyard::ErrorCode::ok, {}, e.what()};
+  }
+  return o;
+}
+
+/// For messages.
+inline std::string shown(const Outcome& o) { return std::string(switchyard::to_string(o.code)) + ": " + o.text; }
+
+/// Deadline of a test that waits for it: short beside the patience of whoever runs it, long beside the pauses that a loaded
+/// machine imposes on a rank. Ranks meet before the call that is to fail, so that only its own lateness counts.
+inline constexpr std::chrono::milliseconds kSoon{1200};
+
+inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
+
+inline switchyard::GroupOptions options_with(std::chrono::milliseconds timeout, size_t heap = size_t{8} << 20) {
+  switchyard::GroupOptions o;
+  o.heap_bytes = heap;
+  o.timeout = timeout;
+  o.num_warps = 2;
+  return o;
+}
+
+/// Runs `body` per rank and returns how each ended. Every rank's objects are destroyed before it returns: a destructor that
+/// hangs after a fault hangs the test.
+inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& options,
+                                     const std::function<void(switchyard::Group&)>& body) {
+  auto groups = switchyard::Group::in_process(world, options);
+  std::vector<Outcome> all(groups.size());
+  on_threads(groups.size(), [&](size_t r) { all[r] = outcome_of([&] { body(groups[r]); }); });
+  return all;
+}
+
+/// Every rank must learn of it: by its own comparison, or from the first one that compared.
+inline void expect_mismatch(const std::vector<Outcome>& all) {
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
+}
+
+}  // namespace harness

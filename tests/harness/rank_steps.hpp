@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank does around its calls, whatever the mode: gives inputs, fetches results, meets the others, comes late, and
+// compares what a call says that it moved.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "harness/failures.hpp"
+#include "harness/rank_memory.hpp"
+#include "oracle/low_latency.hpp"
+#include "oracle/rows.hpp"
+#include "switchyard/group.hpp"
+
+namespace harness {
+
+inline size_t idx(int64_t i) { return static_cast<size_t>(i); }
+
+/// Rows of `hidden` elements; "" if they are equal. Else the first difference: `what`, the number of the row (of the first one:
+/// `first`), and the column.
+std::string first_difference(const char* what, int64_t first, switchyard::DType type, int64_t hidden, const void* expected,
+                             const void* got, int64_t elements);
+
+/// Sleeps up to `max_us` microseconds, in a third of all cases not at all. The time depends on the other arguments.
+void random_delay(int max_us, uint64_t seed, int rank, uint64_t step);
+
+class RankSteps {
+ protected:
+  RankSteps(switchyard::Group& group, Failures& failures)
+      : group_(group), f_(failures), memory_(rank_memory(group)), rank_(idx(group.rank())) {}
+
+  /// As the backend wants its inputs; see RankMemory::give.
+  template <class T>
+  const T* give(const T* host, size_t count) {
+    return static_cast<const T*>(memory_.give(host, count * sizeof(T)));
+  }
+  template <class T>
+  const T* give(const std::vector<T>& host) {
+    return give(host.data(), host.size());
+  }
+  template <class T>
+  std::vector<T> fetch(const T* from, int64_t count) {
+    std::vector<T> to(idx(count));
+    memory_.read(to.data(), from, idx(count) * sizeof(T));
+    return to;
+  }
+  /// Options of a call: the rank's stream, and on a GPU so many multiprocessors.
+  template <class Options>
+  Options on_stream(Options options, int num_sms) const {
+    options.stream = memory_.stream();
+    options.num_sms = memory_.on_device() ? num_sms : 0;
+    return options;
+  }
+
+  /// Ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait for
+  /// this rank.
+  void meet();
+  void come_late(int max_us, uint64_t seed) { random_delay(max_us, seed, group_.rank(), calls_++); }
+  /// What the call before moved: `rows` of `row_bytes` each.
+  void check_traffic(const switchyard::CallStatistics& stats, const oracle::Traffic& rows, uint64_t row_bytes);
+
+  switchyard::Group& group_;
+  Failures& f_;
+  RankMemory& memory_;
+  size_t rank_;
+
+ private:
+  uint64_t calls_ = 0;
+};
+
+}  // namespace harness

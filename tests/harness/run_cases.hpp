@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cases of a mode, one after the other on one group. A Case is what the mode describes and what must come of it; its header
+// declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`: the body of one rank, on an
+// object of its own.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/fleet.hpp"
+#include "testing/test_access.hpp"
+
+namespace harness {
+
+struct CaseInfo {
+  std::string name;  ///< appears in every mismatch
+  int world;
+  uint64_t first_epoch;  ///< what the object numbers its calls from
+  size_t heap_bytes;     ///< that the object needs
+};
+
+template <class Case>
+void run_case(switchyard::Group& group, const Case& c, Failures& failures) {
+  const CaseInfo info = info_of(c);
+  failures.set_context(info.name + ", construction");
+  const size_t before = group.heap_used();
+  switchyard::detail::number_calls_from(group, info.first_epoch);
+  run_object(group, c, failures);
+  failures.equal(before, group.heap_used(), "heap_used after destruction");
+}
+
+/// Heap that a group needs to run these, one after the other.
+template <class Case>
+size_t heap_of_largest(const std::vector<std::shared_ptr<const Case>>& cases) {
+  size_t bytes = 0;
+  for (const auto& c : cases) bytes = std::max(bytes, info_of(*c).heap_bytes);
+  return bytes;
+}
+
+/// Forms a group and runs all cases on it; returns the mismatches as one text.
+template <class Case>
+std::string run_each(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases) {
+  const Fleet fleet = fleet_of(info_of(*cases.front()).world, workers, heap_of_largest(cases));
+  return joined(run_ranks(ranks, fleet, [&](switchyard::Group& group, Failures& failures) {
+    for (const auto& c : cases) run_case(group, *c, failures);
+  }));
+}
+
+}  // namespace harness

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's run of a low-latency script.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "modes/low_latency/low_latency_rank.hpp"
+#include "modes/low_latency/low_latency_script.hpp"
+
+namespace harness {
+
+using switchyard::LowLatencyExchange;
+using switchyard::LowLatencyOutput;
+using Kind = LowLatencyStep::Kind;
+
+namespace {
+
+class Rank : LowLatencyRank {
+ public:
+  Rank(switchyard::Group& group, LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& f, const Interlude& interlude)
+      : LowLatencyRank(group, exchange, c.script, f), c_(c), interlude_(interlude) {
+    for (int i = 0; i < c.script.outputs; ++i) outputs_.push_back(exchange.make_output());
+    answers_ = exchange.make_rows(c.script.config.row_type);
+  }
+
+  void run() {
+    for (int repetition = 0; repetition < c_.script.repeats; ++repetition) {
+      for (size_t i = 0; i < c_.steps.size(); ++i) {
+        const bool dispatch = c_.script.steps[i].kind == Kind::dispatch;
+        f_.set_context(c_.script.name + ", step " + std::to_string(i) + (dispatch ? " (dispatch)" : " (combine)"));
+        meet();
+        if (group_.rank() == c_.script.slow_rank) std::this_thread::sleep_for(std::chrono::microseconds(c_.script.slow_us));
+        come_late(c_.script.max_delay_us, c_.script.seed);
+        dispatch ? run_dispatch(i) : run_combine(i);
+      }
+    }
+  }
+
+ private:
+  /// Runs the call in one piece, or in two with the interlude between them. `sent`: all that was given may be overwritten.
+  template <class Whole, class Send, class Sent>
+  void call(const LowLatencyStep& step, Whole&& whole, Send&& send, Sent&& sent) {
+    if (!step.split) {
+      whole();
+      sent();
+      return;
+    }
+    const switchyard::ReceiveHook receive = send();
+    sent();
+    if (interlude_) interlude_();
+    receive();
+  }
+
+  // --- Dispatch
+  void run_dispatch(size_t i) {
+    const LowLatencyStep& step = c_.script.steps[i];
+    const LowLatencyExpectation& e = c_.steps[i];
+    const int64_t counted = e.problem.tokens(group_.rank()), most = c_.script.config.max_tokens;
+    const int64_t tokens = step.tokens_in_memory ? most : counted;
+    const DType type = step.quantised ? DType::fp8_e4m3 : c_.script.config.row_type;
+    std::vector<std::byte> rows = e.x[rank_], scales = e.x_scales[rank_];
+    std::vector<int64_t> ids = e.problem.ids[rank_];
+    std::vector<float> weights = e.problem.weights[rank_];
+    if (step.tokens_in_memory) {  // behind T: rows and weights that nobody may use, of tokens that choose experts
+      rows.resize(idx(tokens * c_.script.row_bytes(type)), std::byte{0xFF});
+      if (step.quantised) scales.resize(idx(tokens * c_.script.given_scale_bytes()), std::byte{0xFF});
+      weights.resize(idx(tokens * e.problem.topk), -77.0f);
+      while (ids.size() < weights.size()) ids.push_back(static_cast<int64_t>(ids.size()) % e.problem.experts);
+    }
+    switchyard::ConstRows x{give(rows), tokens, c_.script.config.hidden, type};
+    if (step.quantised) {
+      x.scales = give(scales);
+      x.scale_kind = c_.script.config.scales;
+    }
+    const void* given_ids =
+        step.int64_ids ? give(ids) : static_cast<const void*>(give(std::vector<int32_t>(ids.begin(), ids.end())));
+    const switchyard::ExpertIds given{given_ids, tokens, e.problem.topk, step.int64_ids};
+    auto options = on_stream(switchyard::LowLatencyDispatchOptions(), c_.script.num_sms);
+    if (step.weights) options.weights = give(weights);
+    const int32_t stated = stated_tokens(i, counted);
+    if (step.tokens_in_memory) options.device_tokens = give(&stated, 1);
+    LowLatencyOutput& output = outputs_[idx(step.output)];
+    call(
+        step, [&] { exchange_.dispatch(x, given, output, options); },
+        [&] { return exchange_.dispatch_send(x, given, output, options); }, [&] { memory_.release(); });
+    check_delivered(e.views[rank_], e.sent, e.sent_scales, output);
+    check_traffic(exchange_.last_call(), e.traffic[rank_],
+                  static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
+  }
+
+  /// What stands for a T of `counted`.
+  int32_t stated_tokens(size_t step, int64_t counted) const {
+    const uint64_t way = oracle::mix(c_.script.seed, 177, step, rank_) % 3;
+    if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
+    const int64_t most = c_.script.config.max_tokens;
+    if (counted == most && way > 0) return way == 1 ? static_cast<int32_t>(most + 1) : std::numeric_limits<int32_t>::max();
+    return static_cast<int32_t>(counted);
+  }
+
+  // --- Combine
+  /// Every row that combine may read, and NaN in all others.
+  std::vector<std::byte> expert_outputs(size_t i) const {
+    const oracle::LowLatencyView& view = c_.steps[c_.steps[i].dispatch].views[rank_];
+    const int64_t bytes = c_.script.row_bytes(c_.script.steps[i].y_type);
+    std::vector<std::byte> y(idx(static_cast<int64_t>(view.arrivals.size()) * view.rows_per_expert * bytes), std::byte{0xFF});
+    for (size_t expert = 0; expert < view.arrivals.size(); ++expert) {
+      std::byte* to = y.data() + static_cast<int64_t>(expert) * view.rows_per_expert * bytes;
+      for (const oracle::Arrival& from : view.arrivals[expert]) {
+        const auto row = c_.output_row(i, group_.rank(), from);
+        std::memcpy(to, row.data(), row.size());
+        to += bytes;
+      }
+    }
+    return y;
+  }
+
+  void run_combine(size_t i) {
+    const LowLatencyStep& step = c_.script.steps[i];
+    const LowLatencyExpectation& e = c_.steps[i];
+    const LowLatencyOutput& output = outputs_[idx(step.output)];
+    size_t out_bytes = e.out[rank_].size();
+    std::vector<float> weights = e.replaced_weights.empty() ? std::vector<float>() : e.replaced_weights[rank_];
+    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if every rank had max_tokens: nothing may be written behind T
+      out_bytes = idx(c_.script.config.max_tokens * c_.script.row_bytes(step.y_type));
+      weights.resize(idx(c_.script.config.max_tokens * c_.script.config.topk));
+    }
+    std::vector<std::byte> host_y, out(out_bytes, std::byte{0xA5});
+    if (!step.identity) host_y = expert_outputs(i);
+    constexpr size_t kLarge = size_t{32} << 20;  // more of them would not fit the memory for uploads
+    const bool in_made_rows = !step.identity && step.y_type == answers_.dtype && (i % 2 == 0 || host_y.size() > kLarge);
+    if (in_made_rows) memory_.write(answers_.data, host_y.data(), host_y.size());
+    void* const y = step.identity ? output.x.data : in_made_rows ? answers_.data : memory_.give(host_y.data(), host_y.size());
+    void* const to = memory_.lend(out.data(), out.size());
+    auto options = on_stream(switchyard::LowLatencyCombineOptions(), c_.script.num_sms);
+    options.order = step.order;
+    if (!e.replaced_weights.empty()) options.weights = give(weights);
+    const switchyard::ConstRows rows = in_made_rows
+                                           ? switchyard::ConstRows(answers_)
+                                           : switchyard::ConstRows{y, output.x.rows, c_.script.config.hidden, step.y_type};
+    meet();
+    call(
+        step, [&] { exchange_.combine(rows, output, to, options); },
+        [&] { return exchange_.combine_send(rows, output, to, options); }, [&] { memory_.fill(y, 0xEE, host_y.size()); });
+    memory_.read(out.data(), to, out.size());
+    memory_.release();
+    const auto behind = out.begin() + static_cast<std::ptrdiff_t>(e.out[rank_].size());
+    f_.check(std::all_of(behind, out.end(), [](std::byte b) { return b == std::byte{0xA5}; }), "out is written behind T");
+    check_combined(step.y_type, e.out[rank_], out);
+    check_traffic(exchange_.last_call(), e.traffic[rank_], static_cast<uint64_t>(c_.script.row_bytes(step.y_type)));
+  }
+
+  const LowLatencyCase& c_;
+  const Interlude& interlude_;
+  std::vector<LowLatencyOutput> outputs_;
+  switchyard::LowLatencyRows answers_;  ///< y of large and of every other combine of the row type
+};
+
+}  // namespace
+
+void run_on(switchyard::Group& group, LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,
+            const Interlude& interlude) {
+  Rank(group, exchange, c, failures, interlude).run();
+}
+
+std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<LowLatencyScript>& scripts) {
+  std::vector<std::shared_ptr<const LowLatencyCase>> cases;
+  for (const LowLatencyScript& s : scripts) cases.push_back(make_low_latency_case(s));
+  return run_each(ranks, workers, cases);
+}
+
+}  // namespace harness

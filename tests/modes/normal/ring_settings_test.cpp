@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What usual_ring() chooses where memory is bounded, and what it refuses.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "modes/normal/normal_rig.hpp"
+#include "switchyard/normal.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::ErrorCode;
+using switchyard::NormalConfig;
+using switchyard::NormalExchange;
+using switchyard::Staging;
+
+/// A slot: a row of 14336 bytes, 256 for scales, 128 for its record.
+NormalConfig usual_config() {
+  NormalConfig config;
+  config.hidden = 7168;
+  config.num_experts = 256;
+  config.topk = 8;
+  config.max_tokens = 512;
+  return config;
+}
+
+/// Settings that are not allowed are not returned: what usual_ring() says means the same if it is given, or it throws what is
+/// needed.
+TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
+  NormalConfig config = usual_config();
+  constexpr int kWorld = 8;
+  const size_t slot = 14336 + 256 + 128, flags = 2 * 64 * kWorld;  // of one channel
+  for (const size_t room : {size_t{1}, flags, flags + 5 * kWorld * slot, flags + 8 * kWorld * slot - 1}) {
+    config.ring.max_bytes = room;
+    const Outcome o = outcome_of([&] { (void)usual_ring(config, kWorld); });
+    EXPECT_EQ(o.code, ErrorCode::invalid_argument) << room;
+    EXPECT_EQ(o.text, "RingSettings::max_bytes = " + std::to_string(room) + ": must be 0 or at least " +
+                          std::to_string(flags + 8 * kWorld * slot) +
+                          ", for topk = 8 slots of one channel from each of 8 ranks");
+    config.staging = Staging::ring;
+    EXPECT_EQ(outcome_of([&] { (void)NormalExchange::memory_required(config, kWorld); }).text, o.text);
+    config.staging = Staging::direct;
+    EXPECT_EQ(outcome_of([&] { (void)NormalExchange::memory_required(config, kWorld); }).text, "") << "has no rings";
+  }
+  config.ring.num_channels = 3;
+  const std::string three = outcome_of([&] { (void)usual_ring(config, kWorld); }).text;
+  EXPECT_NE(three.find(std::to_string(3 * (flags + 8 * kWorld * slot)) + ", for topk = 8 slots of 3 channels"),
+            std::string::npos)
+      << three;
+  EXPECT_NE(three.find("; fewer channels need less"), std::string::npos) << three;
+  config.ring.num_channels = 0;
+  config.ring.max_bytes = flags + 8 * kWorld * slot;
+  EXPECT_EQ(usual_ring(config, kWorld).num_channels, 1);
+  EXPECT_EQ(usual_ring(config, kWorld).slots, 8);
+
+  config.max_tokens = 3 << 20;  // chunks longer than slots may be many
+  config.topk = 2;
+  config.ring = {0, 1 << 20, 0, 0};
+  const switchyard::RingSettings usual = usual_ring(config, kWorld);
+  EXPECT_EQ(usual.slots, 1 << 20);
+  config.ring = usual;
+  const switchyard::RingSettings again = usual_ring(config, kWorld);
+  EXPECT_EQ(again.num_channels, usual.num_channels);
+  EXPECT_EQ(again.slots, usual.slots);
+  EXPECT_EQ(again.send_chunk, usual.send_chunk);
+}
+
+/// Slots that are named are kept while channels that are not make room; then they are lowered.
+TEST(Ring, NamedSlotsAreLoweredLast) {
+  NormalConfig config = usual_config();
+  config.ring.slots = 64;
+  constexpr int kWorld = 8;
+  const auto bytes = [](int channels, int slots) {  // of a rank
+    return static_cast<size_t>(channels) * kWorld * (2 * 64 + static_cast<size_t>(slots) * (14336 + 256 + 128));
+  };
+  const int channels = usual_ring(config, kWorld).num_channels;
+  ASSERT_EQ(channels, 40);
+  const auto expect = [&](size_t room, int expected_channels, int expected_slots) {
+    config.ring.max_bytes = room;
+    const switchyard::RingSettings usual = usual_ring(config, kWorld);
+    EXPECT_EQ(usual.num_channels, expected_channels) << room;
+    EXPECT_EQ(usual.slots, expected_slots) << room;
+  };
+  expect(bytes(40, 64), 40, 64);
+  expect(bytes(40, 64) - 1, 20, 64);
+  expect(bytes(1, 64), 1, 64);
+  expect(bytes(1, 64) - 1, 1, 63);
+  expect(bytes(1, 8), 1, 8);
+  config.ring.num_channels = 4;  // named too: slots are lowered at once
+  expect(bytes(4, 64), 4, 64);
+  expect(bytes(4, 64) - 1, 4, 63);
+  config.ring = {};  // neither: slots down to K, then channels, which leave room for more slots
+  config.layout = switchyard::Layout::expert_major;
+  expect(bytes(128, 20), 128, 20);
+  expect(bytes(128, 20) - 1, 128, 19);
+  expect(bytes(128, 8), 128, 8);
+  expect(bytes(128, 8) - 1, 64, 16);
+}
+
+}  // namespace
+}  // namespace harness

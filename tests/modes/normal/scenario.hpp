@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// One dispatch + combine scenario: described, run by every rank, compared element by element and bit by bit with the oracle.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/routings.hpp"
+#include "harness/run_cases.hpp"
+#include "oracle/routing.hpp"
+#include "oracle/rows.hpp"
+#include "switchyard/normal.hpp"
+
+namespace harness {
+
+using oracle::Pattern;
+using switchyard::CombineOrder;
+using switchyard::DType;
+using switchyard::Layout;
+using switchyard::ScaleKind;
+using switchyard::Staging;
+
+/// Where the rows lie that combine is given.
+enum class OutputMemory {
+  row_buffer,  ///< allocate_rows: read in place
+  ordinary,    ///< the caller's own memory
+  in_place,    ///< Dispatched::x, overwritten
+  registered,  ///< the caller's own memory, registered for the call (not with CPU ranks as processes)
+};
+
+struct Scenario {
+  std::string name;  ///< appears in every mismatch
+
+  // Routing: `problem` without ids; make_case fills them in.
+  oracle::Problem problem;
+  Routing routing = Routing::uniform;
+  std::vector<int64_t> tokens;  ///< per rank
+  int drop_percent = 0;
+  bool weights = true;
+  bool int64_ids = true;
+  uint64_t seed = 1;
+  int capacity_percent = 0;  ///< not 0: SizePolicy::capacity with this share of the rows that each rank needs
+
+  // Rows.
+  int64_t hidden = 64;
+  DType x_type = DType::bf16;
+  ScaleKind x_scales = ScaleKind::none;  ///< of fp8 rows
+  ScaleKind quantize = ScaleKind::none;
+  Pattern x_pattern = Pattern::raw_bits;
+  DType y_type = DType::bf16;
+  Pattern y_pattern = Pattern::random_values;
+  OutputMemory output_memory = OutputMemory::row_buffer;
+  bool identity = false;  ///< the experts return their rows: y is Dispatched::x (or a copy of it), of x's type
+  switchyard::Padding padding = switchyard::Padding::zero;
+
+  // Object.
+  Staging staging = Staging::direct;
+  switchyard::RingSettings ring{3, 6, 32};
+  uint64_t first_epoch = 1;  ///< what run_case numbers calls from
+
+  // Combine.
+  CombineOrder order = CombineOrder::per_rank;
+  int num_bias = 0;
+  bool apply_weights = true;
+  bool replace_weights = false;  ///< expert-major per_route: CombineOptions::weights; rank-major: return weight sums
+
+  int repeats = 3;  ///< dispatch, cached dispatch, combine: on one object with other rows each time
+  bool cached = true;
+  int num_sms = 2;       ///< CUDA: of every call
+  int max_delay_us = 0;  ///< each rank sleeps a random time before each call
+  bool check_views = true;
+};
+
+/// A scenario and what must come of it, computed once and shared by all ranks.
+struct Case {
+  Scenario scenario;
+  oracle::Problem problem;
+  oracle::Expected expected;
+};
+std::shared_ptr<const Case> make_case(const Scenario& scenario);
+
+/// As the object of `c` is made, but for its first epoch. The pool holds two dispatches and their outputs at a time.
+switchyard::NormalConfig make_config(const Case& c);
+switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank);
+
+/// This rank's inputs and expectations of one repetition. Everything is a function of (scenario, rank, repetition).
+class RankData {
+ public:
+  RankData(const Case& c, int rank, int repetition);
+
+  switchyard::ConstRows x() const;
+  switchyard::ExpertIds ids() const;
+  const float* weights() const;  ///< null if the scenario has none
+  /// Fills y for the rows of this rank: every row that combine may read, and NaN in all others.
+  void fill_outputs(const switchyard::Rows& y) const;
+  /// Frees x and its scales: what comes of them is computed again.
+  void forget_rows();
+  switchyard::CombineOptions combine_options();
+  /// Zero rows of T * H of the combined type, poisoned; and [T, K] of weights.
+  void* out() { return out_.data(); }
+  float* out_weights() { return out_weights_.empty() ? nullptr : out_weights_.data(); }
+
+  void check_dispatched(const switchyard::Dispatched& d, Failures& failures) const;
+  void check_combined(Failures& failures) const;
+
+ private:
+  void check_rows(const switchyard::Dispatched& d, Failures& failures) const;
+  void check_metadata(const switchyard::Dispatched& d, Failures& failures) const;
+  void check_out_weights(Failures& failures) const;
+  void sent_row(int source, int64_t token, std::vector<std::byte>& row, std::vector<std::byte>& scales) const;
+  std::vector<std::byte> output_row(int at_rank, const oracle::Origin& origin) const;
+  float returned_weight(int at_rank, int source, int64_t token, int k) const;
+  uint64_t row_seed(uint64_t stream) const;
+
+  const Case& c_;
+  const Scenario& s_;
+  int rank_, repetition_;
+  int64_t tokens_;
+  std::vector<std::byte> x_, x_scales_, bias_[2], out_;
+  std::vector<int32_t> ids32_;
+  std::vector<float> replaced_weights_, rank_major_weights_, out_weights_;
+};
+
+/// The body of one rank: runs all repetitions on `exchange`, checks everything. Collective.
+void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
+CaseInfo info_of(const Case& c);
+/// The same, on an object made by make_config.
+void run_object(switchyard::Group& group, const Case& c, Failures& failures);
+/// Heap that a group needs to run these, one after the other.
+size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
+
+/// Forms a group, runs all cases on it one after the other, returns the mismatches as one text.
+std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases);
+
+}  // namespace harness

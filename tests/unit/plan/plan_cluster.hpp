@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plans of all ranks of a routing, with records carried by hand: the plan's code without heap, flags or threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "harness/routings.hpp"
+#include "oracle/routing.hpp"
+#include "plan/plan.hpp"
+
+namespace plan_test {
+
+struct Case {
+  harness::Routing routing;
+  int world, experts, topk;
+  int alignment = 1;
+  int drop_percent = 0;
+  bool weights = true;
+  switchyard::Layout layout = switchyard::Layout::rank_major;
+  int capacity_percent = 0;  ///< of the rows needed; 0: unbounded
+  bool wide = false;         ///< int64 ids
+};
+std::string to_string(const Case& c);
+/// A spread of worlds 1 to 64, uneven experts, K up to 32, all routings, drops, alignments and capacities.
+std::vector<Case> all_cases();
+
+/// Ranks have different T, one of them 0.
+oracle::Problem make_problem(const Case& c, uint64_t seed);
+/// What dispatch would put into the handles of all ranks. `slack` rows and records more than needed are allocated.
+std::vector<std::shared_ptr<switchyard::detail::HandleData>> make_handles(const oracle::Problem& problem, bool wide,
+                                                                          int64_t slack);
+
+}  // namespace plan_test

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `switchyard bench` would measure: its points, and what it takes on GPUs, which needs none to be checked.
+#include "tools/bench/points.hpp"
+
+#include <gtest/gtest.h>
+
+#include "switchyard/status.hpp"
+#include "tools/bench/driver.hpp"
+#include "tools/cli/verb.hpp"
+#include "tools/device/rank_device.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+TEST(BenchPoints, IterationsOnGpusAreEnoughForAP99) {
+  for (const char* mode : {"normal", "low_latency", "flat"}) {
+    BenchOptions o;
+    o.mode = mode;
+    EXPECT_EQ(bench_points(o).front().iterations, 40) << mode;
+    o.backend = "cuda";
+    EXPECT_EQ(bench_points(o).front().iterations, 200) << mode;
+  }
+}
+
+TEST(BenchPoints, EveryVariantOfLowLatencyCanBeSwept) {
+  BenchOptions o;
+  o.mode = "low_latency";
+  o.sweep = {"quantize=f32,ue8m0", "scale-order=row_major,column_major", "sending=per_rank,per_route"};
+  const std::vector<BenchOptions> points = bench_points(o);
+  ASSERT_EQ(points.size(), 8u);
+  for (size_t i = 0; i < points.size(); ++i) {
+    EXPECT_EQ(points[i].quantize, i < 4 ? "f32" : "ue8m0") << i;
+    EXPECT_EQ(points[i].scale_order, i % 4 < 2 ? "row_major" : "column_major") << i;
+    EXPECT_EQ(points[i].sending, i % 2 == 0 ? "per_rank" : "per_route") << i;
+  }
+  EXPECT_EQ(points.back().swept, (std::vector<std::string>{"quantize", "scale-order", "sending"}));
+}
+
+TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
+  BenchOptions o;
+  o.backend = "cuda";
+  o.staging = "ring";
+  o.slots = 8;
+  o.send_chunk = 4;
+  o.channels = 2;
+  o = bench_points(o).front();
+  o.ranks = 2;
+  o.tokens = 16;
+  o.hidden = 64;
+  o.sms = o.combine_sms = 4;
+  if (!built_with_cuda()) {
+    EXPECT_THROW(make_bench_case(kNormal, Backend::cuda), UsageError);
+    return;
+  }
+  const std::unique_ptr<BenchCase> normal = make_bench_case(kNormal, Backend::cuda);
+  EXPECT_NO_THROW(normal->check(o));
+  o.slots = 4;  // fewer than a token has choices
+  EXPECT_THROW(normal->check(o), Error);
+  o.staging = "direct";  // then nothing asks for them
+  EXPECT_NO_THROW(normal->check(o));
+}
+
+}  // namespace
+}  // namespace switchyard::tool
