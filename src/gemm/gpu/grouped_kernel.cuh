@@ -425,8 +425,7 @@ __device__ __forceinline__ void multiply_tiles(const GroupedParams& p, const Roo
       case 176: multiply_tile<K, 176>(p, room, at, entry); break;
       default: multiply_tile<K, 192>(p, room, at, entry); break;
     }
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(room.taken(slot));
+    ptx::mbarrier_arrive(room.taken(slot));
   }
   if (lane() == 0) ptx::bulk_wait();
 }
@@ -445,7 +444,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
     }
     for (uint32_t i = 0; i < 2; ++i) {
       ptx::mbarrier_init(room.told(i), 1);
-      ptx::mbarrier_init(room.taken(i), kMathWarps + 1);
+      ptx::mbarrier_init(room.taken(i), kMathThreads + 1);
     }
     ptx::mbarrier_init(room.due(), 1);
     ptx::fence_mbarrier_init();
