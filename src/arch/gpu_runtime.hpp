@@ -174,6 +174,14 @@ inline Status traits_of(DeviceTraits* traits, int device) {
   return kOk;
 }
 
+/// A function of the driver, in the form that it had in version 12.0; null if this driver has none of that name.
+inline Status driver_function(void** function, const char* name) {
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const Status status = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
+  if (status != kOk || found != cudaDriverEntryPointSuccess) *function = nullptr;
+  return status;
+}
+
 // ---- launches ----
 
 struct Grid {

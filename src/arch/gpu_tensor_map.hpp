@@ -28,12 +28,9 @@ inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, 
                             Swizzle swizzle) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
-    void* address = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const Status status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found);
-    if (status != kOk) forget_error();
-    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(address) : nullptr;
+    void* function = nullptr;
+    if (driver_function(&function, "cuTensorMapEncodeTiled") != kOk) forget_error();
+    return reinterpret_cast<Encode>(function);
   }();
   if (encode == nullptr) return false;
   constexpr uint32_t kMost = 5;

@@ -9,20 +9,17 @@
 namespace switchyard::detail {
 namespace {
 
-/// The version of the interface that is asked for; all functions here have had their present form since 11.0.
-constexpr unsigned int kDriverInterface = 12000;
 constexpr int kMaxDevices = 128;
 
 template <class Function>
 void find(Function& function, const char* name) {
   void* address = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const gpu::Status error = cudaGetDriverEntryPointByVersion(name, &address, kDriverInterface, cudaEnableDefault, &found);
+  const gpu::Status error = gpu::driver_function(&address, name);
   if (error != gpu::kOk) {
     gpu::forget_error();
     throw Error(ErrorCode::unsupported, std::string("the CUDA driver cannot be used: ") + describe(error));
   }
-  if (found != cudaDriverEntryPointSuccess || address == nullptr) {
+  if (address == nullptr) {
     throw Error(ErrorCode::unsupported, std::string("the CUDA driver has no ") + name + ": install driver 580 or later");
   }
   function = reinterpret_cast<Function>(address);
