@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// The grouped GEMM beside cuBLAS and a plain read of the weights, in one process: versions in turn, so that all see the same
+// clock, with the L2 cache flushed before each call; then each for a while by itself, at the clock that the power limit leaves
+// it.
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gpu/gemm/gemm_reference.hpp"
+#include "switchyard/gemm.hpp"
+
+namespace {
+
+using nlohmann::json;
+using namespace switchyard;
+
+void must(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+void must(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS) throw std::runtime_error(std::string(what) + ": cuBLAS error " + std::to_string(status));
+}
+
+struct Options {
+  int experts = 64, rounds = 20, sustain_ms = 0;
+  int64_t rows = 32768, n = 4096, k = 7168;
+  uint64_t seed = 1;
+  bool equal = false;
+  std::string out;
+};
+
+template <class T>
+class Memory {
+ public:
+  explicit Memory(int64_t count) { must(cudaMalloc(&p_, static_cast<size_t>(count) * sizeof(T)), "cudaMalloc"); }
+  explicit Memory(const std::vector<T>& values) : Memory(static_cast<int64_t>(values.size())) {
+    must(cudaMemcpy(p_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  ~Memory() { cudaFree(p_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  T* get() const { return p_; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+__global__ void read_kernel(const uint4* p, int64_t count, uint32_t* sink) {
+  constexpr int kAtOnce = 8;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  uint32_t x = 0;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count; i += kAtOnce * threads) {
+    uint4 v[kAtOnce];
+    for (int j = 0; j < kAtOnce; ++j) v[j] = i + j * threads < count ? __ldcs(p + i + j * threads) : make_uint4(0, 0, 0, 0);
+    for (int j = 0; j < kAtOnce; ++j) x ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
+  }
+  if (x == 0x12345) *sink = x;
+}
+
+/// What is timed.
+struct Version {
+  std::string name;
+  std::function<void()> call;
+  double error = 0;  ///< of its outputs, against float64; ours only
+  std::vector<float> ms;
+  float sustained_ms = 0;
+};
+
+float median(std::vector<float> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& o)
+      : o_(o),
+        counts_(draw(o)),
+        x_(o.rows * o.k),
+        w_(o.experts * o.n * o.k),
+        out_(o.rows * o.n),
+        flush_(kFlush),
+        sink_(1),
+        num_rows_(counts_),
+        first_row_(firsts()) {
+    gemm_test::fill(x_.get(), o.rows * o.k, false, gemm_test::Fill::normal, 1, 1.F);
+    gemm_test::fill(w_.get(), o.experts * o.n * o.k, false, gemm_test::Fill::normal, 2, 0.03F);
+    must(cudaEventCreate(&begin_), "cudaEventCreate");
+    must(cudaEventCreate(&end_), "cudaEventCreate");
+    must(cublasCreate(&blas_), "cublasCreate");
+    add_peers();
+    for (const WeightOrder order : {WeightOrder::nk, WeightOrder::kn})
+      for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) add_ours(order, epilogue);
+  }
+
+  json run() {
+    for (int round = -3; round < o_.rounds; ++round) {
+      for (Version& v : versions_) {
+        must(cudaMemsetAsync(flush_.get(), round, kFlush), "cudaMemsetAsync");
+        const float ms = timed(v, 1);
+        if (round >= 0) v.ms.push_back(ms);
+      }
+    }
+    for (Version& v : versions_) {
+      if (o_.sustain_ms == 0) break;
+      const int calls = static_cast<int>(static_cast<float>(o_.sustain_ms) / median(v.ms)) + 1;
+      (void)timed(v, calls * 2 / 5 + 1);
+      v.sustained_ms = timed(v, calls * 3 / 5 + 1);
+    }
+    return report();
+  }
+
+ private:
+  static constexpr int64_t kFlush = int64_t{256} << 20;
+
+  static std::vector<int64_t> draw(const Options& o) {
+    std::vector<int64_t> counts(static_cast<size_t>(o.experts), o.equal ? o.rows / o.experts : 0);
+    std::mt19937_64 random(o.seed);
+    for (int64_t i = o.equal ? o.rows / o.experts * o.experts : 0; i < o.rows; ++i) ++counts[random() % counts.size()];
+    return counts;
+  }
+  std::vector<int64_t> firsts() const {
+    std::vector<int64_t> first;
+    for (int64_t at = 0; const int64_t c : counts_) {
+      first.push_back(at);
+      at += c;
+    }
+    return first;
+  }
+
+  /// A dense product of the same number of operations, with the first expert's weights; and reading all weights.
+  void add_peers() {
+    versions_.push_back({"cuBLAS dense", [this] {
+                           const float one = 1, zero = 0;
+                           const auto n = static_cast<int>(o_.n), k = static_cast<int>(o_.k), rows = static_cast<int>(o_.rows);
+                           must(cublasGemmEx(blas_, CUBLAS_OP_T, CUBLAS_OP_N, n, rows, k, &one, w_.get(), CUDA_R_16BF, k,
+                                             x_.get(), CUDA_R_16BF, k, &zero, out_.get(), CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
+                                             CUBLAS_GEMM_DEFAULT),
+                                "cublasGemmEx");
+                         }});
+    versions_.push_back({"read weights", [this] {
+                           read_kernel<<<132 * 4, 512>>>(reinterpret_cast<const uint4*>(w_.get()), o_.experts * o_.n * o_.k / 8,
+                                                         sink_.get());
+                         }});
+  }
+
+  void add_ours(WeightOrder order, Epilogue epilogue) {
+    GroupedGemmConfig c;
+    c.num_experts = o_.experts;
+    c.n = o_.n;
+    c.k = o_.k;
+    c.order = order;
+    c.epilogue = epilogue;
+    gemms_.push_back(std::make_unique<GroupedGemm>(c, w_.get()));
+    const auto call = [this, gemm = gemms_.back().get()] {
+      ExpertRows rows;
+      rows.num_rows = num_rows_.get();
+      rows.first_row = first_row_.get();
+      gemm->run({x_.get(), o_.rows, o_.k}, rows, {out_.get(), o_.rows, gemm->config().columns()});
+    };
+    versions_.push_back({std::string(to_string(order)) + " " + to_string(epilogue), call, check(c, call)});
+  }
+
+  /// The first and the last row of every expert.
+  double check(const GroupedGemmConfig& c, const std::function<void()>& call) {
+    gemm_test::Problem p;
+    p.num_experts = c.num_experts;
+    p.n = c.n;
+    p.k = c.k;
+    p.outputs_outside = c.order == WeightOrder::nk;
+    p.epilogue = static_cast<int>(c.epilogue);
+    p.limit = c.swiglu.limit;
+    must(cudaMemset(out_.get(), 0xff, static_cast<size_t>(o_.rows * o_.n) * 2), "cudaMemset");
+    call();
+    double worst = 0;
+    const std::vector<int64_t> first = firsts();
+    for (size_t e = 0; e < counts_.size(); ++e) {
+      if (counts_[e] == 0) continue;
+      for (const int64_t row : {first[e], first[e] + counts_[e] - 1})
+        worst = std::max(worst, gemm_test::compare(p, x_.get(), w_.get(), out_.get(), static_cast<int>(e), row, 1).norm);
+    }
+    if (!(worst <= 5e-3)) throw std::runtime_error("wrong outputs: |out - reference| / |reference| = " + std::to_string(worst));
+    return worst;
+  }
+
+  float timed(const Version& v, int calls) {
+    float ms = 0;
+    must(cudaEventRecord(begin_), "cudaEventRecord");
+    for (int i = 0; i < calls; ++i) v.call();
+    must(cudaEventRecord(end_), "cudaEventRecord");
+    must(cudaEventSynchronize(end_), "a call");
+    must(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
+    return ms / static_cast<float>(calls);
+  }
+
+  json report() const {
+    cudaDeviceProp device{};
+    must(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+    int driver = 0, runtime = 0;
+    must(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    must(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+    const auto [least, most] = std::minmax_element(counts_.begin(), counts_.end());
+    const double flops = 2. * static_cast<double>(o_.rows) * static_cast<double>(o_.n) * static_cast<double>(o_.k);
+    const double weight_bytes = 2. * o_.experts * static_cast<double>(o_.n) * static_cast<double>(o_.k);
+    const Version& dense = versions_[0];
+    json runs = json::array();
+    std::printf("%s: %d experts, %lld rows (%lld to %lld each), N %lld, K %lld\n", device.name, o_.experts,
+                static_cast<long long>(o_.rows), static_cast<long long>(*least), static_cast<long long>(*most),
+                static_cast<long long>(o_.n), static_cast<long long>(o_.k));
+    for (const Version& v : versions_) {
+      const double ms = median(v.ms);
+      json run{{"version", v.name},
+               {"experts", o_.experts},
+               {"rows", o_.rows},
+               {"fewest_rows", *least},
+               {"most_rows", *most},
+               {"n", o_.n},
+               {"k", o_.k},
+               {"p50_ms", ms},
+               {"min_ms", *std::min_element(v.ms.begin(), v.ms.end())},
+               {"weights_tb_s", weight_bytes / ms / 1e9}};
+      if (v.name != "read weights") {
+        run["tflops"] = flops / ms / 1e9;
+        run["of_dense"] = median(dense.ms) / ms;
+        if (v.sustained_ms > 0)
+          run["sustained_tflops"] = flops / v.sustained_ms / 1e9,
+          run["sustained_of_dense"] = dense.sustained_ms / v.sustained_ms;
+      }
+      if (v.error > 0) run["error"] = v.error;
+      std::printf("  %-14s %8.4f ms  %s\n", v.name.c_str(), ms, run.dump().c_str());
+      runs.push_back(run);
+    }
+    return {{"gpu", device.name}, {"driver_cuda", driver}, {"runtime_cuda", runtime}, {"rounds", o_.rounds}, {"runs", runs}};
+  }
+
+  Options o_;
+  std::vector<int64_t> counts_;
+  Memory<uint16_t> x_, w_, out_;
+  Memory<uint8_t> flush_;
+  Memory<uint32_t> sink_;
+  Memory<int64_t> num_rows_, first_row_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  cublasHandle_t blas_ = nullptr;
+  std::vector<std::unique_ptr<GroupedGemm>> gemms_;
+  std::vector<Version> versions_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app{"Times the grouped GEMM beside cuBLAS's dense product of as many operations, and beside reading the weights"};
+  app.add_option("--experts", o.experts, "Experts")->check(CLI::Range(1, kMostGemmExperts))->capture_default_str();
+  app.add_option("--rows", o.rows, "Rows of all experts")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 22))
+      ->capture_default_str();
+  app.add_option("--n", o.n, "Outputs, gate and up counted both: a multiple of 16")->capture_default_str();
+  app.add_option("--k", o.k, "Elements of a row: a multiple of 8")->capture_default_str();
+  app.add_option("--rounds", o.rounds, "Timed calls of each version, in turn")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  app.add_option("--sustain-ms", o.sustain_ms, "Then each version alone for so long; 0: not")
+      ->check(CLI::Range(0, 60000))
+      ->capture_default_str();
+  app.add_option("--seed", o.seed, "Of the numbers of rows")->capture_default_str();
+  app.add_flag("--equal", o.equal, "Every expert has the same number of rows; else each row draws its expert");
+  app.add_option("--json", o.out, "Write results to this file");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    const json result = Bench(o).run();
+    if (!o.out.empty()) std::ofstream(o.out) << result.dump() << '\n';
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "grouped_gemm_bench: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}
