@@ -105,6 +105,12 @@ class GpuGemm final : public GroupedGemm::Impl {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: num_sms = " + std::to_string(options.num_sms) +
                                                    ": must be in [0, " + std::to_string(traits_.multiprocessors) + "]");
     }
+    const int64_t end = std::min(x.rows, out.rows), most_tiles = (end / kMostRows + config.num_experts) * params_.column_tiles;
+    if (most_tiles > kMostTiles) {
+      throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + std::to_string(end) + " rows of " +
+                                                   std::to_string(config.columns()) + " columns: more than " +
+                                                   std::to_string(kMostTiles) + " tiles; give fewer rows");
+    }
     if (int current = -1; gpu::current_device(&current) != gpu::kOk || current != device_) {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: GPU " + std::to_string(current) +
                                                    " is current, the object is of GPU " + std::to_string(device_));
@@ -115,13 +121,14 @@ class GpuGemm final : public GroupedGemm::Impl {
     params_.ranges.num_rows = params_.ranges.wide ? static_cast<const void*>(rows.num_rows) : rows.num_rows_32;
     params_.ranges.first_row = rows.first_row;
     params_.ranges.rows_per_expert = rows.rows_per_expert;
-    params_.ranges.end = std::min(x.rows, out.rows);
+    params_.ranges.end = end;
     const gpu::Grid grid{options.num_sms > 0 ? options.num_sms : traits_.multiprocessors, kThreads, params_.shared_bytes};
     check(kernel_.launch(grid, static_cast<gpu::Stream>(options.stream), params_), "launch");
   }
 
  private:
-  static constexpr uint64_t kElement = 2;  // bytes
+  static constexpr uint64_t kElement = 2;                  // bytes
+  static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
   void make(CUtensorMap* map, const void* data, std::initializer_list<Dimension> dimensions, Swizzle swizzle,
             const char* what) const {
