@@ -81,6 +81,14 @@ __device__ __forceinline__ int4 load_shared_16(uint32_t p) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p) : "memory");
   return v;
 }
+__device__ __forceinline__ float2 load_shared_pair(uint32_t p) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared(uint32_t p, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
+}
 __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }

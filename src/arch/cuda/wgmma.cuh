@@ -120,4 +120,30 @@ SWITCHYARD_WGMMA(160, 10, 80, 81)
 SWITCHYARD_WGMMA(176, 11, 88, 89)
 SWITCHYARD_WGMMA(192, 12, 96, 97)
 
+/// The same for fp8 e4m3 with 32 elements of the sum, both operands in order inner: the next 32 are kInnerStep further.
+template <int N>
+struct WgmmaE4m3;
+
+#define SWITCHYARD_WGMMA_E4M3_CALL(NAME, ADD, C, N, I, X, Y)                                       \
+  static __device__ __forceinline__ void NAME(float(&d)[N / 2], uint64_t a, uint64_t b) {          \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N \
+                 "k32.f32.e4m3.e4m3 {" SWITCHYARD_NAMES_##I "}, %" #X ", %" #Y ", p, 1, 1;}"       \
+                 : SWITCHYARD_ACCUMULATORS_##I(C)                                                  \
+                 : "l"(a), "l"(b));                                                                \
+  }
+#define SWITCHYARD_WGMMA_E4M3(N, I, X, Y)                  \
+  template <>                                              \
+  struct WgmmaE4m3<N> {                                    \
+    SWITCHYARD_WGMMA_E4M3_CALL(first, 0, "=f", N, I, X, Y) \
+    SWITCHYARD_WGMMA_E4M3_CALL(add, 1, "+f", N, I, X, Y)   \
+  };
+SWITCHYARD_WGMMA_E4M3(16, 1, 8, 9)
+SWITCHYARD_WGMMA_E4M3(32, 2, 16, 17)
+SWITCHYARD_WGMMA_E4M3(48, 3, 24, 25)
+SWITCHYARD_WGMMA_E4M3(64, 4, 32, 33)
+SWITCHYARD_WGMMA_E4M3(80, 5, 40, 41)
+SWITCHYARD_WGMMA_E4M3(96, 6, 48, 49)
+SWITCHYARD_WGMMA_E4M3(112, 7, 56, 57)
+SWITCHYARD_WGMMA_E4M3(128, 8, 64, 65)
+
 }  // namespace switchyard::detail::ptx

@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "gemm/gpu/row_tiles.hpp"
@@ -12,6 +13,10 @@ namespace switchyard::detail::gemm {
 
 /// A block computes tiles of kTileColumns outputs, before gating; kInner elements of the sum at a time.
 inline constexpr int kTileColumns = 256, kInner = 64;
+/// Rows of the widest tile, for which a thread has registers.
+inline constexpr int kMostRows = 192, kMostFp8Rows = 128;
+/// Elements of an fp8 row that share a scale, and of a stage.
+inline constexpr int kFp8Inner = 128;
 /// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
 inline constexpr int kThreads = 384;
 /// Experts that a block has room for beside its tiles.
@@ -34,6 +39,16 @@ struct RowRanges {
   int64_t end = 0;  ///< no expert has rows from here on, whatever the numbers say
 };
 
+/// Scales of fp8 rows and weights: one for 128 elements of a row, one for 128 x 128 weights. Strides are in bytes.
+struct Fp8Scales {
+  const std::byte* rows = nullptr;  ///< float32, or UE8M0: of block b of row r of expert e at r * row + b * block + e * expert
+  int64_t row = 0, block = 0, expert = 0;
+  bool rows_of_expert = false;     ///< r counts from the expert's first row
+  bool ue8m0 = false;              ///< scales of rows are bytes: 2^(value - 127)
+  const float* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]
+  int weight_rows = 0;
+};
+
 struct GroupedParams {
   CUtensorMap rows[kMostRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
   CUtensorMap weights;                     ///< boxes as the kernel's load_stage says
@@ -42,13 +57,15 @@ struct GroupedParams {
   uint16_t* out = nullptr;
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0;
-  int columns = 0;       ///< of an output row
-  int column_tiles = 0;  ///< of the product
-  int inner_blocks = 0;  ///< at least 3; blocks beyond the end of the sum are 0
-  int gate_rows = 0;     ///< gated: weights of the gate, before those of the up half
+  int columns = 0;            ///< of an output row
+  int column_tiles = 0;       ///< of the product
+  int most_rows = kMostRows;  ///< of a tile
+  int inner_blocks = 0;       ///< at least 3; blocks beyond the end of the sum are 0
+  int gate_rows = 0;          ///< gated: weights of the gate, before those of the up half
   uint32_t shared_bytes = 0;
   Activation activation = Activation::relu;
   Gating gating;
+  Fp8Scales scales;  ///< of the fp8 kernels
 };
 
 }  // namespace switchyard::detail::gemm

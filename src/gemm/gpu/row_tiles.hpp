@@ -2,10 +2,10 @@
 // How the product of a grouped GEMM is cut into tiles, and in which order they are computed. Pure functions of the numbers of
 // rows, for host and device: a kernel needs no list of tiles.
 //
-// An expert's rows are cut into row tiles of nearly equal width, a multiple of kRowStep and at most kMostRows, because a narrow
-// tile costs as much memory traffic as a wide one. Tickets count tiles: experts ascending; within an expert bands of at most
-// kBandTiles row tiles; within a band, the row tiles of one column tile are neighbours, so that its weights leave memory once,
-// and the rows of a band stay in the cache meanwhile.
+// An expert's rows are cut into row tiles of nearly equal width, a multiple of kRowStep and at most what a kernel has registers
+// for, because a narrow tile costs as much memory traffic as a wide one. Tickets count tiles: experts ascending; within an
+// expert bands of at most kBandTiles row tiles; within a band, the row tiles of one column tile are neighbours, so that its
+// weights leave memory once, and the rows of a band stay in the cache meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace switchyard::detail {
 
-inline constexpr int kRowStep = 16, kMostRows = 192, kBandTiles = 8;
+inline constexpr int kRowStep = 16, kBandTiles = 8;
 
-/// Row tiles of an expert with `rows` rows.
-SWITCHYARD_INLINE int count_row_tiles(int64_t rows) { return static_cast<int>((rows + kMostRows - 1) / kMostRows); }
+/// Row tiles of at most `most` rows, of an expert with `rows` rows. `most` is a multiple of kRowStep.
+SWITCHYARD_INLINE int count_row_tiles(int64_t rows, int most) { return static_cast<int>((rows + most - 1) / most); }
 
 /// Rows [first, first + rows) of the expert; `width` is what the tile computes: rows, rounded up to kRowStep.
 struct RowTile {
@@ -26,9 +26,9 @@ struct RowTile {
 };
 
 /// Tile `index` of an expert with `rows` rows.
-SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index) {
+SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int most) {
   const int64_t steps = (rows + kRowStep - 1) / kRowStep;
-  const int tiles = count_row_tiles(rows);
+  const int tiles = count_row_tiles(rows, most);
   const int64_t each = steps / tiles, longer = steps % tiles;
   const int width = static_cast<int>(kRowStep * (each + (index < longer ? 1 : 0)));
   const int64_t first = kRowStep * (each * index + (index < longer ? index : longer));
@@ -36,7 +36,7 @@ SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index) {
 }
 
 /// The width of the widest tile of an expert; 0 without rows.
-SWITCHYARD_INLINE int widest_row_tile(int64_t rows) { return rows > 0 ? row_tile(rows, 0).width : 0; }
+SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int most) { return rows > 0 ? row_tile(rows, 0, most).width : 0; }
 
 struct TilePlace {
   int row_tile = 0, column_tile = 0;

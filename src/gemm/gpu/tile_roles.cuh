@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of the grouped GEMM share. A persistent grid, a block per multiprocessor, with roles: one thread claims
+// tiles (an atomic ticket, shortly before the tile is needed), works out where they lie and tells the others through a slot of
+// two; one thread loads stages; two warpgroups multiply, 128 of a tile's 256 outputs each, and store the results. All waits are
+// for threads and copies of the same block.
+//
+// K, a kernel's kind, has: Element, of outputs; kOrder, of the weights; kGated, kActivated; kStageElements, of the sum, 128
+// bytes of a row; kColumns, of the output, in a tile; kInterleaved: gate and up element lie in one half of a warpgroup's
+// accumulators, 8 rows apart, else in the two halves.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "arch/cuda/tensor_copy.cuh"
+#include "arch/cuda/wgmma.cuh"
+#include "gemm/gpu/grouped_params.hpp"
+#include "gemm/gpu/kernels.hpp"
+
+namespace switchyard::detail::gemm {
+
+inline constexpr int kMathThreads = 256, kMathWarps = 8, kLoaderThread = kMathThreads, kClaimerThread = kMathThreads + 32;
+inline constexpr int kBlocksAhead = 8;       // before the end of a tile, when the next one is claimed
+inline constexpr uint32_t kMostStages = 15;  // all ones: a mask
+inline constexpr uint32_t kRowBytes = kInner * 2;
+inline constexpr uint32_t kQuarterBytes = 64 * kRowBytes;           // weights of 64 outputs
+inline constexpr uint32_t kWeightBytes = kTileColumns * kRowBytes;  // of a stage
+inline constexpr uint32_t kFixedBytes = 1024;                       // barriers and slots
+inline constexpr uint32_t kNoTile = 0;
+
+/// A tile as its block knows it; 16 bytes of shared memory.
+struct Tile {
+  int expert, column_tile, row;
+  uint32_t shape;  // width | rows << 16; kNoTile: there is none
+};
+
+/// Shared memory: barriers and slots, the list of first tickets' place at the end, staging of both warpgroups, stages. The
+/// numbers of rows decide how large a stage is, and so how many there are; the rest is fixed, to save registers.
+struct Room {
+  uint32_t base;
+  uint32_t sizes;  ///< staging_bytes() + num_stages(): one register
+
+  /// Of one warpgroup: the widest tile's rows of 128 bytes.
+  __device__ uint32_t staging_bytes() const { return sizes & ~uint32_t{kMostStages}; }
+  __device__ uint32_t num_stages() const { return sizes & uint32_t{kMostStages}; }
+
+  __device__ uint32_t full(uint32_t stage) const { return base + 8 * stage; }
+  __device__ uint32_t empty(uint32_t stage) const { return base + 128 + 8 * stage; }
+  __device__ uint32_t told(uint32_t slot) const { return base + 256 + 8 * slot; }
+  __device__ uint32_t taken(uint32_t slot) const { return base + 272 + 8 * slot; }
+  __device__ uint32_t due() const { return base + 288; }
+  __device__ uint32_t entry(uint32_t slot) const { return base + 304 + 16 * slot; }
+  __device__ uint32_t staging(int group) const { return base + kFixedBytes + static_cast<uint32_t>(group) * staging_bytes(); }
+  __device__ uint32_t stage(uint32_t slot) const {
+    return base + kFixedBytes + 2 * staging_bytes() + slot * (kWeightBytes + staging_bytes());
+  }
+};
+
+__device__ __forceinline__ Room make_room(uint32_t base, uint32_t shared_bytes, int num_experts, int widest) {
+  const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4, staging = static_cast<uint32_t>(widest) * kRowBytes;
+  const uint32_t fit = (shared_bytes - kFixedBytes - list - 2 * staging) / (kWeightBytes + staging);
+  return {base, staging + (fit < kMostStages ? fit : kMostStages)};
+}
+
+/// By one thread, before a barrier of all. `loaders`: arrivals that make a stage full, the copies' own included. `readers`:
+/// threads that read an entry.
+__device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders, uint32_t readers) {
+  if (threadIdx.x != 0) return;
+  for (uint32_t i = 0; i < room.num_stages(); ++i) {
+    ptx::mbarrier_init(room.full(i), loaders);
+    ptx::mbarrier_init(room.empty(i), kMathWarps);
+  }
+  for (uint32_t i = 0; i < 2; ++i) {
+    ptx::mbarrier_init(room.told(i), 1);
+    ptx::mbarrier_init(room.taken(i), readers);
+  }
+  ptx::mbarrier_init(room.due(), 1);
+  ptx::fence_mbarrier_init();
+}
+
+/// Rows of an expert, none of them beyond the end.
+__device__ __forceinline__ int64_t first_row_of(const RowRanges& r, int expert) {
+  return r.first_row != nullptr ? r.first_row[expert] : expert * r.rows_per_expert;
+}
+__device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
+  const int64_t given =
+      r.wide ? static_cast<const int64_t*>(r.num_rows)[expert] : static_cast<const int32_t*>(r.num_rows)[expert];
+  const int64_t room = r.end - first_row_of(r, expert);
+  const int64_t most = r.first_row == nullptr && r.rows_per_expert < room ? r.rows_per_expert : room;
+  return given < 0 || most < 0 ? 0 : given < most ? given : most;
+}
+
+/// first_tickets[e]: tickets of the experts before e; the last one: of all. Returns the widest tile's width, at least kRowStep.
+/// Called by all threads; ends with a barrier of all.
+__device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
+  int mine = kRowStep;
+  if (threadIdx.x == 0) *widest = 0;
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads) {
+    const int64_t rows = rows_of(p.ranges, e);
+    const int width = widest_row_tile(rows, p.most_rows);
+    first_tickets[e] = count_row_tiles(rows, p.most_rows) * p.column_tiles;
+    mine = width > mine ? width : mine;
+  }
+  atomicMax(widest, mine);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    int sum = 0;
+    for (int e = static_cast<int>(threadIdx.x); e - static_cast<int>(threadIdx.x) < p.num_experts + 1; e += 32) {
+      const int own = e < p.num_experts ? first_tickets[e] : 0;
+      int before = own;
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, before, step);
+        if (static_cast<int>(threadIdx.x) >= step) before += other;
+      }
+      if (e <= p.num_experts) first_tickets[e] = sum + before - own;
+      sum += __shfl_sync(~0u, before, 31);
+    }
+  }
+  __syncthreads();
+  return *widest;
+}
+
+/// The tile of a ticket.
+__device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
+  if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return {0, 0, 0, kNoTile};
+  int low = 0, high = p.num_experts;  // first_tickets[low] <= ticket < first_tickets[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (static_cast<uint32_t>(first_tickets[middle]) <= ticket)
+      low = middle;
+    else
+      high = middle;
+  }
+  const int64_t rows = rows_of(p.ranges, low);
+  const TilePlace place =
+      tile_place(static_cast<int64_t>(ticket) - first_tickets[low], count_row_tiles(rows, p.most_rows), p.column_tiles);
+  const RowTile t = row_tile(rows, place.row_tile, p.most_rows);
+  return {low, place.column_tile, static_cast<int>(first_row_of(p.ranges, low) + t.first),
+          static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16};
+}
+
+__device__ __forceinline__ Tile read_entry(uint32_t entry) {
+  const int4 e = ptx::load_shared_16(entry);
+  return {e.x, e.y, e.z, static_cast<uint32_t>(e.w)};
+}
+
+/// The thread that claims. Each tile is due when the loader nears the end of the one before: later the others would wait for
+/// it, earlier a block would keep at the end what another could begin.
+__device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Room& room, const int* first_tickets) {
+  uint32_t ticket = blockIdx.x;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    if (i > 0) {
+      ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+      ticket = gridDim.x + atomicAdd(p.tickets, 1u);
+    }
+    const Tile t = tile_of(p, first_tickets, ticket);
+    ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    ptx::store_shared_16(room.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
+    ptx::mbarrier_arrive(room.told(slot));
+    if (t.shape == kNoTile) break;
+  }
+  // The last block leaves the counters as it found them. All claims are over: each block has counted itself behind its own.
+  if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
+}
+
+/// Loads one stage. The first of a tile's weights is `output`, counted in outputs; gated: of the gate.
+/// - order inner: one box of 256 weights; gated: of 8 of the gate, 8 of the up half, 8 of the gate, ..., so that both elements
+/// of
+///   an output lie in one thread's accumulators of one half;
+/// - order outer: four boxes of 64 weights; gated: gate, up half, gate, up half, so that both lie in the accumulators of the
+/// two
+///   halves.
+template <class K>
+__device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t, uint32_t stage, uint32_t bar, int block) {
+  const int width = static_cast<int>(t.shape & 0xffff), inner = block * K::kStageElements, output = t.column_tile * K::kColumns;
+  ptx::mbarrier_expect(bar, kWeightBytes + static_cast<uint32_t>(width) * kRowBytes);
+  if constexpr (K::kOrder == ptx::OperandOrder::outer) {
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const int first = K::kGated ? output + quarter / 2 * 64 + quarter % 2 * p.gate_rows : output + quarter * 64;
+      ptx::load_box(stage + static_cast<uint32_t>(quarter) * kQuarterBytes, &p.weights, bar, first, inner, t.expert);
+    }
+  } else if constexpr (K::kGated) {
+    ptx::load_box(stage, &p.weights, bar, inner, 0, 0, output / 8, t.expert);
+  } else {
+    ptx::load_box(stage, &p.weights, bar, inner, output, t.expert);
+  }
+  ptx::load_box(stage + kWeightBytes, &p.rows[width / kRowStep - 1], bar, inner, t.row);
+}
+
+/// The thread that loads.
+template <class K>
+__device__ __forceinline__ void load_tiles(const GroupedParams& p, const Room& room) {
+  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
+  uint32_t slot = 0, parity = 1;
+  for (int i = 0;; ++i) {
+    const uint32_t entry = static_cast<uint32_t>(i & 1);
+    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const Tile t = read_entry(room.entry(entry));
+    if (t.shape == kNoTile) break;
+    ptx::mbarrier_arrive(room.taken(entry));
+    for (int block = 0; block < p.inner_blocks; ++block) {
+      if (block == due_at) ptx::mbarrier_arrive(room.due());
+      ptx::mbarrier_wait(room.empty(slot), parity);
+      load_stage<K>(p, t, room.stage(slot), room.full(slot), block);
+      if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+    }
+  }
+}
+
+/// Where a math warp stands among the stages.
+struct Position {
+  uint32_t slot = 0, parity = 0;
+};
+
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x & 31); }
+__device__ __forceinline__ int warp_of_group() { return static_cast<int>(threadIdx.x >> 5 & 3); }
+__device__ __forceinline__ int math_group() { return static_cast<int>(threadIdx.x >> 7); }
+
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    const __half2 v = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
+  } else {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
+  }
+}
+__device__ __forceinline__ float silu(float v, float alpha) { return __fdividef(v, 1.f + __expf(-alpha * v)); }
+// Comparisons, so that NaN stays NaN.
+__device__ __forceinline__ float gated(const Gating& g, float gate, float up) {
+  gate = gate > g.limit ? g.limit : gate;
+  up = up > g.limit ? g.limit : up < -g.limit ? -g.limit : up;
+  return silu(gate, g.alpha) * (up + g.shift);
+}
+template <class K>
+__device__ __forceinline__ float activated(const GroupedParams& p, float v) {
+  if constexpr (!K::kActivated)
+    return v;
+  else
+    return p.activation == Activation::silu ? silu(v, 1.f) : v < 0.f ? 0.f : v;
+}
+
+/// Puts `kColumns` (64 or 32) outputs of `kWidth` rows, of this warpgroup, into staging as rows of 128 or 64 bytes, swizzled
+/// for a tensor copy, and stores them to columns [column, column + kColumns) of the tile's rows. `value(i)` is output i of this
+/// thread: of 16 rows 8 outputs (64 columns) or 4. Staging is free again when the next call's wait has ended.
+template <class K, int kWidth, int kColumns, class Value>
+__device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
+                                              Value value) {
+  constexpr int kPieces = kColumns / 8;  // 16 bytes each
+  const auto swizzled = [](int row, int piece) {
+    return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
+  };
+  const auto two = [&](int i) { return pack<typename K::Element>(value(i), value(i + 1)); };
+  if (lane() == 0) ptx::bulk_wait_read();
+  ptx::named_barrier(1 + math_group(), 128);
+#pragma unroll
+  for (int row = 0; row < kWidth; row += 16) {
+    if constexpr (kPieces == 8) {
+      const int at = row + (lane() & 7) + (lane() >> 4) * 8, piece = warp_of_group() * 2 + (lane() >> 3 & 1), i = row / 2;
+      ptx::store_transposed(staging + swizzled(at, piece), two(i), two(i + 2), two(i + 4), two(i + 6));
+    } else {
+      ptx::store_transposed(staging + swizzled(row + (lane() & 15), warp_of_group()), two(row / 4), two(row / 4 + 2));
+    }
+  }
+  ptx::fence_proxy_async_shared();
+  ptx::named_barrier(1 + math_group(), 128);
+  const int rows = static_cast<int>(t.shape >> 16), wide = rows / 64, boxes = wide + rows % 64 / 16;
+  if (lane() == 0) {
+    for (int b = warp_of_group(); b < boxes; b += 4) {
+      const int first = b < wide ? b * 64 : wide * 48 + b * 16;
+      ptx::store_box(b < wide ? &p.out_64 : &p.out_16, staging + static_cast<uint32_t>(first * kPieces) * 16, column,
+                     t.row + first);
+    }
+    ptx::bulk_commit();
+  }
+  const int in_boxes = rows & ~15;  // an expert's last rows, whose neighbours belong to the next expert
+#pragma unroll 1
+  for (int i = in_boxes * kPieces + warp_of_group() * 32 + lane(); i < rows * kPieces; i += 128) {
+    const int row = i / kPieces, piece = i % kPieces;
+    if (column + piece * 8 >= p.columns) continue;
+    *reinterpret_cast<int4*>(p.out + static_cast<int64_t>(t.row + row) * p.columns + column + piece * 8) =
+        ptx::load_shared_16(staging + swizzled(row, piece));
+  }
+}
+
+/// Stores half `half` of this warpgroup's accumulators.
+template <class K, int kWidth>
+__device__ __forceinline__ void store_half(const GroupedParams& p, const Room& room, const Tile& t, int half,
+                                           const float (&d)[kWidth / 2]) {
+  constexpr int kColumns = K::kColumns / 4;
+  const int column = t.column_tile * K::kColumns + (math_group() * 2 + half) * kColumns;
+  store_outputs<K, kWidth, kColumns>(p, room.staging(math_group()), column, t, [&](int i) {
+    if constexpr (K::kInterleaved)
+      return gated(p.gating, d[i / 2 * 4 + i % 2], d[i / 2 * 4 + i % 2 + 2]);
+    else
+      return activated<K>(p, d[i]);
+  });
+}
+
+/// Descriptors of a stage that has come: this warpgroup's weights, and the rows.
+struct Operands {
+  uint64_t weights, rows;
+};
+__device__ __forceinline__ Operands next_stage(const Room& room, const Position& at) {
+  ptx::mbarrier_wait(room.full(at.slot), at.parity);
+  const uint32_t stage = room.stage(at.slot);
+  ptx::wgmma_begin();
+  return {ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * (kWeightBytes / 2)),
+          ptx::operand_at(stage + kWeightBytes)};
+}
+__device__ __forceinline__ void release_stage(const Room& room, uint32_t slot) {
+  if (lane() == 0) ptx::mbarrier_arrive(room.empty(slot));
+}
+__device__ __forceinline__ void advance(const Room& room, Position& at) {
+  if (++at.slot == room.num_stages()) at.slot = 0, at.parity ^= 1;
+}
+
+}  // namespace switchyard::detail::gemm
