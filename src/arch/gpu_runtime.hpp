@@ -155,6 +155,14 @@ inline Status can_access(int* can, int device, int peer) { return cudaDeviceCanA
 /// Lets the current device access memory of allocate() on `peer`.
 inline Status enable_access(int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }
 
+/// A function of the driver as it was in version `version` (12000: CUDA 12.0), or null: so that nothing links to the driver.
+inline void* driver_function(const char* name, unsigned version) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  if (cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found) != kOk) forget_error();
+  return found == cudaDriverEntryPointSuccess ? address : nullptr;
+}
+
 struct DeviceTraits {
   std::string name;
   std::array<char, 16> uuid{};

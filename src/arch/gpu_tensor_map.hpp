@@ -27,14 +27,7 @@ struct Dimension {
 inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, std::initializer_list<Dimension> dimensions,
                             Swizzle swizzle) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* address = nullptr;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    const Status status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found);
-    if (status != kOk) forget_error();
-    return found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(address) : nullptr;
-  }();
+  static const auto encode = reinterpret_cast<Encode>(driver_function("cuTensorMapEncodeTiled", 12000));
   if (encode == nullptr) return false;
   constexpr uint32_t kMost = 5;
   uint64_t sizes[kMost] = {}, strides[kMost] = {};
