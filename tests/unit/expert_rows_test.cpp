@@ -154,6 +154,24 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 0}, gpu).total(), 0u);
 }
 
+// What ExpertOptions::max_rows has to be, of a rank with and without padding.
+TEST(MostRows, AreThoseOfAWorstCaseDispatch) {
+  for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
+    NormalConfig config = LayerCase{.tokens = {7}}.normal();
+    config.layout = layout;
+    GroupOptions options;
+    options.heap_bytes = NormalExchange::heap_bytes_for(config, 1);
+    std::vector<Group> groups = Group::in_process(1, options);
+    NormalExchange exchange(groups[0], config);
+    const std::vector<uint16_t> x(static_cast<size_t>(7 * config.hidden));
+    const std::vector<int32_t> ids(static_cast<size_t>(7 * config.topk), 2);
+    const Dispatched d = exchange.dispatch({x.data(), 7, config.hidden, DType::bf16}, ExpertIds::of(ids.data(), 7, config.topk),
+                                           nullptr, {.size = SizePolicy::worst_case});
+    EXPECT_EQ(d.x.rows, most_rows(config, 1));
+    EXPECT_EQ(d.x.rows, layout == Layout::rank_major ? 7 : 4 * 4 + 20);  // a row for each of four experts, 17 for the fifth
+  }
+}
+
 /// A rank that is a thread.
 class HostRig {
  public:
