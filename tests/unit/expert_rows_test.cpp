@@ -157,7 +157,9 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
 // What ExpertOptions::max_rows has to be, of a rank with and without padding.
 TEST(MostRows, AreThoseOfAWorstCaseDispatch) {
   for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
-    NormalConfig config = LayerCase{.tokens = {7}}.normal();
+    LayerCase c;
+    c.tokens = {7};
+    NormalConfig config = c.normal();
     config.layout = layout;
     GroupOptions options;
     options.heap_bytes = NormalExchange::heap_bytes_for(config, 1);
