@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -62,6 +63,9 @@ struct LayerCase {
                   : NormalExchange::heap_bytes_for(normal(), world(), backend);
   }
 };
+
+/// For GoogleTest.
+inline void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }
 
 /// Two ranks: all have tokens; one has none; an expert has no rows; and a rank has no experts.
 inline std::vector<LayerCase> layer_cases() {
