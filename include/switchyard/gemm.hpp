@@ -73,6 +73,7 @@ inline constexpr int kMostGemmExperts = 2048;
 inline constexpr int64_t kMostGemmColumns = int64_t{1} << 20;
 
 /// Where the rows of each expert lie, in memory of the GPU that is read when the kernel runs: no host needs to know a count.
+/// (ExpertMlp on the CPU: in memory of the host.)
 /// A count is taken as 0 if it is negative, and rows that would lie behind those of `x` or of `out` are left out. The rows of
 /// different experts must not overlap.
 struct ExpertRows {

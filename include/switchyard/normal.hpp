@@ -90,6 +90,10 @@ inline constexpr int kUsualChannels = 128, kUsualRingRows = 2560;
 /// Error(invalid_argument) if `config` is not allowed, or its max_bytes have no room for K slots of each ring.
 RingSettings usual_ring(const NormalConfig& config, int world);
 
+/// Rows of Dispatched::x where the size is SizePolicy::worst_case, alike on all ranks of a group of `world`: what memory beside
+/// them, as ExpertOptions::max_rows, has to hold. \throws Error(invalid_argument) if `config` is not allowed.
+int64_t most_rows(const NormalConfig& config, int world);
+
 /// Options of one dispatch; equal on all ranks except `capacity`.
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales

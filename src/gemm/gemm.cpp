@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/enum_text.hpp"
+#include "gemm/checks.hpp"
 #include "gemm/gpu/gpu_gemm.hpp"
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
@@ -12,11 +13,9 @@
 namespace switchyard {
 namespace {
 
-constexpr uintptr_t kAlignment = 16;
+constexpr const char* kClass = "GroupedGemm";
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + what);
-}
+void require(bool ok, const std::string& what) { detail::require(ok, kClass, what); }
 
 void check_columns(const char* member, int64_t value, int64_t multiple) {
   require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0,
@@ -37,32 +36,17 @@ void check_config(const GroupedGemmConfig& c) {
   require(c.swiglu.limit > 0, "swiglu.limit = " + std::to_string(c.swiglu.limit) + ": must be above 0");
 }
 
-void check_aligned(const char* name, const void* p) {
-  require(p != nullptr, std::string(name) + " is null");
-  require(reinterpret_cast<uintptr_t>(p) % kAlignment == 0, std::string(name) + " must begin at a multiple of 16 bytes");
-}
-
 void check_rows(const char* name, const ConstRows& given, const GroupedGemmConfig& c, int64_t columns) {
-  const std::string text = name;
-  constexpr int64_t kMostRows = (int64_t{1} << 31) - 1024;
-  require(given.dtype == c.type, text + " is of " + to_string(given.dtype) + ": must be of " + to_string(c.type));
-  require(given.cols == columns,
-          text + " has " + std::to_string(given.cols) + " columns: must have " + std::to_string(columns));
-  require(given.rows >= 0 && given.rows <= kMostRows,
-          text + " has " + std::to_string(given.rows) + " rows: must have 0 to " + std::to_string(kMostRows));
-  if (given.rows > 0) check_aligned(name, given.data);
-}
-
-void check_ranges(const ExpertRows& rows) {
-  require((rows.num_rows != nullptr) != (rows.num_rows_32 != nullptr), "rows: give num_rows or num_rows_32");
-  require(rows.first_row != nullptr || rows.rows_per_expert >= 0,
-          "rows.rows_per_expert = " + std::to_string(rows.rows_per_expert) + ": must not be negative");
+  detail::check_rows(kClass, name, given, c.type, columns);
+  if (given.rows > 0) detail::check_aligned(kClass, name, given.data);
 }
 
 }  // namespace
 
 ExpertRows ExpertRows::of(const Dispatched& dispatched) {
-  require(dispatched.expert_first_row.data() != nullptr, "the rows of a rank-major dispatch are not in the order of experts");
+  const bool no_experts = dispatched.tokens_per_expert.empty();  // on this rank: then there is nothing to be null
+  require(no_experts || dispatched.expert_first_row.data() != nullptr,
+          "the rows of a rank-major dispatch are not in the order of experts");
   ExpertRows rows;
   rows.num_rows = dispatched.tokens_per_expert.data();
   rows.first_row = dispatched.expert_first_row.data();
@@ -78,7 +62,7 @@ ExpertRows ExpertRows::of(const LowLatencyOutput& output) {
 
 GroupedGemm::GroupedGemm(const GroupedGemmConfig& config, const void* weights) {
   check_config(config);
-  check_aligned("weights", weights);
+  detail::check_aligned(kClass, "weights", weights);
   impl_ = detail::gemm::make_grouped_gemm(config, weights);
 }
 GroupedGemm::GroupedGemm(GroupedGemm&&) noexcept = default;
@@ -89,7 +73,7 @@ void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& ou
   const GroupedGemmConfig& c = impl_->config;
   check_rows("x", x, c, c.k);
   check_rows("out", out, c, c.columns());
-  check_ranges(rows);
+  detail::check_ranges(kClass, rows);
   if (x.rows > 0 && out.rows > 0) impl_->run(x, rows, out, options);
 }
 

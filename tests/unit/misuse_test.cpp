@@ -236,6 +236,7 @@ TEST(MisusedExpertMlp, MovedFrom) {
   const std::string empty = "ExpertMlp is empty";
   // NOLINTBEGIN(bugprone-use-after-move)
   expect_invalid(empty, [&] { mlp.forward(nullptr, {}, {}, nullptr); });
+  expect_invalid(empty, [&] { mlp.forward(ConstRows(), ExpertRows(), Rows()); });
   expect_invalid(empty, [&] { mlp.forward_rank_major(nullptr, {}, nullptr, nullptr); });
   expect_invalid(empty, [&] { mlp.shape(); });
   expect_invalid(empty, [&] { mlp.memory(); });
@@ -261,6 +262,7 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
     expect_invalid(named, [&] { first_expert(8, world, 0); });
     expect_invalid(named, [&] { routing_layout(ExpertIds(), 8, world); });
     expect_invalid(named, [&] { usual_ring(normal_config(), world); });
+    expect_invalid(named, [&] { most_rows(normal_config(), world); });
     expect_invalid(named, [&] { usual_pieces(low_latency_config(), world); });
     expect_invalid(named, [&] { NormalExchange::memory_required(normal_config(), world); });
     expect_invalid(named, [&] { NormalExchange::heap_bytes_for(normal_config(), world); });

@@ -40,6 +40,15 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows + program;
 }
 
+/// Memory of all GPUs: weights, and of each rank room for whatever routing there may be: rows received and returned, and what
+/// lies between the experts' two products.
+double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
+  const auto h = static_cast<double>(s.hidden), width = static_cast<double>(s.intermediate);
+  const double rows = static_cast<double>(ranks * s.tokens * topk) + static_cast<double>(experts);
+  return static_cast<double>(experts) * 3 * h * width * 2 +
+         static_cast<double>(ranks) * (rows * (2 * h + width) * 2 + (64 << 20));
+}
+
 /// A group of all GPUs can be expected to work: driver, architecture of the kernels, access of every pair.
 bool fits(const GpuProbe& probe) {
   const auto hopper = [](const Gpu& g) { return g.compute_major == 9; };
@@ -69,7 +78,7 @@ void say_backend(const DemoPlan& plan) {
   if (plan.on_gpus()) {
     fmt::print("  backend   cuda: {}{}\n", plan.probe.names(),
                plan.options.ranks > gpus ? fmt::format(", shared by {} ranks (for tests and demos)", plan.options.ranks) : "");
-    fmt::print("            gate and experts run on the host (the library has no GPU experts), on copies of the rows\n");
+    if (plan.gated()) fmt::print("            the gate runs on the host\n");
     return;
   }
   fmt::print("  backend   cpu{}\n",
@@ -106,9 +115,6 @@ void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const DemoLim
   fmt::print("    dispatch    {:>10}\n    expert MLP  {:>10}   {}\n    combine     {:>10}\n",
              duration(of_phase(&StepTimes::dispatch).p50), duration(of_phase(&StepTimes::expert).p50),
              dim(outcome.expert_implementation), duration(of_phase(&StepTimes::combine).p50));
-  if (plan.on_gpus())
-    fmt::print("    copies      {:>10}   {}\n", duration(of_phase(&StepTimes::copies).p50),
-               dim("rows to the host's experts and back"));
   fmt::print("  {}: {:.1f} GB/s. For figures that compare: switchyard bench{}\n", limit.name, limit.gbs,
              plan.on_gpus() ? " --backend cuda" : "");
 }
@@ -165,20 +171,27 @@ DemoLimit measure_limit(const DemoPlan& plan, const measure::Machine& machine, P
 
 }  // namespace
 
-DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, int experts) {
+DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts) {
   DemoOptions o = options;
   const int64_t topk = o.topk > 0 ? o.topk : 8;
   const double limit = static_cast<double>(machine.memory_available) / 4;
+  const bool on_gpus = backend_named(o.backend) == Backend::cuda;
+  uint64_t gpu_memory = 0;
+  for (const Gpu& gpu : probe.gpus) gpu_memory += gpu.memory_bytes;
   Size chosen = kSizes[0];
   for (const Size& s : kSizes) {
-    if (machine.usable_cores() >= s.min_cores && bytes_needed(s, o.ranks, experts, topk) <= limit) chosen = s;
+    const bool fits_gpus = gpu_bytes_needed(s, o.ranks, experts, topk) <= static_cast<double>(gpu_memory) / 2;
+    const bool fits_host = bytes_needed(s, o.ranks, experts, topk) <= limit;
+    if (machine.usable_cores() >= s.min_cores && fits_host && (!on_gpus || fits_gpus)) chosen = s;
   }
   if (o.hidden == 0) o.hidden = chosen.hidden;
-  if (o.intermediate == 0) o.intermediate = options.hidden > 0 ? std::max<int64_t>(16, o.hidden / 4) : chosen.intermediate;
+  if (o.intermediate == 0) o.intermediate = options.hidden > 0 ? std::max<int64_t>(16, o.hidden / 32 * 8) : chosen.intermediate;
   if (o.tokens == 0) o.tokens = chosen.tokens;
-  require_memory(
-      fmt::format("--hidden {} --intermediate {} --tokens {} --ranks {}", o.hidden, o.intermediate, o.tokens, o.ranks),
-      bytes_needed({0, o.hidden, o.intermediate, o.tokens}, o.ranks, experts, topk), machine.memory_available);
+  const std::string sizes =
+      fmt::format("--hidden {} --intermediate {} --tokens {} --ranks {}", o.hidden, o.intermediate, o.tokens, o.ranks);
+  const Size size{0, o.hidden, o.intermediate, o.tokens};
+  require_memory(sizes, bytes_needed(size, o.ranks, experts, topk), machine.memory_available);
+  if (on_gpus) require_memory(sizes + ", on GPUs", gpu_bytes_needed(size, o.ranks, experts, topk), gpu_memory);
   return o;
 }
 
@@ -220,9 +233,12 @@ int run_demo(const DemoOptions& asked) {
   RoutingGeometry geometry{asked.experts, asked.topk, static_cast<int>(options.ranks), static_cast<uint64_t>(asked.seed)};
   const auto source = std::make_shared<RoutingSource>("--routing", asked.routing, geometry);
   options.topk = source->topk();
-  options = fit_to_machine(options, machine, source->experts());
+  options = fit_to_machine(options, machine, probe, source->experts());
   if (options.hidden % 8 != 0)
     throw UsageError(fmt::format("--hidden: {} given; allowed: a multiple of 8 (rows of 16 bytes)", options.hidden));
+  if (options.intermediate % 8 != 0 && backend_named(options.backend) == Backend::cuda)
+    throw UsageError(
+        fmt::format("--intermediate: {} given; allowed with --backend cuda: a multiple of 8", options.intermediate));
   make_folder(options.out);
 
   fmt::print("{}\n  machine   {}, {}, {}\n", bold("switchyard demo"), machine.cpu_model,

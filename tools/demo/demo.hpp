@@ -41,9 +41,9 @@ struct DemoOptions {
   std::string out = "switchyard-report";
 };
 
-/// Sizes of the layer, chosen so that the demo runs in well under a minute and takes at most a quarter of the memory.
-/// \throws UsageError if the sizes asked for do not fit.
-DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, int experts);
+/// Sizes of the layer, chosen so that the demo runs in well under a minute and takes at most a quarter of the memory, and with
+/// the backend cuda at most half of that of the GPUs. \throws UsageError if the sizes asked for do not fit.
+DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts);
 
 /// The largest relative distance of a token's result from the single-rank reference that passes. bf16 keeps 8 significant bits:
 /// the intermediate row, each expert's row, each rank's partial sum and the result are rounded, each by at most 2^-9 of its
@@ -64,9 +64,9 @@ struct DemoPlan {
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
-/// Seconds of one step on one rank. `copies`: rows from and to a GPU, so that the host's experts can work on them.
+/// Seconds of one step on one rank, each on a GPU to the end of what it enqueued.
 struct StepTimes {
-  double gate = 0, dispatch = 0, expert = 0, combine = 0, copies = 0;
+  double gate = 0, dispatch = 0, expert = 0, combine = 0;
 };
 /// What one step did on one rank.
 struct StepResult {

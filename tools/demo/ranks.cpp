@@ -72,10 +72,12 @@ RowArray gate_weights(const DemoPlan& plan) {
   return w;
 }
 
-/// A rank's rows, ids, weights and results in device memory, with room to spare.
+/// A rank's rows, ids, weights and results, and the weights of its experts, in device memory, with room to spare.
 size_t device_bytes(const DemoPlan& plan) {
   const DemoOptions& o = plan.options;
-  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + (size_t{1} << 20);
+  const int experts_here = plan.shape.first_expert(1);  // of rank 0, which has most
+  return at(o.tokens) * (at(o.hidden) * 4 + at(plan.shape.topk) * 8) + at(experts_here * 3 * o.hidden * o.intermediate) * 2 +
+         (size_t{1} << 20);
 }
 
 class DemoRank {
@@ -92,8 +94,8 @@ class DemoRank {
         weights_(plan.shape.seed, plan.options.hidden, plan.options.intermediate) {}
 
   json run() {
+    ExpertMlp mlp = make_experts();  // before any rank can wait for another, which may share its GPU
     NormalExchange exchange(group_, config_of(plan_));
-    ExpertMlp mlp({plan_.options.hidden, plan_.options.intermediate, count_}, weights_.source(first_));
     if (plan_.gated()) gate_weights_ = gate_weights(plan_);
     link_.progress(1, "");
     json steps = json::array();
@@ -133,37 +135,52 @@ class DemoRank {
     const Clock::time_point begin = Clock::now();
     const Routing routing = plan_.gated() ? gate(x) : plan_.routing[at(step)][at(rank_)];
     if (plan_.gated()) t.gate = seconds_between(begin, Clock::now());
-    Inputs in;
-    t.copies += copied("copy_in", "bytes", static_cast<int64_t>(bytes), [&] { in = inputs(x, routing, bytes); });
+    const Inputs in = inputs(x, routing, bytes);
     meet();
     std::optional<Dispatched> d;
     t.dispatch = to_the_end([&] { d.emplace(exchange.dispatch(in.x, in.ids, in.weights, dispatch_options())); });
     const uint64_t remote_bytes = exchange.last_call().remote_bytes;
-    HostDispatched host;
-    t.copies += copied("fetch_rows", "", 0, [&] { host = copy_to_host(*d, in.weights != nullptr, device_); });
-    const RowBuffer y = exchange.allocate_rows(d->handle, DType::bf16);
-    Mirror made(device_, y.rows().data, at(host.view.rows) * x.row_bytes());
-    t.expert = timed("expert_mlp", "rows", host.view.rows, [&] {
-      mlp.forward(static_cast<const uint16_t*>(host.view.x.data), host.view.expert_first_row, host.view.tokens_per_expert,
-                  reinterpret_cast<uint16_t*>(made.data()));
-    });
-    t.copies += copied("copy_to_gpu", "bytes", static_cast<int64_t>(made.bytes()), [&] { made.write(); });
+    const int64_t rows = d->handle.rows();
+    const RowBuffer y = exchange.allocate_rows(d->handle, DType::bf16, device_.stream());
+    t.expert = timed("expert_mlp", "rows", rows,
+                     [&] { mlp.forward(d->x, ExpertRows::of(*d), y.rows(), {.stream = device_.stream()}); });
     meet();
     t.combine = to_the_end([&] { exchange.combine(y.rows(), d->handle, in.out, combine_options()); });
-    Mirror out(device_, in.out, bytes);
-    t.copies += copied("copy_to_host", "bytes", static_cast<int64_t>(bytes), [&] { out.read(); });
     whole.reset();
     group_.set_trace(nullptr);
 
-    const auto* result = reinterpret_cast<const uint8_t*>(out.data());
-    json result_of_step = {{"times", {t.gate, t.dispatch, t.expert, t.combine, t.copies}},
-                           {"rows", host.view.rows},
+    std::vector<uint8_t> out(bytes);
+    device_.read(out.data(), in.out, bytes);
+    json result_of_step = {{"times", {t.gate, t.dispatch, t.expert, t.combine}},
+                           {"rows", rows},
                            {"remote", remote_bytes},
                            {"ids", routing.ids},
                            {"weights", routing.weights},
-                           {"out", json::binary({result, result + bytes})}};
+                           {"out", json::binary(std::move(out))}};
+    const HostDispatched host = copy_to_host(*d, in.weights != nullptr, device_);
     add_checks(step, host.view, combine_as_is(exchange, *d, in.out), routing, checks);
     return result_of_step;
+  }
+
+  /// This rank's experts: on a GPU with weights in memory of the device, written one expert after the other.
+  ExpertMlp make_experts() {
+    const ExpertShape shape{plan_.options.hidden, plan_.options.intermediate, count_};
+    if (device_.on_host()) return {shape, weights_.source(first_)};
+    const size_t size = at(shape.hidden * shape.intermediate);
+    auto* const w13 = static_cast<uint16_t*>(device_.allocate(at(count_) * 2 * size * 2));
+    auto* const w2 = static_cast<uint16_t*>(device_.allocate(at(count_) * size * 2));
+    device_.keep();
+    std::vector<uint16_t> of_one13(2 * size), of_one2(size);
+    for (int e = 0; e < count_; ++e) {
+      weights_.fill(first_ + e, of_one13, of_one2);
+      device_.write(w13 + at(e) * 2 * size, of_one13.data(), 2 * size * 2);
+      device_.write(w2 + at(e) * size, of_one2.data(), size * 2);
+    }
+    ExpertOptions options;
+    options.backend = Backend::cuda;
+    options.storage = WeightStorage::view;
+    options.max_rows = most_rows(config_of(plan_), plan_.shape.world);
+    return {shape, w13, w2, options};
   }
 
   Inputs inputs(const RowArray& x, const Routing& routing, size_t bytes) {
@@ -201,13 +218,6 @@ class DemoRank {
   double timed(const char* name, const char* unit, int64_t count, F&& part) {
     const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
     return to_the_end(part);
-  }
-  /// Times copies from and to a GPU. On the host nothing is copied, and the part takes no time that counts.
-  template <class F>
-  double copied(const char* name, const char* unit, int64_t count, F&& part) {
-    if (!device_.on_host()) return timed(name, unit, count, part);
-    part();
-    return 0;
   }
   /// Ranks of one process may share a GPU: none may copy while another's kernel waits for its call.
   void meet() {
@@ -277,7 +287,7 @@ class DemoRank {
 StepResult step_from(const json& j, const DemoPlan& plan) {
   StepResult s;
   s.times = {j.at("times")[0].get<double>(), j.at("times")[1].get<double>(), j.at("times")[2].get<double>(),
-             j.at("times")[3].get<double>(), j.at("times")[4].get<double>()};
+             j.at("times")[3].get<double>()};
   s.routing.num_experts = plan.shape.experts;
   s.routing.topk = plan.shape.topk;
   s.routing.tokens = plan.options.tokens;

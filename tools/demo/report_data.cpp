@@ -78,14 +78,12 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
   const double saved =
       1.0 - static_cast<double>(traffic.pairs) / static_cast<double>(std::max<int64_t>(1, traffic.routes_total));
   const double worst = *std::max_element(errors.begin(), errors.end());
-  const double step_seconds = times_of(outcome, &StepTimes::gate).p50 + dispatch.p50 + expert.p50 + combine.p50 +
-                              times_of(outcome, &StepTimes::copies).p50;
+  const double step_seconds = times_of(outcome, &StepTimes::gate).p50 + dispatch.p50 + expert.p50 + combine.p50;
   return {tile("Tokens per second", grouped(static_cast<int64_t>(static_cast<double>(o.ranks * o.tokens) / step_seconds)),
                "whole layer, all ranks"),
           tile("Dispatch", duration(dispatch.p50), "slowest rank, median step"),
           tile("Expert MLP", duration(expert.p50),
-               fmt::format("{:.0f} GFLOP/s over all ranks{}", flops / expert.p50 / 1e9,
-                           plan.on_gpus() ? ", on the host's CPU" : "")),
+               fmt::format("{:.0f} GFLOP/s over all ranks{}", flops / expert.p50 / 1e9, plan.on_gpus() ? ", on the GPUs" : "")),
           tile("Combine", duration(combine.p50), "slowest rank, median step"),
           tile("Rows saved", fmt::format("{:.0f} %", 100 * saved), "one row per (token, rank) instead of one per route"),
           tile("Largest error", fmt::format("{:.2f} %", 100 * worst),
@@ -211,8 +209,7 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
        fmt::format("normal mode, {} staging, expert-major rows aligned to {}, per-rank combine, {} of symmetric memory a rank",
                    o.staging, o.alignment, binary_size(static_cast<double>(outcome.heap_bytes)))},
       {"Expert compute",
-       outcome.expert_implementation +
-           (plan.on_gpus() ? ", on the host: the library has no GPU experts; the rows are copied there and back" : "")},
+       outcome.expert_implementation + (plan.on_gpus() ? ", on the GPUs: rows stay there from dispatch to combine" : "")},
       {"Machine", fmt::format("{}{}, {}, last-level cache {}, {} of memory, {}", gpus, machine.cpu_model,
                               counted(machine.usable_cores(), "core"), binary_size(static_cast<double>(machine.llc_bytes)),
                               binary_size(static_cast<double>(machine.memory_bytes)), machine.os)},

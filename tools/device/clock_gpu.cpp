@@ -21,6 +21,7 @@ class BenchDevice final : public RankDevice {
     gpu_.write(device, host.data(), bytes);
   }
   void wait() const override { gpu_.wait(); }
+  void keep() override {}     // everything is
   void release() override {}  // freed with the GpuRank
 
  private:

@@ -26,13 +26,15 @@ class HostDevice final : public RankDevice {
     if (bytes > 0) std::memset(device, byte, bytes);
   }
   void wait() const override {}
-  void release() override { memory_.clear(); }
+  void keep() override { kept_ = memory_.size(); }
+  void release() override { memory_.resize(kept_); }
 
  private:
   struct Delete {
     void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{64}); }
   };
   std::vector<std::unique_ptr<std::byte[], Delete>> memory_;
+  size_t kept_ = 0;
 };
 
 }  // namespace

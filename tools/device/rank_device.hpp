@@ -18,13 +18,15 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual bool on_host() const { return false; }  ///< its memory is ordinary memory, and calls take any pointer
   virtual void* stream() const = 0;               ///< cudaStream_t, non-blocking; null on the host
-  /// `bytes` of device memory, valid until release(). 0 bytes: null.
+  /// `bytes` of device memory, valid until release(), or kept. 0 bytes: null.
   virtual void* allocate(size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;
   virtual void read(void* host, const void* device, size_t bytes) const = 0;
   virtual void fill(void* device, int byte, size_t bytes) = 0;
   virtual void wait() const = 0;
-  /// The arena is free again; what is written later comes after what the stream has to do now.
+  /// What is allocated now stays so after release().
+  virtual void keep() = 0;
+  /// The arena is free again, but for what is kept; what is written later comes after what the stream has to do now.
   virtual void release() = 0;
 
   /// A device copy of `host`; null stays null, as do 0 bytes.

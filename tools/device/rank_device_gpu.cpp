@@ -30,7 +30,7 @@ class CudaDevice final : public RankDevice {
   ~CudaDevice() override = default;  // lives as long as its process
   void begin() const { check(cudaSetDevice(device_), "cudaSetDevice"); }
   void reserve(size_t bytes) {
-    used_ = 0;
+    used_ = kept_ = 0;
     if (bytes <= size_) return;
     wait();
     check(cudaFree(arena_), "cudaFree");
@@ -64,13 +64,14 @@ class CudaDevice final : public RankDevice {
     if (bytes > 0) check(cudaMemsetAsync(device, byte, bytes, stream_), "cudaMemset");
   }
   void wait() const override { check(cudaStreamSynchronize(stream_), "wait for the GPU"); }
-  void release() override { used_ = 0; }
+  void keep() override { kept_ = used_; }
+  void release() override { used_ = kept_; }
 
  private:
   int device_;
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
-  size_t size_ = 0, used_ = 0;
+  size_t size_ = 0, used_ = 0, kept_ = 0;
 };
 
 }  // namespace

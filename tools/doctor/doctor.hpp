@@ -36,6 +36,9 @@ std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap
 Finding timer_finding(const std::vector<uint64_t>& ticks);
 /// Memory of GPUs passed as file descriptors: `problems` of each, "" if it works.
 Finding descriptor_finding(const std::vector<std::string>& problems);
+/// Expert compute on GPUs, on each of which a few rows are computed: `problems` of each, "" if they are as on the host.
+std::vector<std::string> try_experts(int gpus);  ///< nothing without CUDA code; not in a process that will fork ranks
+Finding experts_finding(const std::vector<std::string>& problems);
 /// What one object of normal mode takes of each rank's memory: CPU, or CUDA with `room` bytes on each GPU.
 Finding memory_finding(Backend backend, int world, uint64_t room);
 /// The backend cuda, from the findings above and whether this build has it.

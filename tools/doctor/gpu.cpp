@@ -266,6 +266,12 @@ std::vector<Finding> check_gpus() {
     out.push_back({"GPU", "global timer", Verdict::limited, std::string("not read: ") + e.what(),
                    "a kernel of this build did not run there", ""});
   }
+  try {
+    const auto problems = run_apart([&]() -> nlohmann::json { return try_experts(gpus); }).get<std::vector<std::string>>();
+    if (!problems.empty()) out.push_back(experts_finding(problems));
+  } catch (const std::exception& e) {
+    out.push_back(experts_finding({e.what()}));
+  }
   const Finding& heap = *std::find_if(out.begin(), out.end(), [](const Finding& f) { return f.name == "symmetric heap"; });
   if (heap.verdict == Verdict::ok) {  // of driver allocations
     std::vector<std::string> problems;

@@ -140,6 +140,11 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   return need;
 }
 
+int64_t most_rows(const NormalConfig& c, int world) {
+  check_config(c, world);
+  return worst_case_rows(c, world);
+}
+
 RingSettings usual_ring(const NormalConfig& c, int world) {
   NormalConfig as_ring = c;
   as_ring.staging = Staging::ring;

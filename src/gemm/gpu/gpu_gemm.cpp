@@ -7,6 +7,7 @@
 
 #include "arch/gpu_runtime.hpp"
 #include "arch/gpu_tensor_map.hpp"
+#include "gemm/gpu/gpu_memory.hpp"
 #include "gemm/gpu/grouped_params.hpp"
 #include "gemm/gpu/kernels.hpp"
 
@@ -18,12 +19,9 @@ using gpu::Swizzle;
 
 static_assert(kMostExperts == kMostGemmExperts);
 
-void check(gpu::Status status, const char* what) {
-  if (status == gpu::kOk) return;
-  gpu::forget_error();
-  throw Error(ErrorCode::system,
-              std::string("GroupedGemm: ") + what + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
-}
+constexpr const char* kClass = "GroupedGemm";
+
+void check(gpu::Status status, const char* what) { check_gpu(status, kClass, what); }
 
 /// The current device, if kernels of sm_90a run on it.
 gpu::DeviceTraits usable_device(int* device) {
@@ -51,42 +49,12 @@ GroupedKernel kernel_for(const GroupedGemmConfig& c) {
   return c.order == WeightOrder::nk ? kernel_bf16_nk(finish) : kernel_bf16_kn(finish);
 }
 
-/// Two counters in memory of the GPU, 0 whenever no call runs. Made and freed in the order of a stream of their own, so that
-/// neither waits for what else the GPU does.
-class Tickets {
- public:
-  Tickets() {
-    check(gpu::make_stream(&stream_), "stream");
-    void* memory = nullptr;
-    gpu::Status status = gpu::allocate_in_order(&memory, kBytes, stream_);
-    if (status == gpu::kOk) status = gpu::fill(memory, 0, kBytes, stream_);
-    if (status == gpu::kOk) status = gpu::wait_for_stream(stream_);
-    if (status != gpu::kOk) {
-      (void)gpu::destroy_stream(stream_);
-      check(status, "memory of the GPU");
-    }
-    counters_ = static_cast<uint32_t*>(memory);
-  }
-  Tickets(const Tickets&) = delete;
-  Tickets& operator=(const Tickets&) = delete;
-  ~Tickets() {
-    (void)gpu::release_in_order(counters_, stream_);
-    (void)gpu::destroy_stream(stream_);
-  }
-  uint32_t* counters() const { return counters_; }
-
- private:
-  static constexpr size_t kBytes = 2 * sizeof(uint32_t);
-  gpu::Stream stream_ = nullptr;
-  uint32_t* counters_ = nullptr;
-};
-
 class GpuGemm final : public GroupedGemm::Impl {
  public:
   GpuGemm(const GroupedGemmConfig& c, const void* weights) : traits_(usable_device(&device_)), kernel_(kernel_for(c)) {
     config = c;
     type_ = c.type == DType::bf16 ? gpu::ElementType::bf16 : gpu::ElementType::f16;
-    params_.tickets = tickets_.counters();
+    params_.tickets = static_cast<uint32_t*>(tickets_.data());
     params_.num_experts = c.num_experts;
     params_.columns = static_cast<int>(c.columns());
     const int64_t in_tile = finish_of(c.epilogue) == Finish::gated ? kTileColumns / 2 : kTileColumns;
@@ -173,7 +141,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   int device_ = -1;
   gpu::DeviceTraits traits_;
   GroupedKernel kernel_;
-  Tickets tickets_;
+  GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
   gpu::ElementType type_ = gpu::ElementType::bf16;
   GroupedParams params_;
   ConstRows x_, out_;  // of which there are maps

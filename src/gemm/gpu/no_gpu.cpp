@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+// What a library that was built without CUDA has in place of a GPU's experts.
+#include "gemm/experts.hpp"
 #include "gemm/gpu/gpu_gemm.hpp"
 
-namespace switchyard::detail::gemm {
+namespace switchyard::detail {
+
+ExpertImpl make_gpu_experts(const ExpertShape&, const uint16_t*, const uint16_t*, const ExpertOptions&) {
+  throw Error(ErrorCode::unsupported, "ExpertMlp: this library was built without CUDA");
+}
+
+namespace gemm {
 
 std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig&, const void*) {
   throw Error(ErrorCode::unsupported, "GroupedGemm: this library was built without CUDA");
 }
 
-}  // namespace switchyard::detail::gemm
+}  // namespace gemm
+}  // namespace switchyard::detail

@@ -103,6 +103,16 @@ TEST(Doctor, HealthyGpus) {
   EXPECT_NE(judge_cuda(found, false).reason.find("4 GPUs present"), std::string::npos);
 }
 
+TEST(Doctor, ExpertsOfGpus) {
+  EXPECT_EQ(experts_finding({"", ""}).verdict, Verdict::ok);
+  const Finding f = experts_finding({"", "no tensor maps", "", "wrong"});
+  EXPECT_EQ(f.verdict, Verdict::limited);
+  EXPECT_EQ(f.value, "GPU 1: no tensor maps; GPU 3: wrong");
+  auto found = gpu_findings(hoppers(4), "");
+  found.push_back(f);
+  EXPECT_EQ(judge_cuda(found, true).reason, "see above: grouped GEMM");
+}
+
 TEST(Doctor, LinksAreJudgedPairByPair) {
   GpuProbe p = hoppers(3);
   p.native_atomics[0][2] = p.native_atomics[2][0] = false;

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ExpertMlp stands for: experts of the CPU or of a GPU. Arguments that both take alike are checked by ExpertMlp.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "switchyard/expert.hpp"
+
+namespace switchyard {
+
+struct ExpertMlp::Impl {
+  explicit Impl(const ExpertShape& shape_in, DType type_in) : shape(shape_in), type(type_in) {}
+  virtual ~Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  /// There are experts and rows.
+  virtual void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) = 0;
+  /// Throw Error(unsupported) unless the host computes.
+  virtual void forward_on_host(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows,
+                               uint16_t* y);
+  virtual void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y);
+  virtual ExpertMemory memory() const = 0;
+  virtual std::string implementation() const = 0;
+
+  ExpertShape shape;
+  DType type;
+};
+
+namespace detail {
+
+// All arguments are checked.
+using ExpertImpl = std::unique_ptr<ExpertMlp::Impl>;
+ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& options);
+/// Of weights that are there; of what a source writes.
+ExpertImpl make_cpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options);
+ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& source, const ExpertOptions& options);
+
+/// Of GPU memory: the intermediate rows.
+inline size_t intermediate_bytes(const ExpertShape& shape, const ExpertOptions& options) {
+  if (shape.num_local_experts == 0) return 0;
+  return static_cast<size_t>(options.max_rows * shape.intermediate) * dtype_bytes(options.type);
+}
+ExpertImpl make_gpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options);
+
+}  // namespace detail
+}  // namespace switchyard

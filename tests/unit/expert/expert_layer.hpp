@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer in separate calls, dispatch, ExpertMlp and combine, with nothing copied between them, and what must come of it in
+// float64. The same for both backends and both modes: tests of a backend bring a Rig, which has a rank's memory and stream.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "oracle/numbers.hpp"
+#include "switchyard/expert.hpp"
+#include "switchyard/low_latency.hpp"
+#include "switchyard/normal.hpp"
+
+namespace switchyard::testing {
+
+struct LayerCase {
+  std::string name;
+  bool masked = false;  ///< low latency, rows where they were delivered; else normal mode, expert-major
+  DType type = DType::bf16;
+  int experts = 5;
+  int topk = 3;
+  int64_t hidden = 256, intermediate = 136;
+  std::vector<int64_t> tokens;  ///< of each rank
+  int idle = -1;                ///< the expert that no token chooses
+  int world() const { return static_cast<int>(tokens.size()); }
+  int64_t most_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
+  size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
+  /// Of |out - reference| / |reference|, Euclidean norms of a rank's whole output. Four roundings are each at most half a unit
+  /// of the last of 8 digits (f16: 11).
+  double tolerance() const { return type == DType::bf16 ? 1e-2 : 1.25e-3; }
+
+  NormalConfig normal() const {
+    NormalConfig config;
+    config.hidden = hidden;
+    config.num_experts = experts;
+    config.topk = topk;
+    config.max_tokens = most_tokens();
+    config.layout = Layout::expert_major;
+    config.expert_alignment = 4;
+    config.row_type = type;
+    return config;
+  }
+  LowLatencyConfig low_latency() const {
+    LowLatencyConfig config;
+    config.hidden = hidden;
+    config.num_experts = experts;
+    config.topk = topk;
+    config.max_tokens = most_tokens();
+    config.row_type = type;
+    config.scales = ScaleKind::none;
+    return config;
+  }
+  size_t heap_bytes(Backend backend) const {
+    return masked ? LowLatencyExchange::heap_bytes_for(low_latency(), world())
+                  : NormalExchange::heap_bytes_for(normal(), world(), backend);
+  }
+};
+
+/// For GoogleTest.
+inline void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }
+
+/// Two ranks: all have tokens; one has none; an expert has no rows; and a rank has no experts.
+inline std::vector<LayerCase> layer_cases() {
+  std::vector<LayerCase> all;
+  for (const bool masked : {false, true}) {
+    const std::string mode = masked ? "masked_" : "normal_";
+    all.push_back({.name = mode + "all", .masked = masked, .tokens = {70, 33}});
+    all.push_back({.name = mode + "no_tokens", .masked = masked, .tokens = {41, 0}});
+    all.push_back({.name = mode + "idle_expert", .masked = masked, .tokens = {20, 23}, .idle = 3});
+    all.push_back({.name = mode + "no_experts", .masked = masked, .experts = 1, .topk = 1, .tokens = {9, 6}});
+  }
+  return all;
+}
+
+/// `n` normal variables of `type`.
+inline std::vector<std::byte> normal_rows(DType type, int64_t n, double deviation, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> pick(0.0f, static_cast<float>(deviation));
+  std::vector<std::byte> out(static_cast<size_t>(n) * dtype_bytes(type));
+  for (int64_t i = 0; i < n; ++i) oracle::store(type, out.data(), i, pick(random));
+  return out;
+}
+
+/// What rank `rank` puts into call `call`. One choice in twelve is no expert.
+struct LayerInput {
+  std::vector<std::byte> x;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+
+  LayerInput(const LayerCase& c, uint32_t call, int rank) {
+    const uint32_t seed = 1000 * call + static_cast<uint32_t>(rank);
+    const int64_t tokens = c.tokens[static_cast<size_t>(rank)];
+    x = normal_rows(c.type, tokens * c.hidden, 1, seed);
+    std::mt19937 random(seed + 500);
+    for (int64_t i = 0; i < tokens * c.topk; ++i) {
+      const int id = static_cast<int>(random() % static_cast<uint32_t>(c.experts));
+      ids.push_back(id == c.idle || random() % 12 == 0 ? -1 : id);
+      weights.push_back(0.25f + static_cast<float>(random() % 100) / 128);
+    }
+  }
+};
+
+/// Weights of one expert; every rank makes the same.
+struct LayerWeights {
+  std::vector<std::byte> w13, w2;
+  LayerWeights(const LayerCase& c, int expert)
+      : w13(normal_rows(c.type, 2 * c.intermediate * c.hidden, 1 / std::sqrt(static_cast<double>(c.hidden)),
+                        static_cast<uint32_t>(7000 + 2 * expert))),
+        w2(normal_rows(c.type, c.hidden * c.intermediate, 1 / std::sqrt(static_cast<double>(c.intermediate)),
+                       static_cast<uint32_t>(7001 + 2 * expert))) {}
+};
+
+/// [tokens, H] of `rank` in call `call`: float64, and nothing is rounded on the way.
+inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, int rank) {
+  const auto h = static_cast<size_t>(c.hidden), width = static_cast<size_t>(c.intermediate);
+  const auto widened = [&](const std::vector<std::byte>& from) {
+    std::vector<double> out(from.size() / dtype_bytes(c.type));
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = static_cast<double>(oracle::load(c.type, from.data(), static_cast<int64_t>(i)));
+    return out;
+  };
+  const auto dot = [](const double* a, const double* b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += a[i] * b[i];
+    return sum;
+  };
+  const LayerInput input(c, call, rank);
+  const std::vector<double> x = widened(input.x);
+  std::vector<double> out(x.size()), between(width);
+  for (int e = 0; e < c.experts; ++e) {
+    const LayerWeights weights(c, e);
+    const std::vector<double> w13 = widened(weights.w13), w2 = widened(weights.w2);
+    for (size_t f = 0; f < input.ids.size(); ++f) {
+      if (input.ids[f] != e) continue;
+      const size_t row = f / static_cast<size_t>(c.topk) * h;
+      for (size_t i = 0; i < width; ++i) {
+        const double gate = dot(&w13[i * h], &x[row], h), up = dot(&w13[(width + i) * h], &x[row], h);
+        between[i] = gate / (1 + std::exp(-gate)) * up;
+      }
+      for (size_t i = 0; i < h; ++i)
+        out[row + i] += static_cast<double>(input.weights[f]) * dot(&w2[i * width], between.data(), width);
+    }
+  }
+  return out;
+}
+
+/// One rank's objects and memory. Construction and destruction are collective: all ranks are idle then.
+///
+/// Rig: static constexpr Backend kBackend; void* room(bytes), memory that lasts as long as it; write(to, from, bytes) and
+/// read(to, from, bytes), to and from that memory, while no call is under way; void* stream().
+template <class Rig>
+class ExpertLayer {
+ public:
+  ExpertLayer(Rig& rig, Group& group, const LayerCase& c) : rig_(rig), c_(c), rank_(group.rank()) {
+    const auto tokens = static_cast<size_t>(c.most_tokens()), routes = tokens * static_cast<size_t>(c.topk);
+    x_ = rig.room(tokens * c.row_bytes());
+    out_ = rig.room(tokens * c.row_bytes());
+    ids_ = static_cast<int32_t*>(rig.room(routes * 4));
+    weights_ = static_cast<float*>(rig.room(routes * 4));
+    if (c.masked) {
+      low_latency_.emplace(group, c.low_latency());
+      received_ = low_latency_->make_output();
+      made_ = low_latency_->make_rows(c.type);
+    } else {
+      normal_.emplace(group, c.normal());
+    }
+    make_experts(first_expert(c.experts, c.world(), rank_), first_expert(c.experts, c.world(), rank_ + 1));
+  }
+
+  /// The inputs of the calls from now on.
+  void write(uint32_t call) {
+    const LayerInput input(c_, call, rank_);
+    rig_.write(x_, input.x.data(), input.x.size());
+    rig_.write(ids_, input.ids.data(), input.ids.size() * 4);
+    rig_.write(weights_, input.weights.data(), input.weights.size() * 4);
+  }
+
+  /// Collective.
+  void call() {
+    const int64_t tokens = c_.tokens[static_cast<size_t>(rank_)];
+    const ConstRows x{x_, tokens, c_.hidden, c_.type};
+    const ExpertIds ids = ExpertIds::of(ids_, tokens, c_.topk);
+    const ExpertCall experts{.stream = rig_.stream()};
+    if (c_.masked) {
+      low_latency_->dispatch(x, ids, received_, {.weights = weights_, .stream = rig_.stream()});
+      experts_->forward(received_.x, ExpertRows::of(received_), made_, experts);
+      low_latency_->combine(made_, received_, out_, {.stream = rig_.stream()});
+      return;
+    }
+    DispatchOptions send;
+    send.stream = rig_.stream();
+    CombineOptions back;
+    back.stream = rig_.stream();
+    const Dispatched d = normal_->dispatch(x, ids, weights_, send);
+    const RowBuffer y = normal_->allocate_rows(d.handle, c_.type, rig_.stream());
+    experts_->forward(d.x, ExpertRows::of(d), y.rows(), experts);
+    normal_->combine(y.rows(), d.handle, out_, back);
+  }
+
+  /// Empty, or how far the result is from that of call `call`.
+  std::string judge(uint32_t call) {
+    const std::vector<double> exact = layer_reference(c_, call, rank_);
+    std::vector<std::byte> got(exact.size() * dtype_bytes(c_.type));
+    rig_.read(got.data(), out_, got.size());
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const double d = static_cast<double>(oracle::load(c_.type, got.data(), static_cast<int64_t>(i))) - exact[i];
+      error += d * d;
+      norm += exact[i] * exact[i];
+    }
+    if (exact.empty() || (norm > 0 && std::sqrt(error / norm) <= c_.tolerance())) return "";
+    return c_.name + ", call " + std::to_string(call) + ", rank " + std::to_string(rank_) + ": off by " +
+           std::to_string(std::sqrt(error)) + ", the reference has a norm of " + std::to_string(std::sqrt(norm));
+  }
+
+  ExpertMlp& experts() { return *experts_; }
+
+ private:
+  void make_experts(int first, int end) {
+    const ExpertShape shape{c_.hidden, c_.intermediate, end - first};
+    ExpertOptions options;
+    options.backend = Rig::kBackend;
+    options.type = c_.type;
+    options.storage = WeightStorage::view;
+    options.max_rows = c_.masked ? received_.x.rows : most_rows(c_.normal(), c_.world());
+    const auto elements = static_cast<size_t>(c_.hidden * c_.intermediate), bytes = elements * dtype_bytes(c_.type);
+    const auto here = static_cast<size_t>(end - first);
+    auto* const w13 = static_cast<std::byte*>(rig_.room(2 * here * bytes));
+    auto* const w2 = static_cast<std::byte*>(rig_.room(here * bytes));
+    for (int e = first; e < end; ++e) {
+      const LayerWeights weights(c_, e);
+      const auto at = static_cast<size_t>(e - first) * bytes;
+      rig_.write(w13 + 2 * at, weights.w13.data(), 2 * bytes);
+      rig_.write(w2 + at, weights.w2.data(), bytes);
+    }
+    experts_.emplace(shape, reinterpret_cast<const uint16_t*>(w13), reinterpret_cast<const uint16_t*>(w2), options);
+  }
+
+  Rig& rig_;
+  LayerCase c_;
+  int rank_;
+  void *x_ = nullptr, *out_ = nullptr;
+  int32_t* ids_ = nullptr;
+  float* weights_ = nullptr;
+  std::optional<NormalExchange> normal_;
+  std::optional<LowLatencyExchange> low_latency_;
+  LowLatencyOutput received_;
+  LowLatencyRows made_;
+  std::optional<ExpertMlp> experts_;
+};
+
+}  // namespace switchyard::testing
