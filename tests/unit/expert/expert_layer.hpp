@@ -46,6 +46,8 @@ struct LayerCase {
     config.layout = Layout::expert_major;
     config.expert_alignment = 4;
     config.row_type = type;
+    // A graph keeps what its calls take, beside what was taken before.
+    config.pool_bytes = 2 * NormalExchange::memory_required(config, world(), Backend::cuda).pool_bytes;
     return config;
   }
   LowLatencyConfig low_latency() const {
