@@ -72,7 +72,7 @@ struct Version {
   std::string name;
   std::function<void()> call;
   double error = 0;  ///< of its outputs, against float64; ours only
-  std::vector<float> ms;
+  std::vector<float> ms{};
   float sustained_ms = 0;
 };
 
