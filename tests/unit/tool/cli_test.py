@@ -231,6 +231,7 @@ class TraceVerb(unittest.TestCase):
         "wait_pulled": {"pull_reduce": False, "sum_returned": False},
         "wait_returned": {"return_rows": False},
         "wait_ledger_rows": {"ledger_combine": True, "return_segments": False},
+        "wait_expert_count": {"send_counts": False},
         "wait_ring": {"ring_send": False, "ring_receive": False},
     }
 
