@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gemm/grouped_gemm.hpp"
+#include "gemm/cpu/tile_gemm.hpp"
 #include "switchyard/expert.hpp"
 
 namespace switchyard {
@@ -27,7 +27,7 @@ void set_rate(benchmark::State& state, double operations) {
 
 /// One product of `rows` rows: [n, k] weights of kExperts groups.
 void run_tiles(benchmark::State& state, int64_t rows, int64_t n, int64_t k, WeightStorage storage) {
-  detail::GroupedGemm gemm(kExperts, n, k, storage);
+  detail::TileGemm gemm(kExperts, n, k, storage);
   const std::vector<uint16_t> b = some_bf16(kExperts * n * k), a = some_bf16(rows * k);
   gemm.bind(b.data());
   for (int g = 0; g < kExperts && storage == WeightStorage::packed; ++g) gemm.pack(g, b.data() + g * n * k);

@@ -8,7 +8,7 @@
 #include "gemm/checks.hpp"
 #include "gemm/cpu/row_math.hpp"
 #include "gemm/experts.hpp"
-#include "gemm/grouped_gemm.hpp"
+#include "gemm/cpu/tile_gemm.hpp"
 
 namespace switchyard::detail {
 namespace {
@@ -96,7 +96,7 @@ class CpuExperts final : public ExpertMlp::Impl {
   void run_block(const uint16_t* x);
   void reduce_block(int64_t begin, int64_t end, int64_t num_routes, uint16_t* y);
 
-  GroupedGemm gate_up_, down_;
+  TileGemm gate_up_, down_;
   int64_t capacity_;
   Scratch scratch_;
   std::vector<int64_t> expert_rows_, next_slot_;  // [L] of the current block; rows and first rows of the current call
@@ -241,7 +241,7 @@ ExpertMemory CpuExperts::memory() const {
 
 ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& options) {
   const auto gemm = [&](int64_t n, int64_t k) {
-    return GroupedGemm::memory_required(shape.num_local_experts, n, k, options.storage);
+    return TileGemm::memory_required(shape.num_local_experts, n, k, options.storage);
   };
   const ExpertMemory gate_up = gemm(2 * shape.intermediate, shape.hidden), down = gemm(shape.hidden, shape.intermediate);
   return {gate_up.weight_bytes + down.weight_bytes,

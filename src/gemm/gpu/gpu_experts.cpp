@@ -50,7 +50,7 @@ class GpuExperts final : public ExpertMlp::Impl {
  private:
   int64_t max_rows_;
   size_t bytes_;
-  std::optional<switchyard::GroupedGemm> gate_up_, down_;
+  std::optional<GroupedGemm> gate_up_, down_;
   std::optional<gemm::GpuMemory> intermediate_;  // [max_rows, I]
 };
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "gemm/grouped_gemm.hpp"
+#include "gemm/cpu/tile_gemm.hpp"
 #include "switchyard/expert.hpp"
 
 namespace switchyard::detail {
@@ -58,7 +58,7 @@ void expect_race_report(Plant&& plant) {
 struct Operands {
   std::vector<uint16_t> a = std::vector<uint16_t>(kM * kK, 0x3F80), b = std::vector<uint16_t>(2 * kN * kK, 0x3F80);
   std::vector<float> c = std::vector<float>(kM * kN);
-  GroupedGemm gemm;
+  TileGemm gemm;
   explicit Operands(WeightStorage storage) : gemm(2, kN, kK, storage) {
     gemm.bind(b.data());
     for (int g = 0; g < 2 && storage == WeightStorage::packed; ++g) gemm.pack(g, b.data());

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gemm/grouped_gemm.hpp"
+#include "gemm/cpu/tile_gemm.hpp"
 #include "gemm_testing.hpp"
 
 namespace switchyard::detail {
@@ -57,7 +57,7 @@ void check_tiles(Size size, WeightStorage storage, const std::vector<int64_t>& r
   std::vector<uint16_t> b(1 + kGroups * elements);
   const std::vector<uint16_t> values = small_integers(kGroups * elements, 9, 11);
   std::copy(values.begin(), values.end(), b.begin() + 1);
-  GroupedGemm gemm(kGroups, size.n, size.k, storage);
+  TileGemm gemm(kGroups, size.n, size.k, storage);
   if (storage == WeightStorage::view) {
     gemm.bind(b.data() + 1);
   } else {
@@ -96,7 +96,7 @@ TEST(GemmTile, ExactAcrossPanels) {
 TEST(GemmTile, RowsDoNotDependOnEachOther) {
   constexpr Size kSize{80, 60};
   const std::vector<uint16_t> b = small_integers(static_cast<size_t>(kSize.n * kSize.k), 9, 1);
-  GroupedGemm gemm(1, kSize.n, kSize.k, WeightStorage::packed);
+  TileGemm gemm(1, kSize.n, kSize.k, WeightStorage::packed);
   gemm.pack(0, b.data());
   std::vector<uint16_t> a = small_integers(static_cast<size_t>(8 * kSize.k), 9, 2);
   std::fill(a.begin() + 5 * kSize.k, a.end(), uint16_t{0x7FC0});  // NaN in rows 5 to 7
@@ -109,8 +109,8 @@ TEST(GemmTile, RowsDoNotDependOnEachOther) {
 TEST(GemmTile, MemoryRequiredIsWhatAnObjectTakes) {
   for (const WeightStorage storage : kStorages) {
     for (const Size size : kSizes) {
-      const ExpertMemory asked = GroupedGemm::memory_required(5, size.n, size.k, storage);
-      GroupedGemm gemm(5, size.n, size.k, storage);
+      const ExpertMemory asked = TileGemm::memory_required(5, size.n, size.k, storage);
+      TileGemm gemm(5, size.n, size.k, storage);
       EXPECT_EQ(asked.weight_bytes, gemm.memory().weight_bytes);
       EXPECT_EQ(asked.scratch_bytes, gemm.memory().scratch_bytes);
       EXPECT_EQ(asked.weight_bytes == 0, storage == WeightStorage::view);
@@ -170,7 +170,7 @@ TEST(GemmThreads, TilesStayOnTheCallingThread) {
     for (const WeightStorage storage : kStorages) {
       const std::vector<uint16_t> b(512 * 512), a(256 * 512);
       std::vector<float> c(256 * 512);
-      GroupedGemm gemm(1, 512, 512, storage);
+      TileGemm gemm(1, 512, 512, storage);
       if (storage == WeightStorage::packed) gemm.pack(0, b.data());
       gemm.bind(b.data());
       for (const int64_t m : {1, 64, 256}) gemm.tile(0, a.data(), m, c.data());
@@ -185,7 +185,7 @@ class GemmIsa : public ::testing::TestWithParam<const char*> {};
 TEST_P(GemmIsa, WidensWithoutBf16Kernels) {
   expect_success_with({{"DNNL_MAX_CPU_ISA", GetParam()}, {"ONEDNN_MAX_CPU_ISA", GetParam()}}, [] {
     for (const WeightStorage storage : kStorages) {
-      EXPECT_EQ(GroupedGemm(1, 256, 256, storage).implementation().substr(0, 4), "f32 ");
+      EXPECT_EQ(TileGemm(1, 256, 256, storage).implementation().substr(0, 4), "f32 ");
       for (const Size size : kSizes) check_tiles(size, storage, {1, 12, 40});
       check_tiles({70, 16500}, storage, {2});
     }

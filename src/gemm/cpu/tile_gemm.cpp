@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gemm/grouped_gemm.hpp"
+#include "gemm/cpu/tile_gemm.hpp"
 
 #include "gemm/announce.hpp"
 
@@ -15,7 +15,7 @@ size_t count_bytes(int64_t rows, int64_t cols, size_t element) { return static_c
 
 }  // namespace
 
-GroupedGemm::GroupedGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage)
+TileGemm::TileGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage)
     : n_(n),
       k_(k),
       storage_(storage),
@@ -23,24 +23,24 @@ GroupedGemm::GroupedGemm(int num_groups, int64_t n, int64_t k, WeightStorage sto
       group_bytes_(packed_group_bytes(engine_)),
       weights_(static_cast<size_t>(num_groups) * group_bytes_, "packed expert weights") {}
 
-ExpertMemory GroupedGemm::memory_required(int num_groups, int64_t n, int64_t k, WeightStorage storage) {
+ExpertMemory TileGemm::memory_required(int num_groups, int64_t n, int64_t k, WeightStorage storage) {
   const OnednnGemm engine(n, k, kTileRows, storage);
   return {static_cast<size_t>(num_groups) * packed_group_bytes(engine), engine.scratch_bytes()};
 }
 
-void GroupedGemm::pack(int group, const uint16_t* b) {
+void TileGemm::pack(int group, const uint16_t* b) {
   std::byte* packed = weights_.as<std::byte>() + static_cast<size_t>(group) * group_bytes_;
   announce_read(b, count_bytes(n_, k_, sizeof(uint16_t)));
   announce_write(packed, group_bytes_);
   engine_.pack(b, packed);
 }
 
-const void* GroupedGemm::weights(int group) const {
+const void* TileGemm::weights(int group) const {
   if (storage_ == WeightStorage::view) return bound_ + group * n_ * k_;
   return weights_.as<std::byte>() + static_cast<size_t>(group) * group_bytes_;
 }
 
-void GroupedGemm::tile(int group, const uint16_t* a, int64_t m, float* c) {
+void TileGemm::tile(int group, const uint16_t* a, int64_t m, float* c) {
   const void* b = weights(group);
   announce_read(a, count_bytes(m, k_, sizeof(uint16_t)));
   announce_read(b, storage_ == WeightStorage::view ? count_bytes(n_, k_, sizeof(uint16_t)) : group_bytes_);

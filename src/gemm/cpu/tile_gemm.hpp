@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM: a group is an expert, with its own weights B and its own rows A. Tiles only: no communication, no scheduling
-// across threads. A caller visits the tiles of all groups (for_each_tile) and runs each (GroupedGemm::tile).
+// across threads. A caller visits the tiles of all groups (for_each_tile) and runs each (TileGemm::tile).
 #pragma once
 
 #include <algorithm>
@@ -39,9 +39,9 @@ void for_each_tile(std::span<const int64_t> num_rows, Visit&& visit) {
 }
 
 /// `C = A * B_group^T`, where every group has a bf16 weight B_group [n, k]. One thread at a time per object.
-class GroupedGemm {
+class TileGemm {
  public:
-  GroupedGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage);
+  TileGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage);
 
   /// WeightStorage::packed: copies one group's weights, bf16 [n, k].
   void pack(int group, const uint16_t* b);
