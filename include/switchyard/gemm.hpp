@@ -74,8 +74,8 @@ inline constexpr int64_t kMostGemmColumns = int64_t{1} << 20;
 
 /// Where the rows of each expert lie, in memory of the GPU that is read when the kernel runs: no host needs to know a count.
 /// (ExpertMlp on the CPU: in memory of the host.)
-/// A count is taken as 0 if it is negative, and rows that would lie behind those of `x` or of `out` are left out. The rows of
-/// different experts must not overlap.
+/// A count is taken as 0 if it or the first row is negative, and rows that would lie behind those of `x` or of `out` are left
+/// out. The rows of different experts must not overlap.
 struct ExpertRows {
   const int64_t* num_rows = nullptr;     ///< [experts], or
   const int32_t* num_rows_32 = nullptr;  ///< [experts]

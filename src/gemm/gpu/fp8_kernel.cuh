@@ -146,30 +146,6 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room
   store_half<K, kWidth>(p, room, t, 1, sums[1]);
 }
 
-/// One of the eight warps that multiply.
-template <class K>
-__device__ __forceinline__ void multiply_tiles(const GroupedParams& p, const Room& room) {
-  Position at;
-  for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
-    ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
-    const uint32_t shape = static_cast<uint32_t>(ptx::load_shared_16(entry).w);
-    if (shape == kNoTile) break;
-    switch (shape & 0xffff) {
-      case 16: multiply_tile<K, 16>(p, room, at, entry); break;
-      case 32: multiply_tile<K, 32>(p, room, at, entry); break;
-      case 48: multiply_tile<K, 48>(p, room, at, entry); break;
-      case 64: multiply_tile<K, 64>(p, room, at, entry); break;
-      case 80: multiply_tile<K, 80>(p, room, at, entry); break;
-      case 96: multiply_tile<K, 96>(p, room, at, entry); break;
-      case 112: multiply_tile<K, 112>(p, room, at, entry); break;
-      default: multiply_tile<K, 128>(p, room, at, entry); break;
-    }
-    ptx::mbarrier_arrive(room.taken(slot));
-  }
-  if (lane() == 0) ptx::bulk_wait();
-}
-
 template <class K>
 __global__ void __launch_bounds__(kThreads, 1) fp8_kernel(const __grid_constant__ GroupedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -186,7 +162,8 @@ __global__ void __launch_bounds__(kThreads, 1) fp8_kernel(const __grid_constant_
     if (threadIdx.x >= kFirstScaleThread && threadIdx.x < kFirstScaleThread + kScaleThreads) load_scales(p, room);
   } else {
     ptx::take_registers<224>();
-    multiply_tiles<K>(p, room);
+    multiply_tiles<kMostFp8Rows>(
+        room, [&]<int kWidth>(Position& at, uint32_t entry) { multiply_tile<K, kWidth>(p, room, at, entry); });
   }
 }
 

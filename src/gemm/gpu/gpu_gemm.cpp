@@ -120,6 +120,7 @@ class GpuGemm final : public GroupedGemm::Impl {
     }
   }
   void map_rows(const ConstRows& x) {
+    x_ = {};  // until all maps are there
     const auto k = static_cast<uint64_t>(config.k), rows = static_cast<uint64_t>(x.rows);
     for (uint32_t step = 1; step <= kMostRows / kRowStep; ++step) {
       make(&params_.rows[step - 1], x.data, {{k, 0, kInner}, {rows, k * kElement, step * kRowStep}}, Swizzle::bytes_128,
@@ -128,6 +129,7 @@ class GpuGemm final : public GroupedGemm::Impl {
     x_ = x;
   }
   void map_outputs(const Rows& out) {
+    out_ = {};  // until all maps are there
     const bool narrow = config.epilogue == Epilogue::swiglu && config.order == WeightOrder::nk;
     const uint32_t columns = narrow ? 32 : 64;
     const Swizzle swizzle = narrow ? Swizzle::bytes_64 : Swizzle::bytes_128;

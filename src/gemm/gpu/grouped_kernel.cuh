@@ -23,7 +23,7 @@ struct Kind {
   static constexpr bool kInterleaved = kGated && kOrder == ptx::OperandOrder::inner;
 };
 
-/// 16 elements of the sum, for half `kHalf` of this warpgroup's outputs.
+/// 16 elements of the sum, for half `half` of this warpgroup's outputs.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply(float (&d)[kWidth / 2], const Operands& s, int half, int step) {
   constexpr uint64_t kStep = K::kOrder == ptx::OperandOrder::inner ? ptx::kInnerStep : ptx::kOuterStep;
@@ -110,34 +110,6 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room
     finish_by_halves<K, kWidth>(p, room, at, entry, d);
 }
 
-/// One of the eight warps that multiply.
-template <class K>
-__device__ __forceinline__ void multiply_tiles(const GroupedParams& p, const Room& room) {
-  Position at;
-  for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
-    ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
-    const uint32_t shape = static_cast<uint32_t>(ptx::load_shared_16(entry).w);
-    if (shape == kNoTile) break;
-    switch (shape & 0xffff) {
-      case 16: multiply_tile<K, 16>(p, room, at, entry); break;
-      case 32: multiply_tile<K, 32>(p, room, at, entry); break;
-      case 48: multiply_tile<K, 48>(p, room, at, entry); break;
-      case 64: multiply_tile<K, 64>(p, room, at, entry); break;
-      case 80: multiply_tile<K, 80>(p, room, at, entry); break;
-      case 96: multiply_tile<K, 96>(p, room, at, entry); break;
-      case 112: multiply_tile<K, 112>(p, room, at, entry); break;
-      case 128: multiply_tile<K, 128>(p, room, at, entry); break;
-      case 144: multiply_tile<K, 144>(p, room, at, entry); break;
-      case 160: multiply_tile<K, 160>(p, room, at, entry); break;
-      case 176: multiply_tile<K, 176>(p, room, at, entry); break;
-      default: multiply_tile<K, 192>(p, room, at, entry); break;
-    }
-    ptx::mbarrier_arrive(room.taken(slot));
-  }
-  if (lane() == 0) ptx::bulk_wait();
-}
-
 template <class K>
 __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_constant__ GroupedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -153,7 +125,8 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
     if (threadIdx.x == kClaimerThread) claim_tiles(p, room, first_tickets);
   } else {
     ptx::take_registers<224>();
-    multiply_tiles<K>(p, room);
+    multiply_tiles<kMostRows>(room,
+                              [&]<int kWidth>(Position& at, uint32_t entry) { multiply_tile<K, kWidth>(p, room, at, entry); });
   }
 }
 

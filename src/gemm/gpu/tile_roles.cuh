@@ -78,14 +78,16 @@ __device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders
   ptx::fence_mbarrier_init();
 }
 
-/// Rows of an expert, none of them beyond the end.
+/// Rows of an expert: none before the first row or beyond the end.
 __device__ __forceinline__ int64_t first_row_of(const RowRanges& r, int expert) {
   return r.first_row != nullptr ? r.first_row[expert] : expert * r.rows_per_expert;
 }
 __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   const int64_t given =
       r.wide ? static_cast<const int64_t*>(r.num_rows)[expert] : static_cast<const int32_t*>(r.num_rows)[expert];
-  const int64_t room = r.end - first_row_of(r, expert);
+  const int64_t first = first_row_of(r, expert);
+  if (first < 0) return 0;
+  const int64_t room = r.end - first;
   const int64_t most = r.first_row == nullptr && r.rows_per_expert < room ? r.rows_per_expert : room;
   return given < 0 || most < 0 ? 0 : given < most ? given : most;
 }
@@ -166,12 +168,10 @@ __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Room& 
 }
 
 /// Loads one stage. The first of a tile's weights is `output`, counted in outputs; gated: of the gate.
-/// - order inner: one box of 256 weights; gated: of 8 of the gate, 8 of the up half, 8 of the gate, ..., so that both elements
-/// of
-///   an output lie in one thread's accumulators of one half;
-/// - order outer: four boxes of 64 weights; gated: gate, up half, gate, up half, so that both lie in the accumulators of the
-/// two
-///   halves.
+/// - Order inner: one box of 256 weights; gated: of 8 of the gate, 8 of the up half, 8 of the gate, ..., so that both elements
+///   of an output lie in one thread's accumulators of one half.
+/// - Order outer: four boxes of 64 weights; gated: gate, up half, gate, up half, so that both lie in the accumulators of the
+///   two halves.
 template <class K>
 __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t, uint32_t stage, uint32_t bar, int block) {
   const int width = static_cast<int>(t.shape & 0xffff), inner = block * K::kStageElements, output = t.column_tile * K::kColumns;
@@ -317,6 +317,38 @@ __device__ __forceinline__ void release_stage(const Room& room, uint32_t slot) {
 }
 __device__ __forceinline__ void advance(const Room& room, Position& at) {
   if (++at.slot == room.num_stages()) at.slot = 0, at.parity ^= 1;
+}
+
+/// What each of the eight warps that multiply does: `multiply.operator()<width>(position, entry)` for every tile of its block,
+/// of widths up to kMost.
+template <int kMost, class Multiply>
+__device__ __forceinline__ void multiply_tiles(const Room& room, Multiply multiply) {
+  Position at;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
+    ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const uint32_t shape = static_cast<uint32_t>(ptx::load_shared_16(entry).w);
+    if (shape == kNoTile) break;
+    const auto with = [&]<int kWidth>() {
+      if constexpr (kWidth <= kMost) multiply.template operator()<kWidth>(at, entry);
+    };
+    switch (shape & 0xffff) {
+      case 16: with.template operator()<16>(); break;
+      case 32: with.template operator()<32>(); break;
+      case 48: with.template operator()<48>(); break;
+      case 64: with.template operator()<64>(); break;
+      case 80: with.template operator()<80>(); break;
+      case 96: with.template operator()<96>(); break;
+      case 112: with.template operator()<112>(); break;
+      case 128: with.template operator()<128>(); break;
+      case 144: with.template operator()<144>(); break;
+      case 160: with.template operator()<160>(); break;
+      case 176: with.template operator()<176>(); break;
+      case 192: with.template operator()<192>(); break;
+    }
+    ptx::mbarrier_arrive(room.taken(slot));
+  }
+  if (lane() == 0) ptx::bulk_wait();
 }
 
 }  // namespace switchyard::detail::gemm
