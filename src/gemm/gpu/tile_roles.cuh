@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "arch/cuda/float_math.cuh"
 #include "arch/cuda/tensor_copy.cuh"
 #include "arch/cuda/wgmma.cuh"
 #include "gemm/gpu/grouped_params.hpp"
@@ -229,18 +230,19 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 }
-__device__ __forceinline__ float silu(float v, float alpha) { return __fdividef(v, 1.f + __expf(-alpha * v)); }
-// Comparisons, so that NaN stays NaN.
+/// v / (1 + exp(-alpha * v)) to about 2 units in the last place; no branch, at any v.
+__device__ __forceinline__ float silu(float v, float alpha) {
+  constexpr float kLog2e = 1.4426950408889634F;
+  return v * ptx::reciprocal(1.f + ptx::exp2(-kLog2e * alpha * v));
+}
 __device__ __forceinline__ float gated(const Gating& g, float gate, float up) {
-  gate = gate > g.limit ? g.limit : gate;
-  up = up > g.limit ? g.limit : up < -g.limit ? -g.limit : up;
-  return silu(gate, g.alpha) * (up + g.shift);
+  return silu(ptx::min_or_nan(gate, g.limit), g.alpha) * (ptx::max_or_nan(ptx::min_or_nan(up, g.limit), -g.limit) + g.shift);
 }
 template <class K>
 __device__ __forceinline__ float activated(const GroupedParams& p, float v) {
   if constexpr (!K::kActivated) return v;
   // Both, and then one: a branch at each element would take the compiler three times as long.
-  const float smooth = silu(v, 1.f), cut = v < 0.f ? 0.f : v;
+  const float smooth = silu(v, 1.f), cut = ptx::max_or_nan(v, 0.f);
   return p.activation == Activation::silu ? smooth : cut;
 }
 
