@@ -14,7 +14,7 @@ class CapturedCalls {
  public:
   /// `enqueue(replays)`: the calls, on the station's first stream.
   template <class Enqueue>
-  CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : stream_(me.stream()) {
+  CapturedCalls(Station& me, StationRig& rig, Enqueue&& enqueue) : rig_(rig), stream_(me.stream()) {
     auto* const replays = static_cast<uint64_t*>(rig.room(8));
     rig.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays), 2, 0}, stream_);
     me.meet();
@@ -22,6 +22,7 @@ class CapturedCalls {
     enqueue(replays);
     rig.enqueue(CountReplay{replays}, stream_);
     must(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
+    must(cudaGraphGetNodes(graph_, nullptr, &nodes_), "cudaGraphGetNodes");
     must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
     must(cudaGraphUpload(exec_, stream_), "cudaGraphUpload");
     me.meet();
@@ -32,11 +33,17 @@ class CapturedCalls {
     cudaGraphDestroy(graph_);
   }
 
-  void launch() const { must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch"); }
+  /// Paced by the rig: every node is a launch.
+  void launch() const {
+    must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
+    rig_.pace(stream_, nodes_);
+  }
   cudaGraph_t graph() const { return graph_; }
 
  private:
+  StationRig& rig_;
   cudaStream_t stream_;
+  size_t nodes_ = 0;
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t exec_ = nullptr;
 };

@@ -31,21 +31,23 @@ class StationRig {
     launch_job(job, static_cast<cudaStream_t>(stream));
   }
   void pause(uint64_t ns, void* stream) const { launch_busy(1, 32, ns, sink_, static_cast<cudaStream_t>(stream)); }
-  /// The host runs ahead by 32 to 64 calls: a launch into a full queue could keep other ranks of the process from launching.
-  void pace(void* stream) {
-    constexpr uint64_t kCalls = 64 / kEvents;
-    if (++calls_ % kCalls != 0) return;
-    const uint64_t turn = calls_ / kCalls;
-    must(cudaEventRecord(events_[turn % kEvents], static_cast<cudaStream_t>(stream)), "cudaEventRecord");
-    if (turn >= kEvents) must(cudaEventSynchronize(events_[(turn + 1) % kEvents]), "cudaEventSynchronize");
+  /// Behind `launches` launches: the host runs ahead by 96 to 128 of them, because a launch into a full queue keeps other ranks
+  /// of the process from launching. A call with its inputs and its judge is about four.
+  void pace(void* stream, size_t launches = 4) {
+    launched_ += launches;
+    if (launched_ < kLaunches) return;
+    launched_ = 0;
+    must(cudaEventRecord(events_[turn_ % kEvents], static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    if (++turn_ >= kEvents) must(cudaEventSynchronize(events_[turn_ % kEvents]), "cudaEventSynchronize");
   }
 
  private:
-  static constexpr uint64_t kEvents = 4;
+  static constexpr size_t kEvents = 4;
+  static constexpr size_t kLaunches = 32;
   Station& station_;
   float* sink_;
   std::array<cudaEvent_t, kEvents> events_{};
-  uint64_t calls_ = 0;
+  size_t launched_ = 0, turn_ = 0;
 };
 
 using Calls = StreamedCalls<StationRig>;

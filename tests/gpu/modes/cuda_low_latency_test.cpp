@@ -197,7 +197,6 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
               const uint64_t mine = c.form.draw(102, replay, me.rank());
               if (mine % 16 == 0) rig.pause(mine / 16 % 200'000, me.stream());
               graph.launch();
-              rig.pace(me.stream());
               if (replay != kReplays / 2) continue;
               streamed.forget();
               streamed.run(1, 20);
@@ -235,7 +234,6 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
             me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
             for (uint64_t replay = 0; replay < kReplays; ++replay) {
               graph.launch();
-              rig.pace(me.stream());
             }
             expect_verdict(me, streamed, streamed.judged() * kReplays, true);
           });
@@ -271,13 +269,12 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
               me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
               for (uint64_t replay = 0; replay < kReplays; ++replay) {
                 graph.launch();
-                rig.pace(me.stream());
               }
               for (uint64_t round = 0; round < kRounds; ++round) {
                 const uint64_t mine = c.form.draw(103, round, me.rank());
                 if (mine % 16 == 0) rig.pause(mine / 16 % 100'000, me.stream());
                 streamed.all_to_all_of_lanes({1 + kCalls * round}, {});
-                rig.pace(me.stream());
+                rig.pace(me.stream(), 3 * kCalls);
               }
               expect_verdict(me, streamed, kCalls * (kReplays + kRounds), true);
             });
