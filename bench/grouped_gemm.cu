@@ -3,13 +3,17 @@
 // clock, with the L2 cache flushed before each call; then each for a while by itself, at the clock that the power limit leaves
 // it.
 #include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <stdexcept>
@@ -35,7 +39,7 @@ struct Options {
   int experts = 64, rounds = 20, sustain_ms = 0;
   int64_t rows = 32768, n = 4096, k = 7168;
   uint64_t seed = 1;
-  bool equal = false;
+  bool equal = false, fp8 = false;
   std::string out;
 };
 
@@ -67,6 +71,27 @@ __global__ void read_kernel(const uint4* p, int64_t count, uint32_t* sink) {
   if (x == 0x12345) *sink = x;
 }
 
+/// The scale of all bench fp8 operands: `normal` data of this deviation reaches 448 at five deviations.
+constexpr float fp8_scale(float deviation) { return deviation * 5.F / 448.F; }
+__global__ void to_fp8(const __nv_bfloat16* from, __nv_fp8_e4m3* to, int64_t count, float scale) {
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll)
+    to[i] = __nv_fp8_e4m3(__bfloat162float(from[i]) / scale);
+}
+__global__ void fill_floats(float* p, int64_t count, float value) {
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) p[i] = value;
+}
+/// sums[0] += (a - b)^2, sums[1] += b^2.
+__global__ void add_difference(const __nv_bfloat16* a, const __nv_bfloat16* b, int64_t count, double* sums) {
+  double difference = 0, square = 0;
+  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
+    const double x = __bfloat162float(a[i]), y = __bfloat162float(b[i]);
+    difference += (x - y) * (x - y);
+    square += y * y;
+  }
+  atomicAdd(sums, difference);
+  atomicAdd(sums + 1, square);
+}
+
 /// What is timed.
 struct Version {
   std::string name;
@@ -94,13 +119,14 @@ class Bench {
         num_rows_(counts_),
         first_row_(firsts()) {
     gemm_test::fill(x_.get(), o.rows * o.k, false, gemm_test::Fill::normal, 1, 1.F);
-    gemm_test::fill(w_.get(), o.experts * o.n * o.k, false, gemm_test::Fill::normal, 2, 0.03F);
+    gemm_test::fill(w_.get(), o.experts * o.n * o.k, false, gemm_test::Fill::normal, 2, kWeights);
     must(cudaEventCreate(&begin_), "cudaEventCreate");
     must(cudaEventCreate(&end_), "cudaEventCreate");
     must(cublasCreate(&blas_), "cublasCreate");
     add_peers();
     for (const WeightOrder order : {WeightOrder::nk, WeightOrder::kn})
       for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) add_ours(order, epilogue);
+    if (o.fp8) add_fp8();
   }
 
   json run() {
@@ -122,6 +148,7 @@ class Bench {
 
  private:
   static constexpr int64_t kFlush = int64_t{256} << 20;
+  static constexpr float kWeights = 0.03F;  // deviation
 
   static std::vector<int64_t> draw(const Options& o) {
     std::vector<int64_t> counts(static_cast<size_t>(o.experts), o.equal ? o.rows / o.experts : 0);
@@ -163,12 +190,70 @@ class Bench {
     c.epilogue = epilogue;
     gemms_.push_back(std::make_unique<GroupedGemm>(c, w_.get()));
     const auto call = [this, gemm = gemms_.back().get()] {
-      ExpertRows rows;
-      rows.num_rows = num_rows_.get();
-      rows.first_row = first_row_.get();
-      gemm->run({x_.get(), o_.rows, o_.k}, rows, {out_.get(), o_.rows, gemm->config().columns()});
+      gemm->run({x_.get(), o_.rows, o_.k}, expert_rows(), {out_.get(), o_.rows, gemm->config().columns()});
     };
     versions_.push_back({std::string(to_string(order)) + " " + to_string(epilogue), call, check(c, call)});
+  }
+
+  ExpertRows expert_rows() const {
+    ExpertRows rows;
+    rows.num_rows = num_rows_.get();
+    rows.first_row = first_row_.get();
+    return rows;
+  }
+
+  /// The same operands as e4m3: plain, SwiGLU, and SwiGLU that quantises.
+  void add_fp8() {
+    const int64_t groups = num_scales(o_.k), rows_of_scales = num_scales(o_.n) + 1;
+    const auto scale_row = static_cast<int64_t>(scale_row_bytes(o_.k, ScaleKind::f32) / 4);
+    x8_ = std::make_unique<Memory<__nv_fp8_e4m3>>(o_.rows * o_.k);
+    w8_ = std::make_unique<Memory<__nv_fp8_e4m3>>(o_.experts * o_.n * o_.k);
+    x_scales_ = std::make_unique<Memory<float>>(o_.rows * scale_row);
+    w_scales_ = std::make_unique<Memory<float>>(o_.experts * rows_of_scales * groups);
+    const auto convert = [](const Memory<uint16_t>& from, const Memory<__nv_fp8_e4m3>& to, int64_t count, float deviation) {
+      to_fp8<<<1024, 256>>>(reinterpret_cast<const __nv_bfloat16*>(from.get()), to.get(), count, fp8_scale(deviation));
+    };
+    convert(x_, *x8_, o_.rows * o_.k, 1.F);
+    convert(w_, *w8_, o_.experts * o_.n * o_.k, kWeights);
+    fill_floats<<<1024, 256>>>(x_scales_->get(), o_.rows * scale_row, fp8_scale(1.F));
+    fill_floats<<<1024, 256>>>(w_scales_->get(), o_.experts * rows_of_scales * groups, fp8_scale(kWeights));
+    out8_scales_ = std::make_unique<Memory<float>>(o_.rows * (num_scales(o_.n) + 3));
+    for (const auto& [epilogue, quantize] : {std::pair{Epilogue::none, ScaleKind::none},
+                                             {Epilogue::swiglu, ScaleKind::none},
+                                             {Epilogue::swiglu, ScaleKind::f32}}) {
+      GroupedGemmConfig c;
+      c.num_experts = o_.experts;
+      c.n = o_.n;
+      c.k = o_.k;
+      c.type = DType::fp8_e4m3;
+      c.epilogue = epilogue;
+      c.quantize = quantize;
+      gemms_.push_back(std::make_unique<GroupedGemm>(c, w8_->get(), w_scales_->get()));
+      const auto call = [this, gemm = gemms_.back().get(), quantize] {
+        gemm->run({x8_->get(), o_.rows, o_.k, DType::fp8_e4m3, x_scales_->get(), ScaleKind::f32}, expert_rows(),
+                  {out_.get(), o_.rows, gemm->config().columns(), gemm->config().out_type(),
+                   quantize == ScaleKind::none ? nullptr : out8_scales_->get(), quantize});
+      };
+      std::string name = std::string("fp8 ") + to_string(epilogue);
+      if (quantize != ScaleKind::none) name += " to fp8";
+      versions_.push_back({name, call, quantize == ScaleKind::none ? compare_with_bf16(call, epilogue) : 0});
+    }
+  }
+  /// Of all outputs, with those of the same product of bf16: what quantising the operands changes.
+  double compare_with_bf16(const std::function<void()>& call, Epilogue epilogue) {
+    const int64_t count = o_.rows * (epilogue == Epilogue::swiglu ? o_.n / 2 : o_.n);
+    const Memory<uint16_t> exact(count);
+    Memory<double> sums(std::vector<double>{0, 0});
+    const size_t at = epilogue == Epilogue::none ? 0 : 1;
+    gemms_[at]->run({x_.get(), o_.rows, o_.k}, expert_rows(), {exact.get(), o_.rows, gemms_[at]->config().columns()});
+    call();
+    add_difference<<<256, 256>>>(reinterpret_cast<const __nv_bfloat16*>(out_.get()),
+                                 reinterpret_cast<const __nv_bfloat16*>(exact.get()), count, sums.get());
+    double host[2];
+    must(cudaMemcpy(host, sums.get(), sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    const double error = std::sqrt(host[0] / host[1]);
+    if (!(error <= 0.1)) throw std::runtime_error("wrong outputs of fp8: they differ from bf16 by " + std::to_string(error));
+    return error;
   }
 
   /// The first and the last row of every expert.
@@ -249,6 +334,8 @@ class Bench {
   Memory<uint8_t> flush_;
   Memory<uint32_t> sink_;
   Memory<int64_t> num_rows_, first_row_;
+  std::unique_ptr<Memory<__nv_fp8_e4m3>> x8_, w8_;  // if fp8 is timed
+  std::unique_ptr<Memory<float>> x_scales_, w_scales_, out8_scales_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   cublasHandle_t blas_ = nullptr;
   std::vector<std::unique_ptr<GroupedGemm>> gemms_;
@@ -274,6 +361,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", o.seed, "Of the numbers of rows")->capture_default_str();
   app.add_flag("--equal", o.equal, "Every expert has the same number of rows; else each row draws its expert");
+  app.add_flag("--fp8", o.fp8, "Times fp8 operands too, with scales of 128 elements and of 128 x 128 weights");
   app.add_option("--json", o.out, "Write results to this file");
   CLI11_PARSE(app, argc, argv);
   try {

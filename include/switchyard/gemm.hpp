@@ -6,7 +6,11 @@
 ///     out[r, :] = epilogue(W[e] x[r, :])     for every row r of expert e
 ///
 /// Sums are float32 over the whole inner dimension, epilogues are float32, an output is rounded once, to the type of the rows
-/// (nearest even). The bits of an output row depend on that row and the weights of its expert alone: not on the number of rows,
+/// (nearest even). Rows and weights of fp8 e4m3 have scales, of 128 elements of a row and of 128 x 128 weights, as DeepSeek-V3's:
+///
+///     W[e] x[r, :] = sum over blocks b of 128 elements of K: (codes of W[e] in b) . (codes of x[r] in b) * scale of W * scale of x
+///
+/// each block's product as the tensor cores add it up, then float32; outputs are bf16, or fp8 again. The bits of an output row depend on that row and the weights of its expert alone: not on the number of rows,
 /// the row's place, its neighbours, or the number of multiprocessors.
 #pragma once
 
@@ -58,14 +62,22 @@ struct Swiglu {
 struct GroupedGemmConfig {
   int num_experts = 0;       ///< in [1, kMostGemmExperts]: of this rank
   int64_t n = 0;             ///< N: a multiple of 8, gate and up of swiglu counted both: a multiple of 16
-  int64_t k = 0;             ///< K: a multiple of 8
-  DType type = DType::bf16;  ///< of rows, weights and outputs: bf16 or f16
-  WeightOrder order = WeightOrder::nk;
+  int64_t k = 0;             ///< K: a multiple of 8; fp8: of 16
+  DType type = DType::bf16;  ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
+  WeightOrder order = WeightOrder::nk;  ///< fp8: nk
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;
+  /// fp8: of the scales of the weights, [E, S, ceil(K / 128)], f32 or ue8m0 (one byte), dense. S is ceil(N / 128); swiglu:
+  /// ceil(N / 256) of the gate, then as many of the up half.
+  ScaleKind weight_scales = ScaleKind::f32;
+  /// fp8 with swiglu. Not none: outputs are fp8 e4m3 with such scales, one for 128 columns: bit for bit what a dispatch makes of
+  /// bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md has the formulas). N is then a multiple of 32.
+  ScaleKind quantize = ScaleKind::none;
 
   /// Columns of an output row.
   int64_t columns() const { return epilogue == Epilogue::swiglu ? n / 2 : n; }
+  /// Type of an output row.
+  DType out_type() const { return type != DType::fp8_e4m3 ? type : quantize != ScaleKind::none ? type : DType::bf16; }
 };
 
 inline constexpr int kMostGemmExperts = 2048;
@@ -81,10 +93,13 @@ struct ExpertRows {
   const int32_t* num_rows_32 = nullptr;  ///< [experts]
   const int64_t* first_row = nullptr;  ///< [experts], or null: expert e begins at e * rows_per_expert and ends before the next
   int64_t rows_per_expert = 0;
+  /// fp8, ScaleOrder::column_major of low latency: words from a column of an expert's scales to the next. 0: a row of scales for
+  /// each row, as ConstRows says.
+  int64_t scale_rows = 0;
 
   /// Of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.
   static ExpertRows of(const Dispatched& dispatched);
-  /// Of a low-latency dispatch.
+  /// Of a low-latency dispatch. \throws Error(invalid_argument) if its rows have scales of other groups than 128 columns.
   static ExpertRows of(const LowLatencyOutput& output);
 };
 
@@ -99,9 +114,9 @@ struct GroupedGemmOptions {
 class GroupedGemm {
  public:
   /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, a multiple of 16 bytes; it stays the caller's, and is read by
-  /// every call and graph. Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) where the library
+  /// every call and graph; so do `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) where the library
   /// was built without CUDA, or for a GPU of another kind, which it names.
-  GroupedGemm(const GroupedGemmConfig& config, const void* weights);
+  GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales = nullptr);
   GroupedGemm(GroupedGemm&&) noexcept;
   GroupedGemm& operator=(GroupedGemm&&) noexcept;
   /// No call or graph of the object may be under way.
@@ -109,7 +124,8 @@ class GroupedGemm {
 
   /// `x` is [rows, K], `out` [rows, columns()], both dense and at multiples of 16 bytes: Dispatched::x or LowLatencyOutput::x
   /// as it is, and RowBuffer::rows() or LowLatencyRows. Row i of `out` is of row i of `x`; rows of no expert are not touched.
-  /// They must not overlap. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// They must not overlap. fp8: `x` has its scales, f32 or ue8m0; so has an `out` that is quantised, whose scales are written
+  /// (what pads a row of them to 16 bytes is not). \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options = {});
 
   const GroupedGemmConfig& config() const;

@@ -134,6 +134,8 @@ struct LowLatencyOutput {
   Rows x;                             ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;        ///< R
   int64_t scale_rows = 0;             ///< Rs: words from a column of scales to the next; row-major: R
+  ScaleOrder scale_order = ScaleOrder::row_major;  ///< and scale_group: as configured
+  int scale_group = kScaleGroup;
   int32_t* rows_of_expert = nullptr;  ///< [experts here]; a "masked" grouped GEMM takes it as it is
   int64_t* source_range = nullptr;    ///< [experts here, W] rows of a source: first << 32 | count; sources ascending
   /// [experts here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond

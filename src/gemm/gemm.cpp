@@ -30,15 +30,29 @@ void check_config(const GroupedGemmConfig& c) {
           "order = " + std::to_string(static_cast<int>(c.order)) + ": must be " + detail::numbered_names<WeightOrder>());
   require(is_named(c.epilogue),
           "epilogue = " + std::to_string(static_cast<int>(c.epilogue)) + ": must be " + detail::numbered_names<Epilogue>());
-  check_columns("n", c.n, c.epilogue == Epilogue::swiglu ? 16 : 8);
-  check_columns("k", c.k, 8);
-  require(c.type == DType::bf16 || c.type == DType::f16, std::string("type = ") + to_string(c.type) + ": must be bf16 or f16");
+  const bool fp8 = c.type == DType::fp8_e4m3;
+  require(is_named(c.type) && c.type != DType::f32,
+          std::string("type = ") + to_string(c.type) + ": must be bf16, f16 or fp8_e4m3");
+  require(is_named(c.quantize) && is_named(c.weight_scales),
+          "quantize and weight_scales must be " + detail::numbered_names<ScaleKind>());
+  check_columns("n", c.n, c.quantize != ScaleKind::none ? 32 : c.epilogue == Epilogue::swiglu ? 16 : 8);
+  check_columns("k", c.k, fp8 ? 16 : 8);
+  require(!fp8 || c.order == WeightOrder::nk, "order = kn: must be nk for fp8_e4m3");
+  require(!fp8 || c.weight_scales != ScaleKind::none, "weight_scales = none: must be f32 or ue8m0 for fp8_e4m3");
+  require(c.quantize == ScaleKind::none || (fp8 && c.epilogue == Epilogue::swiglu),
+          std::string("quantize = ") + to_string(c.quantize) + ": must be none but for fp8_e4m3 with swiglu");
   require(c.swiglu.limit > 0, "swiglu.limit = " + std::to_string(c.swiglu.limit) + ": must be above 0");
 }
 
-void check_rows(const char* name, const ConstRows& given, const GroupedGemmConfig& c, int64_t columns) {
-  detail::check_rows(kClass, name, given, c.type, columns);
-  if (given.rows > 0) detail::check_aligned(kClass, name, given.data);
+void check_rows(const char* name, const ConstRows& given, DType type, int64_t columns) {
+  detail::check_rows(kClass, name, given, type, columns);
+  if (given.rows == 0) return;
+  detail::check_aligned(kClass, name, given.data);
+  if (type != DType::fp8_e4m3) return;
+  const std::string text = name;
+  require(given.scale_kind == ScaleKind::f32 || given.scale_kind == ScaleKind::ue8m0,
+          text + " has no scales: must have f32 or ue8m0, one for 128 columns");
+  detail::check_aligned(kClass, (text + ".scales").c_str(), given.scales);
 }
 
 }  // namespace
@@ -54,16 +68,24 @@ ExpertRows ExpertRows::of(const Dispatched& dispatched) {
 }
 
 ExpertRows ExpertRows::of(const LowLatencyOutput& output) {
+  const bool scaled = output.x.scale_kind != ScaleKind::none;
+  require(!scaled || output.scale_group == kScaleGroup,
+          "the output's scale_group = " + std::to_string(output.scale_group) + ": must be " + std::to_string(kScaleGroup));
   ExpertRows rows;
   rows.num_rows_32 = output.rows_of_expert;
   rows.rows_per_expert = output.rows_per_expert;
+  if (scaled && output.scale_order == ScaleOrder::column_major) rows.scale_rows = output.scale_rows;
   return rows;
 }
 
-GroupedGemm::GroupedGemm(const GroupedGemmConfig& config, const void* weights) {
+GroupedGemm::GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales) {
   check_config(config);
   detail::check_aligned(kClass, "weights", weights);
-  impl_ = detail::gemm::make_grouped_gemm(config, weights);
+  const bool fp8 = config.type == DType::fp8_e4m3;
+  require((weight_scales != nullptr) == fp8,
+          fp8 ? "weight_scales is null" : "weight_scales is given: must be null but for fp8_e4m3");
+  require(reinterpret_cast<uintptr_t>(weight_scales) % 4 == 0, "weight_scales must begin at a multiple of 4 bytes");
+  impl_ = detail::gemm::make_grouped_gemm(config, weights, weight_scales);
 }
 GroupedGemm::GroupedGemm(GroupedGemm&&) noexcept = default;
 GroupedGemm& GroupedGemm::operator=(GroupedGemm&&) noexcept = default;
@@ -71,9 +93,13 @@ GroupedGemm::~GroupedGemm() = default;
 
 void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) {
   const GroupedGemmConfig& c = impl_->config;
-  check_rows("x", x, c, c.k);
-  check_rows("out", out, c, c.columns());
+  check_rows("x", x, c.type, c.k);
+  check_rows("out", out, c.out_type(), c.columns());
+  require(c.quantize == ScaleKind::none || out.rows == 0 || out.scale_kind == c.quantize,
+          std::string("out has scales of ") + to_string(out.scale_kind) + ": must be of quantize, " + to_string(c.quantize));
   detail::check_ranges(kClass, rows);
+  require(rows.scale_rows >= 0 && (rows.scale_rows == 0 || rows.scale_rows >= rows.rows_per_expert),
+          "rows.scale_rows = " + std::to_string(rows.scale_rows) + ": must be 0, or at least rows_per_expert");
   if (x.rows > 0 && out.rows > 0) impl_->run(x, rows, out, options);
 }
 

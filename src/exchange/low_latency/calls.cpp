@@ -129,6 +129,8 @@ LowLatencyOutput LowLatencyImpl::make_output() {
   LowLatencyOutput o;
   o.rows_per_expert = layout_.rows_per_expert();
   o.scale_rows = scales_.column_major ? scales_.column_rows() : o.rows_per_expert;
+  o.scale_order = config.scale_order;
+  o.scale_group = config.scale_group;
   const bool scaled = config.scales != ScaleKind::none;
   o.x = Rows{t.rows,
              layout_.map.count(rank()) * o.rows_per_expert,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with float32 scales, one for 128 elements of a row and one for 128 x 128
-// weights; outputs are bf16. Roles: tile_roles.cuh; here one warp more brings the rows' scales.
+// Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one for 128 elements of a row and one for 128 x 128
+// weights; outputs are bf16, or fp8 again. Roles: tile_roles.cuh; here one warp more brings the rows' scales.
 //
 // A stage is 128 elements of the sum, what a scale is for. Its product is multiplied by both scales and added in float32: the
 // tensor cores add fp8 products with fewer bits than float32 has, so no sum of theirs is longer than that. A warpgroup
@@ -8,15 +8,17 @@
 // meanwhile the other warpgroup keeps the tensor cores busy.
 #pragma once
 
+#include "arch/cuda/cuda_quantize.cuh"
 #include "gemm/gpu/tile_roles.cuh"
 
 namespace switchyard::detail::gemm {
 
-template <bool kIsGated>
+template <Finish kTileFinish>
 struct Fp8Kind {
   using Element = __nv_bfloat16;
   static constexpr ptx::OperandOrder kOrder = ptx::OperandOrder::inner;
-  static constexpr bool kGated = kIsGated, kActivated = false, kInterleaved = kIsGated;
+  static constexpr bool kQuantised = kTileFinish == Finish::quantised, kGated = kTileFinish == Finish::gated || kQuantised,
+                        kActivated = kTileFinish == Finish::activated, kInterleaved = kGated;
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
 };
@@ -28,6 +30,10 @@ static_assert(kScaleRoom >= kScaleBytes * kMostStages);
 
 __device__ __forceinline__ uint32_t scales_of(const Room& room, uint32_t stage) {
   return room.base - kScaleRoom + stage * kScaleBytes;
+}
+
+__device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
+  return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
 /// A lane's scales of one stage: rows lane, lane + 32, ... of the tile.
@@ -42,12 +48,8 @@ __device__ __forceinline__ LaneScales read_scales(const Fp8Scales& s, const std:
     const int row = lane() + i * kScaleThreads;
     found.of[i] = 0;
     if (row >= rows) continue;
-    const std::byte* p = tile + row * s.row + block * s.block;
-    // A byte is a float's exponent; 0 is 2^-127, whose float is not normal.
-    if (s.ue8m0)
-      found.of[i] = *p == std::byte{0} ? 0x1p-127F : __uint_as_float(static_cast<uint32_t>(*p) << 23);
-    else
-      found.of[i] = *reinterpret_cast<const float*>(p);
+    const int in_word = block & ((1 << s.packed) - 1);
+    found.of[i] = scale_at(tile + row * s.row + (block >> s.packed) * s.block + in_word, s.ue8m0);
   }
   return found;
 }
@@ -81,31 +83,72 @@ __device__ __forceinline__ void load_scales(const GroupedParams& p, const Room& 
 
 /// A tile's scales of weights, of one stage after the other. Gated: of the gate and of the up half.
 struct WeightScales {
-  const float* first;
-  const float* second;
+  const std::byte* first;
+  const std::byte* second;
 };
 template <class K>
 __device__ __forceinline__ WeightScales weight_scales_of(const GroupedParams& p, const Tile& t) {
+  const Fp8Scales& s = p.scales;
+  const int bytes = s.weights_ue8m0 ? 1 : 4;
   const auto at = [&](int row) {
-    const int inside = row < p.scales.weight_rows ? row : p.scales.weight_rows - 1;
-    return p.scales.weights + (static_cast<int64_t>(t.expert) * p.scales.weight_rows + inside) * p.inner_blocks;
+    const int inside = row < s.weight_rows ? row : s.weight_rows - 1;
+    return s.weights + (static_cast<int64_t>(t.expert) * s.weight_rows + inside) * p.inner_blocks * bytes;
   };
-  if constexpr (K::kGated) return {at(t.column_tile), at(p.gate_rows / kFp8Inner + t.column_tile)};
-  const float* one = at(t.column_tile * 2 + math_group());
+  if constexpr (K::kGated) return {at(t.column_tile), at(s.weight_rows / 2 + t.column_tile)};
+  const std::byte* one = at(t.column_tile * 2 + math_group());
   return {one, one};
 }
 
-/// sums += product * scales: of the weights, and of the rows, which are columns of the product.
-template <int kWidth>
+/// sums += product * scales: of the weights, and of the rows, which are columns of the product. `kAlike`: the weights have one
+/// scale, `first`.
+template <int kWidth, bool kAlike>
 __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const float (&product)[kWidth / 2], uint32_t scales,
                                            float first, float second) {
 #pragma unroll
   for (int i = 0; i < kWidth / 2; i += 4) {
     const float2 row = ptx::load_shared_pair(scales + static_cast<uint32_t>(i * 2 + (lane() & 3) * 2) * 4);
-    sums[i] += product[i] * (row.x * first);
-    sums[i + 1] += product[i + 1] * (row.y * first);
-    sums[i + 2] += product[i + 2] * (row.x * second);
-    sums[i + 3] += product[i + 3] * (row.y * second);
+    const float2 gate{row.x * first, row.y * first};
+    const float2 up = kAlike ? gate : float2{row.x * second, row.y * second};
+    sums[i] += product[i] * gate.x;
+    sums[i + 1] += product[i + 1] * gate.y;
+    sums[i + 2] += product[i + 2] * up.x;
+    sums[i + 3] += product[i + 3] * up.y;
+  }
+}
+
+/// Stores a tile's outputs as fp8, each row with a scale: the tile's columns are one group. They are rounded to bf16 before, so
+/// that the bytes are those of a quantisation that follows by itself. Both warpgroups.
+template <class K, int kWidth>
+__device__ __forceinline__ void store_quantised(const GroupedParams& p, const Room& room, const Tile& t,
+                                                const float (&sums)[2][kWidth / 2]) {
+  constexpr uint32_t kHalf = kWidth * 64;  // bytes of the rows of one half of a warpgroup
+  constexpr int kLanes = 16;               // of a row, 8 columns each
+  ptx::named_barrier(3, kMathThreads);     // the tile before has been read
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    stage_outputs<K, kWidth, 32>(room.staging(math_group()) + static_cast<uint32_t>(half) * kHalf,
+                                 [&](int i) { return interleaved_output<kWidth>(p, sums[half], i); });
+  ptx::named_barrier(3, kMathThreads);
+  const int piece = static_cast<int>(threadIdx.x) % kLanes, rows = static_cast<int>(t.shape >> 16);
+  const int column = t.column_tile * K::kColumns + piece * 8;
+  const uint32_t part = room.staging(piece / 8) + static_cast<uint32_t>(piece / 4 % 2) * kHalf;
+  const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / kLanes; row < kWidth; row += kMathThreads / kLanes) {
+    const int4 eight = ptx::load_shared_16(part + staged_at<4>(row, piece % 4));
+    RawColumns<1> raw{};
+    raw.eight[0].low = {static_cast<uint32_t>(eight.x), static_cast<uint32_t>(eight.y), static_cast<uint32_t>(eight.z),
+                        static_cast<uint32_t>(eight.w)};
+    const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1>(raw, kLanes, kind);
+    if (row >= rows || column >= p.columns) continue;
+    const int64_t at = t.row + row;
+    *reinterpret_cast<uint2*>(p.quantised.rows + at * p.columns + column) = q.bytes[0];
+    if (piece != 0) continue;
+    std::byte* const scale = p.quantised.scales + at * p.quantised.row;
+    if (p.quantised.ue8m0)
+      scale[t.column_tile] = static_cast<std::byte>(q.scale);
+    else
+      reinterpret_cast<uint32_t*>(scale)[t.column_tile] = q.scale;
   }
 }
 
@@ -116,7 +159,10 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room
   for (int i = 0; i < kWidth / 2; ++i) sums[0][i] = sums[1][i] = 0;
   const WeightScales weights = weight_scales_of<K>(p, read_entry(entry));
   for (int block = 0; block < p.inner_blocks; ++block) {
-    const float first = weights.first[block], second = weights.second[block];
+    const auto of_weights = [&](const std::byte* scales) {
+      return scale_at(scales + block * (p.scales.weights_ue8m0 ? 1 : 4), p.scales.weights_ue8m0);
+    };
+    const float first = of_weights(weights.first), second = K::kGated ? of_weights(weights.second) : first;
     const Operands s = next_stage(room, at);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -135,15 +181,19 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::keep(product);
-      add_scaled<kWidth>(sums[half], product, scales_of(room, at.slot), first, second);
+      add_scaled<kWidth, !K::kGated>(sums[half], product, scales_of(room, at.slot), first, second);
     }
     __syncwarp();  // all lanes have read the scales
     release_stage(room, at.slot);
     advance(room, at);
   }
   const Tile t = read_entry(entry);
-  store_half<K, kWidth>(p, room, t, 0, sums[0]);
-  store_half<K, kWidth>(p, room, t, 1, sums[1]);
+  if constexpr (K::kQuantised) {
+    store_quantised<K, kWidth>(p, room, t, sums);
+  } else {
+    store_half<K, kWidth>(p, room, t, 0, sums[0]);
+    store_half<K, kWidth>(p, room, t, 1, sums[1]);
+  }
 }
 
 template <class K>

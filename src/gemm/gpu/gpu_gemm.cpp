@@ -39,31 +39,39 @@ gpu::DeviceTraits usable_device(int* device) {
   return traits;
 }
 
-Finish finish_of(Epilogue epilogue) {
-  return epilogue == Epilogue::none ? Finish::plain : epilogue == Epilogue::swiglu ? Finish::gated : Finish::activated;
+Finish finish_of(const GroupedGemmConfig& c) {
+  if (c.epilogue != Epilogue::swiglu) return c.epilogue == Epilogue::none ? Finish::plain : Finish::activated;
+  return c.quantize != ScaleKind::none ? Finish::quantised : Finish::gated;
 }
 
 GroupedKernel kernel_for(const GroupedGemmConfig& c) {
-  const Finish finish = finish_of(c.epilogue);
+  const Finish finish = finish_of(c);
+  if (c.type == DType::fp8_e4m3) return kernel_fp8(finish);
   if (c.type == DType::f16) return c.order == WeightOrder::nk ? kernel_f16_nk(finish) : kernel_f16_kn(finish);
   return c.order == WeightOrder::nk ? kernel_bf16_nk(finish) : kernel_bf16_kn(finish);
 }
 
 class GpuGemm final : public GroupedGemm::Impl {
  public:
-  GpuGemm(const GroupedGemmConfig& c, const void* weights) : traits_(usable_device(&device_)), kernel_(kernel_for(c)) {
+  GpuGemm(const GroupedGemmConfig& c, const void* weights, const void* weight_scales)
+      : traits_(usable_device(&device_)), kernel_(kernel_for(c)), fp8_(c.type == DType::fp8_e4m3) {
     config = c;
-    type_ = c.type == DType::bf16 ? gpu::ElementType::bf16 : gpu::ElementType::f16;
     params_.tickets = static_cast<uint32_t*>(tickets_.data());
     params_.num_experts = c.num_experts;
     params_.columns = static_cast<int>(c.columns());
-    const int64_t in_tile = finish_of(c.epilogue) == Finish::gated ? kTileColumns / 2 : kTileColumns;
+    const bool gated = c.epilogue == Epilogue::swiglu;
+    const int64_t in_tile = gated ? kTileColumns / 2 : kTileColumns;
     params_.column_tiles = static_cast<int>((c.columns() + in_tile - 1) / in_tile);
-    params_.inner_blocks = std::max(3, static_cast<int>((c.k + kInner - 1) / kInner));
+    params_.inner_blocks = static_cast<int>((c.k + inner() - 1) / inner());
+    if (!fp8_) params_.inner_blocks = std::max(3, params_.inner_blocks);
+    params_.most_rows = fp8_ ? kMostFp8Rows : kMostRows;
     params_.gate_rows = static_cast<int>(c.n / 2);
     params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
     params_.activation = c.epilogue == Epilogue::silu ? Activation::silu : Activation::relu;
     params_.gating = {c.swiglu.limit, c.swiglu.alpha, c.swiglu.up_shift};
+    params_.scales.weights = static_cast<const std::byte*>(weight_scales);
+    params_.scales.weights_ue8m0 = c.weight_scales == ScaleKind::ue8m0;
+    params_.scales.weight_rows = static_cast<int>(gated ? 2 * num_scales(c.n / 2) : num_scales(c.n));
     check(kernel_.prepare(traits_.shared_bytes), "kernel");
     map_weights(weights);
   }
@@ -73,7 +81,8 @@ class GpuGemm final : public GroupedGemm::Impl {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: num_sms = " + std::to_string(options.num_sms) +
                                                    ": must be in [0, " + std::to_string(traits_.multiprocessors) + "]");
     }
-    const int64_t end = std::min(x.rows, out.rows), most_tiles = (end / kMostRows + config.num_experts) * params_.column_tiles;
+    const int64_t end = std::min(x.rows, out.rows),
+                  most_tiles = (end / params_.most_rows + config.num_experts) * params_.column_tiles;
     if (most_tiles > kMostTiles) {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + std::to_string(end) + " rows of " +
                                                    std::to_string(config.columns()) + " columns: more than " +
@@ -84,7 +93,11 @@ class GpuGemm final : public GroupedGemm::Impl {
                                                    " is current, the object is of GPU " + std::to_string(device_));
     }
     if (x.data != x_.data || x.rows != x_.rows) map_rows(x);
-    if (out.data != out_.data || out.rows != out_.rows) map_outputs(out);
+    if (config.quantize != ScaleKind::none)
+      set_quantised(out);
+    else if (out.data != out_.data || out.rows != out_.rows)
+      map_outputs(out);
+    if (fp8_) set_scales(x, rows);
     params_.ranges.wide = rows.num_rows != nullptr;
     params_.ranges.num_rows = params_.ranges.wide ? static_cast<const void*>(rows.num_rows) : rows.num_rows_32;
     params_.ranges.first_row = rows.first_row;
@@ -95,36 +108,43 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
 
  private:
-  static constexpr uint64_t kElement = 2;                  // bytes
+  static constexpr uint64_t kOutElement = 2;               // bytes of an output that has a map
   static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
-  void make(CUtensorMap* map, const void* data, std::initializer_list<Dimension> dimensions, Swizzle swizzle,
+  uint64_t element() const { return dtype_bytes(config.type); }
+  /// Elements of the sum in a stage.
+  uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
+
+  void make(CUtensorMap* map, const void* data, DType type, std::initializer_list<Dimension> dimensions, Swizzle swizzle,
             const char* what) const {
-    if (gpu::make_tensor_map(map, data, type_, dimensions, swizzle)) return;
+    const auto elements = type == DType::bf16  ? gpu::ElementType::bf16
+                          : type == DType::f16 ? gpu::ElementType::f16
+                                               : gpu::ElementType::bytes;
+    if (gpu::make_tensor_map(map, data, elements, dimensions, swizzle)) return;
     throw Error(ErrorCode::system, std::string("GroupedGemm: the driver makes no tensor map of ") + what);
   }
 
   void map_weights(const void* weights) {
     const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k),
                e = static_cast<uint64_t>(config.num_experts);
-    const uint64_t expert = n * k * kElement;
+    const uint64_t expert = n * k * element(), row = k * element();
+    const DType type = config.type;
     CUtensorMap* map = &params_.weights;
     if (config.order == WeightOrder::kn) {
-      make(map, weights, {{n, 0, 64}, {k, n * kElement, kInner}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
+      make(map, weights, type, {{n, 0, 64}, {k, n * element(), inner()}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
     } else if (config.epilogue == Epilogue::swiglu) {
-      const uint64_t row = k * kElement;
-      make(map, weights, {{k, 0, kInner}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, expert, 1}},
+      make(map, weights, type, {{k, 0, inner()}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, expert, 1}},
            Swizzle::bytes_128, "the weights");
     } else {
-      make(map, weights, {{k, 0, kInner}, {n, k * kElement, kTileColumns}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
+      make(map, weights, type, {{k, 0, inner()}, {n, row, kTileColumns}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
     }
   }
   void map_rows(const ConstRows& x) {
     x_ = {};  // until all maps are there
     const auto k = static_cast<uint64_t>(config.k), rows = static_cast<uint64_t>(x.rows);
-    for (uint32_t step = 1; step <= kMostRows / kRowStep; ++step) {
-      make(&params_.rows[step - 1], x.data, {{k, 0, kInner}, {rows, k * kElement, step * kRowStep}}, Swizzle::bytes_128,
-           "the rows");
+    for (uint32_t step = 1; step <= static_cast<uint32_t>(params_.most_rows / kRowStep); ++step) {
+      make(&params_.rows[step - 1], x.data, config.type, {{k, 0, inner()}, {rows, k * element(), step * kRowStep}},
+           Swizzle::bytes_128, "the rows");
     }
     x_ = x;
   }
@@ -134,25 +154,52 @@ class GpuGemm final : public GroupedGemm::Impl {
     const uint32_t columns = narrow ? 32 : 64;
     const Swizzle swizzle = narrow ? Swizzle::bytes_64 : Swizzle::bytes_128;
     const auto width = static_cast<uint64_t>(config.columns()), rows = static_cast<uint64_t>(out.rows);
-    make(&params_.out_64, out.data, {{width, 0, columns}, {rows, width * kElement, 64}}, swizzle, "the outputs");
-    make(&params_.out_16, out.data, {{width, 0, columns}, {rows, width * kElement, 16}}, swizzle, "the outputs");
+    const DType type = config.out_type();
+    make(&params_.out_64, out.data, type, {{width, 0, columns}, {rows, width * kOutElement, 64}}, swizzle, "the outputs");
+    make(&params_.out_16, out.data, type, {{width, 0, columns}, {rows, width * kOutElement, 16}}, swizzle, "the outputs");
     params_.out = static_cast<uint16_t*>(out.data);
     out_ = out;
+  }
+
+  void set_quantised(const Rows& out) {
+    params_.quantised.rows = static_cast<std::byte*>(out.data);
+    params_.quantised.scales = static_cast<std::byte*>(out.scales);
+    params_.quantised.row = static_cast<int64_t>(scale_row_bytes(out.cols, out.scale_kind));
+    params_.quantised.ue8m0 = out.scale_kind == ScaleKind::ue8m0;
+  }
+  void set_scales(const ConstRows& x, const ExpertRows& rows) {
+    Fp8Scales& s = params_.scales;
+    s.rows = static_cast<const std::byte*>(x.scales);
+    s.ue8m0 = x.scale_kind == ScaleKind::ue8m0;
+    s.rows_of_expert = rows.scale_rows > 0;
+    if (!s.rows_of_expert) {
+      s.row = static_cast<int64_t>(scale_row_bytes(x.cols, x.scale_kind));
+      s.block = s.ue8m0 ? 1 : 4;
+      s.packed = 0;
+      s.expert = 0;
+      return;
+    }
+    constexpr int64_t kWord = 4;
+    s.row = kWord;
+    s.block = rows.scale_rows * kWord;
+    s.packed = s.ue8m0 ? 2 : 0;
+    s.expert = (num_scales(x.cols) + (1 << s.packed) - 1) / (1 << s.packed) * s.block;
   }
 
   int device_ = -1;
   gpu::DeviceTraits traits_;
   GroupedKernel kernel_;
+  bool fp8_;
   GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
-  gpu::ElementType type_ = gpu::ElementType::bf16;
   GroupedParams params_;
   ConstRows x_, out_;  // of which there are maps
 };
 
 }  // namespace
 
-std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig& config, const void* weights) {
-  return std::make_unique<GpuGemm>(config, weights);
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig& config, const void* weights,
+                                                     const void* weight_scales) {
+  return std::make_unique<GpuGemm>(config, weights, weight_scales);
 }
 
 }  // namespace switchyard::detail::gemm

@@ -19,7 +19,8 @@ struct GroupedGemm::Impl {
 namespace detail::gemm {
 
 /// `config` is checked. Throws as the public constructor.
-std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig& config, const void* weights);
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig& config, const void* weights,
+                                                     const void* weight_scales);
 
 }  // namespace detail::gemm
 }  // namespace switchyard

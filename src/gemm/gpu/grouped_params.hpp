@@ -39,14 +39,26 @@ struct RowRanges {
   int64_t end = 0;  ///< no expert has rows from here on, whatever the numbers say
 };
 
-/// Scales of fp8 rows and weights: one for 128 elements of a row, one for 128 x 128 weights. Strides are in bytes.
+/// Scales of fp8 rows and weights: one for 128 elements of a row, one for 128 x 128 weights; float32, or UE8M0 in a byte.
+/// Strides are in bytes.
 struct Fp8Scales {
-  const std::byte* rows = nullptr;  ///< float32, or UE8M0: of block b of row r of expert e at r * row + b * block + e * expert
+  /// Of block b of row r of expert e: at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
+  const std::byte* rows = nullptr;
   int64_t row = 0, block = 0, expert = 0;
-  bool rows_of_expert = false;     ///< r counts from the expert's first row
-  bool ue8m0 = false;              ///< scales of rows are bytes: 2^(value - 127)
-  const float* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]
-  int weight_rows = 0;
+  int packed = 0;               ///< log2 of the UE8M0 scales of a row that lie side by side
+  bool rows_of_expert = false;  ///< r counts from the expert's first row
+  bool ue8m0 = false;
+  const std::byte* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]
+  int weight_rows = 0;                 ///< gated: of the gate, then as many of the up half
+  bool weights_ue8m0 = false;
+};
+
+/// Where quantised outputs go: e4m3 [end, columns], and the scale of block b of row r at r * row + b * (4, or 1: UE8M0).
+struct Fp8Outputs {
+  std::byte* rows = nullptr;
+  std::byte* scales = nullptr;
+  int64_t row = 0;
+  bool ue8m0 = false;
 };
 
 struct GroupedParams {
@@ -60,12 +72,13 @@ struct GroupedParams {
   int columns = 0;            ///< of an output row
   int column_tiles = 0;       ///< of the product
   int most_rows = kMostRows;  ///< of a tile
-  int inner_blocks = 0;       ///< at least 3; blocks beyond the end of the sum are 0
+  int inner_blocks = 0;       ///< at least 3 but for fp8; blocks beyond the end of the sum are 0
   int gate_rows = 0;          ///< gated: weights of the gate, before those of the up half
   uint32_t shared_bytes = 0;
   Activation activation = Activation::relu;
   Gating gating;
-  Fp8Scales scales;  ///< of the fp8 kernels
+  Fp8Scales scales;      ///< of the fp8 kernels
+  Fp8Outputs quantised;  ///< of the fp8 kernel that quantises, instead of `out` and its maps
 };
 
 }  // namespace switchyard::detail::gemm

@@ -7,8 +7,8 @@
 
 namespace switchyard::detail::gemm {
 
-/// What becomes of the sums: themselves; a function of each; one output of a gate and an up element.
-enum class Finish : uint8_t { plain, activated, gated };
+/// What becomes of the sums: themselves; a function of each; one output of a gate and an up element, also quantised to fp8.
+enum class Finish : uint8_t { plain, activated, gated, quantised };
 
 /// A kernel, as host code uses it.
 struct GroupedKernel {
@@ -20,5 +20,6 @@ GroupedKernel kernel_bf16_nk(Finish finish);
 GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);
 GroupedKernel kernel_f16_kn(Finish finish);
+GroupedKernel kernel_fp8(Finish finish);  ///< alone has Finish::quantised
 
 }  // namespace switchyard::detail::gemm

@@ -11,7 +11,7 @@ ExpertImpl make_gpu_experts(const ExpertShape&, const uint16_t*, const uint16_t*
 
 namespace gemm {
 
-std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig&, const void*) {
+std::unique_ptr<GroupedGemm::Impl> make_grouped_gemm(const GroupedGemmConfig&, const void*, const void*) {
   throw Error(ErrorCode::unsupported, "GroupedGemm: this library was built without CUDA");
 }
 

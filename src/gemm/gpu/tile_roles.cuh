@@ -246,28 +246,37 @@ __device__ __forceinline__ float activated(const GroupedParams& p, float v) {
   return p.activation == Activation::silu ? smooth : cut;
 }
 
-/// Puts `kColumns` (64 or 32) outputs of `kWidth` rows, of this warpgroup, into staging as rows of 128 or 64 bytes, swizzled
-/// for a tensor copy, and stores them to columns [column, column + kColumns) of the tile's rows. `value(i)` is output i of this
-/// thread: of 16 rows 8 outputs (64 columns) or 4. Staging is free again when the next call's wait has ended.
+/// Where piece `piece` (16 bytes) of a row in staging lies, of `kPieces` a row: swizzled for a tensor copy.
+template <int kPieces>
+__device__ __forceinline__ uint32_t staged_at(int row, int piece) {
+  return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
+}
+/// Puts `kColumns` (64 or 32) outputs of `kWidth` rows, of this warpgroup, into staging as rows of 128 or 64 bytes. `value(i)`
+/// is output i of this thread: of 16 rows 8 outputs (64 columns) or 4.
 template <class K, int kWidth, int kColumns, class Value>
-__device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
-                                              Value value) {
-  constexpr int kPieces = kColumns / 8;  // 16 bytes each
-  const auto swizzled = [](int row, int piece) {
-    return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
-  };
+__device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
+  constexpr int kPieces = kColumns / 8;
   const auto two = [&](int i) { return pack<typename K::Element>(value(i), value(i + 1)); };
-  if (lane() == 0) ptx::bulk_wait_read();
-  ptx::named_barrier(1 + math_group(), 128);
 #pragma unroll
   for (int row = 0; row < kWidth; row += 16) {
     if constexpr (kPieces == 8) {
       const int at = row + (lane() & 7) + (lane() >> 4) * 8, piece = warp_of_group() * 2 + (lane() >> 3 & 1), i = row / 2;
-      ptx::store_transposed(staging + swizzled(at, piece), two(i), two(i + 2), two(i + 4), two(i + 6));
+      ptx::store_transposed(staging + staged_at<kPieces>(at, piece), two(i), two(i + 2), two(i + 4), two(i + 6));
     } else {
-      ptx::store_transposed(staging + swizzled(row + (lane() & 15), warp_of_group()), two(row / 4), two(row / 4 + 2));
+      ptx::store_transposed(staging + staged_at<kPieces>(row + (lane() & 15), warp_of_group()), two(row / 4), two(row / 4 + 2));
     }
   }
+}
+
+/// Stores what stage_outputs() takes to columns [column, column + kColumns) of the tile's rows. Staging is free again when the
+/// next call's wait has ended.
+template <class K, int kWidth, int kColumns, class Value>
+__device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
+                                              Value value) {
+  constexpr int kPieces = kColumns / 8;  // 16 bytes each
+  if (lane() == 0) ptx::bulk_wait_read();
+  ptx::named_barrier(1 + math_group(), 128);
+  stage_outputs<K, kWidth, kColumns>(staging, value);
   ptx::fence_proxy_async_shared();
   ptx::named_barrier(1 + math_group(), 128);
   const int rows = static_cast<int>(t.shape >> 16), wide = rows / 64, boxes = wide + rows % 64 / 16;
@@ -285,8 +294,14 @@ __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t s
     const int row = i / kPieces, piece = i % kPieces;
     if (column + piece * 8 >= p.columns) continue;
     *reinterpret_cast<int4*>(p.out + static_cast<int64_t>(t.row + row) * p.columns + column + piece * 8) =
-        ptx::load_shared_16(staging + swizzled(row, piece));
+        ptx::load_shared_16(staging + staged_at<kPieces>(row, piece));
   }
+}
+
+/// Output i of this thread, of gate and up elements that lie in one half of its accumulators.
+template <int kWidth>
+__device__ __forceinline__ float interleaved_output(const GroupedParams& p, const float (&d)[kWidth / 2], int i) {
+  return gated(p.gating, d[i / 2 * 4 + i % 2], d[i / 2 * 4 + i % 2 + 2]);
 }
 
 /// Stores half `half` of this warpgroup's accumulators.
@@ -297,7 +312,7 @@ __device__ __forceinline__ void store_half(const GroupedParams& p, const Room& r
   const int column = t.column_tile * K::kColumns + (math_group() * 2 + half) * kColumns;
   store_outputs<K, kWidth, kColumns>(p, room.staging(math_group()), column, t, [&](int i) {
     if constexpr (K::kInterleaved)
-      return gated(p.gating, d[i / 2 * 4 + i % 2], d[i / 2 * 4 + i % 2 + 2]);
+      return interleaved_output<kWidth>(p, d, i);
     else
       return activated<K>(p, d[i]);
   });
