@@ -121,6 +121,7 @@ class BenchUsage(unittest.TestCase):
 
     def test_what_has_no_effect(self):
         low_latency, flat, cuda = ["--mode", "low_latency"], ["--mode", "flat"], ["--backend", "cuda"]
+        layer = ["--mode", "layer"]
         for args, text in (
                 (["--sms", "4"], "--sms: given with --backend cpu; it belongs to --backend cuda"),
                 (["--sweep", "sms=4,8"], "--sweep sms: given with --backend cpu"),
@@ -145,12 +146,23 @@ class BenchUsage(unittest.TestCase):
                 ([*flat, "--contest", "--tokens", "3"], "--tokens: given with --contest, which sets the shapes"),
                 ([*flat, "--contest", "--sweep", "tokens=3"], "--sweep: given with --contest, which sets the shapes"),
                 (["--contest"], "--contest: given with --mode normal; it belongs to --mode flat"),
+                (["--exchange", "low_latency"], "--exchange: given with --mode normal; it belongs to --mode layer"),
+                ([*flat, "--sweep", "intermediate=8,16"], "--sweep intermediate: given with --mode flat; it belongs to --mode layer"),
+                ([*layer, "--layout", "expert_major"], "--layout: given with --mode layer; it belongs to --mode normal"),
+                ([*layer, "--staging", "ring"], "--staging: given with --mode layer"),
+                ([*layer, "--late-us", "3"], "--late-us: given with --mode layer; it belongs to --mode low_latency and flat"),
+                ([*layer, "--pieces", "3"], "--pieces: given with --mode layer --exchange normal"),
+                ([*layer, "--exchange", "low_latency", "--alignment", "8"], "--alignment: given with --mode layer --exchange low_latency"),
+                ([*layer, "--dtype", "f16"], "--mode: 'layer' given with f16 rows; its experts compute in bf16"),
+                ([*layer, "--quantize", "f32"], "--mode: 'layer' given with quantised rows"),
+                ([*layer, "--exchange", "flat"], "--exchange: 'flat' given; allowed: normal, low_latency"),
+                ([*layer, "--exchange", "low_latency", "--tokens", "70k"], "low-latency mode takes at most 65535"),
                 (["--sweep", "tokens=3", "--sweep", "tokens=4"], "--sweep: 'tokens=4' given after another of tokens")):
             self.refused(args, text)
 
 
     def test_a_configuration_is_checked_before_anything_is_measured(self):
-        low_latency, flat = ["--mode", "low_latency"], ["--mode", "flat"]
+        low_latency, flat, layer = ["--mode", "low_latency"], ["--mode", "flat"], ["--mode", "layer"]
         large = ["--hidden", "100k", "--sweep", "tokens=8,64k"]
         for args, text in (
                 (["--sweep", "hidden=64,13"], "hidden = 13"),
@@ -162,9 +174,11 @@ class BenchUsage(unittest.TestCase):
                 (["--routing", "unifrm"], "Did you mean 'uniform'?"),
                 (["--ranks", "64", *large], "--hidden 100000 need about"),
                 ([*low_latency, "--ranks", "64", *large], "--hidden 100000 need about"),
-                ([*flat, "--ranks", "64", *large], "--hidden 100000 need about")):
+                ([*flat, "--ranks", "64", *large], "--hidden 100000 need about"),
+                ([*layer, "--sweep", "intermediate=8,128k"], "--intermediate 128000 --experts 256 need about"),
+                ([*layer, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8")):
             self.refused(args, text)
-        for mode in ("normal", "low_latency", "flat"):
+        for mode in ("normal", "low_latency", "flat", "layer"):
             code, out, err = run("bench", "--mode", mode, env={"SWITCHYARD_TUNING": "/nonexistent.tuning"})
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn("/nonexistent.tuning", err)
@@ -205,7 +219,7 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(out.count("note: the input sets of 4 of 4 points"), 1, out)
 
     def test_what_was_measured_before_a_failure_is_written(self):
-        for mode in ("normal", "low_latency", "flat"):
+        for mode in ("normal", "low_latency", "flat", "layer"):
             with tempfile.TemporaryDirectory() as folder:
                 done = run_with_small_files("bench", *QUICK, *short_limit(["--mode", mode]), "--mode", mode, "--processes", "--hidden",
                                             "256", "--sweep", "tokens=8,4096,9", "--json", "x.json", "--html", "x.html", cwd=folder)
@@ -276,6 +290,59 @@ class Sweeps(unittest.TestCase):
         self.assertIn("2 ranks, 16 tokens, pieces 2, topk 3", err)
 
 
+class Layer(unittest.TestCase):
+    """A whole layer, its calls by themselves, and its experts without exchange."""
+
+    def measure(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("bench", *QUICK, "--mode", "layer", "--json", f"{folder}/x.json", "--html", f"{folder}/x.html", *args)
+            self.assertEqual(code, 0, out + err)
+            page = Path(folder, "x.html").read_text()
+            return json.loads(Path(folder, "x.json").read_text())["runs"], out, page
+
+    def check(self, run, exchange):
+        config = run["config"]
+        self.assertEqual((config["mode"], config["exchange"], run["verified"]), ("layer", exchange, True))
+        for name in ("dispatch", "experts", "combine", "layer"):
+            self.assertEqual(run[name]["iterations"], 20, name)
+            self.assertGreater(run[name]["p50_us"], 0, name)
+        self.assertAlmostEqual(run["layer_over_experts"], run["layer"]["p50_us"] / run["experts"]["p50_us"])
+        self.assertAlmostEqual(run["share_of_limit"]["layer"] * run["layer_over_experts"], 1)
+        self.assertEqual(run["routes"], config["ranks"] * config["tokens_per_rank"] * config["topk"])
+        flops = run["routes"] / config["ranks"] * 6 * config["hidden"] * config["intermediate"]
+        self.assertAlmostEqual(run["tflops"]["experts"], flops / run["experts"]["p50_us"] / 1e6)
+        names = [check["name"] for check in run["checks"]]
+        for rank in range(config["ranks"]):
+            self.assertIn(f"layer on rank {rank}", names)
+            self.assertIn(f"the same bits after the timed calls on rank {rank}", names)
+        self.assertTrue(all(check["passed"] for check in run["checks"]))
+
+    def test_normal(self):
+        runs, out, page = self.measure("--sweep", "intermediate=16,24", "--order", "per_route", "--alignment", "8", "--processes")
+        self.assertEqual([run["config"]["intermediate"] for run in runs], [16, 24])
+        for run in runs:
+            self.check(run, "normal")
+            self.assertEqual((run["config"]["order"], run["config"]["expert_alignment"]), ("per_route", 8))
+        self.assertIn("normal exchange", out)
+        self.assertIn("over up + down", out)
+        self.assertIn("layer mode, normal exchange", page)
+        self.assertIn("The limit of a layer is up + down", page)
+
+    def test_low_latency(self):
+        runs, out, page = self.measure("--exchange", "low_latency", "--sweep", "tokens=1,5", "--sweep", "sending=per_rank,per_route")
+        self.assertEqual([(run["config"]["tokens_per_rank"], run["config"]["sending"]) for run in runs],
+                         [(1, "per_rank"), (1, "per_route"), (5, "per_rank"), (5, "per_route")])
+        for run in runs:
+            self.check(run, "low_latency")
+        self.assertIn("low_latency exchange", out)
+        self.assertIn("<h2>per_route sending</h2>", page)
+
+    def test_not_checked(self):
+        runs, out, _ = self.measure("--no-verify")
+        self.assertIsNone(runs[0]["verified"])
+        self.assertNotIn("PASS", out)
+
+
 class Launched(unittest.TestCase):
     """Every rank is a call of its own, as torchrun, mpirun and srun make them. The first one speaks."""
 
@@ -294,7 +361,7 @@ class Launched(unittest.TestCase):
 
     def test_one_report_of_all_ranks(self):
         for launcher in (None, "torchrun"):
-            for mode in ("low_latency", "flat"):
+            for mode in ("low_latency", "flat", "layer"):
                 with tempfile.TemporaryDirectory() as folder:
                     (first, *others) = self.ranks(3, "--mode", mode, "--hidden", "64", "--iterations", "20", "--sweep", "tokens=2,5", "--json",
                                                   "x.json", "--html", "x.html", launcher=launcher, folder=folder)
