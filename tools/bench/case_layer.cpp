@@ -9,7 +9,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <iterator>
+#include <chrono>
+#include <map>
 
 #include "bench/latency.hpp"
 #include "cli/outputs.hpp"

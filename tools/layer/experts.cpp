@@ -12,6 +12,13 @@ size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 constexpr DType kType = DType::bf16;  ///< of rows and weights
 
+/// Of experts on the host: forward_rank_major, which has routes, is not called.
+ExpertOptions host_options() {
+  ExpertOptions o;
+  o.route_scratch_bytes = 0;
+  return o;
+}
+
 /// docs/expert.md, "Weights for demonstrations".
 measure::WeightForm form_of(uint64_t seed, uint64_t matrix, double amplitude) {
   measure::WeightForm form;
@@ -38,13 +45,13 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
 LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, RankDevice& device)
     : shape_(shape), device_(device) {
   if (device.on_host())
-    mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert));
+    mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
   else if (shape.num_local_experts > 0)
     make_products(first_expert, seed, max_rows);
 }
 
 size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, Backend backend) {
-  if (backend == Backend::cpu) return ExpertMlp::memory_required(shape).total();
+  if (backend == Backend::cpu) return ExpertMlp::memory_required(shape, host_options()).total();
   return at(shape.num_local_experts * 3 * shape.hidden * shape.intermediate + max_rows * shape.intermediate) *
          dtype_bytes(kType);
 }

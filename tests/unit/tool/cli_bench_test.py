@@ -290,59 +290,6 @@ class Sweeps(unittest.TestCase):
         self.assertIn("2 ranks, 16 tokens, pieces 2, topk 3", err)
 
 
-class Layer(unittest.TestCase):
-    """A whole layer, its calls by themselves, and its experts without exchange."""
-
-    def measure(self, *args):
-        with tempfile.TemporaryDirectory() as folder:
-            code, out, err = run("bench", *QUICK, "--mode", "layer", "--json", f"{folder}/x.json", "--html", f"{folder}/x.html", *args)
-            self.assertEqual(code, 0, out + err)
-            page = Path(folder, "x.html").read_text()
-            return json.loads(Path(folder, "x.json").read_text())["runs"], out, page
-
-    def check(self, run, exchange):
-        config = run["config"]
-        self.assertEqual((config["mode"], config["exchange"], run["verified"]), ("layer", exchange, True))
-        for name in ("dispatch", "experts", "combine", "layer"):
-            self.assertEqual(run[name]["iterations"], 20, name)
-            self.assertGreater(run[name]["p50_us"], 0, name)
-        self.assertAlmostEqual(run["layer_over_experts"], run["layer"]["p50_us"] / run["experts"]["p50_us"])
-        self.assertAlmostEqual(run["share_of_limit"]["layer"] * run["layer_over_experts"], 1)
-        self.assertEqual(run["routes"], config["ranks"] * config["tokens_per_rank"] * config["topk"])
-        flops = run["routes"] / config["ranks"] * 6 * config["hidden"] * config["intermediate"]
-        self.assertAlmostEqual(run["tflops"]["experts"], flops / run["experts"]["p50_us"] / 1e6)
-        names = [check["name"] for check in run["checks"]]
-        for rank in range(config["ranks"]):
-            self.assertIn(f"layer on rank {rank}", names)
-            self.assertIn(f"the same bits after the timed calls on rank {rank}", names)
-        self.assertTrue(all(check["passed"] for check in run["checks"]))
-
-    def test_normal(self):
-        runs, out, page = self.measure("--sweep", "intermediate=16,24", "--order", "per_route", "--alignment", "8", "--processes")
-        self.assertEqual([run["config"]["intermediate"] for run in runs], [16, 24])
-        for run in runs:
-            self.check(run, "normal")
-            self.assertEqual((run["config"]["order"], run["config"]["expert_alignment"]), ("per_route", 8))
-        self.assertIn("normal exchange", out)
-        self.assertIn("over up + down", out)
-        self.assertIn("layer mode, normal exchange", page)
-        self.assertIn("The limit of a layer is up + down", page)
-
-    def test_low_latency(self):
-        runs, out, page = self.measure("--exchange", "low_latency", "--sweep", "tokens=1,5", "--sweep", "sending=per_rank,per_route")
-        self.assertEqual([(run["config"]["tokens_per_rank"], run["config"]["sending"]) for run in runs],
-                         [(1, "per_rank"), (1, "per_route"), (5, "per_rank"), (5, "per_route")])
-        for run in runs:
-            self.check(run, "low_latency")
-        self.assertIn("low_latency exchange", out)
-        self.assertIn("<h2>per_route sending</h2>", page)
-
-    def test_not_checked(self):
-        runs, out, _ = self.measure("--no-verify")
-        self.assertIsNone(runs[0]["verified"])
-        self.assertNotIn("PASS", out)
-
-
 class Launched(unittest.TestCase):
     """Every rank is a call of its own, as torchrun, mpirun and srun make them. The first one speaks."""
 

@@ -345,25 +345,6 @@ class Verify(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("flat rows", err)
 
-    def test_layer(self):
-        code, out, err = run("verify", "--modes", "layer", "--ranks", "1,3", "--tokens", "0,1,20", "--hidden", "72", "--experts", "10", "--topk",
-                             "3", "--intermediate", "20", "--routings", "zipf,drops,duplicates,one_expert", "--dtypes", "bf16,f16", "--json")
-        self.assertEqual(code, 0, out + err)
-        cases = json.loads(out)["cases"]
-        self.assertEqual(len(cases), 2 * 3 * 4, "layers are bf16")
-        names = ["layer, normal, per_rank", "layer, normal, per_route", "layer, low_latency, per_rank", "layer, low_latency, per_route"]
-        for case in cases:
-            self.assertEqual([check["name"] for check in case["checks"]], names)
-            self.assertEqual(case["case"]["intermediate"], 20)
-        self.assertGreater(sum(check["compared"] for check in cases[-1]["checks"]), 0)
-        code, out, err = run("verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--processes", "--warps", "2")
-        self.assertEqual(code, 0, out + err)
-        for args, text in ((["--modes", "layer", "--dtypes", "f16"], "those of a layer are bf16"),
-                           (["--modes", "flat", "--intermediate", "32"], "--intermediate: given without --modes layer")):
-            code, _, err = run("verify", *args)
-            self.assertEqual(code, 2)
-            self.assertIn(text, err)
-
     def test_json(self):
         code, out, err = run("verify", *SMALL, "--modes", "normal", "--routings", "zipf", "--layouts", "expert_major", "--staging",
                              "direct", "--dtypes", "f32", "--processes", "--json")
