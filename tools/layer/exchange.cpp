@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "layer/experts.hpp"
+
 namespace switchyard::tool {
 namespace {
-
-constexpr DType kType = DType::bf16;
 
 class NormalCalls final : public LayerExchange {
  public:
@@ -21,7 +21,7 @@ class NormalCalls final : public LayerExchange {
     o.stream = stream_;
     o.num_sms = sms_.dispatch;
     delivered_.emplace(exchange_.dispatch(input.x, input.ids, input.weights, o));
-    y_ = exchange_.allocate_rows(delivered_->handle, kType, stream_);
+    y_ = exchange_.allocate_rows(delivered_->handle, kLayerType, stream_);
   }
   ConstRows x() const override { return delivered_->x; }
   ExpertRows rows() const override { return ExpertRows::of(*delivered_); }
@@ -49,7 +49,7 @@ class LowLatencyCalls final : public LayerExchange {
         sms_(sms),
         stream_(stream),
         delivered_(exchange_.make_output()),
-        y_(exchange_.make_rows(kType)) {}
+        y_(exchange_.make_rows(kLayerType)) {}
 
   void dispatch(const LayerInput& input) override {
     LowLatencyDispatchOptions o;
@@ -87,11 +87,11 @@ NormalConfig layer_normal_config(const Scenario& s) {
   for (int r = 0; r < s.world; ++r) c.max_tokens = std::max(c.max_tokens, s.tokens(r));
   c.layout = Layout::expert_major;
   c.expert_alignment = s.alignment;
-  c.row_type = kType;
+  c.row_type = kLayerType;
   return c;
 }
 
-LowLatencyConfig layer_low_latency_config(const Scenario& s) { return low_latency_config(s, kType, ScaleKind::none); }
+LowLatencyConfig layer_low_latency_config(const Scenario& s) { return low_latency_config(s, kLayerType, ScaleKind::none); }
 
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend) {
   if (const auto* normal = std::get_if<NormalConfig>(&config)) return NormalExchange::heap_bytes_for(*normal, world, backend);

@@ -10,8 +10,6 @@ namespace {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
-constexpr DType kType = DType::bf16;  ///< of rows and weights
-
 /// Of experts on the host: forward_rank_major, which has routes, is not called.
 ExpertOptions host_options() {
   ExpertOptions o;
@@ -24,7 +22,7 @@ measure::WeightForm form_of(uint64_t seed, uint64_t matrix, double amplitude) {
   measure::WeightForm form;
   form.key = measure::mix_weight_key(seed + matrix * 0x9E3779B97F4A7C15u);
   for (int i = 0; i < measure::WeightForm::kLevels; ++i)
-    oracle::store(kType, form.levels, i, static_cast<float>(amplitude * (static_cast<double>(2 * i - 255) / 255)));
+    oracle::store(kLayerType, form.levels, i, static_cast<float>(amplitude * (static_cast<double>(2 * i - 255) / 255)));
   return form;
 }
 
@@ -53,19 +51,19 @@ LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t 
 size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, Backend backend) {
   if (backend == Backend::cpu) return ExpertMlp::memory_required(shape, host_options()).total();
   return at(shape.num_local_experts * 3 * shape.hidden * shape.intermediate + max_rows * shape.intermediate) *
-         dtype_bytes(kType);
+         dtype_bytes(kLayerType);
 }
 
 void LayerExperts::make_products(int first_expert, uint64_t seed, int64_t max_rows) {
   const int64_t experts = shape_.num_local_experts, h = shape_.hidden, width = shape_.intermediate;
-  void* const w13 = device_.allocate(at(experts * 2 * width * h) * dtype_bytes(kType));
-  void* const w2 = device_.allocate(at(experts * h * width) * dtype_bytes(kType));
+  void* const w13 = device_.allocate(at(experts * 2 * width * h) * dtype_bytes(kLayerType));
+  void* const w2 = device_.allocate(at(experts * h * width) * dtype_bytes(kLayerType));
   write_weights(shape_, first_expert, seed, w13, w2, device_);
-  between_ = {device_.allocate(at(max_rows * width) * dtype_bytes(kType)), max_rows, width, kType};
+  between_ = {device_.allocate(at(max_rows * width) * dtype_bytes(kLayerType)), max_rows, width, kLayerType};
 
   GroupedGemmConfig config;
   config.num_experts = shape_.num_local_experts;
-  config.type = kType;
+  config.type = kLayerType;
   config.n = 2 * width;
   config.k = h;
   config.epilogue = Epilogue::swiglu;

@@ -13,6 +13,9 @@
 
 namespace switchyard::tool {
 
+/// Of the rows of a layer, between its experts' products too, and of their weights.
+inline constexpr DType kLayerType = DType::bf16;
+
 /// The closed form of the matrices of ExpertWeights(seed, hidden, intermediate).
 struct WeightForms {
   measure::WeightForm gate_up, down;

@@ -11,8 +11,6 @@
 namespace switchyard::tool {
 namespace {
 
-constexpr DType kType = DType::bf16;
-
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 /// Of a rank; of rank 0, which has most experts, if none is named.
@@ -34,7 +32,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
   const int64_t rows = exchange_most_rows(spec.exchange, s.world);
   const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
-  const size_t row = at(s.hidden) * dtype_bytes(kType);
+  const size_t row = at(s.hidden) * dtype_bytes(kLayerType);
   return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
          LayerExperts::device_bytes(shape_of(spec), rows, spec.backend) + (size_t{1} << 20);
 }
@@ -50,7 +48,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
   if (!mine.weights.empty()) input_.weights = device_.upload(mine.weights.data(), mine.weights.size() * 4);
-  const size_t bytes = some(at(mine.tokens * spec.scenario.hidden) * dtype_bytes(kType));
+  const size_t bytes = some(at(mine.tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
@@ -59,10 +57,10 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
 
 void LayerRank::prepare(uint64_t set) {
   const Scenario& s = spec_.scenario;
-  x_ = token_rows(s.seed, set, rank_, s.tokens(rank_), s.hidden, kType, ScaleKind::none);
+  x_ = token_rows(s.seed, set, rank_, s.tokens(rank_), s.hidden, kLayerType, ScaleKind::none);
   device_.write(rows_, x_.view().data, out_bytes());
   device_.fill(out_, 0xFF, out_bytes());
-  input_.x = {rows_, x_.rows(), s.hidden, kType};
+  input_.x = {rows_, x_.rows(), s.hidden, kLayerType};
   device_.wait();
   group_.barrier();
 }
@@ -85,7 +83,7 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
   const Routing& mine = s.routing[at(rank_)];
   const int64_t count = std::min(mine.tokens, most_tokens);
   const auto token = [&](int64_t i) { return i * mine.tokens / count; };
-  RowArray rows(count, s.hidden, kType);
+  RowArray rows(count, s.hidden, kLayerType);
   ReferenceInput input;
   input.rows = {reinterpret_cast<const uint16_t*>(rows.row(0))};
   input.routing = {{mine.num_experts, mine.topk, count, {}, {}}};
