@@ -61,6 +61,13 @@ class Verify(unittest.TestCase):
     def test_all_modes(self):
         self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtypes", "bf16,fp8", "--routings", "uniform,drops")
 
+    def test_layer(self):
+        """Dropped routes, ranks without tokens and without experts, skew; the GEMMs of ranks that share a GPU."""
+        self.expect_pass(*ON, "--modes", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
+                         "--topk", "4", "--intermediate", "136", "--routings", "uniform,zipf,drops,duplicates,all_to_one")
+        self.expect_pass(*ON, "--modes", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
+                         "--intermediate", "64", "--routings", "one_expert,drops", "--processes")
+
     def test_processes_and_multiprocessors(self):
         sms = ["--sms", "1,3"] if BACKEND == "cuda" else []
         self.expect_pass(*SMALL, "--ranks", "2", "--dtypes", "f16", "--routings", "zipf", "--processes", *sms)
@@ -102,6 +109,17 @@ class Bench(unittest.TestCase):
         for one in self.measured("--mode", "flat", "--dtype", "f16", "--sweep", "late-us=0,100"):
             self.assertGreater(one["all_to_all"]["min_us"], 0, "negative: rank 0 was not late")
 
+    def test_layer(self):
+        exchanges = (["--sweep", "order=per_rank,per_route", "--alignment", "16"],
+                     ["--exchange", "low_latency", "--sweep", "sending=per_rank,per_route"], ["--processes"])
+        for args in exchanges:
+            for one in self.measured("--mode", "layer", "--intermediate", "256", *args):
+                parts = ("up", "down") if BACKEND == "cuda" else ()
+                for name in ("dispatch", "experts", "combine", "layer", *parts):
+                    self.assertGreater(one[name]["p50_us"], 0, name)
+                    self.assertEqual(one[name]["iterations"], 20, name)
+                self.assertEqual(set(one["tflops"]), {"experts", "layer", *parts})
+
     def test_processes(self):
         self.measured("--processes")
 
@@ -120,7 +138,7 @@ class Bench(unittest.TestCase):
                 call.kill()
 
     def test_launched(self):
-        for mode in ("normal", "low_latency", "flat") if BACKEND == "cuda" else ("low_latency", "flat"):
+        for mode in ("normal", "low_latency", "flat", "layer") if BACKEND == "cuda" else ("low_latency", "flat", "layer"):
             with tempfile.TemporaryDirectory() as folder:
                 first, other = self.launched(mode, folder)
                 self.assertEqual(first[1], 0, first)

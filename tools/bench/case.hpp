@@ -49,6 +49,7 @@ std::unique_ptr<BenchCase> make_normal_on_cpu();
 std::unique_ptr<BenchCase> make_normal_on_gpus();
 std::unique_ptr<BenchCase> make_low_latency();
 std::unique_ptr<BenchCase> make_flat();
+std::unique_ptr<BenchCase> make_layer();
 
 /// A measured point: the options with nothing left to choose, and the checks of its results.
 struct MeasuredPoint {
@@ -106,6 +107,11 @@ inline bool on_gpus(const BenchOptions& o) { return backend_named(o.backend) == 
 /// Rows as tables name them: quantised ones are fp8 on the way.
 inline std::string rows_text(const BenchOptions& o) {
   return scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + ">fp8";
+}
+
+/// Multiprocessors of calls: a tuning may have two numbers.
+inline std::string sms_text(const BenchOptions& o) {
+  return o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);
 }
 
 /// What every rank's results say at a key.

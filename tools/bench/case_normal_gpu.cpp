@@ -244,9 +244,7 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
                       "combine", tail(), "limit", "pull", "remote", "logical", "checked"});
     for (const CudaRun& r : runs_) {
       const BenchOptions& o = r.options;
-      const std::string sms =
-          o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);  // tuned
-      table.row(o, {std::to_string(o.tokens), sms, r.ring ? o.layout + ", ring" : o.layout, rows_text(o),
+      table.row(o, {std::to_string(o.tokens), sms_text(o), r.ring ? o.layout + ", ring" : o.layout, rows_text(o),
                     r.plan_launch ? us(r.plan_launch->p50) : fmt::format("{:.1f}", r.plan.p50), us(r.dispatch.p50),
                     us(r.dispatch.p99), fmt::format("{:.0f} %", 100 * r.push->p50 / r.dispatch.p50), us(r.cached.p50),
                     us(r.over_cached()), us(r.push->p50), us(r.combine.p50), us(r.combine.p99),

@@ -26,7 +26,8 @@ struct BenchMode {
 };
 constexpr BenchMode kModes[] = {{kNormal, make_normal_on_cpu, make_normal_on_gpus},
                                 {kLowLatency, make_low_latency, make_low_latency},
-                                {kFlat, make_flat, make_flat}};
+                                {kFlat, make_flat, make_flat},
+                                {kLayer, make_layer, make_layer}};
 
 /// What --json writes, without runs.
 json document_of(const std::string& what, const BenchOptions& any, const Stopped& stopped) {

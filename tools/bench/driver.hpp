@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard bench`: dispatch and combine, timed and verified, against the limits of the same machine in the same run.
+// `switchyard bench`: dispatch and combine, and whole layers, timed and verified, against the limits of the same machine in the
+// same run.
 #pragma once
 
 #include <memory>

@@ -68,7 +68,7 @@ size_t symmetric_bytes(const LatencyPoint& p) {
   return LowLatencyExchange::memory_required(p.config, p.scenario.world).total();
 }
 
-std::optional<UsedGpus> fit_latency_points(std::vector<BenchOptions>& points, const measure::Machine& machine) {
+std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine) {
   std::optional<UsedGpus> gpus;
   if (on_gpus(points.front())) gpus = gpus_to_use();  // not here: ranks may be forked
   for (BenchOptions& o : points) {

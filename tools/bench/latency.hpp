@@ -30,7 +30,7 @@ std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
 size_t symmetric_bytes(const LatencyPoint& point);
 
 /// Fills in what was left to choose. Returns the GPUs, nothing on the CPU. \throws UsageError
-std::optional<UsedGpus> fit_latency_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
+std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
 /// The largest "remote_bytes" of the results of all ranks.
 double most_remote_bytes(const std::vector<nlohmann::json>& ranks);
 /// Says so below the table, if rank 0 entered late.
@@ -46,7 +46,7 @@ template <class Run>
 class LatencyCase : public BenchCaseOf<Run> {
  public:
   void fit(std::vector<BenchOptions>& points) final {
-    gpus_ = fit_latency_points(points, machine_);
+    gpus_ = fit_points(points, machine_);
     backend_ = points.front().backend;
     for (const BenchOptions& o : points) check_words(o);
   }

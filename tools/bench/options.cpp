@@ -11,6 +11,11 @@
 
 namespace switchyard::tool {
 
+const Mode& exchange_of(const BenchOptions& o) {
+  const Mode& mode = mode_named(o.mode);
+  return mode.has_experts ? mode_named(o.exchange) : mode;
+}
+
 RoutingSource routing_source(const BenchOptions& o) {
   return {"--routing", o.routing, {o.experts, o.topk, static_cast<int>(o.ranks), static_cast<uint64_t>(o.seed)}};
 }
@@ -23,7 +28,7 @@ Scenario shape_of(const BenchOptions& o, const RoutingSource& source) {
   s.topk = source.topk();
   s.hidden = o.hidden;
   s.layout = has_layouts ? layout_named(o.layout) : Layout::expert_major;
-  s.alignment = has_layouts ? static_cast<int>(o.alignment) : 1;
+  s.alignment = &exchange_of(o) == &kNormal ? static_cast<int>(o.alignment) : 1;
   s.seed = static_cast<uint64_t>(o.seed);
   return s;
 }
@@ -74,6 +79,9 @@ void check_words(const BenchOptions& o) {
     throw UsageError(
         "--order: 'per_route' given with --layout rank_major, whose rows are one per (token, rank); allowed: per_rank, or "
         "--layout expert_major");
+  if (mode.has_experts && (o.dtype != to_string(DType::bf16) || quantised))
+    throw UsageError(fmt::format("--mode: '{}' given with {} rows; its experts compute in bf16: --dtype bf16, --quantize none",
+                                 mode.name, quantised ? "quantised" : o.dtype));
   if (mode.plain_rows && (fp8 || quantised))
     throw UsageError(fmt::format(
         "--mode: '{}' given with fp8 rows; its rows travel as they are: --dtype bf16, f16 or f32, --quantize none", mode.name));
@@ -81,16 +89,17 @@ void check_words(const BenchOptions& o) {
   if (sent_scales(o) == ScaleKind::none && scale_order_named(o.scale_order) == ScaleOrder::column_major)
     throw UsageError(
         "--scale-order: 'column_major' given for rows without scales; allowed with --quantize f32 or ue8m0, or --dtype fp8");
-  if (o.tokens > mode.most_tokens)
-    throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most {}", o.tokens, mode.most_tokens));
+  if (const int64_t most = exchange_of(o).most_tokens; o.tokens > most)
+    throw UsageError(fmt::format("--tokens: {} given; low-latency mode takes at most {}", o.tokens, most));
 }
 
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   if (o.combine_sms == 0) o.combine_sms = o.sms;
   if (o.sms > 0) return;
-  const Mode& mode = mode_named(o.mode);
-  const TuningValues tuned = Tuning::from_environment().find(
-      {gpu, mode.tuning_of(layout_named(o.layout)), static_cast<int>(o.ranks), o.hidden, o.tokens});
+  const Mode& mode = exchange_of(o);
+  const Layout layout = mode_named(o.mode).has_layouts ? layout_named(o.layout) : Layout::expert_major;
+  const TuningValues tuned =
+      Tuning::from_environment().find({gpu, mode.tuning_of(layout), static_cast<int>(o.ranks), o.hidden, o.tokens});
   const auto chosen = [&](int value) {
     return std::min<int64_t>(value > 0 ? value : mode.usual_sms > 0 ? mode.usual_sms : most, most);
   };

@@ -35,6 +35,8 @@ struct BenchOptions {
   std::string scale_order = "row_major";  ///< low latency
   int64_t pieces = 0;                     ///< low latency; 0: the library's default
   int64_t late_us = 0;                    ///< low latency, flat: rank 0 enters so much later than the others
+  std::string exchange = "normal";        ///< layer: the mode whose calls move its rows
+  int64_t intermediate = 0;               ///< layer: width of an expert's MLP; 0: 2048 on GPUs, 64 on the CPU
   int64_t compute = 0;  ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
   std::string routing = "uniform";
   int64_t channels = 0;  ///< ring settings; 0: the library's default
@@ -58,6 +60,8 @@ struct BenchOptions {
   int64_t limit_ms = 1500;  ///< CPU, normal: a measurement of the copy limit
 };
 
+/// The mode whose calls move rows: that of the configuration, or of a layer its --exchange.
+const Mode& exchange_of(const BenchOptions& o);
 RoutingSource routing_source(const BenchOptions& o);
 /// The scenario of a configuration but for its routes.
 Scenario shape_of(const BenchOptions& o, const RoutingSource& source);

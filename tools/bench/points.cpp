@@ -31,6 +31,8 @@ constexpr Axis kAxes[] = {
     {"hidden", &BenchOptions::hidden, 8, 1 << 20},
     {"sms", &BenchOptions::sms, 1, 1024},
     {"topk", &BenchOptions::topk, 1, kMaxTopk},
+    {"experts", &BenchOptions::experts, 1, 1 << 16},
+    {"intermediate", &BenchOptions::intermediate, 1, 1 << 17},
     {"pieces", &BenchOptions::pieces, 1, 16},
     {"late-us", &BenchOptions::late_us, 0, kMostLateUs},
 };
@@ -134,22 +136,38 @@ void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   points = std::move(next);
 }
 
+/// Where a flag has an effect: whether that is here, what stands against it, and where else it belongs.
+struct Place {
+  bool here;
+  std::string given, why;
+};
+struct Places {
+  Place gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, ring, shape;
+};
+Places places_of(const BenchOptions& o) {
+  const Mode& mode = mode_named(o.mode);
+  const bool cuda = backend_named(o.backend) == Backend::cuda, around_normal = &exchange_of(o) == &kNormal;
+  const std::string named = "--mode " + o.mode, around = mode.has_experts ? named + " --exchange " + o.exchange : named;
+  return {
+      .gpus = {cuda, "--backend cpu", "; it belongs to --backend cuda"},
+      .cpu = {!cuda, "--backend cuda", "; it belongs to --backend cpu"},
+      .normal = {mode.has_layouts, named, "; it belongs to --mode normal"},
+      .ordered = {mode.has_layouts || mode.has_experts, named, "; it belongs to --mode normal and layer"},
+      .aligned = {around_normal, around, "; it belongs to --mode normal, and to --mode layer with --exchange normal"},
+      .decode = {!around_normal, around,
+                 "; it belongs to --mode low_latency and flat, and to --mode layer with --exchange low_latency"},
+      .late = {!mode.has_layouts && !mode.has_experts, named, "; it belongs to --mode low_latency and flat"},
+      .layer = {mode.has_experts, named, "; it belongs to --mode layer"},
+      .low_latency = {&mode == &kLowLatency, named, "; it belongs to --mode low_latency"},
+      .ring = {staging_named(o.staging) == Staging::ring, "--staging direct", "; it belongs to --staging ring"},
+      .shape = {!o.contest, "--contest", ", which sets the shapes"},
+  };
+}
+
 /// Throws for flags and sweeps that would change nothing in this mode, on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
   const BenchOptions usual;
-  struct Place {
-    bool here;
-    std::string given, why;
-  };
-  const Mode& mode = mode_named(o.mode);
-  const bool cuda = backend_named(o.backend) == Backend::cuda;
-  const Place gpus{cuda, "--backend cpu", "; it belongs to --backend cuda"};
-  const Place cpu{!cuda, "--backend cuda", "; it belongs to --backend cpu"};
-  const Place normal{mode.has_layouts, "--mode " + o.mode, "; it belongs to --mode normal"};
-  const Place decode{!mode.has_layouts, "--mode normal", "; it belongs to --mode low_latency and flat"};
-  const Place low_latency{&mode == &kLowLatency, "--mode " + o.mode, "; it belongs to --mode low_latency"};
-  const Place ring{staging_named(o.staging) == Staging::ring, "--staging direct", "; it belongs to --staging ring"};
-  const Place shape{!o.contest, "--contest", ", which sets the shapes"};
+  const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, ring, shape] = places_of(o);
   const struct {
     std::string name;
     bool changed;
@@ -160,8 +178,10 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"warps", o.warps != usual.warps, cpu},
       {"layout", o.layout != usual.layout, normal},
       {"staging", o.staging != usual.staging, normal},
-      {"order", o.order != usual.order, normal},
-      {"alignment", o.alignment != usual.alignment, normal},
+      {"order", o.order != usual.order, ordered},
+      {"alignment", o.alignment != usual.alignment, aligned},
+      {"exchange", o.exchange != usual.exchange, layer},
+      {"intermediate", o.intermediate != usual.intermediate, layer},
       {"cached", o.cached, normal},
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are measured
       {"sets", o.sets != usual.sets, normal},
@@ -172,7 +192,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"pin", o.pin != usual.pin, cpu},
       {"pieces", o.pieces != usual.pieces, decode},
       {"sending", o.sending != usual.sending, decode},
-      {"late-us", o.late_us != usual.late_us, decode},
+      {"late-us", o.late_us != usual.late_us, late},
       {"compute", o.compute != usual.compute, low_latency},
       {"scale-order", o.scale_order != usual.scale_order, low_latency},
       {"channels", o.channels != usual.channels, ring},

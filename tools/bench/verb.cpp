@@ -23,17 +23,26 @@ void add_shape(Options& add, BenchOptions& o) {
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.toggle("--contest", o.contest, "flat: the five benchmark shapes of the published all-to-all contest, f16");
-  add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
-            "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk, pieces, late-us, dtype, quantize, "
-            "scale-order, sending, routing, layout or order; several sweeps are combined");
+  add.texts(
+      "--sweep", o.sweep, "NAME=N,N,...", false,
+      "Measure several values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, late-us, "
+      "dtype, quantize, scale-order, sending, routing, layout or order; several sweeps are combined");
+}
+
+void add_layer(Options& add, BenchOptions& o) {
+  add.choice("--exchange", o.exchange, {kNormal.name, kLowLatency.name}, "layer: the mode whose calls move its rows");
+  add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
+                "layer: width of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
 }
 
 void add_decode(Options& add, BenchOptions& o) {
-  add.choice("--sending", o.sending, kSendings, "low_latency, flat: a row crosses the link once per rank, or once per route");
+  add.choice("--sending", o.sending, kSendings,
+             "low_latency, flat, layer: a row crosses the link once per rank, or once per route");
   add.choice("--scale-order", o.scale_order, kScaleOrders,
              "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
-  add.automatic("--pieces", o.pieces, 1, 16,
-                "low_latency, flat: parts of a row that are placed and returned on their own; auto: the library's default");
+  add.automatic(
+      "--pieces", o.pieces, 1, 16,
+      "low_latency, flat, layer: parts of a row that are placed and returned on their own; auto: the library's default");
   add.integer("--late-us", o.late_us, 0, kMostLateUs,
               "low_latency, flat: rank 0 enters every timed call so many microseconds after the others; times count from then");
   add.integer("--compute", o.compute, 0, 1'000'000,
@@ -46,13 +55,14 @@ void declare(Options& add, BenchOptions& o) {
   add.choice("--backend", o.backend, kBackends, "cuda: ranks are threads (or processes) with a GPU each");
   add.choice(
       "--mode", o.mode, bench_modes(),
-      "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; layout, staging, order and "
-      "alignment belong to normal");
+      "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; layer: a whole MoE layer "
+      "in separate calls, and its experts alone; layout and staging belong to normal, order and alignment also to layer");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
+  add_layer(add, o);
   add_decode(add, o);
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.toggle("--cached", o.cached, "CPU: dispatch by the handle of an earlier one: no counting, no exchange of counts");
@@ -89,7 +99,9 @@ void declare(Options& add, BenchOptions& o) {
       "  switchyard bench --backend cuda --tokens 4096 --sweep sms=4,8,16,24,48 --html sms.html\n"
       "  switchyard bench --sweep routing=uniform,zipf:1.2,group_limited --sweep dtype=bf16,fp8 --html skew.html\n"
       "  switchyard bench --mode low_latency --backend cuda --quantize f32 --sweep tokens=1,8,32,128,512\n"
-      "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n");
+      "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n"
+      "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep experts=64,128,256\n"
+      "  switchyard bench --mode layer --exchange low_latency --backend cuda --sweep tokens=1,8,32,128\n");
 }
 
 VerbRun add(Options& options) {
@@ -100,6 +112,6 @@ VerbRun add(Options& options) {
 
 }  // namespace
 
-const Verb kBenchVerb{"bench", "Measure dispatch and combine against this machine's copy limit", add};
+const Verb kBenchVerb{"bench", "Measure dispatch and combine against this machine's limits, or whole layers", add};
 
 }  // namespace switchyard::tool

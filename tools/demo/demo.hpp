@@ -45,12 +45,6 @@ struct DemoOptions {
 /// the backend cuda at most half of that of the GPUs. \throws UsageError if the sizes asked for do not fit.
 DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts);
 
-/// The largest relative distance of a token's result from the single-rank reference that passes. bf16 keeps 8 significant bits:
-/// the intermediate row, each expert's row, each rank's partial sum and the result are rounded, each by at most 2^-9 of its
-/// size, and errors of many elements add up like their root: about 2^-8 in all. Four times that is allowed; one wrong or
-/// missing route of eight with average weights is off by more than 2^-2.
-inline constexpr double kDemoTolerance = 1.0 / 64;
-
 /// Everything that a rank needs to know; equal on all ranks.
 struct DemoPlan {
   DemoOptions options;

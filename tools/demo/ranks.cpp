@@ -15,6 +15,7 @@
 #include "demo/demo.hpp"
 #include "device/device_copy.hpp"
 #include "device/rank_device.hpp"
+#include "layer/experts.hpp"
 #include "run/names.hpp"
 #include "run/ranks.hpp"
 #include "switchyard/expert.hpp"
@@ -162,7 +163,7 @@ class DemoRank {
     return result_of_step;
   }
 
-  /// This rank's experts: on a GPU with weights in memory of the device, written one expert after the other.
+  /// This rank's experts: on a GPU with weights in memory of the device, which it writes itself.
   ExpertMlp make_experts() {
     const ExpertShape shape{plan_.options.hidden, plan_.options.intermediate, count_};
     if (device_.on_host()) return {shape, weights_.source(first_)};
@@ -170,12 +171,8 @@ class DemoRank {
     auto* const w13 = static_cast<uint16_t*>(device_.allocate(at(count_) * 2 * size * 2));
     auto* const w2 = static_cast<uint16_t*>(device_.allocate(at(count_) * size * 2));
     device_.keep();
-    std::vector<uint16_t> of_one13(2 * size), of_one2(size);
-    for (int e = 0; e < count_; ++e) {
-      weights_.fill(first_ + e, of_one13, of_one2);
-      device_.write(w13 + at(e) * 2 * size, of_one13.data(), 2 * size * 2);
-      device_.write(w2 + at(e) * size, of_one2.data(), size * 2);
-    }
+    write_weights(shape, first_, plan_.shape.seed, w13, w2, device_);
+    device_.wait();
     ExpertOptions options;
     options.backend = Backend::cuda;
     options.storage = WeightStorage::view;

@@ -10,6 +10,7 @@
 #include "cli/build_info.hpp"
 #include "cli/style.hpp"
 #include "demo/demo.hpp"
+#include "layer/moe_reference.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -87,7 +88,7 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
           tile("Combine", duration(combine.p50), "slowest rank, median step"),
           tile("Rows saved", fmt::format("{:.0f} %", 100 * saved), "one row per (token, rank) instead of one per route"),
           tile("Largest error", fmt::format("{:.2f} %", 100 * worst),
-               fmt::format("allowed {:.2f} %, against one rank without exchange", 100 * kDemoTolerance))};
+               fmt::format("allowed {:.2f} %, against one rank without exchange", 100 * kLayerTolerance))};
 }
 
 /// The rank that sends most (dispatch) or whose rows are asked for most (combine), in one direction of its link. One GPU: all
@@ -191,10 +192,10 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
   }
   const double worst = *std::max_element(errors.begin(), errors.end());
   checks.push_back({{"name", "whole layer against a single-rank reference without exchange"},
-                    {"passed", worst <= kDemoTolerance},
+                    {"passed", worst <= kLayerTolerance},
                     {"detail", fmt::format("{} tokens in {}: largest relative error of a token {:.3f} %, allowed {:.3f} %",
                                            grouped(o.ranks * o.tokens * o.steps), counted(o.steps, "step"), 100 * worst,
-                                           100 * kDemoTolerance)}});
+                                           100 * kLayerTolerance)}});
   std::vector<int> first;
   for (int r = 0; r <= plan.shape.world; ++r) first.push_back(plan.shape.first_expert(r));
   const std::string gpus =

@@ -33,6 +33,7 @@ constexpr Axis kAxes[] = {
     {"hidden", "hidden", "hidden"},
     {"topk", "experts per token", "topk"},
     {"experts", "experts", "experts"},
+    {"intermediate", "intermediate", "intermediate"},
     {"pieces", "pieces", "pieces"},
     {"late_us", "rank 0 enters late, us", "late-us"},
     {"blocks", "blocks", "blocks"},
@@ -63,9 +64,14 @@ const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"}
                                   {"both, per rank", {"both_per_rank", "p50_us"}, "--call"},
                                   {"whole exchange", {"all_to_all", "p50_us"}, "--move"},
                                   {"in two calls", {"two_calls", "p50_us"}, "--compute"},
+                                  {"up", {"up", "p50_us"}, "--plan"},
+                                  {"down", {"down", "p50_us"}, "--user"},
+                                  {"up + down", {"experts", "p50_us"}, "--call"},
+                                  {"layer", {"layer", "p50_us"}, "--ink"},
                                   {"push limit", {"push_limit", "p50_us"}, "--move", true},
                                   {"pull limit", {"pull_limit", "p50_us"}, "--compute", true}};
-const std::vector<Line> kShares = {{"dispatch", {"share_of_limit", "dispatch"}, "--move"},
+const std::vector<Line> kShares = {{"layer", {"share_of_limit", "layer"}, "--ink"},
+                                   {"dispatch", {"share_of_limit", "dispatch"}, "--move"},
                                    {"combine", {"share_of_limit", "combine"}, "--compute"},
                                    {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
 
@@ -284,6 +290,12 @@ struct LimitsText {
 constexpr LimitsText kLimitsTexts[] = {
     {"flat", true, "Medians of the slowest rank, each exchange timed inside a replayed CUDA graph with a cold L2."},
     {"flat", false, "Medians of the slowest rank from entry to exit."},
+    {"layer", true,
+     "Medians of the slowest rank with a cold L2. The limit of a layer is up + down, its experts' products without exchange on "
+     "the same rows in the same run; the share is that limit / the layer's time."},
+    {"layer", false,
+     "Medians of the slowest rank from entry to exit. The limit of a layer is up + down, its experts without exchange on the "
+     "same rows in the same run; the share is that limit / the layer's time."},
     {"low_latency", false, "Medians of the slowest rank from entry to exit."},
     {"low_latency", true,
      "Medians of the slowest rank, each call timed inside a replayed CUDA graph with a cold L2. The limits are bare "
@@ -348,11 +360,13 @@ std::string what_of(const json& runs) {
     if (!value.is_null()) parts.push_back(before + (value.is_string() ? value.get<std::string>() : value.dump()) + after);
   };
   add("mode", "", " mode");
+  add("exchange", "", " exchange");
   add("ranks", "", " ranks");
   add("ranks_are", "ranks are ", "");
   add("layout", "", "");
   add("dtype", "", " rows");
   add("hidden", "hidden ", "");
+  add("intermediate", "intermediate ", "");
   add("topk", "top-", "");
   add("experts", "", " experts");
   add("routing", "", " routing");

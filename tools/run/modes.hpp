@@ -16,6 +16,7 @@ struct Mode {
   TuningMode expert_major_tuning;  ///< the mode whose entries they take where --layout is expert_major
   bool has_layouts;                ///< --layout, --staging, --order and --alignment apply; otherwise rows are expert-major
   bool has_dispatch;               ///< rows go out; the ledger combine only brings them back
+  bool has_experts;                ///< experts compute between the calls, on bf16 rows
   bool plain_rows;                 ///< rows travel as they are: neither fp8 rows nor --quantize
   bool one_launch;                 ///< a call is one launch, with one number of multiprocessors
   bool returns_per_route;          ///< a row comes back for each route, whatever --order says
@@ -25,7 +26,9 @@ struct Mode {
   TuningMode tuning_of(Layout layout) const { return layout == Layout::expert_major ? expert_major_tuning : tuning; }
 };
 
-extern const Mode kNormal, kLowLatency, kFlat, kLedger;
+/// kLayer is a layer in separate calls: experts, and the calls of normal or low-latency mode around them. What is said of
+/// tuning, multiprocessors and tokens there is that of normal mode.
+extern const Mode kNormal, kLowLatency, kFlat, kLedger, kLayer;
 
 /// \throws std::invalid_argument for another word than a mode's name
 const Mode& mode_named(const std::string& name);

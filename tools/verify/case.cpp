@@ -310,11 +310,14 @@ std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Gro
 double normal_copies(const VerifyCase& c) { return staging_named(c.staging) == Staging::ring ? 2 : 1; }
 /// What was received, what the experts made of it, a copy of either.
 double low_latency_copies(const VerifyCase&) { return 3; }
+/// The experts of a rank, and those of the reference, widened.
+double layer_copies(const VerifyCase&) { return 3; }
 
 constexpr VerifyMode kModes[] = {
     {kNormal, normal_checks, normal_heap_bytes, normal_device_bytes, normal_copies},
     {kLowLatency, low_latency_checks, low_latency_heap_bytes, low_latency_device_bytes, low_latency_copies},
-    {kFlat, flat_checks, low_latency_heap_bytes, low_latency_device_bytes, low_latency_copies}};
+    {kFlat, flat_checks, low_latency_heap_bytes, low_latency_device_bytes, low_latency_copies},
+    {kLayer, layer_checks, layer_heap_bytes, layer_device_bytes, layer_copies}};
 
 }  // namespace
 

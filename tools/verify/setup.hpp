@@ -35,6 +35,11 @@ size_t normal_heap_bytes(const VerifyCase& c, const Scenario& s);
 size_t normal_device_bytes(const VerifyCase& c, const Scenario& s);
 size_t low_latency_heap_bytes(const VerifyCase& c, const Scenario& s);
 size_t low_latency_device_bytes(const VerifyCase& c, const Scenario& s);
+size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s);
+size_t layer_device_bytes(const VerifyCase& c, const Scenario& s);
+
+/// Collective. A whole layer around either exchange, with each order of combine, against one rank that computes everything.
+std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device);
 
 /// Symmetric memory of a rank. \throws Error(invalid_argument) for sizes that an exchange does not take.
 size_t heap_bytes(const VerifyCase& c, const Scenario& s);

@@ -60,7 +60,8 @@ void declare(Options& add, VerifyOptions& o) {
   add.group("What to check (lists: every combination is run)");
   add.choice("--backend", o.backend, kBackends, "cuda: every rank has a GPU, or shares one with other ranks");
   add.choices("--modes", o.modes, verify_modes(),
-              "Modes of the exchange; low_latency and flat have no layouts and no staging, flat takes no fp8 rows");
+              "Modes of the exchange; low_latency and flat have no layouts and no staging, flat takes no fp8 rows. layer: a "
+              "whole layer in separate calls, bf16, around normal and around low-latency mode");
   add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtypes", o.dtypes, kRowKinds, "Row types; fp8 rows come with float32 or UE8M0 scales");
   add.choices("--quantize", o.quantize, kQuantize, "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales");
@@ -81,6 +82,7 @@ void declare(Options& add, VerifyOptions& o) {
                 "Number of experts; auto: the recording's own, or 64. Need not divide by the ranks");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
+  add.integer("--intermediate", o.intermediate, 1, 1 << 17, "layer: width of an expert's MLP");
   add.toggle("--equal-tokens", o.equal_tokens, "All ranks hold --tokens tokens");
   add.group("How");
   add.toggle("--processes", o.processes, "Ranks are processes that share memory; otherwise threads");
@@ -92,7 +94,8 @@ void declare(Options& add, VerifyOptions& o) {
   add.json_output(o.json, "All results as JSON on stdout");
   add.footer(
       "\nReceived rows and sums are compared bit by bit with an oracle inside this tool that shares no code with the "
-      "library.\n\n" +
+      "library.\n"
+      "A layer's outputs are compared with float32 sums of a single rank, within 1/64 of each token's norm.\n\n" +
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard verify\n"
@@ -100,6 +103,7 @@ void declare(Options& add, VerifyOptions& o) {
       "  switchyard verify --quantize all --dtypes bf16,f32 --hidden 144,7168 --blocks 2 --warps 1-3\n"
       "  switchyard verify --backend cuda --ranks 2,8 --sms 4,24 --processes\n"
       "  switchyard verify --modes flat --ranks 2,8 --hidden 131,2880 --topk 3\n"
+      "  switchyard verify --modes layer --ranks 2,8 --routings zipf,drops --tokens 0,1,64\n"
       "  switchyard verify ledger --help\n");
 }
 

@@ -59,9 +59,11 @@ std::string label(const VerifyCase& c) {
 }
 
 json describe(const VerifyCase& c) {
-  return {{"mode", c.mode},       {"layout", c.layout}, {"dtype", c.dtype},   {"quantize", c.quantize}, {"staging", c.staging},
-          {"routing", c.routing}, {"ranks", c.ranks},   {"blocks", c.blocks}, {"warps", c.warps},       {"tokens", c.tokens},
-          {"hidden", c.hidden},   {"orders", c.orders}, {"seed", c.seed},     {"gpus", c.gpus},         {"sms", c.sms}};
+  json out{{"mode", c.mode},       {"layout", c.layout}, {"dtype", c.dtype},   {"quantize", c.quantize}, {"staging", c.staging},
+           {"routing", c.routing}, {"ranks", c.ranks},   {"blocks", c.blocks}, {"warps", c.warps},       {"tokens", c.tokens},
+           {"hidden", c.hidden},   {"orders", c.orders}, {"seed", c.seed},     {"gpus", c.gpus},         {"sms", c.sms}};
+  if (mode_named(c.mode).has_experts) out["intermediate"] = c.intermediate;
+  return out;
 }
 
 void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds, bool verbose) {
@@ -158,6 +160,7 @@ class Report {
 std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   VerifyCase first;
   first.orders = o.orders;
+  first.intermediate = o.intermediate;
   std::vector<VerifyCase> cases{first};
   std::vector<int64_t> seeds;
   for (int64_t round = 0; round < o.repeat; ++round) seeds.push_back(o.seed + round);
@@ -184,10 +187,21 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
     const bool fp8 = rows_named(c.dtype).quantised(), quantised = scales_named(c.quantize) != ScaleKind::none;
     return mode_named(c.mode).plain_rows ? fp8 || quantised : fp8 && quantised;
   });
+  std::erase_if(cases, [](const VerifyCase& c) { return mode_named(c.mode).has_experts && c.dtype != "bf16"; });
   return cases;
 }
 
 namespace {
+
+/// Throws for an expert's width that no mode asked for has, or that a GPU cannot take.
+void check_intermediate(const VerifyOptions& o) {
+  const bool asked =
+      std::any_of(o.modes.begin(), o.modes.end(), [](const std::string& mode) { return mode_named(mode).has_experts; });
+  if (!asked && o.intermediate != VerifyOptions().intermediate)
+    throw UsageError("--intermediate: given without --modes layer, whose experts have it");
+  if (asked && o.intermediate % 8 != 0 && backend_named(o.backend) == Backend::cuda)
+    throw UsageError(fmt::format("--intermediate: {} given; allowed with --backend cuda: a multiple of 8", o.intermediate));
+}
 
 /// What the machine's GPUs make of the options: ranks. Returns the number of GPUs, 0 for the CPU.
 int fit_to_gpus(VerifyOptions& o) {
@@ -217,8 +231,8 @@ std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& opt
 size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions& options) {
   if (cases.empty())
     throw UsageError(
-        "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, and flat rows are neither fp8 "
-        "nor quantised");
+        "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, flat rows are neither fp8 nor "
+        "quantised, and those of a layer are bf16");
   const size_t available = measure::this_machine().memory_available;
   size_t arena = 0;
   for (VerifyCase& c : cases) {
@@ -233,6 +247,7 @@ size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions
 
 int run_verify(const VerifyOptions& asked) {
   VerifyOptions options = asked;
+  check_intermediate(options);
   const int gpus = fit_to_gpus(options);
   std::vector<VerifyCase> cases = verify_cases(options);
   const size_t arena = check_cases(cases, gpus, options);

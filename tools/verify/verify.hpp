@@ -33,6 +33,7 @@ struct VerifyOptions {
   int64_t experts = 0;  ///< 0: 64 for synthetic routing, the file's own for recordings
   int64_t topk = 0;     ///< 0: 8 for synthetic routing, the file's own for recordings
   int64_t alignment = 4;
+  int64_t intermediate = 64;  ///< layer: width of an expert's MLP
   int64_t repeat = 1;
   int64_t seed = 1;
   int64_t timeout_ms = 30000;
@@ -48,7 +49,7 @@ struct VerifyCase {
   int ranks = 1, blocks = 1, warps = 1;
   int sms = 0;   ///< CUDA: multiprocessors of each call; 0: the library's default
   int gpus = 0;  ///< that the ranks go round; 0: on the CPU
-  int64_t tokens = 0, hidden = 0;
+  int64_t tokens = 0, hidden = 0, intermediate = 0;
   std::vector<std::string> orders;
   uint64_t seed = 1;
 };

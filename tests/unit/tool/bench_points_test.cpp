@@ -13,7 +13,7 @@ namespace switchyard::tool {
 namespace {
 
 TEST(BenchPoints, IterationsOnGpusAreEnoughForAP99) {
-  for (const char* mode : {"normal", "low_latency", "flat"}) {
+  for (const char* mode : {"normal", "low_latency", "flat", "layer"}) {
     BenchOptions o;
     o.mode = mode;
     EXPECT_EQ(bench_points(o).front().iterations, 40) << mode;
@@ -34,6 +34,27 @@ TEST(BenchPoints, EveryVariantOfLowLatencyCanBeSwept) {
     EXPECT_EQ(points[i].sending, i % 2 == 0 ? "per_rank" : "per_route") << i;
   }
   EXPECT_EQ(points.back().swept, (std::vector<std::string>{"quantize", "scale-order", "sending"}));
+}
+
+TEST(BenchPoints, ALayerHasWhatItsExchangeHas) {
+  BenchOptions o;
+  o.mode = "layer";
+  o.alignment = 128;
+  o.order = "per_route";
+  o.sweep = {"experts=64,128", "intermediate=512,2048"};
+  const std::vector<BenchOptions> points = bench_points(o);
+  ASSERT_EQ(points.size(), 4u);
+  EXPECT_EQ(points[1].experts, 64);
+  EXPECT_EQ(points[1].intermediate, 2048);
+  EXPECT_EQ(&exchange_of(o), &kNormal);
+  o.exchange = "low_latency";
+  EXPECT_EQ(&exchange_of(o), &kLowLatency);
+  EXPECT_THROW(bench_points(o), UsageError) << "alignment";
+  o.alignment = 1;
+  o.pieces = 2;
+  EXPECT_NO_THROW(bench_points(o));
+  o.exchange = "normal";
+  EXPECT_THROW(bench_points(o), UsageError) << "pieces";
 }
 
 TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {

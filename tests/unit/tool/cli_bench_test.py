@@ -121,6 +121,7 @@ class BenchUsage(unittest.TestCase):
 
     def test_what_has_no_effect(self):
         low_latency, flat, cuda = ["--mode", "low_latency"], ["--mode", "flat"], ["--backend", "cuda"]
+        layer = ["--mode", "layer"]
         for args, text in (
                 (["--sms", "4"], "--sms: given with --backend cpu; it belongs to --backend cuda"),
                 (["--sweep", "sms=4,8"], "--sweep sms: given with --backend cpu"),
@@ -145,12 +146,23 @@ class BenchUsage(unittest.TestCase):
                 ([*flat, "--contest", "--tokens", "3"], "--tokens: given with --contest, which sets the shapes"),
                 ([*flat, "--contest", "--sweep", "tokens=3"], "--sweep: given with --contest, which sets the shapes"),
                 (["--contest"], "--contest: given with --mode normal; it belongs to --mode flat"),
+                (["--exchange", "low_latency"], "--exchange: given with --mode normal; it belongs to --mode layer"),
+                ([*flat, "--sweep", "intermediate=8,16"], "--sweep intermediate: given with --mode flat; it belongs to --mode layer"),
+                ([*layer, "--layout", "expert_major"], "--layout: given with --mode layer; it belongs to --mode normal"),
+                ([*layer, "--staging", "ring"], "--staging: given with --mode layer"),
+                ([*layer, "--late-us", "3"], "--late-us: given with --mode layer; it belongs to --mode low_latency and flat"),
+                ([*layer, "--pieces", "3"], "--pieces: given with --mode layer --exchange normal"),
+                ([*layer, "--exchange", "low_latency", "--alignment", "8"], "--alignment: given with --mode layer --exchange low_latency"),
+                ([*layer, "--dtype", "f16"], "--mode: 'layer' given with f16 rows; its experts compute in bf16"),
+                ([*layer, "--quantize", "f32"], "--mode: 'layer' given with quantised rows"),
+                ([*layer, "--exchange", "flat"], "--exchange: 'flat' given; allowed: normal, low_latency"),
+                ([*layer, "--exchange", "low_latency", "--tokens", "70k"], "low-latency mode takes at most 65535"),
                 (["--sweep", "tokens=3", "--sweep", "tokens=4"], "--sweep: 'tokens=4' given after another of tokens")):
             self.refused(args, text)
 
 
     def test_a_configuration_is_checked_before_anything_is_measured(self):
-        low_latency, flat = ["--mode", "low_latency"], ["--mode", "flat"]
+        low_latency, flat, layer = ["--mode", "low_latency"], ["--mode", "flat"], ["--mode", "layer"]
         large = ["--hidden", "100k", "--sweep", "tokens=8,64k"]
         for args, text in (
                 (["--sweep", "hidden=64,13"], "hidden = 13"),
@@ -162,9 +174,11 @@ class BenchUsage(unittest.TestCase):
                 (["--routing", "unifrm"], "Did you mean 'uniform'?"),
                 (["--ranks", "64", *large], "--hidden 100000 need about"),
                 ([*low_latency, "--ranks", "64", *large], "--hidden 100000 need about"),
-                ([*flat, "--ranks", "64", *large], "--hidden 100000 need about")):
+                ([*flat, "--ranks", "64", *large], "--hidden 100000 need about"),
+                ([*layer, "--sweep", "intermediate=8,128k"], "--intermediate 128000 --experts 256 need about"),
+                ([*layer, "--experts", "4", "--sweep", "topk=2,8"], "--experts 4 --topk 8")):
             self.refused(args, text)
-        for mode in ("normal", "low_latency", "flat"):
+        for mode in ("normal", "low_latency", "flat", "layer"):
             code, out, err = run("bench", "--mode", mode, env={"SWITCHYARD_TUNING": "/nonexistent.tuning"})
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn("/nonexistent.tuning", err)
@@ -205,7 +219,7 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(out.count("note: the input sets of 4 of 4 points"), 1, out)
 
     def test_what_was_measured_before_a_failure_is_written(self):
-        for mode in ("normal", "low_latency", "flat"):
+        for mode in ("normal", "low_latency", "flat", "layer"):
             with tempfile.TemporaryDirectory() as folder:
                 done = run_with_small_files("bench", *QUICK, *short_limit(["--mode", mode]), "--mode", mode, "--processes", "--hidden",
                                             "256", "--sweep", "tokens=8,4096,9", "--json", "x.json", "--html", "x.html", cwd=folder)
@@ -294,7 +308,7 @@ class Launched(unittest.TestCase):
 
     def test_one_report_of_all_ranks(self):
         for launcher in (None, "torchrun"):
-            for mode in ("low_latency", "flat"):
+            for mode in ("low_latency", "flat", "layer"):
                 with tempfile.TemporaryDirectory() as folder:
                     (first, *others) = self.ranks(3, "--mode", mode, "--hidden", "64", "--iterations", "20", "--sweep", "tokens=2,5", "--json",
                                                   "x.json", "--html", "x.html", launcher=launcher, folder=folder)

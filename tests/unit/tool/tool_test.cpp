@@ -10,7 +10,7 @@
 #include "tools/bench/points.hpp"
 #include "tools/check/exchange_check.hpp"
 #include "tools/cli/verb.hpp"
-#include "tools/demo/moe_reference.hpp"
+#include "tools/layer/moe_reference.hpp"
 #include "tools/measure/figures.hpp"
 #include "tools/measure/stream_copy.hpp"
 #include "tools/report/demo_page.hpp"

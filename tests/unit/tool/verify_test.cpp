@@ -23,11 +23,12 @@ VerifyCase case_of(const std::string& mode, int64_t tokens) {
   c.ranks = 2;
   c.tokens = tokens;
   c.hidden = 256;
+  c.intermediate = 64;
   return c;
 }
 
 TEST(VerifyMemory, CoversHeapsAndRows) {
-  for (const char* mode : {"normal", "low_latency", "flat"}) {
+  for (const char* mode : {"normal", "low_latency", "flat", "layer"}) {
     for (const char* staging : {"direct", "ring"}) {
       VerifyCase c = case_of(mode, 64);
       c.staging = staging;
@@ -54,7 +55,7 @@ TEST(VerifyMemory, CountsRoutingAndLogits) {
 TEST(VerifyMemory, ACaseThatCannotFitIsRefusedByItsFlags) {
   const VerifyOptions options;
   constexpr size_t kMachine = size_t{24} << 30;
-  for (const char* mode : {"normal", "low_latency", "flat"})
+  for (const char* mode : {"normal", "low_latency", "flat", "layer"})
     EXPECT_NO_THROW(check_verify_case(case_of(mode, 64), options, kMachine)) << mode;
   try {
     check_verify_case(case_of("normal", 1 << 20), options, kMachine);

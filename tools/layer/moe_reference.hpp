@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MoE layer on one rank: all experts, no exchange, plain float32 loops. What the demo's result is compared with.
+// The MoE layer on one rank: all experts, no exchange, plain float32 loops. What a layer over several ranks is compared with.
 #pragma once
 
 #include <cstdint>
@@ -25,5 +25,11 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
 
 /// Relative distance |got - expected| / |expected| of one token's row, in the 2-norm. bf16 against float32.
 double row_error(const uint16_t* got, const float* expected, int64_t hidden);
+
+/// The largest relative distance of a token's result from the single-rank reference that passes. bf16 keeps 8 significant bits:
+/// the intermediate row, each expert's row, each rank's partial sum and the result are rounded, each by at most 2^-9 of its
+/// size, and errors of many elements add up like their root: about 2^-8 in all. Four times that is allowed; one wrong or
+/// missing route of eight with average weights is off by more than 2^-2.
+inline constexpr double kLayerTolerance = 1.0 / 64;
 
 }  // namespace switchyard::tool

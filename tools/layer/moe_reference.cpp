@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "demo/moe_reference.hpp"
+#include "layer/moe_reference.hpp"
 
 #include <algorithm>
 #include <atomic>

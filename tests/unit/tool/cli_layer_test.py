@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Whole layers as a user meets them: `switchyard bench --mode layer` and `switchyard verify --modes layer`.
+
+Usage: cli_layer_test.py PATH-OF-SWITCHYARD [unittest arguments]
+"""
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import cli_test
+from cli_test import SMALL, run
+
+QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
+
+
+class Verify(unittest.TestCase):
+    """Every token against a single rank without exchange."""
+
+    def test_shapes_and_routings(self):
+        code, out, err = run("verify", "--modes", "layer", "--ranks", "1,3", "--tokens", "0,1,20", "--hidden", "72", "--experts", "10", "--topk",
+                             "3", "--intermediate", "20", "--routings", "zipf,drops,duplicates,one_expert", "--dtypes", "bf16,f16", "--json")
+        self.assertEqual(code, 0, out + err)
+        cases = json.loads(out)["cases"]
+        self.assertEqual(len(cases), 2 * 3 * 4, "layers are bf16")
+        names = ["layer, normal, per_rank", "layer, normal, per_route", "layer, low_latency, per_rank", "layer, low_latency, per_route"]
+        for case in cases:
+            self.assertEqual([check["name"] for check in case["checks"]], names)
+            self.assertEqual(case["case"]["intermediate"], 20)
+        self.assertGreater(sum(check["compared"] for check in cases[-1]["checks"]), 0)
+        code, out, err = run("verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--processes", "--warps", "2")
+        self.assertEqual(code, 0, out + err)
+        for args, text in ((["--modes", "layer", "--dtypes", "f16"], "those of a layer are bf16"),
+                           (["--modes", "flat", "--intermediate", "32"], "--intermediate: given without --modes layer")):
+            code, _, err = run("verify", *args)
+            self.assertEqual(code, 2)
+            self.assertIn(text, err)
+
+
+class Bench(unittest.TestCase):
+    """A whole layer, its calls by themselves, and its experts without exchange."""
+
+    def measure(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            code, out, err = run("bench", *QUICK, "--mode", "layer", "--json", f"{folder}/x.json", "--html", f"{folder}/x.html", *args)
+            self.assertEqual(code, 0, out + err)
+            page = Path(folder, "x.html").read_text()
+            return json.loads(Path(folder, "x.json").read_text())["runs"], out, page
+
+    def check(self, run, exchange):
+        config = run["config"]
+        self.assertEqual((config["mode"], config["exchange"], run["verified"]), ("layer", exchange, True))
+        for name in ("dispatch", "experts", "combine", "layer"):
+            self.assertEqual(run[name]["iterations"], 20, name)
+            self.assertGreater(run[name]["p50_us"], 0, name)
+        self.assertAlmostEqual(run["layer_over_experts"], run["layer"]["p50_us"] / run["experts"]["p50_us"])
+        self.assertAlmostEqual(run["share_of_limit"]["layer"] * run["layer_over_experts"], 1)
+        self.assertEqual(run["routes"], config["ranks"] * config["tokens_per_rank"] * config["topk"])
+        flops = run["routes"] / config["ranks"] * 6 * config["hidden"] * config["intermediate"]
+        self.assertAlmostEqual(run["tflops"]["experts"], flops / run["experts"]["p50_us"] / 1e6)
+        names = [check["name"] for check in run["checks"]]
+        for rank in range(config["ranks"]):
+            self.assertIn(f"layer on rank {rank}", names)
+            self.assertIn(f"the same bits after the timed calls on rank {rank}", names)
+        self.assertTrue(all(check["passed"] for check in run["checks"]))
+
+    def test_normal(self):
+        runs, out, page = self.measure("--sweep", "intermediate=16,24", "--order", "per_route", "--alignment", "8", "--processes")
+        self.assertEqual([run["config"]["intermediate"] for run in runs], [16, 24])
+        for run in runs:
+            self.check(run, "normal")
+            self.assertEqual((run["config"]["order"], run["config"]["expert_alignment"]), ("per_route", 8))
+        self.assertIn("normal exchange", out)
+        self.assertIn("over up + down", out)
+        self.assertIn("layer mode, normal exchange", page)
+        self.assertIn("The limit of a layer is up + down", page)
+
+    def test_low_latency(self):
+        runs, out, page = self.measure("--exchange", "low_latency", "--sweep", "tokens=1,5", "--sweep", "sending=per_rank,per_route")
+        self.assertEqual([(run["config"]["tokens_per_rank"], run["config"]["sending"]) for run in runs],
+                         [(1, "per_rank"), (1, "per_route"), (5, "per_rank"), (5, "per_route")])
+        for run in runs:
+            self.check(run, "low_latency")
+        self.assertIn("low_latency exchange", out)
+        self.assertIn("<h2>per_route sending</h2>", page)
+
+    def test_not_checked(self):
+        runs, out, _ = self.measure("--no-verify")
+        self.assertIsNone(runs[0]["verified"])
+        self.assertNotIn("PASS", out)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    cli_test.TOOL = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole MoE layer in separate calls: dispatch, the experts' products, combine.
+//
+// Rules: those of the exchange's own mode. Around normal mode, calls on GPUs are timed from event to event, around low-latency
+// mode in replayed graphs; before each timed call the L2 cache is filled with other lines and all GPUs meet. Timed are the
+// whole layer, its calls enqueued back to back; each call by itself; and both products without exchange, on the rows of the
+// same routing, which is the limit of the layer. All are timed in several turns, so that clocks that sink with the heat slow
+// all of them alike.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "bench/latency.hpp"
+#include "cli/outputs.hpp"
+#include "cli/style.hpp"
+#include "cli/verb.hpp"
+#include "layer/layer_rank.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+using nlohmann::json;
+
+/// What is timed, in this order.
+struct Section {
+  const char* key;
+  void (*call)(LayerRank&, CombineOrder);
+  bool in_parts;  ///< only where up and down can be called one by one
+};
+constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r.dispatch(); }, false},
+                                 {"combine", [](LayerRank& r, CombineOrder order) { r.combine(order); }, false},
+                                 {"up", [](LayerRank& r, CombineOrder) { r.up(); }, true},
+                                 {"down", [](LayerRank& r, CombineOrder) { r.down(); }, true},
+                                 {"experts", [](LayerRank& r, CombineOrder) { r.experts(); }, false},
+                                 {"layer", [](LayerRank& r, CombineOrder order) { r.layer(order); }, false}};
+constexpr int64_t kTurns = 4;
+
+/// Tokens of a rank whose results are computed once more, by all threads that its share of the cores allows up to a bound: a
+/// thread holds an expert's weights in float32.
+constexpr int64_t kCheckedTokens = 4;
+constexpr int kMostThreads = 8;
+
+struct Point {
+  BenchOptions options;
+  LayerSpec spec;
+  CombineOrder order() const { return order_named(options.order); }
+};
+
+Point make_point(const BenchOptions& o) {
+  Point p;
+  p.options = o;
+  const RoutingSource source = routing_source(o);
+  Scenario& s = p.spec.scenario;
+  s = shape_of(o, source);
+  s.routing = source.all_ranks(o.tokens);
+  p.options.experts = source.experts();
+  p.options.topk = source.topk();
+  p.spec.intermediate = o.intermediate;
+  p.spec.backend = backend_named(o.backend);
+  p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
+  if (&exchange_of(o) == &kNormal) {
+    p.spec.exchange = layer_normal_config(s);
+  } else {
+    LowLatencyConfig config = layer_low_latency_config(s);
+    config.sending = sending_named(o.sending);
+    config.pieces = static_cast<int>(o.pieces);
+    p.spec.exchange = config;
+  }
+  return p;
+}
+
+RankJob job_of(const Point& p) {
+  const BenchOptions& o = p.options;
+  RankJob job;
+  job.world = p.spec.scenario.world;
+  job.processes = o.processes;
+  job.group.timeout = std::chrono::seconds(60);
+  job.group.backend = p.spec.backend;
+  job.group.num_blocks = static_cast<int>(o.blocks);
+  job.group.num_warps = static_cast<int>(std::max<int64_t>(1, o.warps));
+  job.group.heap_bytes = layer_heap_bytes(p.spec);
+  if (on_gpus(o)) job.group.heap_bytes += gpu_clock_bytes(0);
+  job.size_flags = "--tokens, --hidden, --intermediate, --experts or --ranks";
+  return job;
+}
+
+std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
+  if (!on_gpus(p.options)) return make_host_clock(group);
+  return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
+}
+
+json run_rank(const Point& p, Group& group, RankLink& link, int threads) {
+  const BenchOptions& o = p.options;
+  const std::unique_ptr<Clock> clock = clock_of(p, group);
+  LayerRank rank(p.spec, group, clock->device());
+  json out;
+  rank.prepare(0);
+  rank.layer(p.order());
+  const std::vector<std::byte> first = rank.outputs();
+  group.barrier();
+  for (int64_t turn = 0; turn < kTurns; ++turn) {
+    const int64_t count = o.iterations * (turn + 1) / kTurns - o.iterations * turn / kTurns;
+    for (const Section& section : kSections) {
+      if (section.in_parts && !rank.in_parts()) continue;
+      for (const double seconds : clock->time([&] { section.call(rank, p.order()); }, o.warmup, count))
+        out[section.key].push_back(seconds);
+    }
+    if (group.rank() == 0) link.progress(turn + 1, "");
+  }
+  std::vector<CheckResult> checks;
+  if (o.verify) {
+    rank.prepare(0);
+    rank.layer(p.order());
+    const std::vector<std::byte> last = rank.outputs();
+    group.barrier();
+    checks.push_back(rank.check("layer", first, kCheckedTokens, threads));
+    checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",
+                      static_cast<int64_t>(last.size())});
+  }
+  out["checks"] = told(checks);
+  return out;
+}
+
+struct Run : MeasuredPoint {
+  std::map<std::string, measure::Times> times;  ///< by key of a section
+  int64_t routes = 0, most_routes = 0;          ///< of all ranks, and of the rank that gets most
+  size_t heap_bytes = 0;
+
+  double p50(const char* key) const { return times.at(key).p50; }
+  bool in_parts() const { return times.count("up") > 0; }
+  /// Teraflops per second of a rank that has the mean number of rows, which are those of routes: a section in which each row
+  /// is multiplied with so many matrices of H x I.
+  double tflops(const char* key, int matrices) const {
+    const double rows = static_cast<double>(routes) / static_cast<double>(options.ranks);
+    return rows * 2 * matrices * static_cast<double>(options.hidden) * static_cast<double>(options.intermediate) / p50(key) /
+           1e12;
+  }
+  /// How much longer a layer takes than its products.
+  double over_experts() const { return p50("layer") / p50("experts"); }
+};
+
+class LayerBench final : public BenchCaseOf<Run> {
+ public:
+  void fit(std::vector<BenchOptions>& points) override {
+    gpus_ = fit_points(points, machine_);
+    backend_ = points.front().backend;
+    for (BenchOptions& o : points) {
+      if (o.intermediate == 0) o.intermediate = on_gpus(o) ? 2048 : 64;
+      check_words(o);
+    }
+  }
+  void check(const BenchOptions& o) const override {
+    const Point p = make_point(o);
+    if (gpus_ && o.intermediate % 8 != 0)
+      throw UsageError(fmt::format("--intermediate: {} given; allowed with --backend cuda: a multiple of 8", o.intermediate));
+    const double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec));
+    const std::string sizes = fmt::format("--ranks {} --tokens {} --hidden {} --intermediate {} --experts {}", o.ranks,
+                                          o.tokens, o.hidden, o.intermediate, p.options.experts);
+    if (!gpus_) return require_memory(sizes, static_cast<double>(o.ranks) * rank, machine_.memory_available);
+    const int64_t sharing = (o.ranks + gpus_->count() - 1) / gpus_->count();
+    require_memory(sizes + ", on a GPU", static_cast<double>(sharing) * rank, gpus_->probe.gpus.front().memory_bytes);
+  }
+  std::string what() const override { return fmt::format("switchyard bench --mode layer --backend {}", backend_); }
+  void print_head(const std::vector<BenchOptions>& points) const override {
+    const BenchOptions& any = points.front();
+    fmt::print("{}\n  {} backend, {} exchange{}, intermediate {}, {} rows, {} combine, {} routing, commit {}, {}\n\n",
+               bold("switchyard bench --mode layer"), any.backend, any.exchange, common_hidden(any),
+               common(any, "intermediate"), any.dtype, common(any, "order"), common(any, "routing"), any.commit,
+               measure::utc_now());
+  }
+  void complete(json& document) const override {
+    if (gpus_) document["gpus"] = gpus_->described();
+    add_runs(document);
+  }
+  void print() const override {
+    const bool parts = any_run_in_parts();
+    std::vector<std::string> header{"ranks", "tokens", "experts"};
+    if (on_gpus(any())) header.emplace_back("SMs");
+    header.emplace_back("dispatch");
+    if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
+    header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down", "checked"});
+    PointTable table(any(), {"ranks", "tokens", "experts", "sms"}, header);
+    for (const Run& r : runs_) {
+      const BenchOptions& o = r.options;
+      std::vector<std::string> cells{std::to_string(o.ranks), std::to_string(o.tokens), std::to_string(o.experts)};
+      if (on_gpus(o)) cells.push_back(sms_text(o));
+      cells.push_back(us(r.p50("dispatch")));
+      if (parts)
+        cells.insert(cells.end(), {us(r.p50("up")), rate(r.tflops("up", 2)), us(r.p50("down")), rate(r.tflops("down", 1))});
+      cells.insert(cells.end(), {us(r.p50("combine")), us(r.p50("experts")), rate(r.tflops("experts", 3)), us(r.p50("layer")),
+                                 us(r.times.at("layer").p99), fmt::format("{:.3f}", r.over_experts()), checked_cell(r)});
+      table.row(o, cells);
+    }
+    fmt::print("\n{}", table.text());
+    fmt::print(
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; the others by themselves. up + down: both products "
+        "without exchange,\n  on the same rows; over up + down: how many times as long the layer takes. TFLOP/s: of a rank's "
+        "rows, padding aside.\n",
+        on_gpus(any()) ? ", cold L2" : "");
+    print_tail_of_table();
+    print_failures();
+  }
+
+ protected:
+  Run run(const BenchOptions& options, Progress* progress) override {
+    const Point p = make_point(options);
+    const RankJob job = job_of(p);
+    const int threads = std::clamp(machine_.usable_cores() / job.world, 1, kMostThreads);
+    const std::vector<json> ranks = run_ranks(
+        job, [&](Group& group, RankLink& link) { return run_rank(p, group, link, threads); },
+        [&](int, int64_t turns, const std::string&) {
+          if (progress) progress->update(100 * turns / kTurns);
+        });
+    Run run;
+    run.options = p.options;
+    run.heap_bytes = job.group.heap_bytes;
+    for (const Section& section : kSections)
+      if (ranks[0].contains(section.key)) run.times[section.key] = measure::times_of(ranks, std::string("/") + section.key);
+    count_routes(p.spec.scenario, run);
+    run.checks = apart_by_rank(part_of(ranks, "checks"));
+    return run;
+  }
+  std::string words_of(const Run& run) const override {
+    return fmt::format("layer {:.1f} us, up + down {:.1f} us", run.p50("layer") * 1e6, run.p50("experts") * 1e6);
+  }
+  json describe(const Run& r) const override {
+    const BenchOptions& o = r.options;
+    json out = {{"config",
+                 {{"backend", o.backend},
+                  {"mode", o.mode},
+                  {"exchange", o.exchange},
+                  {"ranks", o.ranks},
+                  {"ranks_are", o.processes ? "processes" : "threads"},
+                  {"blocks", o.blocks},
+                  {"warps", o.warps},
+                  {"sms", o.sms},
+                  {"combine_sms", o.combine_sms},
+                  {"tokens_per_rank", o.tokens},
+                  {"hidden", o.hidden},
+                  {"intermediate", o.intermediate},
+                  {"experts", o.experts},
+                  {"topk", o.topk},
+                  {"expert_alignment", o.alignment},
+                  {"dtype", o.dtype},
+                  {"order", o.order},
+                  {"sending", o.sending},
+                  {"pieces", o.pieces},
+                  {"routing", o.routing},
+                  {"seed", o.seed},
+                  {"iterations", o.iterations},
+                  {"warmup", o.warmup},
+                  {"turns", kTurns},
+                  {"graph_replay", on_gpus(o) && &exchange_of(o) != &kNormal},
+                  {"cold_l2", on_gpus(o)},
+                  {"statistic", "slowest rank"}}},
+                {"routes", r.routes},
+                {"most_routes_of_a_rank", r.most_routes},
+                {"tflops", {{"experts", r.tflops("experts", 3)}, {"layer", r.tflops("layer", 3)}}},
+                {"layer_over_experts", r.over_experts()},
+                {"share_of_limit", {{"layer", 1 / r.over_experts()}}},
+                {"symmetric_bytes_per_rank", r.heap_bytes},
+                {"checks", checks_json(r.checks)},
+                {"verified", verified_json(r)}};
+    for (const auto& [key, times] : r.times) out[key] = to_json(times);
+    if (r.in_parts()) {
+      out["tflops"]["up"] = r.tflops("up", 2);
+      out["tflops"]["down"] = r.tflops("down", 1);
+    }
+    return out;
+  }
+
+ private:
+  static std::string rate(double tflops) { return fmt::format("{:.{}f}", tflops, tflops < 10 ? 3 : 0); }
+  static void count_routes(const Scenario& s, Run& run) {
+    std::vector<int64_t> of_rank(static_cast<size_t>(s.world));
+    for (const Routing& routing : s.routing)
+      for (const int32_t id : routing.ids)
+        if (s.valid(id)) ++of_rank[static_cast<size_t>(s.owner(id))];
+    for (const int64_t routes : of_rank) run.routes += routes;
+    run.most_routes = *std::max_element(of_rank.begin(), of_rank.end());
+  }
+  bool any_run_in_parts() const {
+    return std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.in_parts(); });
+  }
+
+  const measure::Machine machine_ = measure::this_machine();
+  std::optional<UsedGpus> gpus_;
+  std::string backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<BenchCase> make_layer() { return std::make_unique<LayerBench>(); }
+
+}  // namespace switchyard::tool

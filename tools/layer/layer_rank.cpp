@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/layer_rank.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "layer/moe_reference.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+/// Of a rank; of rank 0, which has most experts, if none is named.
+ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
+  const Scenario& s = spec.scenario;
+  return {s.hidden, spec.intermediate, s.first_expert(rank + 1) - s.first_expert(rank)};
+}
+
+/// A device has room for it also where there is nothing.
+size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
+
+}  // namespace
+
+size_t layer_heap_bytes(const LayerSpec& spec) { return exchange_heap_bytes(spec.exchange, spec.scenario.world, spec.backend); }
+
+size_t layer_device_bytes(const LayerSpec& spec) {
+  const Scenario& s = spec.scenario;
+  int64_t tokens = 0;
+  for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
+  const int64_t rows = exchange_most_rows(spec.exchange, s.world);
+  const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
+  const size_t row = at(s.hidden) * dtype_bytes(kLayerType);
+  return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
+         LayerExperts::device_bytes(shape_of(spec), rows, spec.backend) + (size_t{1} << 20);
+}
+
+LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
+    : spec_(spec),
+      group_(group),
+      device_(device),
+      rank_(group.rank()),
+      experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
+               exchange_most_rows(spec.exchange, spec.scenario.world), device) {
+  const Routing& mine = spec.scenario.routing[at(rank_)];
+  input_.ids = mine.expert_ids();
+  input_.ids.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
+  if (!mine.weights.empty()) input_.weights = device_.upload(mine.weights.data(), mine.weights.size() * 4);
+  const size_t bytes = some(at(mine.tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
+  rows_ = device_.allocate(bytes);
+  out_ = device_.allocate(bytes);
+  group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
+  exchange_ = make_layer_exchange(spec.exchange, group, spec.sms, device.stream());
+}
+
+void LayerRank::prepare(uint64_t set) {
+  const Scenario& s = spec_.scenario;
+  x_ = token_rows(s.seed, set, rank_, s.tokens(rank_), s.hidden, kLayerType, ScaleKind::none);
+  device_.write(rows_, x_.view().data, out_bytes());
+  device_.fill(out_, 0xFF, out_bytes());
+  input_.x = {rows_, x_.rows(), s.hidden, kLayerType};
+  device_.wait();
+  group_.barrier();
+}
+
+void LayerRank::layer(CombineOrder order) {
+  dispatch();
+  experts();
+  combine(order);
+}
+
+std::vector<std::byte> LayerRank::outputs() const {
+  std::vector<std::byte> out(out_bytes());
+  device_.read(out.data(), out_, out.size());
+  return out;
+}
+
+CheckResult LayerRank::check(const std::string& name, const std::vector<std::byte>& outputs, int64_t most_tokens,
+                             int threads) const {
+  const Scenario& s = spec_.scenario;
+  const Routing& mine = s.routing[at(rank_)];
+  const int64_t count = std::min(mine.tokens, most_tokens);
+  const auto token = [&](int64_t i) { return i * mine.tokens / count; };
+  RowArray rows(count, s.hidden, kLayerType);
+  ReferenceInput input;
+  input.rows = {reinterpret_cast<const uint16_t*>(rows.row(0))};
+  input.routing = {{mine.num_experts, mine.topk, count, {}, {}}};
+  Routing& routes = input.routing.front();
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(rows.row(i), x_.row(token(i)), x_.row_bytes());
+    const auto from = at(token(i) * mine.topk), to = from + at(mine.topk);
+    for (size_t f = from; f < to; ++f) {
+      routes.ids.push_back(mine.ids[f]);
+      if (!mine.weights.empty()) routes.weights.push_back(mine.weights[f]);
+    }
+  }
+  CheckResult result;
+  result.name = name;
+  const ExpertWeights weights(s.seed, s.hidden, spec_.intermediate);
+  const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {});
+  for (int64_t i = 0; i < count; ++i, result.compared += s.hidden) {
+    const auto* got = reinterpret_cast<const uint16_t*>(outputs.data() + at(token(i)) * x_.row_bytes());
+    const double error = row_error(got, &expected.front()[at(i * s.hidden)], s.hidden);
+    if (error <= kLayerTolerance || !result.passed) continue;
+    result.passed = false;
+    result.detail =
+        fmt::format("token {}: off by {:.2f} %, at most {:.2f} % allowed", token(i), 100 * error, 100 * kLayerTolerance);
+  }
+  return result;
+}
+
+}  // namespace switchyard::tool

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of an MoE layer in separate calls, on the CPU and on a GPU alike: dispatch, experts, combine, with closed-form rows
+// and weights, and a check of what comes out against one rank that computes everything without exchange.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check/check_result.hpp"
+#include "layer/exchange.hpp"
+#include "layer/experts.hpp"
+
+namespace switchyard::tool {
+
+/// A layer; equal on all ranks.
+struct LayerSpec {
+  Scenario scenario;  ///< expert-major, with its routes
+  int64_t intermediate = 0;
+  Backend backend = Backend::cpu;
+  LayerExchangeConfig exchange;
+  CallSms sms;
+};
+/// Symmetric memory of each rank.
+size_t layer_heap_bytes(const LayerSpec& spec);
+/// Of the rank that takes most: memory besides, on GPUs of its GPU.
+size_t layer_device_bytes(const LayerSpec& spec);
+
+class LayerRank {
+ public:
+  /// Collective. `device` has room for layer_device_bytes(spec); it must outlive this, as `spec` must.
+  LayerRank(const LayerSpec& spec, Group& group, RankDevice& device);
+
+  /// Collective. The inputs are those of data set `set`; the outputs are NaN.
+  void prepare(uint64_t set);
+  // The calls. Phases are called in this order; layer() is all of them.
+  void dispatch() { exchange_->dispatch(input_); }
+  void up() { experts_.up(exchange_->x(), exchange_->rows()); }
+  void down() { experts_.down(exchange_->rows(), exchange_->y()); }
+  void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
+  void combine(CombineOrder order) { exchange_->combine(order, out_); }
+  void layer(CombineOrder order);
+  /// up() and down() can be called instead of experts(): on GPUs.
+  bool in_parts() const { return experts_.in_parts(); }
+
+  /// Waits. The outputs, [T, H].
+  std::vector<std::byte> outputs() const;
+  /// Local. Compares `outputs`, as outputs() returned them after prepare(set) and a layer, with the single-rank reference: of
+  /// `most_tokens` tokens, evenly spread, which are computed by `threads` threads.
+  CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t most_tokens, int threads) const;
+
+ private:
+  size_t out_bytes() const { return static_cast<size_t>(x_.rows()) * x_.row_bytes(); }
+
+  const LayerSpec& spec_;
+  Group& group_;
+  RankDevice& device_;
+  int rank_;
+  LayerExperts experts_;
+  std::unique_ptr<LayerExchange> exchange_;
+  RowArray x_;  ///< on the host
+  LayerInput input_;
+  void *rows_ = nullptr, *out_ = nullptr;
+};
+
+}  // namespace switchyard::tool

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// What builds without CUDA code have in place of GPUs.
+#include "cli/verb.hpp"
+#include "device/rank_device.hpp"
+#include "measure/gpu/expert_weights.hpp"
+
+namespace switchyard::measure {
+
+void write_expert_weights(const WeightForm&, int64_t, int64_t, int64_t, int64_t, void*, void*) {
+  throw tool::UsageError(tool::no_cuda_text());
+}
+
+}  // namespace switchyard::measure
