@@ -24,38 +24,62 @@ struct Fp8Kind {
 };
 
 inline constexpr int kFirstScaleThread = kMathThreads + 64, kScaleThreads = 32;
-inline constexpr uint32_t kScaleBytes = kMostFp8Rows * 4;  // of a stage's rows
-inline constexpr uint32_t kScaleRoom = 8192;               // of all stages, before the other room
+inline constexpr uint32_t kScaleBytes = kMostFp8Rows * 4 + 32;  // of a stage: of its rows, then StageScales::weight of 4 lanes
+inline constexpr uint32_t kScaleRoom = 8192;                    // of all stages, before the other room
 static_assert(kScaleRoom >= kScaleBytes * kMostStages);
 
 __device__ __forceinline__ uint32_t scales_of(const Room& room, uint32_t stage) {
   return room.base - kScaleRoom + stage * kScaleBytes;
 }
-
 __device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
   return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
-/// A lane's scales of one stage: rows lane, lane + 32, ... of the tile.
-struct LaneScales {
-  static constexpr int kCount = kMostFp8Rows / kScaleThreads;
-  float of[kCount];
+/// What a lane brings of one stage: scales of rows lane, lane + 32, ... of the tile; lanes 0 to 3 one of the weights.
+struct StageScales {
+  static constexpr int kRows = kMostFp8Rows / kScaleThreads;
+  float rows[kRows];
+  float weight;
 };
-__device__ __forceinline__ LaneScales read_scales(const Fp8Scales& s, const std::byte* tile, int rows, int block) {
-  LaneScales found;
+/// Where a tile's scales are. `weights`: of this lane, or null.
+struct TileScales {
+  const std::byte* rows;
+  const std::byte* weights;
+  int count;  ///< of rows
+};
+/// Of the weights lanes 2 g and 2 g + 1 bring what warpgroup g multiplies: gated: of the gate and of the up half; else twice
+/// the same.
+template <class K>
+__device__ __forceinline__ TileScales scales_of_tile(const GroupedParams& p, const Tile& t) {
+  const Fp8Scales& s = p.scales;
+  const int64_t row = s.rows_of_expert ? t.row - first_row_of(p.ranges, t.expert) : t.row;
+  TileScales of{s.rows + t.expert * s.expert + row * s.row, nullptr, static_cast<int>(t.shape >> 16)};
+  if (lane() >= 4) return of;
+  const int given = K::kGated ? t.column_tile + (lane() & 1) * (s.weight_rows / 2) : t.column_tile * 2 + lane() / 2;
+  const int inside = given < s.weight_rows ? given : s.weight_rows - 1;
+  of.weights =
+      s.weights + (static_cast<int64_t>(t.expert) * s.weight_rows + inside) * p.inner_blocks * (s.weights_ue8m0 ? 1 : 4);
+  return of;
+}
+__device__ __forceinline__ StageScales read_scales(const GroupedParams& p, const TileScales& tile, int block) {
+  StageScales found{};
+  if (block >= p.inner_blocks) return found;
+  const Fp8Scales& s = p.scales;
+  const std::byte* const at = tile.rows + (block >> s.packed) * s.block + (block & ((1 << s.packed) - 1));
 #pragma unroll
-  for (int i = 0; i < LaneScales::kCount; ++i) {
+  for (int i = 0; i < StageScales::kRows; ++i) {
     const int row = lane() + i * kScaleThreads;
-    found.of[i] = 0;
-    if (row >= rows) continue;
-    const int in_word = block & ((1 << s.packed) - 1);
-    found.of[i] = scale_at(tile + row * s.row + (block >> s.packed) * s.block + in_word, s.ue8m0);
+    if (row < tile.count) found.rows[i] = scale_at(at + row * s.row, s.ue8m0);
   }
+  if (tile.weights != nullptr) found.weight = scale_at(tile.weights + block * (s.weights_ue8m0 ? 1 : 4), s.weights_ue8m0);
   return found;
 }
 
-/// The warp that brings the scales of rows, one stage ahead of where it waits.
+/// The warp that brings scales. It reads kAhead stages at once, before the stages for which it waits: memory answers later than
+/// a stage takes.
+template <class K>
 __device__ __forceinline__ void load_scales(const GroupedParams& p, const Room& room) {
+  constexpr int kAhead = 3;
   uint32_t slot = 0, parity = 1;
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
@@ -63,40 +87,29 @@ __device__ __forceinline__ void load_scales(const GroupedParams& p, const Room& 
     const Tile t = read_entry(room.entry(entry));
     if (t.shape == kNoTile) break;
     ptx::mbarrier_arrive(room.taken(entry));
-    const int rows = static_cast<int>(t.shape >> 16);
-    const int64_t row = p.scales.rows_of_expert ? t.row - first_row_of(p.ranges, t.expert) : t.row;
-    const std::byte* tile = p.scales.rows + t.expert * p.scales.expert + row * p.scales.row;
-    LaneScales next = read_scales(p.scales, tile, rows, 0);
-    for (int block = 0; block < p.inner_blocks; ++block) {
-      const LaneScales now = next;
-      if (block + 1 < p.inner_blocks) next = read_scales(p.scales, tile, rows, block + 1);
-      ptx::mbarrier_wait(room.empty(slot), parity);
-      const uint32_t scales = scales_of(room, slot);
+    const TileScales tile = scales_of_tile<K>(p, t);
+    StageScales next[kAhead];
 #pragma unroll
-      for (int k = 0; k < LaneScales::kCount; ++k)
-        ptx::store_shared(scales + static_cast<uint32_t>(lane() + k * kScaleThreads) * 4, __float_as_uint(now.of[k]));
-      ptx::mbarrier_arrive(room.full(slot));
-      if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+    for (int j = 0; j < kAhead; ++j) next[j] = read_scales(p, tile, j);
+#pragma unroll 1
+    for (int first = 0; first < p.inner_blocks; first += kAhead) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const StageScales now = next[j];
+        next[j] = read_scales(p, tile, first + kAhead + j);
+        if (first + j >= p.inner_blocks) continue;
+        ptx::mbarrier_wait(room.empty(slot), parity);
+        const uint32_t scales = scales_of(room, slot);
+#pragma unroll
+        for (int k = 0; k < StageScales::kRows; ++k)
+          ptx::store_shared(scales + static_cast<uint32_t>(lane() + k * kScaleThreads) * 4, __float_as_uint(now.rows[k]));
+        if (lane() < 4)
+          ptx::store_shared(scales + static_cast<uint32_t>(kMostFp8Rows + lane()) * 4, __float_as_uint(now.weight));
+        ptx::mbarrier_arrive(room.full(slot));
+        if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+      }
     }
   }
-}
-
-/// A tile's scales of weights, of one stage after the other. Gated: of the gate and of the up half.
-struct WeightScales {
-  const std::byte* first;
-  const std::byte* second;
-};
-template <class K>
-__device__ __forceinline__ WeightScales weight_scales_of(const GroupedParams& p, const Tile& t) {
-  const Fp8Scales& s = p.scales;
-  const int bytes = s.weights_ue8m0 ? 1 : 4;
-  const auto at = [&](int row) {
-    const int inside = row < s.weight_rows ? row : s.weight_rows - 1;
-    return s.weights + (static_cast<int64_t>(t.expert) * s.weight_rows + inside) * p.inner_blocks * bytes;
-  };
-  if constexpr (K::kGated) return {at(t.column_tile), at(s.weight_rows / 2 + t.column_tile)};
-  const std::byte* one = at(t.column_tile * 2 + math_group());
-  return {one, one};
 }
 
 /// sums += product * scales: of the weights, and of the rows, which are columns of the product. `kAlike`: the weights have one
@@ -157,13 +170,10 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room
   float sums[2][kWidth / 2];
 #pragma unroll
   for (int i = 0; i < kWidth / 2; ++i) sums[0][i] = sums[1][i] = 0;
-  const WeightScales weights = weight_scales_of<K>(p, read_entry(entry));
   for (int block = 0; block < p.inner_blocks; ++block) {
-    const auto of_weights = [&](const std::byte* scales) {
-      return scale_at(scales + block * (p.scales.weights_ue8m0 ? 1 : 4), p.scales.weights_ue8m0);
-    };
-    const float first = of_weights(weights.first), second = K::kGated ? of_weights(weights.second) : first;
     const Operands s = next_stage(room, at);
+    const uint32_t scales = scales_of(room, at.slot);
+    const float2 weights = ptx::load_shared_pair(scales + static_cast<uint32_t>(kMostFp8Rows + math_group() * 2) * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float product[kWidth / 2];
@@ -181,7 +191,7 @@ __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::keep(product);
-      add_scaled<kWidth, !K::kGated>(sums[half], product, scales_of(room, at.slot), first, second);
+      add_scaled<kWidth, !K::kGated>(sums[half], product, scales, weights.x, weights.y);
     }
     __syncwarp();  // all lanes have read the scales
     release_stage(room, at.slot);
@@ -209,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1) fp8_kernel(const __grid_constant_
     ptx::give_registers<56>();
     if (threadIdx.x == kLoaderThread) load_tiles<K>(p, room);
     if (threadIdx.x == kClaimerThread) claim_tiles(p, room, first_tickets);
-    if (threadIdx.x >= kFirstScaleThread && threadIdx.x < kFirstScaleThread + kScaleThreads) load_scales(p, room);
+    if (threadIdx.x >= kFirstScaleThread && threadIdx.x < kFirstScaleThread + kScaleThreads) load_scales<K>(p, room);
   } else {
     ptx::take_registers<224>();
     multiply_tiles<kMostFp8Rows>(
