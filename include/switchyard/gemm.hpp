@@ -105,7 +105,9 @@ struct ExpertRows {
 
 struct GroupedGemmOptions {
   void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  int num_sms = 0;         ///< most multiprocessors, in [1, those of the GPU]; 0: all
+  /// Most multiprocessors, in [1, those of the GPU]; 0: all. A call ends when each of its blocks, one a multiprocessor, has run:
+  /// if a kernel that waits for other ranks occupies some, and those wait for this call, leave it its multiprocessors.
+  int num_sms = 0;
 };
 
 /// One matrix product per expert, on the GPU that is current when it is made. Calls are enqueued and wait for nothing; they can

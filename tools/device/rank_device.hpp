@@ -18,6 +18,9 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual bool on_host() const { return false; }  ///< its memory is ordinary memory, and calls take any pointer
   virtual void* stream() const = 0;               ///< cudaStream_t, non-blocking; null on the host
+  /// Most multiprocessors of a kernel that has to end while kernels of the other ranks of its GPU, of `world` ranks, wait for
+  /// this one: those occupy their own share. 0: all, a rank has its GPU alone.
+  virtual int sms_of_products(int) const { return 0; }
   /// `bytes` of device memory, valid until release(), or kept. 0 bytes: null.
   virtual void* allocate(size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;

@@ -40,8 +40,9 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
   measure::write_expert_weights(forms.down, first_expert, experts, h, width, w2, device.stream());
 }
 
-LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, RankDevice& device)
-    : shape_(shape), device_(device) {
+LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, int world,
+                           RankDevice& device)
+    : shape_(shape), device_(device), sms_(device.sms_of_products(world)) {
   if (device.on_host())
     mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
   else if (shape.num_local_experts > 0)
@@ -76,11 +77,11 @@ void LayerExperts::make_products(int first_expert, uint64_t seed, int64_t max_ro
 }
 
 void LayerExperts::up(const ConstRows& x, const ExpertRows& rows) {
-  if (up_) up_->run(x, rows, {between_.data, x.rows, between_.cols, between_.dtype}, {.stream = device_.stream()});
+  if (up_) up_->run(x, rows, {between_.data, x.rows, between_.cols, between_.dtype}, {device_.stream(), sms_});
 }
 
 void LayerExperts::down(const ExpertRows& rows, const Rows& y) {
-  if (down_) down_->run({between_.data, y.rows, between_.cols, between_.dtype}, rows, y, {.stream = device_.stream()});
+  if (down_) down_->run({between_.data, y.rows, between_.cols, between_.dtype}, rows, y, {device_.stream(), sms_});
 }
 
 void LayerExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows& y) {

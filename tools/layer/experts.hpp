@@ -28,9 +28,9 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
 /// On the host an ExpertMlp. On a GPU two grouped products, up with SwiGLU and down, which can be called one by one.
 class LayerExperts {
  public:
-  /// Experts from `first_expert` on, for calls with at most `max_rows` rows. Memory of a GPU comes from `device`, which must
-  /// outlive this.
-  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, RankDevice& device);
+  /// Experts from `first_expert` on, for calls with at most `max_rows` rows; one of `world` ranks, which may share GPUs. Memory
+  /// of a GPU comes from `device`, which must outlive this.
+  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, int world, RankDevice& device);
   /// Memory of one of these.
   static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, Backend backend);
 
@@ -46,6 +46,7 @@ class LayerExperts {
 
   ExpertShape shape_;
   RankDevice& device_;
+  int sms_;  ///< of a product; 0: all
   std::optional<ExpertMlp> mlp_;
   std::optional<GroupedGemm> up_, down_;  ///< neither on a rank without experts
   Rows between_;                          ///< [max_rows, I]

@@ -43,7 +43,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
       device_(device),
       rank_(group.rank()),
       experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               exchange_most_rows(spec.exchange, spec.scenario.world), device) {
+               exchange_most_rows(spec.exchange, spec.scenario.world), spec.scenario.world, device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
