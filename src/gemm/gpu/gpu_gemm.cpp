@@ -10,6 +10,7 @@
 #include "gemm/gpu/gpu_memory.hpp"
 #include "gemm/gpu/grouped_params.hpp"
 #include "gemm/gpu/kernels.hpp"
+#include "gemm/gpu/usable_gpu.hpp"
 
 namespace switchyard::detail::gemm {
 namespace {
@@ -23,22 +24,6 @@ constexpr const char* kClass = "GroupedGemm";
 
 void check(gpu::Status status, const char* what) { check_gpu(status, kClass, what); }
 
-/// The current device, if kernels of sm_90a run on it.
-gpu::DeviceTraits usable_device(int* device) {
-  gpu::DeviceTraits traits;
-  if (const gpu::Status status = gpu::current_device(device); status != gpu::kOk) {
-    gpu::forget_error();
-    throw Error(ErrorCode::unsupported, std::string("GroupedGemm: no GPU can be used: ") + gpu::text_of(status));
-  }
-  check(gpu::traits_of(&traits, *device), "properties of the GPU");
-  if (traits.generation != 9) {
-    throw Error(ErrorCode::unsupported, "GroupedGemm: GPU " + std::to_string(*device) + " (" + traits.name +
-                                            ") has compute capability " + std::to_string(traits.generation) +
-                                            ".x: it needs 9.0 (H100, H200)");
-  }
-  return traits;
-}
-
 Finish finish_of(Epilogue epilogue) {
   return epilogue == Epilogue::none ? Finish::plain : epilogue == Epilogue::swiglu ? Finish::gated : Finish::activated;
 }
@@ -51,7 +36,7 @@ GroupedKernel kernel_for(const GroupedGemmConfig& c) {
 
 class GpuGemm final : public GroupedGemm::Impl {
  public:
-  GpuGemm(const GroupedGemmConfig& c, const void* weights) : traits_(usable_device(&device_)), kernel_(kernel_for(c)) {
+  GpuGemm(const GroupedGemmConfig& c, const void* weights) : traits_(usable_gpu(kClass, &device_)), kernel_(kernel_for(c)) {
     config = c;
     type_ = c.type == DType::bf16 ? gpu::ElementType::bf16 : gpu::ElementType::f16;
     params_.tickets = static_cast<uint32_t*>(tickets_.data());

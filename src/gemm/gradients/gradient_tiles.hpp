@@ -49,4 +49,14 @@ SWITCHYARD_INLINE int tile_stages(int rows) {
   return rows == 0 || stages >= kEndStages ? stages : kEndStages;
 }
 
+/// Shared memory: of a stage, of barriers and entries; a list with a word for each expert and one more is at the end.
+SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
+inline constexpr uint32_t kBesideStages = 1024;
+/// Stages of a block with `shared_bytes` of shared memory; at least kEndStages and kLead on every GPU of sm_90.
+SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts) {
+  constexpr uint32_t kMost = 15;  // barriers that there is room for
+  const uint32_t fit = (shared_bytes - kBesideStages - (static_cast<uint32_t>(num_experts) + 1) * 4) / gradient_stage_bytes();
+  return fit < kMost ? fit : kMost;
+}
+
 }  // namespace switchyard::detail::gemm

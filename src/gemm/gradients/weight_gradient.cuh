@@ -29,6 +29,7 @@ inline constexpr uint32_t kChunkRowBytes = kChunkColumns * 2;
 inline constexpr uint32_t kChunkBytes = kStageRows * kChunkRowBytes;                      // 64 columns of a stage
 inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = kGradientTileK / kChunkColumns;
 inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
+static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
 /// Stages of a tile that the first warpgroup has issued before the second one begins.
 inline constexpr int kLead = 3;
 inline constexpr int kRowsOfNoTile = -1;
