@@ -17,7 +17,8 @@
 ///     dx[r, :] = W13[e]^T dh[r, :]                   GroupedGemm, WeightOrder::kn, of the same W13
 ///
 /// All calls are enqueued and wait for nothing; they read the rows of experts (ExpertRows) when they run, and can be captured.
-/// Sums are float32, and a result is rounded once. Objects are made on the GPU that is current, and used by one thread at a time.
+/// Sums are float32, and a result is rounded once. Objects are made on the GPU that is current, and used by one thread at a
+/// time.
 #pragma once
 
 #include <cstdint>
@@ -41,10 +42,10 @@ struct WeightGradientConfig {
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
 ///
-/// Rows are added in ascending order, in float32 (as the tensor cores add), over all rows of the expert; then the sum is added to
-/// what was there, if `add`, and rounded once. The bits of an expert's gradients depend on its rows (and what was there) alone:
-/// not on other experts, the rows' place, or the number of multiprocessors. An expert without rows gets zeros, or is left as it
-/// is if `add`. Memory behind the rows of an expert, whatever it holds, has no influence.
+/// Rows are added in ascending order, in float32 (as the tensor cores add), over all rows of the expert; then the sum is added
+/// to what was there, if `add`, and rounded once. The bits of an expert's gradients depend on its rows (and what was there)
+/// alone: not on other experts, the rows' place, or the number of multiprocessors. An expert without rows gets zeros, or is
+/// left as it is if `add`. Memory behind the rows of an expert, whatever it holds, has no influence.
 ///
 /// Calls of one object, graphs included, must be ordered one after the other (they share a counter); objects are independent.
 class WeightGradient {
@@ -57,8 +58,8 @@ class WeightGradient {
   /// No call or graph of the object may be under way.
   ~WeightGradient();
 
-  /// `dy` is [rows, N], `x` [rows, K], both dense and at multiples of 16 bytes; row i of both is of one token. `dw` is [E, N, K]
-  /// in memory of the GPU, at a multiple of 16 bytes, and must not overlap them. \throws Error(invalid_argument) naming the
+  /// `dy` is [rows, N], `x` [rows, K], both dense and at multiples of 16 bytes; row i of both is of one token. `dw` is [E, N,
+  /// K] in memory of the GPU, at a multiple of 16 bytes, and must not overlap them. \throws Error(invalid_argument) naming the
   /// argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& x, const ExpertRows& rows, void* dw, const GroupedGemmOptions& options = {});
 
@@ -78,8 +79,8 @@ struct SwigluGradientConfig {
   Swiglu swiglu;             ///< as the GroupedGemm of the forward pass had it
 };
 
-/// The gradient of Epilogue::swiglu. Of columns c of a row, with gate = h[c], up = h[I + c] as the sums were before the epilogue
-/// (Epilogue::none of the same weights):
+/// The gradient of Epilogue::swiglu. Of columns c of a row, with gate = h[c], up = h[I + c] as the sums were before the
+/// epilogue (Epilogue::none of the same weights):
 ///
 ///     g = min(gate, limit)      u = up, brought into [-limit, limit]      s = 1 / (1 + exp(-alpha * g))
 ///     a[c]      = g * s * (u + up_shift)
@@ -116,9 +117,9 @@ struct RoutingGradientConfig {
   DType type = DType::bf16;  ///< of the rows: bf16 or f16
 };
 
-/// dweight[r] = sum over columns c: dy[r, c] * y[r, c], float32, where `dy` is the gradient of the weighted row (dz above). The order of the
-/// sum is fixed: 32 sums of 8 neighbouring columns in every 256, ascending, which are then added by halves. The bits depend on
-/// the row alone.
+/// dweight[r] = sum over columns c: dy[r, c] * y[r, c], float32, where `dy` is the gradient of the weighted row (dz above). The
+/// order of the sum is fixed: 32 sums of 8 neighbouring columns in every 256, ascending, which are then added by halves. The
+/// bits depend on the row alone.
 class RoutingGradient {
  public:
   /// \throws as WeightGradient.
@@ -127,8 +128,8 @@ class RoutingGradient {
   RoutingGradient& operator=(RoutingGradient&&) noexcept;
   ~RoutingGradient();
 
-  /// `dy` and `y` are [rows, columns], dense and at multiples of 16 bytes, `dweight` [rows] at a multiple of 4. Rows of no expert
-  /// are not touched. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// `dy` and `y` are [rows, columns], dense and at multiples of 16 bytes, `dweight` [rows] at a multiple of 4. Rows of no
+  /// expert are not touched. \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& y, const ExpertRows& rows, float* dweight,
            const GroupedGemmOptions& options = {});
 

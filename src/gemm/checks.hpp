@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of arguments that GroupedGemm, gradients and ExpertMlp have alike. `where` is how an error calls the function or class.
+// Checks of arguments that GroupedGemm, gradients and ExpertMlp have alike. `where` is how an error calls the function or
+// class.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +41,8 @@ inline void check_experts(const char* where, int num_experts) {
 /// N, K and the like.
 inline void check_columns(const char* where, const char* member, int64_t value, int64_t multiple) {
   require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0, where,
-          std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) + " from " +
-              std::to_string(multiple) + " to " + std::to_string(kMostGemmColumns));
+          std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) +
+              " from " + std::to_string(multiple) + " to " + std::to_string(kMostGemmColumns));
 }
 
 inline void check_ranges(const char* where, const ExpertRows& rows) {

@@ -3,8 +3,9 @@
 // elements of the sum, are cut into stages. Pure functions, for host and device.
 //
 // A matrix of N x K gradients has tiles of 256 x 192; the last ones of a row of tiles are as narrow as 64. Tickets count tiles
-// of one expert after the other, in bands of at most kGradientBand tiles along N; within a band, the tiles of one range of K are
-// neighbours: both operands of an expert with some hundred rows then stay in the cache, and pass through it once for a band.
+// of one expert after the other, in bands of at most kGradientBand tiles along N; within a band, the tiles of one range of K
+// are neighbours: both operands of an expert with some hundred rows then stay in the cache, and pass through it once for a
+// band.
 #pragma once
 
 #include <cstdint>

@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) routing_gradient(const __grid_
     float sum = 0;
 #pragma unroll 4
     for (int c = lane() * 8; c < p.columns; c += kWarpColumns) {
-      const Eight<Element> dy = Eight<Element>::load(p.dy, row * p.columns + c), y = Eight<Element>::load(p.y, row * p.columns + c);
+      const Eight<Element> dy = Eight<Element>::load(p.dy, row * p.columns + c),
+                           y = Eight<Element>::load(p.y, row * p.columns + c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum = __fmaf_rn(dy.v[i], y.v[i], sum);
     }

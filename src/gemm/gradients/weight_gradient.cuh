@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of experts' weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so that both operands
-// of the matrix instruction have order outer: dy is the first one, 64 columns a piece, x the second, up to 192 columns.
+// Gradients of experts' weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so that both
+// operands of the matrix instruction have order outer: dy is the first one, 64 columns a piece, x the second, up to 192
+// columns.
 //
-// A persistent grid, a block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the rows
-// of a tile's last stage that belong to nobody or to the next expert, and two warpgroups multiply, 128 of a tile's 256 columns of
-// dy each, and store from registers. A tile of an expert with 512 rows is 16 stages long, so that its end weighs: the halves of
-// the last stages are multiplied one after the other, so that the first is stored meanwhile, and the second warpgroup stays
-// kLead stages behind the first, so that one multiplies while the other stores.
+// A persistent grid, a block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
+// rows of a tile's last stage that belong to nobody or to the next expert, and two warpgroups multiply, 128 of a tile's 256
+// columns of dy each, and store from registers. A tile of an expert with 512 rows is 16 stages long, so that its end weighs:
+// the halves of the last stages are multiplied one after the other, so that the first is stored meanwhile, and the second
+// warpgroup stays kLead stages behind the first, so that one multiplies while the other stores.
 //
 // The bits of a gradient depend on the expert's rows alone: they are added in ascending order, in one accumulator.
 #pragma once
@@ -26,7 +27,7 @@ struct GradientKind {
 
 inline constexpr int kFirstCleaner = kMathThreads + 64, kCleaners = 32;
 inline constexpr uint32_t kChunkRowBytes = kChunkColumns * 2;
-inline constexpr uint32_t kChunkBytes = kStageRows * kChunkRowBytes;                      // 64 columns of a stage
+inline constexpr uint32_t kChunkBytes = kStageRows * kChunkRowBytes;  // 64 columns of a stage
 inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = kGradientTileK / kChunkColumns;
 inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
 static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
@@ -53,7 +54,8 @@ __device__ __forceinline__ GradientTile read_tile(uint32_t entry) {
   return {e.x >> 16, e.x & 0xffff, e.y, e.z, e.w};
 }
 
-/// list[0] experts have tiles, list[1], ...: when adding, only those with rows. Called by all threads; ends with a barrier of all.
+/// list[0] experts have tiles, list[1], ...: when adding, only those with rows. Called by all threads; ends with a barrier of
+/// all.
 template <class K>
 __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int* list) {
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads)
@@ -134,8 +136,8 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
   }
 }
 
-/// The warp that clears. Rows behind the expert's last one must be 0 in both operands, as 0 * NaN is NaN. Tells, for every tile,
-/// that its last stages may be read.
+/// The warp that clears. Rows behind the expert's last one must be 0 in both operands, as 0 * NaN is NaN. Tells, for every
+/// tile, that its last stages may be read.
 __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientRoom& room) {
   Position at;  // of the tile's first stage
   for (int i = 0;; ++i) {
@@ -152,7 +154,8 @@ __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p,
       const int chunks = kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns;
       for (int c = 0; c < chunks; ++c)
         for (int piece = lane(); piece < pieces; piece += kCleaners)
-          ptx::store_shared_16(first + static_cast<uint32_t>(c) * kChunkBytes + static_cast<uint32_t>(piece) * 16, {0, 0, 0, 0});
+          ptx::store_shared_16(first + static_cast<uint32_t>(c) * kChunkBytes + static_cast<uint32_t>(piece) * 16,
+                               {0, 0, 0, 0});
       ptx::fence_proxy_async_shared();
     }
     __syncwarp();
@@ -179,8 +182,8 @@ __device__ __forceinline__ GradientOperands gradient_operands(const GradientRoom
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const GradientOperands& s, int half, int step) {
   constexpr ptx::OperandOrder kOuter = ptx::OperandOrder::outer;
-  const uint64_t dy = s.dy + static_cast<uint64_t>(half) * ptx::operand_bytes(kChunkBytes) +
-                      ptx::kOuterStep * static_cast<uint64_t>(step);
+  const uint64_t dy =
+      s.dy + static_cast<uint64_t>(half) * ptx::operand_bytes(kChunkBytes) + ptx::kOuterStep * static_cast<uint64_t>(step);
   const uint64_t x = s.x + ptx::kOuterStep * static_cast<uint64_t>(step);
   if constexpr (kFirst)
     ptx::Wgmma<kWidth>::template first<typename K::Element, kOuter, kOuter>(d, dy, x);

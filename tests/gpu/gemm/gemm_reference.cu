@@ -147,8 +147,8 @@ Difference compare(const Problem& p, const void* x, const void* weights, const v
 Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
                             int64_t first, int64_t rows) {
   const OnDevice<Sums> sums;
-  compare_gradient_kernel<<<1024, 256>>>(p, static_cast<const uint16_t*>(dy), static_cast<const uint16_t*>(x), dw, before, first,
-                                         rows, sums.p);
+  compare_gradient_kernel<<<1024, 256>>>(p, static_cast<const uint16_t*>(dy), static_cast<const uint16_t*>(x), dw, before,
+                                         first, rows, sums.p);
   const Sums s = sums.read();
   return {p.n * p.k, static_cast<int64_t>(s.unequal), s.square > 0 ? std::sqrt(s.difference / s.square) : 0};
 }

@@ -125,7 +125,8 @@ class GradientRig {
     return compare_gradient(case_.problem(), dy_.as(), x_.as(), dw_of(expert),
                             case_.add ? before_.as<char>() + expert * expert_bytes() : nullptr, first_[e], counts_[e]);
   }
-  /// Of all: the sum of unequal elements, the largest norm. What lies behind the gradients counts as unequal where it was written.
+  /// Of all: the sum of unequal elements, the largest norm. What lies behind the gradients counts as unequal where it was
+  /// written.
   Difference difference() const {
     Difference sum;
     for (int e = 0; e < static_cast<int>(counts_.size()); ++e) {

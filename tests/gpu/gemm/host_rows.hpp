@@ -16,7 +16,8 @@ namespace gemm_test {
 using Numbers = std::vector<double>;
 
 inline double number_of(uint16_t bits, bool f16) {
-  return static_cast<double>(f16 ? __half2float(__half(__half_raw{bits})) : __bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{bits})));
+  return static_cast<double>(f16 ? __half2float(__half(__half_raw{bits}))
+                                 : __bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{bits})));
 }
 inline uint16_t bits_of(double v, bool f16) {
   if (f16) return static_cast<__half_raw>(__double2half(v)).x;

@@ -14,8 +14,8 @@ using switchyard::ConstRows;
 using switchyard::DType;
 using switchyard::ErrorCode;
 using switchyard::ExpertRows;
-using switchyard::Rows;
 using switchyard::RoutingGradient;
+using switchyard::Rows;
 using switchyard::SwigluGradient;
 
 /// Ranges of experts in memory of the GPU: `gap` rows between them.
@@ -105,7 +105,8 @@ TEST_P(RowTypes, SwigluAgainstFloat64) {
     const Numbers got_dh = dh.numbers(), got_a = a.numbers();
     const double unit = f16() ? 0x1p-10 : 0x1p-7;
     for (size_t i = 0; i < got_dh.size(); ++i)
-      ASSERT_NEAR(got_dh[i], want_dh[i], unit * std::abs(want_dh[i]) + 1e-5) << "element " << i << " of dh, columns " << c.columns;
+      ASSERT_NEAR(got_dh[i], want_dh[i], unit * std::abs(want_dh[i]) + 1e-5)
+          << "element " << i << " of dh, columns " << c.columns;
     for (size_t i = 0; i < got_a.size(); ++i)
       ASSERT_NEAR(got_a[i], want_a[i], unit * std::abs(want_a[i]) + 1e-5) << "element " << i << " of a, columns " << c.columns;
     EXPECT_LE(relative(got_dh, want_dh), 5e-3);
