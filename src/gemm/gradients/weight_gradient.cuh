@@ -33,6 +33,7 @@ inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kCh
 static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
 /// Stages of a tile that the first warpgroup has issued before the second one begins.
 inline constexpr int kLead = 3;
+static_assert(kLead >= 1);
 inline constexpr int kRowsOfNoTile = -1;
 
 /// Shared memory: Room's barriers and entries, one barrier more for each entry, stages, the list of experts at the end.
