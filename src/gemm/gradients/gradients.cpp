@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "switchyard/gemm_gradients.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "gemm/checks.hpp"
