@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The grouped GEMM beside cuBLAS and a plain read of the weights, in one process: versions in turn, so that all see the same
-// clock, with the L2 cache flushed before each call; then each for a while by itself, at the clock that the power limit leaves
-// it.
+// The grouped GEMM, or with --gradients its backward pass, beside cuBLAS and a plain read of the weights, in one process:
+// versions in turn, so that all see the same clock, with the L2 cache flushed before each call; then each for a while by
+// itself, at the clock that the power limit leaves it.
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -22,6 +22,7 @@
 
 #include "gpu/gemm/gemm_reference.hpp"
 #include "switchyard/gemm.hpp"
+#include "switchyard/gemm_gradients.hpp"
 
 namespace {
 
@@ -39,7 +40,7 @@ struct Options {
   int experts = 64, rounds = 20, sustain_ms = 0;
   int64_t rows = 32768, n = 4096, k = 7168;
   uint64_t seed = 1;
-  bool equal = false, fp8 = false;
+  bool equal = false, fp8 = false, gradients = false;
   std::string out;
 };
 
@@ -114,6 +115,9 @@ class Bench {
         x_(o.rows * o.k),
         w_(o.experts * o.n * o.k),
         out_(o.rows * o.n),
+        dense_(o.gradients ? o.rows * o.n : 1),  // `out_` is an input then
+        dx_(o.gradients ? o.rows * o.k : 1),
+        dw_(o.gradients ? o.experts * o.n * o.k * 4 : 1),
         flush_(kFlush),
         sink_(1),
         num_rows_(counts_),
@@ -124,6 +128,10 @@ class Bench {
     must(cudaEventCreate(&end_), "cudaEventCreate");
     must(cublasCreate(&blas_), "cublasCreate");
     add_peers();
+    if (o.gradients) {
+      add_gradients();
+      return;
+    }
     for (const WeightOrder order : {WeightOrder::nk, WeightOrder::kn})
       for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) add_ours(order, epilogue);
     if (o.fp8) add_fp8();
@@ -171,8 +179,8 @@ class Bench {
                            const float one = 1, zero = 0;
                            const auto n = static_cast<int>(o_.n), k = static_cast<int>(o_.k), rows = static_cast<int>(o_.rows);
                            must(cublasGemmEx(blas_, CUBLAS_OP_T, CUBLAS_OP_N, n, rows, k, &one, w_.get(), CUDA_R_16BF, k,
-                                             x_.get(), CUDA_R_16BF, k, &zero, out_.get(), CUDA_R_16BF, n, CUBLAS_COMPUTE_32F,
-                                             CUBLAS_GEMM_DEFAULT),
+                                             x_.get(), CUDA_R_16BF, k, &zero, o_.gradients ? dense_.get() : out_.get(),
+                                             CUDA_R_16BF, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
                                 "cublasGemmEx");
                          }});
     versions_.push_back({"read weights", [this] {
@@ -190,12 +198,12 @@ class Bench {
     c.epilogue = epilogue;
     gemms_.push_back(std::make_unique<GroupedGemm>(c, w_.get()));
     const auto call = [this, gemm = gemms_.back().get()] {
-      gemm->run({x_.get(), o_.rows, o_.k}, expert_rows(), {out_.get(), o_.rows, gemm->config().columns()});
+      gemm->run({x_.get(), o_.rows, o_.k}, ranges(), {out_.get(), o_.rows, gemm->config().columns()});
     };
     versions_.push_back({std::string(to_string(order)) + " " + to_string(epilogue), call, check(c, call)});
   }
 
-  ExpertRows expert_rows() const {
+  ExpertRows ranges() const {
     ExpertRows rows;
     rows.num_rows = num_rows_.get();
     rows.first_row = first_row_.get();
@@ -230,7 +238,7 @@ class Bench {
       c.quantize = quantize;
       gemms_.push_back(std::make_unique<GroupedGemm>(c, w8_->get(), w_scales_->get()));
       const auto call = [this, gemm = gemms_.back().get(), quantize] {
-        gemm->run({x8_->get(), o_.rows, o_.k, DType::fp8_e4m3, x_scales_->get(), ScaleKind::f32}, expert_rows(),
+        gemm->run({x8_->get(), o_.rows, o_.k, DType::fp8_e4m3, x_scales_->get(), ScaleKind::f32}, ranges(),
                   {out_.get(), o_.rows, gemm->config().columns(), gemm->config().out_type(),
                    quantize == ScaleKind::none ? nullptr : out8_scales_->get(), quantize});
       };
@@ -245,7 +253,7 @@ class Bench {
     const Memory<uint16_t> exact(count);
     Memory<double> sums(std::vector<double>{0, 0});
     const size_t at = epilogue == Epilogue::none ? 0 : 1;
-    gemms_[at]->run({x_.get(), o_.rows, o_.k}, expert_rows(), {exact.get(), o_.rows, gemms_[at]->config().columns()});
+    gemms_[at]->run({x_.get(), o_.rows, o_.k}, ranges(), {exact.get(), o_.rows, gemms_[at]->config().columns()});
     call();
     add_difference<<<256, 256>>>(reinterpret_cast<const __nv_bfloat16*>(out_.get()),
                                  reinterpret_cast<const __nv_bfloat16*>(exact.get()), count, sums.get());
@@ -253,6 +261,80 @@ class Bench {
     must(cudaMemcpy(host, sums.get(), sizeof host, cudaMemcpyDeviceToHost), "cudaMemcpy");
     const double error = std::sqrt(host[0] / host[1]);
     if (!(error <= 0.1)) throw std::runtime_error("wrong outputs of fp8: they differ from bf16 by " + std::to_string(error));
+    return error;
+  }
+
+  /// Of the product with weights [E, N, K], with `out_` as gradient of its outputs: of rows, which are of the same operations
+  /// as the dense product; and of weights, float32 and bf16, written and added.
+  void add_gradients() {
+    gemm_test::fill(out_.get(), o_.rows * o_.n, false, gemm_test::Fill::normal, 3, 1.F);
+    GroupedGemmConfig c;
+    c.num_experts = o_.experts;
+    c.n = o_.k;
+    c.k = o_.n;
+    c.order = WeightOrder::kn;
+    gemms_.push_back(std::make_unique<GroupedGemm>(c, w_.get()));
+    const auto rows = [this, gemm = gemms_.back().get()] {
+      gemm->run({out_.get(), o_.rows, o_.n}, ranges(), {dx_.get(), o_.rows, o_.k});
+    };
+    versions_.push_back({"dx", rows, check_rows_gradient(rows)});
+    for (const DType output : {DType::f32, DType::bf16})
+      for (const bool add : {false, true}) add_weight_gradient(output, add);
+  }
+  void add_weight_gradient(DType output, bool add) {
+    WeightGradientConfig c;
+    c.num_experts = o_.experts;
+    c.n = o_.n;
+    c.k = o_.k;
+    c.output = output;
+    c.add = add;
+    weight_gradients_.push_back(std::make_unique<WeightGradient>(c));
+    const auto call = [this, gradient = weight_gradients_.back().get()] {
+      gradient->run({out_.get(), o_.rows, o_.n}, {x_.get(), o_.rows, o_.k}, ranges(), dw_.get());
+    };
+    const std::string name = std::string("dw ") + to_string(output) + (add ? " add" : "");
+    versions_.push_back({name, call, check_weight_gradient(output, call)});
+  }
+
+  /// The first and the last row of every expert.
+  double check_rows_gradient(const std::function<void()>& call) {
+    gemm_test::Problem p;
+    p.num_experts = o_.experts;
+    p.n = o_.k;
+    p.k = o_.n;
+    p.outputs_outside = false;
+    call();
+    double worst = 0;
+    const std::vector<int64_t> first = firsts();
+    for (size_t e = 0; e < counts_.size(); ++e) {
+      if (counts_[e] == 0) continue;
+      for (const int64_t row : {first[e], first[e] + counts_[e] - 1})
+        worst = larger(worst, gemm_test::compare(p, out_.get(), w_.get(), dx_.get(), static_cast<int>(e), row, 1).norm);
+    }
+    return believed(worst);
+  }
+  /// The first and the last expert with rows; a version that adds begins at 0.
+  double check_weight_gradient(DType output, const std::function<void()>& call) {
+    const bool wide = output == DType::f32;
+    must(cudaMemset(dw_.get(), 0, static_cast<size_t>(o_.experts * o_.n * o_.k * (wide ? 4 : 2))), "cudaMemset");
+    call();
+    const std::vector<int64_t> first = firsts();
+    double worst = 0;
+    const auto look = [&](size_t e) {
+      const uint8_t* dw = dw_.get() + static_cast<int64_t>(e) * o_.n * o_.k * (wide ? 4 : 2);
+      worst = larger(
+          worst,
+          gemm_test::compare_gradient({o_.n, o_.k, false, wide}, out_.get(), x_.get(), dw, nullptr, first[e], counts_[e]).norm);
+    };
+    const auto has = [](int64_t count) { return count > 0; };
+    look(static_cast<size_t>(std::find_if(counts_.begin(), counts_.end(), has) - counts_.begin()));
+    look(counts_.size() - 1 - static_cast<size_t>(std::find_if(counts_.rbegin(), counts_.rend(), has) - counts_.rbegin()));
+    return believed(worst);
+  }
+  /// NaN is larger than any number.
+  static double larger(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
+  static double believed(double error) {
+    if (!(error <= 5e-3)) throw std::runtime_error("wrong outputs: |out - reference| / |reference| = " + std::to_string(error));
     return error;
   }
 
@@ -272,10 +354,9 @@ class Bench {
     for (size_t e = 0; e < counts_.size(); ++e) {
       if (counts_[e] == 0) continue;
       for (const int64_t row : {first[e], first[e] + counts_[e] - 1})
-        worst = std::max(worst, gemm_test::compare(p, x_.get(), w_.get(), out_.get(), static_cast<int>(e), row, 1).norm);
+        worst = larger(worst, gemm_test::compare(p, x_.get(), w_.get(), out_.get(), static_cast<int>(e), row, 1).norm);
     }
-    if (!(worst <= 5e-3)) throw std::runtime_error("wrong outputs: |out - reference| / |reference| = " + std::to_string(worst));
-    return worst;
+    return believed(worst);
   }
 
   float timed(const Version& v, int calls) {
@@ -330,8 +411,8 @@ class Bench {
 
   Options o_;
   std::vector<int64_t> counts_;
-  Memory<uint16_t> x_, w_, out_;
-  Memory<uint8_t> flush_;
+  Memory<uint16_t> x_, w_, out_, dense_, dx_;
+  Memory<uint8_t> dw_, flush_;
   Memory<uint32_t> sink_;
   Memory<int64_t> num_rows_, first_row_;
   std::unique_ptr<Memory<__nv_fp8_e4m3>> x8_, w8_;  // if fp8 is timed
@@ -339,6 +420,7 @@ class Bench {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
   cublasHandle_t blas_ = nullptr;
   std::vector<std::unique_ptr<GroupedGemm>> gemms_;
+  std::vector<std::unique_ptr<WeightGradient>> weight_gradients_;
   std::vector<Version> versions_;
 };
 
@@ -361,7 +443,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", o.seed, "Of the numbers of rows")->capture_default_str();
   app.add_flag("--equal", o.equal, "Every expert has the same number of rows; else each row draws its expert");
-  app.add_flag("--fp8", o.fp8, "Times fp8 operands too, with scales of 128 elements and of 128 x 128 weights");
+  app.add_flag("--fp8", o.fp8, "Time fp8 operands too, with scales of 128 elements and of 128 x 128 weights");
+  app.add_flag("--gradients", o.gradients,
+               "Time gradients in place of products: of rows, and of weights in float32 and bf16, written and added");
   app.add_option("--json", o.out, "Write results to this file");
   CLI11_PARSE(app, argc, argv);
   try {

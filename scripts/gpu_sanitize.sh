@@ -27,7 +27,7 @@ readonly subset=(
   'gpu_acceptance_b_test *B07*/W2_*:*B10*/W2_* 48'
   'gpu_low_latency_test *C01*/W2_*:*C02*/W2_*:*C05*/W2_*:*C10*/W2_*'
   'gpu_flat_test *E15*/W2_*:*TypesAndOptions*/W2_*'
-  'gpu_gemm_test *MaskedRows*:*CountsThatCannotBe*:*NoRowsAtAll*:*AsManyExperts*:*NanStays*'
+  'gpu_gemm_test *MaskedRows*:*CountsThatCannotBe*:*NoRowsAtAll*:*AsManyExperts*:*NanStays*:*NeighboursHaveNoInfluence*:*MlpGradients*:*RowsOfNobody*'
   'gpu_ledger_test *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
 # Two ranks that wait for each other in every call. If these cannot make progress under a tool, nothing else can.

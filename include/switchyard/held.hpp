@@ -40,5 +40,8 @@ inline constexpr char kHandleObject[] = "handle";
 inline constexpr char kTraceObject[] = "Trace";
 inline constexpr char kExpertObject[] = "ExpertMlp";
 inline constexpr char kGemmObject[] = "GroupedGemm";
+inline constexpr char kWeightGradientObject[] = "WeightGradient";
+inline constexpr char kSwigluGradientObject[] = "SwigluGradient";
+inline constexpr char kRoutingGradientObject[] = "RoutingGradient";
 
 }  // namespace switchyard::detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of arguments that GroupedGemm and ExpertMlp have alike. `where` is how an error calls the function or class.
+// Checks of arguments that GroupedGemm, gradients and ExpertMlp have alike. `where` is how an error calls the function or
+// class.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,18 @@ inline void check_rows(const char* where, const char* name, const ConstRows& giv
   require(given.rows >= 0 && given.rows <= kMostRows, where,
           text + " has " + std::to_string(given.rows) + " rows: must have 0 to " + std::to_string(kMostRows));
   require(given.data != nullptr || given.rows == 0, where, text + " is null: allowed if it has no rows");
+}
+
+inline void check_experts(const char* where, int num_experts) {
+  require(num_experts >= 1 && num_experts <= kMostGemmExperts, where,
+          "num_experts = " + std::to_string(num_experts) + ": must be in [1, " + std::to_string(kMostGemmExperts) + "]");
+}
+
+/// N, K and the like.
+inline void check_columns(const char* where, const char* member, int64_t value, int64_t multiple) {
+  require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0, where,
+          std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) +
+              " from " + std::to_string(multiple) + " to " + std::to_string(kMostGemmColumns));
 }
 
 inline void check_ranges(const char* where, const ExpertRows& rows) {

@@ -18,14 +18,11 @@ constexpr const char* kClass = "GroupedGemm";
 void require(bool ok, const std::string& what) { detail::require(ok, kClass, what); }
 
 void check_columns(const char* member, int64_t value, int64_t multiple) {
-  require(value >= multiple && value <= kMostGemmColumns && value % multiple == 0,
-          std::string(member) + " = " + std::to_string(value) + ": must be a multiple of " + std::to_string(multiple) +
-              " from " + std::to_string(multiple) + " to " + std::to_string(kMostGemmColumns));
+  detail::check_columns(kClass, member, value, multiple);
 }
 
 void check_config(const GroupedGemmConfig& c) {
-  require(c.num_experts >= 1 && c.num_experts <= kMostGemmExperts,
-          "num_experts = " + std::to_string(c.num_experts) + ": must be in [1, " + std::to_string(kMostGemmExperts) + "]");
+  detail::check_experts(kClass, c.num_experts);
   require(is_named(c.order),
           "order = " + std::to_string(static_cast<int>(c.order)) + ": must be " + detail::numbered_names<WeightOrder>());
   require(is_named(c.epilogue),

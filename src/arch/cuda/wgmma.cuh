@@ -23,10 +23,12 @@ enum class OperandOrder : uint8_t { inner, outer };
 
 /// Descriptor of an operand that a tensor copy with 128-byte swizzle has written at `address`, which is a multiple of 1024:
 /// atoms of 8 rows of 128 bytes, one after the other. Order inner: rows are the operand's, 64 elements of the sum each; the
-/// next 16 are 2 further. Order outer: rows are elements of the sum with 64 of the operand's; the next 16 are 128 further.
-__device__ __forceinline__ uint64_t operand_at(uint32_t address) {
+/// next 16 are 2 further. Order outer: rows are elements of the sum with 64 of the operand's; the next 16 are 128 further, and
+/// of an operand with more than 64 the next 64 begin `next_64` bytes further.
+__device__ __forceinline__ uint64_t operand_at(uint32_t address, uint32_t next_64 = 16) {
   constexpr uint64_t kSwizzle128 = 1ull << 62, kNextAtom = 1024 >> 4;
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | 1ull << 16 | kNextAtom << 32 | kSwizzle128;
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(next_64 >> 4) << 16 | kNextAtom << 32 |
+         kSwizzle128;
 }
 inline constexpr uint64_t kInnerStep = 2, kOuterStep = 128;  // descriptors of the next 16 elements of the sum
 inline constexpr uint64_t operand_bytes(uint32_t bytes) { return bytes >> 4; }

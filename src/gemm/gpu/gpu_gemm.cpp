@@ -10,6 +10,7 @@
 #include "gemm/gpu/gpu_memory.hpp"
 #include "gemm/gpu/grouped_params.hpp"
 #include "gemm/gpu/kernels.hpp"
+#include "gemm/gpu/usable_gpu.hpp"
 
 namespace switchyard::detail::gemm {
 namespace {
@@ -22,22 +23,6 @@ static_assert(kMostExperts == kMostGemmExperts);
 constexpr const char* kClass = "GroupedGemm";
 
 void check(gpu::Status status, const char* what) { check_gpu(status, kClass, what); }
-
-/// The current device, if kernels of sm_90a run on it.
-gpu::DeviceTraits usable_device(int* device) {
-  gpu::DeviceTraits traits;
-  if (const gpu::Status status = gpu::current_device(device); status != gpu::kOk) {
-    gpu::forget_error();
-    throw Error(ErrorCode::unsupported, std::string("GroupedGemm: no GPU can be used: ") + gpu::text_of(status));
-  }
-  check(gpu::traits_of(&traits, *device), "properties of the GPU");
-  if (traits.generation != 9) {
-    throw Error(ErrorCode::unsupported, "GroupedGemm: GPU " + std::to_string(*device) + " (" + traits.name +
-                                            ") has compute capability " + std::to_string(traits.generation) +
-                                            ".x: it needs 9.0 (H100, H200)");
-  }
-  return traits;
-}
 
 Finish finish_of(const GroupedGemmConfig& c) {
   if (c.epilogue != Epilogue::swiglu) return c.epilogue == Epilogue::none ? Finish::plain : Finish::activated;
@@ -54,7 +39,7 @@ GroupedKernel kernel_for(const GroupedGemmConfig& c) {
 class GpuGemm final : public GroupedGemm::Impl {
  public:
   GpuGemm(const GroupedGemmConfig& c, const void* weights, const void* weight_scales)
-      : traits_(usable_device(&device_)), kernel_(kernel_for(c)), fp8_(c.type == DType::fp8_e4m3) {
+      : traits_(usable_gpu(kClass, &device_)), kernel_(kernel_for(c)), fp8_(c.type == DType::fp8_e4m3) {
     config = c;
     params_.tickets = static_cast<uint32_t*>(tickets_.data());
     params_.num_experts = c.num_experts;

@@ -42,9 +42,9 @@ struct TilePlace {
   int row_tile = 0, column_tile = 0;
 };
 
-/// Where ticket `ticket` of an expert lies, one of row_tiles * column_tiles. Bands are of nearly equal size.
-SWITCHYARD_INLINE TilePlace tile_place(int64_t ticket, int row_tiles, int column_tiles) {
-  const int bands = (row_tiles + kBandTiles - 1) / kBandTiles;
+/// Where ticket `ticket` of an expert lies, one of row_tiles * column_tiles. Bands are of nearly equal size, at most `in_band`.
+SWITCHYARD_INLINE TilePlace tile_place(int64_t ticket, int row_tiles, int column_tiles, int in_band = kBandTiles) {
+  const int bands = (row_tiles + in_band - 1) / in_band;
   const int each = row_tiles / bands, longer = row_tiles % bands;
   const int64_t in_longer = static_cast<int64_t>(longer) * (each + 1) * column_tiles;
   const bool is_longer = ticket < in_longer;

@@ -75,6 +75,31 @@ __global__ void compare_kernel(Problem p, const uint16_t* x, const uint16_t* w, 
   }
 }
 
+__device__ double gradient_value(const GradientProblem& p, const void* at, int64_t i) {
+  return p.wide ? static_cast<double>(static_cast<const float*>(at)[i]) : value_of(static_cast<const uint16_t*>(at), i, p.f16);
+}
+
+__global__ void compare_gradient_kernel(GradientProblem p, const uint16_t* dy, const uint16_t* x, const void* dw,
+                                        const void* before, int64_t first, int64_t rows, Sums* sums) {
+  Sums mine{};
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < p.n * p.k;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const int64_t n = i / p.k, k = i % p.k;
+    double want = 0;
+    for (int64_t r = first; r < first + rows; ++r) want += value_of(dy, r * p.n + n, p.f16) * value_of(x, r * p.k + k, p.f16);
+    if (before != nullptr) want += gradient_value(p, before, i);
+    const double got = gradient_value(p, dw, i);
+    const bool equal = p.wide ? static_cast<float>(want) == static_cast<const float*>(dw)[i]
+                              : bits_of(want, p.f16) == static_cast<const uint16_t*>(dw)[i];
+    if (!equal) ++mine.unequal;
+    mine.square += want * want;
+    mine.difference += (got - want) * (got - want);
+  }
+  if (mine.unequal > 0) atomicAdd(&sums->unequal, mine.unequal);
+  atomicAdd(&sums->square, mine.square);
+  atomicAdd(&sums->difference, mine.difference);
+}
+
 __global__ void count_kernel(const uint16_t* a, const uint16_t* b, int64_t count, uint16_t bits, unsigned long long* found) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
        i += static_cast<int64_t>(gridDim.x) * blockDim.x)
@@ -117,6 +142,15 @@ Difference compare(const Problem& p, const void* x, const void* weights, const v
                                 static_cast<const uint16_t*>(out), first, rows, sums.p);
   const Sums s = sums.read();
   return {rows * p.columns(), static_cast<int64_t>(s.unequal), s.square > 0 ? std::sqrt(s.difference / s.square) : 0};
+}
+
+Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
+                            int64_t first, int64_t rows) {
+  const OnDevice<Sums> sums;
+  compare_gradient_kernel<<<1024, 256>>>(p, static_cast<const uint16_t*>(dy), static_cast<const uint16_t*>(x), dw, before,
+                                         first, rows, sums.p);
+  const Sums s = sums.read();
+  return {p.n * p.k, static_cast<int64_t>(s.unequal), s.square > 0 ? std::sqrt(s.difference / s.square) : 0};
 }
 
 int64_t count_other(const void* p, int64_t elements, uint16_t bits) { return count(p, nullptr, elements, bits); }

@@ -34,6 +34,14 @@ struct Difference {
 /// Rows [first, first + rows) of `x` and `out` against expert `expert`'s weights. Adds up over calls by the caller.
 Difference compare(const Problem& p, const void* x, const void* weights, const void* out, int expert, int64_t first,
                    int64_t rows);
+/// A gradient of one expert's weights, [n, k]: float32 if `wide`, else of the type of the rows.
+struct GradientProblem {
+  int64_t n = 0, k = 0;
+  bool f16 = false, wide = true;
+};
+/// `dw` of one expert against `before`, if there is such memory, and the sum over rows [first, first + rows) of `dy` and `x`.
+Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
+                            int64_t first, int64_t rows);
 /// Elements in [0, count) of `p` that are not `bits`.
 int64_t count_other(const void* p, int64_t count, uint16_t bits);
 /// Elements in which a and b differ.

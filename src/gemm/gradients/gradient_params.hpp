@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of gradients are given, and how host code uses them.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "arch/gpu_runtime.hpp"
+#include "gemm/gpu/grouped_params.hpp"
+#include "gemm/gradients/gradient_tiles.hpp"
+
+namespace switchyard::detail::gemm {
+
+struct WeightGradientParams {
+  CUtensorMap dy, x;  ///< [end, n] and [end, k], boxes of 64 columns and kStageRows rows
+  RowRanges ranges;
+  void* dw = nullptr;           ///< [experts, n, k]
+  uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
+  int num_experts = 0, n = 0, k = 0;
+  int tiles_n = 0, tiles_k = 0;
+  int end = 0;  ///< from here on neither tensor has a row
+  uint32_t shared_bytes = 0;
+  uint32_t num_stages = 0;  ///< that fit
+};
+
+struct WeightGradientKernel {
+  /// Loads it on the current device and lets it have so many bytes of shared memory.
+  gpu::Status (*prepare)(int shared_bytes);
+  gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const WeightGradientParams& params);
+};
+/// `wide`: gradients are float32, else of the type of the rows. `add`: to what is there.
+WeightGradientKernel weight_gradient_bf16(bool wide, bool add);
+WeightGradientKernel weight_gradient_f16(bool wide, bool add);
+
+struct SwigluGradientParams {
+  RowRanges ranges;
+  const void* h = nullptr;   ///< [end, 2 * columns]
+  const void* da = nullptr;  ///< [end, columns]
+  void* dh = nullptr;        ///< [end, 2 * columns]
+  void* a = nullptr;         ///< [end, columns], or null
+  Gating gating;
+  int num_experts = 0, columns = 0;
+};
+struct RoutingGradientParams {
+  RowRanges ranges;
+  const void* dy = nullptr;  ///< [end, columns]
+  const void* y = nullptr;   ///< [end, columns]
+  float* dweight = nullptr;  ///< [end]
+  int num_experts = 0, columns = 0;
+};
+
+/// Threads of a block of the kernels that work row by row, one block a multiprocessor.
+inline constexpr int kRowThreads = 1024;
+
+/// A kernel that works row by row.
+template <class Params>
+struct RowKernel {
+  gpu::Status (*prepare)();  ///< loads it on the current device
+  gpu::Status (*launch)(int blocks, gpu::Stream stream, const Params& params);
+};
+RowKernel<SwigluGradientParams> swiglu_gradient_kernel(bool f16);
+RowKernel<RoutingGradientParams> routing_gradient_kernel(bool f16);
+
+}  // namespace switchyard::detail::gemm

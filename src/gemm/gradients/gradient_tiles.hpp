@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the gradients of an expert's weights are cut into tiles, in which order these are computed, and how an expert's rows, the
+// elements of the sum, are cut into stages. Pure functions, for host and device.
+//
+// A matrix of N x K gradients has tiles of 256 x 192; the last ones of a row of tiles are as narrow as 64. Tickets count tiles
+// of one expert after the other, in bands of at most kGradientBand tiles along N; within a band, the tiles of one range of K
+// are neighbours: both operands of an expert with some hundred rows then stay in the cache, and pass through it once for a
+// band.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/gpu/row_tiles.hpp"
+
+namespace switchyard::detail::gemm {
+
+/// Gradients of a tile: along N, and at most along K.
+inline constexpr int kGradientTileN = 256, kGradientTileK = 192;
+/// Columns of an operand that lie together in shared memory: 128 bytes.
+inline constexpr int kChunkColumns = 64;
+/// Rows of a stage, and of one matrix instruction.
+inline constexpr int kStageRows = 32, kStepRows = 16;
+/// Stages at the end of a tile whose halves are multiplied one after the other.
+inline constexpr int kEndStages = 2;
+inline constexpr int kGradientBand = 16;
+
+SWITCHYARD_INLINE int gradient_tiles_n(int64_t n) { return static_cast<int>((n + kGradientTileN - 1) / kGradientTileN); }
+SWITCHYARD_INLINE int gradient_tiles_k(int64_t k) { return static_cast<int>((k + kGradientTileK - 1) / kGradientTileK); }
+
+/// Columns along K that tile `tile` computes, of `k`: 64, 128 or 192.
+SWITCHYARD_INLINE int gradient_tile_width(int k, int tile) {
+  const int left = k - tile * kGradientTileK;
+  return left >= kGradientTileK ? kGradientTileK : (left + kChunkColumns - 1) / kChunkColumns * kChunkColumns;
+}
+
+struct GradientPlace {
+  int tile_n = 0, tile_k = 0;
+};
+/// Where ticket `ticket` of an expert lies, one of tiles_n * tiles_k.
+SWITCHYARD_INLINE GradientPlace gradient_place(int64_t ticket, int tiles_n, int tiles_k) {
+  const TilePlace place = tile_place(ticket, tiles_n, tiles_k, kGradientBand);
+  return {place.row_tile, place.column_tile};
+}
+
+/// Stages that hold `rows` rows; in the last one, rows behind them are cleared.
+SWITCHYARD_INLINE int count_stages(int rows) { return (rows + kStageRows - 1) / kStageRows; }
+/// Stages of a tile of `rows` rows: none without rows, else at least kEndStages, of which the last ones may be all zero.
+SWITCHYARD_INLINE int tile_stages(int rows) {
+  const int stages = count_stages(rows);
+  return rows == 0 || stages >= kEndStages ? stages : kEndStages;
+}
+
+/// Shared memory: of a stage, of barriers and entries; a list with a word for each expert and one more is at the end.
+SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
+inline constexpr uint32_t kBesideStages = 1024;
+/// Stages of a block with `shared_bytes` of shared memory; at least kEndStages and kLead on every GPU of sm_90.
+SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts) {
+  constexpr uint32_t kMost = 15;  // barriers that there is room for
+  const uint32_t fit = (shared_bytes - kBesideStages - (static_cast<uint32_t>(num_experts) + 1) * 4) / gradient_stage_bytes();
+  return fit < kMost ? fit : kMost;
+}
+
+}  // namespace switchyard::detail::gemm

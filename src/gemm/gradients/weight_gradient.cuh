@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of experts' weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so that both
+// operands of the matrix instruction have order outer: dy is the first one, 64 columns a piece, x the second, up to 192
+// columns.
+//
+// A persistent grid, a block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
+// rows of a tile's last stage that belong to nobody or to the next expert, and two warpgroups multiply, 128 of a tile's 256
+// columns of dy each, and store from registers. A tile of an expert with 512 rows is 16 stages long, so that its end weighs:
+// the halves of the last stages are multiplied one after the other, so that the first is stored meanwhile, and the second
+// warpgroup stays kLead stages behind the first, so that one multiplies while the other stores.
+//
+// The bits of a gradient depend on the expert's rows alone: they are added in ascending order, in one accumulator.
+#pragma once
+
+#include "gemm/gpu/tile_roles.cuh"
+#include "gemm/gradients/gradient_params.hpp"
+
+namespace switchyard::detail::gemm {
+
+/// A kernel: element type of dy and x, and of the gradients; whether these are added to what is there.
+template <class ElementType, class OutputType, bool kAdding>
+struct GradientKind {
+  using Element = ElementType;
+  using Output = OutputType;
+  static constexpr bool kAdd = kAdding;
+};
+
+inline constexpr int kFirstCleaner = kMathThreads + 64, kCleaners = 32;
+inline constexpr uint32_t kChunkRowBytes = kChunkColumns * 2;
+inline constexpr uint32_t kChunkBytes = kStageRows * kChunkRowBytes;  // 64 columns of a stage
+inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = kGradientTileK / kChunkColumns;
+inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
+static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
+/// Stages of a tile that the first warpgroup has issued before the second one begins.
+inline constexpr int kLead = 3;
+static_assert(kLead >= 1);
+inline constexpr int kRowsOfNoTile = -1;
+
+/// Shared memory: Room's barriers and entries, one barrier more for each entry, stages, the list of experts at the end.
+struct GradientRoom : Room {
+  __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
+  __device__ uint32_t stage(uint32_t slot) const { return base + kFixedBytes + slot * kGradientStageBytes; }
+};
+
+/// A tile as its block knows it; 16 bytes of shared memory.
+struct GradientTile {
+  int expert, tile_n, tile_k;
+  int row, rows;  ///< kRowsOfNoTile: there is no tile
+};
+__device__ __forceinline__ void write_tile(uint32_t entry, const GradientTile& t) {
+  ptx::store_shared_16(entry, {t.expert << 16 | t.tile_n, t.tile_k, t.row, t.rows});
+}
+__device__ __forceinline__ GradientTile read_tile(uint32_t entry) {
+  const int4 e = ptx::load_shared_16(entry);
+  return {e.x >> 16, e.x & 0xffff, e.y, e.z, e.w};
+}
+
+/// list[0] experts have tiles, list[1], ...: when adding, only those with rows. Called by all threads; ends with a barrier of
+/// all.
+template <class K>
+__device__ __forceinline__ void list_experts(const WeightGradientParams& p, int* list) {
+  for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads)
+    list[1 + e] = K::kAdd && rows_of(p.ranges, e) == 0 ? 0 : 1;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    int found = 0;
+    for (int first = 0; first < p.num_experts; first += 32) {
+      const int e = first + lane();
+      const bool has = e < p.num_experts && list[1 + e] != 0;
+      const uint32_t all = __ballot_sync(~0u, has);  // every lane has read; what is written now lies at or before it
+      if (has) list[1 + found + __popc(all & ((1u << lane()) - 1))] = e;
+      found += __popc(all);
+      __syncwarp();
+    }
+    if (lane() == 0) list[0] = found;
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ GradientTile gradient_tile_of(const WeightGradientParams& p, const int* list, uint32_t ticket) {
+  const uint32_t each = static_cast<uint32_t>(p.tiles_n) * static_cast<uint32_t>(p.tiles_k), i = ticket / each;
+  if (i >= static_cast<uint32_t>(list[0])) return {0, 0, 0, 0, kRowsOfNoTile};
+  const int expert = list[1 + i];
+  const GradientPlace place = gradient_place(ticket - i * each, p.tiles_n, p.tiles_k);
+  return {expert, place.tile_n, place.tile_k, static_cast<int>(first_row_of(p.ranges, expert)),
+          static_cast<int>(rows_of(p.ranges, expert))};
+}
+
+/// The thread that claims, shortly before the loader ends the tile before.
+__device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room, const int* list) {
+  uint32_t ticket = blockIdx.x;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    if (i > 0) {
+      ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+      ticket = gridDim.x + atomicAdd(p.tickets, 1u);
+    }
+    const GradientTile t = gradient_tile_of(p, list, ticket);
+    ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    write_tile(room.entry(slot), t);
+    ptx::mbarrier_arrive(room.told(slot));
+    if (t.rows == kRowsOfNoTile) break;
+  }
+  // The last block leaves the counters as it found them. All claims are over: each block has counted itself behind its own.
+  if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
+}
+
+/// The thread that loads. Columns beyond the end of an operand and rows beyond the end of the tensor arrive as 0.
+__device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
+  Position at{0, 1};
+  for (int i = 0;; ++i) {
+    const uint32_t entry = static_cast<uint32_t>(i & 1);
+    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const GradientTile t = read_tile(room.entry(entry));
+    if (t.rows == kRowsOfNoTile) break;
+    ptx::mbarrier_arrive(room.taken(entry));
+    const int stages = tile_stages(t.rows), real = count_stages(t.rows);
+    const int chunks = gradient_tile_width(p.k, t.tile_k) / kChunkColumns;
+    const int due_at = stages > kBlocksAhead ? stages - kBlocksAhead : 0;
+    if (stages == 0) ptx::mbarrier_arrive(room.due());
+    for (int block = 0; block < stages; ++block) {
+      if (block == due_at) ptx::mbarrier_arrive(room.due());
+      ptx::mbarrier_wait(room.empty(at.slot), at.parity);
+      const uint32_t stage = room.stage(at.slot), bar = room.full(at.slot);
+      const int row = block < real ? t.row + block * kStageRows : p.end;
+      ptx::mbarrier_expect(bar, static_cast<uint32_t>(kChunksOfDy + chunks) * kChunkBytes);
+#pragma unroll
+      for (int c = 0; c < kChunksOfDy; ++c)
+        ptx::load_box(stage + c * kChunkBytes, &p.dy, bar, t.tile_n * kGradientTileN + c * kChunkColumns, row);
+#pragma unroll
+      for (int c = 0; c < kChunksOfX; ++c) {
+        if (c < chunks)
+          ptx::load_box(stage + (kChunksOfDy + c) * kChunkBytes, &p.x, bar, t.tile_k * kGradientTileK + c * kChunkColumns, row);
+      }
+      advance(room, at);
+    }
+  }
+}
+
+/// The warp that clears. Rows behind the expert's last one must be 0 in both operands, as 0 * NaN is NaN. Tells, for every
+/// tile, that its last stages may be read.
+__device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientRoom& room) {
+  Position at;  // of the tile's first stage
+  for (int i = 0;; ++i) {
+    const uint32_t entry = static_cast<uint32_t>(i & 1);
+    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const GradientTile t = read_tile(room.entry(entry));
+    if (t.rows == kRowsOfNoTile) break;
+    const uint32_t slots = room.num_stages();
+    if (const int rows = t.rows % kStageRows; rows != 0) {
+      const uint32_t last = at.slot + static_cast<uint32_t>(count_stages(t.rows)) - 1;
+      ptx::mbarrier_wait(room.full(last % slots), at.parity ^ (last / slots & 1));
+      const uint32_t first = room.stage(last % slots) + static_cast<uint32_t>(rows) * kChunkRowBytes;
+      const int pieces = (kStageRows - rows) * static_cast<int>(kChunkRowBytes / 16);
+      const int chunks = kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns;
+      for (int c = 0; c < chunks; ++c)
+        for (int piece = lane(); piece < pieces; piece += kCleaners)
+          ptx::store_shared_16(first + static_cast<uint32_t>(c) * kChunkBytes + static_cast<uint32_t>(piece) * 16,
+                               {0, 0, 0, 0});
+      ptx::fence_proxy_async_shared();
+    }
+    __syncwarp();
+    if (lane() == 0) {
+      ptx::mbarrier_arrive(room.clean(entry));
+      ptx::mbarrier_arrive(room.taken(entry));
+    }
+    const uint32_t next = at.slot + static_cast<uint32_t>(tile_stages(t.rows));
+    at = {next % slots, at.parity ^ (next / slots & 1)};
+  }
+}
+
+/// Descriptors of a stage: this warpgroup's columns of dy, and x.
+struct GradientOperands {
+  uint64_t dy, x;
+};
+__device__ __forceinline__ GradientOperands gradient_operands(const GradientRoom& room, uint32_t slot) {
+  const uint32_t stage = room.stage(slot);
+  return {ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * (kChunksOfDy / 2 * kChunkBytes)),
+          ptx::operand_at(stage + kChunksOfDy * kChunkBytes, kChunkBytes)};
+}
+
+/// 16 rows, for half `half` of this warpgroup's columns of dy.
+template <class K, int kWidth, bool kFirst>
+__device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const GradientOperands& s, int half, int step) {
+  constexpr ptx::OperandOrder kOuter = ptx::OperandOrder::outer;
+  const uint64_t dy =
+      s.dy + static_cast<uint64_t>(half) * ptx::operand_bytes(kChunkBytes) + ptx::kOuterStep * static_cast<uint64_t>(step);
+  const uint64_t x = s.x + ptx::kOuterStep * static_cast<uint64_t>(step);
+  if constexpr (kFirst)
+    ptx::Wgmma<kWidth>::template first<typename K::Element, kOuter, kOuter>(d, dy, x);
+  else
+    ptx::Wgmma<kWidth>::template add<typename K::Element, kOuter, kOuter>(d, dy, x);
+}
+
+/// Begins the products of one stage, for both halves.
+template <class K, int kWidth, bool kFirst>
+__device__ __forceinline__ void issue_stage(const GradientRoom& room, const Position& at, float (&d)[2][kWidth / 2]) {
+  ptx::mbarrier_wait(room.full(at.slot), at.parity);
+  const GradientOperands s = gradient_operands(room, at.slot);
+  ptx::wgmma_begin();
+#pragma unroll
+  for (int step = 0; step < kStageRows / kStepRows; ++step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (kFirst && step == 0)
+        multiply_rows<K, kWidth, true>(d[half], s, half, step);
+      else
+        multiply_rows<K, kWidth, false>(d[half], s, half, step);
+    }
+  }
+  ptx::wgmma_commit();
+}
+
+/// All stages but the `kEndStages` last ones, of which there is at least one.
+template <class K, int kWidth>
+__device__ __forceinline__ void multiply_beginning(const GradientRoom& room, Position& at, int stages, int lead_barrier,
+                                                   float (&d)[2][kWidth / 2]) {
+  issue_stage<K, kWidth, true>(room, at, d);
+  for (int block = 1; block < stages; ++block) {
+    if (block == kLead && math_group() == 0) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
+    const uint32_t before = at.slot;
+    advance(room, at);
+    issue_stage<K, kWidth, false>(room, at, d);
+    ptx::wgmma_wait<1>();
+    release_stage(room, before);
+  }
+  ptx::wgmma_wait<0>();
+  release_stage(room, at.slot);
+  advance(room, at);
+}
+
+/// Begins the products of the last kEndStages stages for one half; all of them have come and are clean. No branch: with one
+/// among them the compiler waits for each product.
+template <class K, int kWidth>
+__device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages], int half, float (&d)[kWidth / 2]) {
+#pragma unroll
+  for (int block = 0; block < kEndStages; ++block) {
+#pragma unroll
+    for (int step = 0; step < kStageRows / kStepRows; ++step) multiply_rows<K, kWidth, false>(d, s[block], half, step);
+  }
+  ptx::wgmma_commit();
+}
+
+/// Four neighbouring gradients in memory.
+template <class Output>
+struct FourGradients {
+  using Bits = uint2;
+  static __device__ __forceinline__ float4 floats(const Bits& b) {
+    const float2 low = two(b.x), high = two(b.y);
+    return {low.x, low.y, high.x, high.y};
+  }
+  static __device__ __forceinline__ Bits bits(const float4& v) { return {pack<Output>(v.x, v.y), pack<Output>(v.z, v.w)}; }
+
+ private:
+  static __device__ __forceinline__ float2 two(uint32_t b) {
+    if constexpr (std::is_same_v<Output, __half>)
+      return __half22float2(*reinterpret_cast<const __half2*>(&b));
+    else
+      return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
+  }
+};
+template <>
+struct FourGradients<float> {
+  using Bits = float4;
+  static __device__ __forceinline__ float4 floats(const Bits& b) { return b; }
+  static __device__ __forceinline__ Bits bits(const float4& v) { return v; }
+};
+
+/// Of 16 columns, four neighbouring ones of a row, for which neighbours of a quad exchange pairs: columns 0 ... 3 in lane 0 of
+/// the quad, 8 ... 11 in 1, 4 ... 7 in 2, 12 ... 15 in 3. `i`: row lane / 4, or that and 8. Called by all lanes.
+template <int kCount>
+__device__ __forceinline__ float4 four_neighbours(const float (&d)[kCount], int sixteen, int i) {
+  const bool odd = (lane() & 1) != 0;
+  const int a = sixteen * 8 + i * 2, b = a + 4;  // pairs in columns 0 ... 7, and 8 ... 15
+  const float first = __shfl_xor_sync(~0u, odd ? d[a] : d[b], 1), second = __shfl_xor_sync(~0u, odd ? d[a + 1] : d[b + 1], 1);
+  return {odd ? first : d[a], odd ? second : d[a + 1], odd ? d[b] : first, odd ? d[b + 1] : second};
+}
+
+/// Where a thread's gradients of one half lie: in two rows, 8 apart, pieces of four, one to 16 columns. All pieces of the first
+/// row come before those of the second, so that only one address is in registers.
+template <class Output, int kWidth>
+struct GradientPieces {
+  static constexpr int kInRow = kWidth / 16;
+
+  Output* first;
+  int64_t second;  ///< elements to the second row
+  bool inside[2];  ///< whether there are such rows
+  int left;        ///< columns from the first one on
+
+  __device__ bool has(int piece) const { return inside[piece % 2] && piece / 2 * 16 < left; }
+  __device__ typename FourGradients<Output>::Bits* at(int piece) const {
+    return reinterpret_cast<typename FourGradients<Output>::Bits*>(first + piece % 2 * second + piece / 2 * 16);
+  }
+};
+template <class Output, int kWidth>
+__device__ __forceinline__ GradientPieces<Output, kWidth> gradient_pieces(const WeightGradientParams& p, const GradientTile& t,
+                                                                          int half) {
+  const int n = t.tile_n * kGradientTileN + (math_group() * 2 + half) * kChunkColumns + warp_of_group() * 16 + lane() / 4;
+  const int k = t.tile_k * kGradientTileK + (lane() & 1) * 8 + (lane() & 2) * 2;
+  Output* const first = static_cast<Output*>(p.dw) + (static_cast<int64_t>(t.expert) * p.n + n) * p.k + k;
+  return {first, static_cast<int64_t>(8) * p.k, {n < p.n, n + 8 < p.n}, p.k - k};
+}
+
+/// Stores the accumulators of one half from piece `kFrom` on; when adding, sums in float32. `kAtOnce`: pieces whose former
+/// values are loaded together; then twice as many, as stored accumulators leave registers.
+template <class K, int kWidth, int kFrom, int kAtOnce>
+__device__ __forceinline__ void store_gradients(const GradientPieces<typename K::Output, kWidth>& to,
+                                                const float (&d)[kWidth / 2]) {
+  using Four = FourGradients<typename K::Output>;
+  constexpr int kLeft = kWidth / 8 - kFrom, kNow = kAtOnce < kLeft ? kAtOnce : kLeft;
+  [[maybe_unused]] typename Four::Bits before[kNow];
+  if constexpr (K::kAdd) {
+#pragma unroll
+    for (int j = 0; j < kNow; ++j) {
+      before[j] = {};
+      if (to.has(kFrom + j)) before[j] = __ldcg(to.at(kFrom + j));
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kNow; ++j) {
+    const int piece = kFrom + j;
+    float4 v = four_neighbours(d, piece / 2, piece % 2);
+    if constexpr (K::kAdd) {
+      const float4 b = Four::floats(before[j]);
+      v = {b.x + v.x, b.y + v.y, b.z + v.z, b.w + v.w};
+    }
+    if (to.has(piece)) *to.at(piece) = Four::bits(v);
+  }
+  if constexpr (kNow < kLeft) store_gradients<K, kWidth, kFrom + kNow, 2 * kAtOnce>(to, d);
+}
+
+/// Stores one half of the tile in `entry`, which is read here because it would take registers before.
+template <class K, int kWidth, int kAtOnce>
+__device__ __forceinline__ void store_gradient_half(const WeightGradientParams& p, uint32_t entry, int half,
+                                                    const float (&d)[kWidth / 2]) {
+  store_gradients<K, kWidth, 0, kAtOnce>(gradient_pieces<typename K::Output, kWidth>(p, read_tile(entry), half), d);
+}
+
+template <class K, int kWidth>
+__device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParams& p, const GradientRoom& room, Position& at,
+                                                       uint32_t i) {
+  float d[2][kWidth / 2];
+  const uint32_t slot = i & 1;
+  // All lanes have the same number; without the shuffle the compiler does not know, and waits for each product by itself.
+  const int rows = __shfl_sync(~0u, ptx::load_shared_16(room.entry(slot)).w, 0);
+  const int beginning = tile_stages(rows) - kEndStages, lead_barrier = 1 + static_cast<int>(slot);
+  if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
+  if (beginning > 0) {
+    multiply_beginning<K, kWidth>(room, at, beginning, lead_barrier, d);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth / 2; ++j) d[0][j] = d[1][j] = 0;
+  }
+  if (math_group() == 0 && beginning <= kLead) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
+  GradientOperands s[kEndStages];
+  Position from = at;
+#pragma unroll
+  for (int block = 0; block < kEndStages; ++block) {
+    ptx::mbarrier_wait(room.full(at.slot), at.parity);
+    s[block] = gradient_operands(room, at.slot);
+    advance(room, at);
+  }
+  ptx::mbarrier_wait(room.clean(slot), i >> 1 & 1);
+  ptx::wgmma_begin();
+  issue_end<K, kWidth>(s, 0, d[0]);
+  issue_end<K, kWidth>(s, 1, d[1]);
+  ptx::wgmma_wait<1>();
+  ptx::keep(d[0]);
+  store_gradient_half<K, kWidth, 1>(p, room.entry(slot), 0, d[0]);
+  ptx::wgmma_wait<0>();
+  for (int block = 0; block < kEndStages; ++block) {
+    release_stage(room, from.slot);
+    advance(room, from);
+  }
+  ptx::keep(d[1]);
+  store_gradient_half<K, kWidth, 8>(p, room.entry(slot), 1, d[1]);
+}
+
+/// The tile of an expert without rows.
+template <class K>
+__device__ __forceinline__ void store_zeros(const WeightGradientParams& p, const GradientRoom& room, uint32_t i) {
+  const int lead_barrier = 1 + static_cast<int>(i & 1);
+  if (math_group() == 0)
+    ptx::named_barrier_arrive(lead_barrier, kMathThreads);
+  else
+    ptx::named_barrier(lead_barrier, kMathThreads);
+  const float d[kGradientTileK / 2] = {};
+  for (int half = 0; half < 2; ++half) store_gradient_half<K, kGradientTileK, 8>(p, room.entry(i & 1), half, d);
+}
+
+/// What each of the eight warps that multiply does.
+template <class K>
+__device__ __forceinline__ void multiply_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
+  Position at;
+  for (uint32_t i = 0;; ++i) {
+    ptx::mbarrier_wait(room.told(i & 1), i >> 1 & 1);
+    const GradientTile t = read_tile(room.entry(i & 1));
+    if (t.rows == kRowsOfNoTile) break;
+    switch (t.rows == 0 ? 0 : gradient_tile_width(p.k, t.tile_k)) {
+      case 0: store_zeros<K>(p, room, i); break;
+      case 64: multiply_gradient_tile<K, 64>(p, room, at, i); break;
+      case 128: multiply_gradient_tile<K, 128>(p, room, at, i); break;
+      case 192: multiply_gradient_tile<K, 192>(p, room, at, i); break;
+    }
+    ptx::mbarrier_arrive(room.taken(i & 1));
+  }
+}
+
+template <class K>
+__global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(const __grid_constant__ WeightGradientParams p) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  int* const list = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
+  list_experts<K>(p, list);
+  GradientRoom room;
+  room.base = ptx::shared_address(shared);
+  room.sizes = p.num_stages;
+  make_barriers(room, 1, kMathThreads + 2);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(room.clean(0), 1);
+    ptx::mbarrier_init(room.clean(1), 1);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kMathThreads) {
+    ptx::give_registers<56>();
+    if (threadIdx.x == kLoaderThread) load_gradient_tiles(p, room);
+    if (threadIdx.x == kClaimerThread) claim_gradient_tiles(p, room, list);
+    if (threadIdx.x >= kFirstCleaner && threadIdx.x < kFirstCleaner + kCleaners) clean_last_stages(p, room);
+  } else {
+    ptx::take_registers<224>();
+    multiply_gradient_tiles<K>(p, room);
+  }
+}
+
+template <class Element, class Output, bool kAdd>
+WeightGradientKernel weight_gradient_of() {
+  using K = GradientKind<Element, Output, kAdd>;
+  return {[](int shared_bytes) { return gpu::allow_shared(weight_gradient_kernel<K>, shared_bytes); },
+          [](const gpu::Grid& grid, gpu::Stream stream, const WeightGradientParams& params) {
+            return gpu::launch(weight_gradient_kernel<K>, grid, stream, params);
+          }};
+}
+template <class Element>
+WeightGradientKernel weight_gradient_of(bool wide, bool add) {
+  if (wide) return add ? weight_gradient_of<Element, float, true>() : weight_gradient_of<Element, float, false>();
+  return add ? weight_gradient_of<Element, Element, true>() : weight_gradient_of<Element, Element, false>();
+}
+
+}  // namespace switchyard::detail::gemm
