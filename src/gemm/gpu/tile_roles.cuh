@@ -64,12 +64,13 @@ __device__ __forceinline__ Room make_room(uint32_t base, uint32_t shared_bytes, 
 }
 
 /// By one thread, before a barrier of all. `loaders`: arrivals that make a stage full, the copies' own included. `readers`:
-/// threads that read an entry.
-__device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders, uint32_t readers) {
+/// threads that read an entry. `users`: arrivals that make a stage empty.
+__device__ __forceinline__ void make_barriers(const Room& room, uint32_t loaders, uint32_t readers,
+                                              uint32_t users = kMathWarps) {
   if (threadIdx.x != 0) return;
   for (uint32_t i = 0; i < room.num_stages(); ++i) {
     ptx::mbarrier_init(room.full(i), loaders);
-    ptx::mbarrier_init(room.empty(i), kMathWarps);
+    ptx::mbarrier_init(room.empty(i), users);
   }
   for (uint32_t i = 0; i < 2; ++i) {
     ptx::mbarrier_init(room.told(i), 1);

@@ -137,35 +137,39 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
   }
 }
 
+/// Zeroes the rows of a stage from `rows` on, in both operands. All lanes.
+__device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks) {
+  const uint32_t first = stage + static_cast<uint32_t>(rows) * kChunkRowBytes;
+  const int pieces = (kStageRows - rows) * static_cast<int>(kChunkRowBytes / 16);
+  for (int c = 0; c < chunks; ++c)
+    for (int piece = lane(); piece < pieces; piece += kCleaners)
+      ptx::store_shared_16(first + static_cast<uint32_t>(c) * kChunkBytes + static_cast<uint32_t>(piece) * 16, {0, 0, 0, 0});
+  ptx::fence_proxy_async_shared();
+}
+
 /// The warp that clears. Rows behind the expert's last one must be 0 in both operands, as 0 * NaN is NaN. Tells, for every
-/// tile, that its last stages may be read.
+/// tile, that its last stages may be read. It uses every stage as those that multiply do, because a barrier tells the phase
+/// before from all others only to who has seen each of them.
 __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientRoom& room) {
-  Position at;  // of the tile's first stage
+  Position at;
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
     ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
     const GradientTile t = read_tile(room.entry(entry));
     if (t.rows == kRowsOfNoTile) break;
-    const uint32_t slots = room.num_stages();
-    if (const int rows = t.rows % kStageRows; rows != 0) {
-      const uint32_t last = at.slot + static_cast<uint32_t>(count_stages(t.rows)) - 1;
-      ptx::mbarrier_wait(room.full(last % slots), at.parity ^ (last / slots & 1));
-      const uint32_t first = room.stage(last % slots) + static_cast<uint32_t>(rows) * kChunkRowBytes;
-      const int pieces = (kStageRows - rows) * static_cast<int>(kChunkRowBytes / 16);
-      const int chunks = kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns;
-      for (int c = 0; c < chunks; ++c)
-        for (int piece = lane(); piece < pieces; piece += kCleaners)
-          ptx::store_shared_16(first + static_cast<uint32_t>(c) * kChunkBytes + static_cast<uint32_t>(piece) * 16,
-                               {0, 0, 0, 0});
-      ptx::fence_proxy_async_shared();
+    const int stages = tile_stages(t.rows), last = count_stages(t.rows) - 1, rows = t.rows % kStageRows;
+    for (int block = 0; block < stages; ++block) {
+      ptx::mbarrier_wait(room.full(at.slot), at.parity);
+      if (block == last && rows != 0)
+        clear_rows(room.stage(at.slot), rows, kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns);
+      __syncwarp();
+      release_stage(room, at.slot);
+      advance(room, at);
     }
-    __syncwarp();
     if (lane() == 0) {
       ptx::mbarrier_arrive(room.clean(entry));
       ptx::mbarrier_arrive(room.taken(entry));
     }
-    const uint32_t next = at.slot + static_cast<uint32_t>(tile_stages(t.rows));
-    at = {next % slots, at.parity ^ (next / slots & 1)};
   }
 }
 
@@ -384,6 +388,7 @@ __device__ __forceinline__ void store_zeros(const WeightGradientParams& p, const
     ptx::named_barrier_arrive(lead_barrier, kMathThreads);
   else
     ptx::named_barrier(lead_barrier, kMathThreads);
+  ptx::mbarrier_wait(room.clean(i & 1), i >> 1 & 1);  // so that every phase is seen
   const float d[kGradientTileK / 2] = {};
   for (int half = 0; half < 2; ++half) store_gradient_half<K, kGradientTileK, 8>(p, room.entry(i & 1), half, d);
 }
@@ -414,7 +419,7 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(const __gr
   GradientRoom room;
   room.base = ptx::shared_address(shared);
   room.sizes = p.num_stages;
-  make_barriers(room, 1, kMathThreads + 2);
+  make_barriers(room, 1, kMathThreads + 2, kMathWarps + 1);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(room.clean(0), 1);
     ptx::mbarrier_init(room.clean(1), 1);
