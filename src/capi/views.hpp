@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// C++ twins of what C functions of any library take: numbers of enumerations, rows, ids. Everything is checked that the C++ type
-// could not express.
+// C++ twins of what C functions of any library take: numbers of enumerations, rows, ids. Everything is checked that the C++
+// type could not express.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,12 @@
 
 namespace switchyard::detail {
 
+// Templates are declared inline for their visibility: the export map takes one for a function of the public type that it
+// returns.
+
 /// Throws ArgumentError unless `value` is one of E's.
 template <NamedEnum E>
-E to_enum(const char* name, int32_t value) {
+inline E to_enum(const char* name, int32_t value) {
   for (const Named<E>& known : NamesOf<E>::kAll)
     if (static_cast<int32_t>(known.value) == value) return known.value;
   throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be " + numbered_names<E>());
@@ -28,7 +31,7 @@ inline bool to_bool(const char* name, int32_t value) {
 
 /// Of sy_const_row_view and sy_row_view, into ConstRows and Rows.
 template <class Twin, class View>
-Twin rows_of(const View* rows, const View& defaults, const char* name) {
+inline Twin rows_of(const View* rows, const View& defaults, const char* name) {
   const View r = read_struct(rows, defaults, name);
   const std::string member = std::string(name) + "->";
   return {r.data,   r.rows,
