@@ -16,6 +16,7 @@
 
 #include "switchyard/gemm.hpp"
 #include "switchyard/held.hpp"
+#include "switchyard/names.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 
@@ -32,6 +33,10 @@ struct ExpertShape {
 enum class WeightStorage : uint8_t {
   packed = 0,  ///< own copy in this CPU's fastest layout, made once; the caller's weights may go afterwards
   view = 1,    ///< the caller's weights, read in place by every call: no second copy; on the CPU slower for few rows per expert
+};
+template <>
+struct NamesOf<WeightStorage> {
+  static constexpr Named<WeightStorage> kAll[] = {{WeightStorage::packed, "packed"}, {WeightStorage::view, "view"}};
 };
 
 /// Settings of an ExpertMlp.

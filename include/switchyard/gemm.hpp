@@ -6,12 +6,14 @@
 ///     out[r, :] = epilogue(W[e] x[r, :])     for every row r of expert e
 ///
 /// Sums are float32 over the whole inner dimension, epilogues are float32, an output is rounded once, to the type of the rows
-/// (nearest even). Rows and weights of fp8 e4m3 have scales, of 128 elements of a row and of 128 x 128 weights, as DeepSeek-V3's:
+/// (nearest even). Rows and weights of fp8 e4m3 have scales, of 128 elements of a row and of 128 x 128 weights, as
+/// DeepSeek-V3's:
 ///
-///     W[e] x[r, :] = sum over blocks b of 128 elements of K: (codes of W[e] in b) . (codes of x[r] in b) * scale of W * scale of x
+///     W[e] x[r, :] = sum over blocks b of 128 of K: (codes of W[e] in b) . (codes of x[r] in b) * scale of W * scale of x
 ///
-/// each block's product as the tensor cores add it up, then float32; outputs are bf16, or fp8 again. The bits of an output row depend on that row and the weights of its expert alone: not on the number of rows,
-/// the row's place, its neighbours, or the number of multiprocessors.
+/// each block's product as the tensor cores add it up, then float32; outputs are bf16, or fp8 again. The bits of an output row
+/// depend on that row and the weights of its expert alone: not on the number of rows, the row's place, its neighbours, or the
+/// number of multiprocessors.
 #pragma once
 
 #include <cstdint>
@@ -60,18 +62,18 @@ struct Swiglu {
 
 /// Fixed properties of a GroupedGemm.
 struct GroupedGemmConfig {
-  int num_experts = 0;       ///< in [1, kMostGemmExperts]: of this rank
-  int64_t n = 0;             ///< N: a multiple of 8, gate and up of swiglu counted both: a multiple of 16
-  int64_t k = 0;             ///< K: a multiple of 8; fp8: of 16
-  DType type = DType::bf16;  ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
+  int num_experts = 0;                  ///< in [1, kMostGemmExperts]: of this rank
+  int64_t n = 0;                        ///< N: a multiple of 8, gate and up of swiglu counted both: a multiple of 16
+  int64_t k = 0;                        ///< K: a multiple of 8; fp8: of 16
+  DType type = DType::bf16;             ///< of rows, weights and outputs: bf16 or f16; fp8_e4m3: of rows and weights
   WeightOrder order = WeightOrder::nk;  ///< fp8: nk
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;
   /// fp8: of the scales of the weights, [E, S, ceil(K / 128)], f32 or ue8m0 (one byte), dense. S is ceil(N / 128); swiglu:
   /// ceil(N / 256) of the gate, then as many of the up half.
   ScaleKind weight_scales = ScaleKind::f32;
-  /// fp8 with swiglu. Not none: outputs are fp8 e4m3 with such scales, one for 128 columns: bit for bit what a dispatch makes of
-  /// bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md has the formulas). N is then a multiple of 32.
+  /// fp8 with swiglu. Not none: outputs are fp8 e4m3 with such scales, one for 128 columns: bit for bit what a dispatch makes
+  /// of bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md has the formulas). N is then a multiple of 32.
   ScaleKind quantize = ScaleKind::none;
 
   /// Columns of an output row.
@@ -93,8 +95,8 @@ struct ExpertRows {
   const int32_t* num_rows_32 = nullptr;  ///< [experts]
   const int64_t* first_row = nullptr;  ///< [experts], or null: expert e begins at e * rows_per_expert and ends before the next
   int64_t rows_per_expert = 0;
-  /// fp8, ScaleOrder::column_major of low latency: words from a column of an expert's scales to the next. 0: a row of scales for
-  /// each row, as ConstRows says.
+  /// fp8, ScaleOrder::column_major of low latency: words from a column of an expert's scales to the next. 0: a row of scales
+  /// for each row, as ConstRows says.
   int64_t scale_rows = 0;
 
   /// Of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.
@@ -116,8 +118,8 @@ struct GroupedGemmOptions {
 class GroupedGemm {
  public:
   /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, a multiple of 16 bytes; it stays the caller's, and is read by
-  /// every call and graph; so do `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) where the library
-  /// was built without CUDA, or for a GPU of another kind, which it names.
+  /// every call and graph; so do `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws Error(invalid_argument) naming
+  /// the member; Error(unsupported) where the library was built without CUDA, or for a GPU of another kind, which it names.
   GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales = nullptr);
   GroupedGemm(GroupedGemm&&) noexcept;
   GroupedGemm& operator=(GroupedGemm&&) noexcept;

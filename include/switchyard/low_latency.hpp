@@ -131,9 +131,9 @@ struct LowLatencyBlock;
 /// What dispatches deliver, and what combine needs of one. Memory of fixed shape, made once by make_output(), overwritten by
 /// each dispatch into it, private to the rank. Movable; must not outlive its group, nor be destroyed while a call uses it.
 struct LowLatencyOutput {
-  Rows x;                             ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
-  int64_t rows_per_expert = 0;        ///< R
-  int64_t scale_rows = 0;             ///< Rs: words from a column of scales to the next; row-major: R
+  Rows x;                       ///< [experts here * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
+  int64_t rows_per_expert = 0;  ///< R
+  int64_t scale_rows = 0;       ///< Rs: words from a column of scales to the next; row-major: R
   ScaleOrder scale_order = ScaleOrder::row_major;  ///< and scale_group: as configured
   int scale_group = kScaleGroup;
   int32_t* rows_of_expert = nullptr;  ///< [experts here]; a "masked" grouped GEMM takes it as it is

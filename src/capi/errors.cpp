@@ -43,22 +43,28 @@ static_assert(static_cast<switchyard_code_t>(ErrorCode::system) == SWITCHYARD_SY
 
 }  // namespace
 
-switchyard_code_t record_current_exception() noexcept {
+}  // namespace switchyard::detail
+
+using namespace switchyard::detail;
+
+extern "C" {
+
+switchyard_code_t sy_internal_keep_exception_1(void) noexcept {
   try {
     throw;
-  } catch (const PeerTimeout& error) {
+  } catch (const switchyard::PeerTimeout& error) {
     keep(code_of(error.code()), error.what());
     last_error.report = error.report();
-  } catch (const PeerFailed& error) {
+  } catch (const switchyard::PeerFailed& error) {
     keep(code_of(error.code()), error.what());
     last_error.failed_rank = error.rank();
     last_error.reason = code_of(error.reason());
-  } catch (const RendezvousError& error) {
+  } catch (const switchyard::RendezvousError& error) {
     keep(code_of(error.code()), error.what());
     last_error.missing = 0;
     for (const int rank : error.missing_ranks())
       if (rank >= 0 && rank < SWITCHYARD_MAX_RANKS) last_error.missing |= uint64_t{1} << rank;
-  } catch (const Error& error) {
+  } catch (const switchyard::Error& error) {
     keep(code_of(error.code()), error.what());
   } catch (const std::bad_alloc&) {
     keep(SWITCHYARD_SYSTEM, "out of memory");
@@ -69,22 +75,6 @@ switchyard_code_t record_current_exception() noexcept {
   }
   return last_error.code;
 }
-
-void require(const void* pointer, const char* name) {
-  if (!pointer) throw ArgumentError(std::string(name) + " is NULL");
-}
-
-void require_range(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high)
-    throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
-                        std::to_string(high) + "]");
-}
-
-}  // namespace switchyard::detail
-
-using namespace switchyard::detail;
-
-extern "C" {
 
 switchyard_code_t sy_version(int32_t* major, int32_t* minor, int32_t* patch) {
   if (major) *major = SWITCHYARD_VERSION_MAJOR;

@@ -39,6 +39,8 @@ static_assert(kConfig.row_type == static_cast<int>(LowLatencyConfig{}.row_type) 
               kConfig.sending == static_cast<int>(LowLatencyConfig{}.sending) && kConfig.pieces == LowLatencyConfig{}.pieces);
 static_assert(kCombineOptions.order == static_cast<int>(LowLatencyCombineOptions{}.order));
 static_assert(offsetof(sy_low_latency_config, num_experts) == 24 && sizeof(sy_low_latency_config) == 56);
+static_assert(offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low_latency_view, scale_order) == 96 &&
+              sizeof(sy_low_latency_view) == 104);
 static_assert(offsetof(sy_low_latency_dispatch_options, num_sms) == 32 && offsetof(sy_all_to_all_options, num_sms) == 56);
 static_assert(SWITCHYARD_SCALES_ROW_MAJOR == static_cast<int>(ScaleOrder::row_major) &&
               SWITCHYARD_SCALES_COLUMN_MAJOR == static_cast<int>(ScaleOrder::column_major) &&
@@ -117,6 +119,8 @@ sy_low_latency_view view_of(const sy_low_latency_output& object) {
   v.rows_of_expert = o.rows_of_expert;
   v.source_range = o.source_range;
   v.row_source = o.row_source;
+  v.scale_order = static_cast<sy_scale_order>(o.scale_order);
+  v.scale_group = o.scale_group;
   return v;
 }
 

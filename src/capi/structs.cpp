@@ -11,8 +11,6 @@ constexpr sy_group_options kGroupOptions = SWITCHYARD_GROUP_OPTIONS_INIT;
 constexpr sy_normal_config kNormalConfig = SWITCHYARD_NORMAL_CONFIG_INIT;
 constexpr sy_dispatch_options kDispatchOptions = SWITCHYARD_DISPATCH_OPTIONS_INIT;
 constexpr sy_combine_options kCombineOptions = SWITCHYARD_COMBINE_OPTIONS_INIT;
-constexpr sy_const_row_view kConstRowView = SWITCHYARD_CONST_ROW_VIEW_INIT;
-constexpr sy_expert_ids kExpertIds = SWITCHYARD_EXPERT_IDS_INIT;
 
 // The macros say what the C++ defaults are.
 static_assert(kGroupOptions.heap_bytes == GroupOptions{}.heap_bytes && kGroupOptions.num_blocks == GroupOptions{}.num_blocks &&
@@ -68,50 +66,12 @@ static_assert(SWITCHYARD_ORDER_PER_RANK == static_cast<int>(CombineOrder::per_ra
               SWITCHYARD_ORDER_PER_ROUTE == static_cast<int>(CombineOrder::per_route));
 static_assert(SWITCHYARD_MAX_RANKS == kMaxRanks && SWITCHYARD_MAX_TOPK == kMaxTopk && SWITCHYARD_SCALE_GROUP == kScaleGroup);
 
-bool to_bool(const char* name, int32_t value) {
-  require_range(name, value, 0, 1);
-  return value != 0;
-}
-
 std::chrono::milliseconds to_ms(const char* name, int64_t value) {
   require_range(name, value, 1, INT64_MAX);
   return std::chrono::milliseconds(value);
 }
 
-/// Position of the first byte from `known` up to `size` that is not zero; `size` or more if there is none.
-size_t first_unknown(const void* given, size_t known, size_t size) {
-  const auto* bytes = static_cast<const unsigned char*>(given);
-  while (known < size && bytes[known] == 0) ++known;
-  return known;
-}
-
-bool is_plausible(size_t size) { return size >= kMinStructBytes && size <= kMaxStructBytes && size % sizeof(size_t) == 0; }
-
-size_t size_of(const void* given) {
-  size_t size = 0;
-  std::memcpy(&size, given, sizeof size);
-  return size;
-}
-
 }  // namespace
-
-size_t check_struct(const void* given, size_t known, const char* name) {
-  require(given, name);
-  const size_t size = size_of(given);
-  if (!is_plausible(size))
-    throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) +
-                        ": start from the SWITCHYARD_..._INIT macro, which sets it (" + std::to_string(known) +
-                        " in this version)");
-  if (const size_t at = first_unknown(given, known, size); at < size)
-    throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) + ": the byte at offset " +
-                        std::to_string(at) + " is not zero, but this version of the library knows only the first " +
-                        std::to_string(known) + " bytes");
-  return size;
-}
-
-bool is_valid_struct(const void* given, size_t known) noexcept {
-  return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
-}
 
 void write_requirement(sy_memory_requirement* to, const MemoryRequirement& from) {
   write_struct(to, sy_memory_requirement{sizeof(sy_memory_requirement), from.control_bytes, from.pool_bytes, from.ring_bytes,
@@ -195,19 +155,6 @@ CombineOptions to_options(const sy_combine_options* options) {
   result.stream = o.stream;
   result.num_sms = o.num_sms;
   return result;
-}
-
-ConstRows to_rows(const sy_const_row_view* rows, const char* name) {
-  const sy_const_row_view r = read_struct(rows, kConstRowView, name);
-  const std::string member = std::string(name) + "->";
-  return {r.data,   r.rows,
-          r.cols,   to_enum<DType>((member + "dtype").c_str(), r.dtype),
-          r.scales, to_enum<ScaleKind>((member + "scale_kind").c_str(), r.scale_kind)};
-}
-
-ExpertIds to_ids(const sy_expert_ids* ids) {
-  const sy_expert_ids i = read_struct(ids, kExpertIds, "ids");
-  return {i.data, i.tokens, i.topk, to_bool("ids->is_int64", i.is_int64)};
 }
 
 }  // namespace switchyard::detail

@@ -52,8 +52,9 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
   require(is_named(options.backend), kClass,
           "options.backend is " + std::to_string(static_cast<int>(options.backend)) +
               "; allowed: " + detail::numbered_names<Backend>());
-  require(options.storage == WeightStorage::packed || options.storage == WeightStorage::view, kClass,
-          "options.storage is " + std::to_string(static_cast<int>(options.storage)) + "; allowed: packed (0), view (1)");
+  require(is_named(options.storage), kClass,
+          "options.storage is " + std::to_string(static_cast<int>(options.storage)) +
+              "; allowed: " + detail::numbered_names<WeightStorage>());
   require(options.route_scratch_bytes <= std::numeric_limits<size_t>::max() / 4, kClass,
           "options.route_scratch_bytes is " + std::to_string(options.route_scratch_bytes) + ", which is no size of a memory");
   require(options.type == DType::bf16 || options.type == DType::f16, kClass,

@@ -209,6 +209,7 @@ static void quantised(int rank, sy_group* group) {
   const sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
   size_t scale_bytes = 0;
   CHECK_OK(sy_low_latency_scale_row_bytes(&config, &scale_bytes));
+  CHECK(o.view.scale_order == SWITCHYARD_SCALES_ROW_MAJOR && o.view.scale_group == kGroup);
   CHECK(scale_bytes == 16 && o.view.x_dtype == SWITCHYARD_DTYPE_FP8_E4M3 && o.view.x_scale_kind == SWITCHYARD_SCALE_F32);
   Input in;
   make_input(&in, rank);
@@ -225,6 +226,33 @@ static void quantised(int rank, sy_group* group) {
         CHECK(((const unsigned char*)o.view.x)[row * kHidden + j] == (j % kGroup == 0 ? 0x7e : 0x38));
     }
   destroy_objects(&o);
+}
+
+// How scales lie is part of the view; a program compiled against the header before it has a shorter one.
+static void scales_in_views(int rank, sy_group* group) {
+  (void)rank;
+  sy_low_latency_config config = make_config(SWITCHYARD_SCALE_F32);
+  config.scale_group = 64;
+  config.scale_order = SWITCHYARD_SCALES_COLUMN_MAJOR;
+  sy_low_latency* exchange = NULL;
+  sy_low_latency_output* output = NULL;
+  CHECK_OK(sy_low_latency_create(group, &config, &exchange));
+  CHECK_OK(sy_low_latency_make_output(exchange, &output));
+  sy_low_latency_view view = SWITCHYARD_LOW_LATENCY_VIEW_INIT;
+  CHECK(view.scale_order == SWITCHYARD_SCALES_ROW_MAJOR && view.scale_group == 0);
+  CHECK_OK(sy_low_latency_output_get(output, &view));
+  CHECK(view.scale_order == SWITCHYARD_SCALES_COLUMN_MAJOR && view.scale_group == 64);
+
+  enum { kOlder = offsetof(sy_low_latency_view, scale_order) / sizeof(size_t) };
+  size_t* older = calloc(kOlder, sizeof(size_t));  // what lies behind it is not ours
+  if (!older) abort();
+  older[0] = kOlder * sizeof(size_t);
+  CHECK_OK(sy_low_latency_output_get(output, (sy_low_latency_view*)(void*)older));
+  CHECK(older[0] == kOlder * sizeof(size_t) &&
+        memcmp(older + 1, (const char*)&view + sizeof(size_t), (kOlder - 1) * sizeof(size_t)) == 0);
+  free(older);
+  CHECK_OK(sy_low_latency_output_destroy(output));
+  CHECK_OK(sy_low_latency_destroy(exchange));
 }
 
 static void times_expert(float* x, int64_t n, const sy_row_origin* row, int64_t column, void* user) {
@@ -374,6 +402,7 @@ void run_low_latency_tests(void) {
   run_two_ranks(whole_calls, &options);
   run_two_ranks(halves, &options);
   run_two_ranks(quantised, &options);
+  run_two_ranks(scales_in_views, &options);
   run_two_ranks(all_to_all, &options);
   run_two_ranks(in_any_order, &options);
   run_two_ranks(unreceived, &options);

@@ -1,34 +1,66 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_exports.py LIBRARY [C_HEADERS]: the shared library exports the C ABI of those headers completely, the public C++ API, and
-nothing else."""
+"""check_exports.py LIBRARY SOURCE_DIR: the shared library exports the C functions of its headers completely, the public C++ API, and
+nothing else. A public header that belongs to another library than libswitchyard says so ("Library switchyard_layer"). What
+libswitchyard exports for libraries that stand on it is declared in src/capi/keep_exception.hpp."""
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switchyard::(?!detail::)")
+# A template function is demangled with its result first: "switchyard::DType switchyard::detail::f<...>(...)".
+INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
+EXCHANGE = "switchyard"
 
 
-def main():
-    library, headers = sys.argv[1], sorted(Path(sys.argv[2]).glob("*.h")) if len(sys.argv) > 2 else []
+def library_of(header):
+    """Which library the comment of a public header names."""
+    said = re.search(r"\bLibrary\s+(?:///\s*)?(switchyard\w*)", header)
+    return said[1] if said else EXCHANGE
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+
+
+def functions(text):
+    """The C functions that a header declares."""
+    declarations = re.sub(r"typedef[^;]*;", "", without_comments(text))
+    return set(re.findall(r"\b(sy_\w+)\s*\([^;{]*\)\s*(?:noexcept\s*)?;", declarations))
+
+
+def exported(library):
+    """Demangled names, without symbol versions."""
     command = ["nm", "-D", "--defined-only", "--format=posix", library]
     mangled = [line.split()[0].split("@")[0] for line in subprocess.run(command, capture_output=True, text=True,
                                                                       check=True).stdout.splitlines()]
-    names = subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout.splitlines()
-    c_names = {name for name in names if re.fullmatch(r"sy_\w+", name)}
-    strangers = [name for name in names
-                 if name not in c_names and not PUBLIC_CXX.match(name) and not name.startswith("SWITCHYARD_")]
-    text = "\n".join(re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.S) for header in headers)
-    declared = set(re.findall(r"\b(sy_\w+)\s*\([^;{]*\)\s*;", re.sub(r"typedef[^;]*;", "", text)))
-    problems = [f"exported but not public: {name}" for name in strangers]
-    problems += [f"declared but not exported: {name}" for name in sorted(declared - c_names)]
-    problems += [f"exported but not declared in a C header: {name}" for name in sorted(c_names - declared)]
-    public_cxx = len(names) - len(c_names) - len(strangers)
-    if public_cxx == 0 or (headers and not declared):
-        problems.append("found no C++ symbol" if public_cxx == 0 else "found no function in the C headers")
+    return subprocess.run(["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def main():
+    library, source = Path(sys.argv[1]), Path(sys.argv[2])
+    name = library.name.split(".")[0].removeprefix("lib")
+    public = source / "include" / "switchyard"
+    headers = [text for text in (path.read_text(encoding="utf-8") for path in sorted(public.glob("c/*.h"))) if library_of(text) == name]
+    declared = {function for text in headers for function in functions(text)}
+    inner = functions((source / "src" / "capi" / "keep_exception.hpp").read_text(encoding="utf-8")) if name == EXCHANGE else set()
+    documented = {word for path in public.rglob("*.hpp") for word in re.findall(r"\w+", without_comments(path.read_text(encoding="utf-8")))}
+
+    names = exported(library)
+    c_names = {each for each in names if re.fullmatch(r"sy_\w+", each)}
+    cxx = [each for each in names if PUBLIC_CXX.match(each) and not INNER_CXX.match(each)]
+    strangers = [each for each in names if each not in c_names and each not in cxx and not each.startswith("SWITCHYARD_")]
+    strangers += [each for each in cxx if re.search(r"switchyard::(\w+)", each)[1] not in documented]
+    problems = [f"exported but not public: {each}" for each in strangers]
+    problems += [f"declared but not exported: {each}" for each in sorted((declared | inner) - c_names)]
+    problems += [f"exported but not declared in a C header of {name}: {each}" for each in sorted(c_names - declared - inner)]
+    if not cxx:
+        problems.append("found no C++ symbol")
+    if (headers or name == EXCHANGE) and not declared or name == EXCHANGE and not inner:
+        problems.append("found no function in the C headers")
     print("\n".join(problems))
-    print(f"{len(c_names)} C functions, {public_cxx} C++ symbols")
+    print(f"{len(c_names)} C functions, {len(cxx)} C++ symbols")
     return 1 if problems else 0
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # install_and_use.sh BUILD_DIR VERSION: installs the build into a scratch prefix, moves it (a package must be relocatable), and builds
-# consumers against it: of the library alone, and of the libraries beside it, each through find_package and through pkg-config.
+# consumers against it: of the library alone, of the libraries beside it, and of expert compute in C, each through find_package and
+# through pkg-config.
 set -euo pipefail
 
 build=$1 version=$2
@@ -27,7 +28,7 @@ dynamic=()
 [[ $library == *.a ]] || dynamic=(-D)
 nm -C "${dynamic[@]}" "$library" >"$scratch/symbols" 2>/dev/null
 grep -q 'switchyard::NormalExchange::dispatch' "$scratch/symbols"
-if grep -E 'dnnl|RoutingFile|ExpertMlp|BasicCpu<true>' "$scratch/symbols"; then
+if grep -E 'dnnl|RoutingFile|ExpertMlp|sy_expert|sy_grouped_gemm|BasicCpu<true>' "$scratch/symbols"; then
   echo "the symbols above do not belong into $library"
   exit 1
 fi
@@ -43,7 +44,11 @@ use() {
   grep -q "^consumer: PASS" "$scratch/output"
   [[ $(pkg-config --modversion "$1") == "$version" ]]
   read -ra flags <<<"$(pkg-config --cflags --libs "$@")"
-  g++ -std=c++20 "$here/$name/main.cpp" -o "$scratch/by_pkg_config" "${flags[@]}"
+  if [[ -e $here/$name/main.c ]]; then
+    gcc -std=c11 -pedantic-errors "$here/$name/main.c" -o "$scratch/by_pkg_config" "${flags[@]}"
+  else
+    g++ -std=c++20 "$here/$name/main.cpp" -o "$scratch/by_pkg_config" "${flags[@]}"
+  fi
   "$scratch/by_pkg_config"
 }
 
@@ -54,3 +59,4 @@ if ldd "$scratch/consumer/consumer" "$scratch/by_pkg_config" | grep dnnl; then
   exit 1
 fi
 use consumer_layer switchyard_workload switchyard_layer
+use consumer_c switchyard_layer

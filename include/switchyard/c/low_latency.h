@@ -103,9 +103,14 @@ typedef struct sy_low_latency_view {
   /// [experts_here, R] source rank << 48 | k << 32 | token, k the first of the token's choices that is this expert. Beyond
   /// rows_of_expert unspecified, like the rows themselves.
   const int64_t* row_source;
+  sy_scale_order scale_order;  ///< and scale_group: as configured
+  int32_t scale_group;
 } sy_low_latency_view;
-#define SWITCHYARD_LOW_LATENCY_VIEW_INIT \
-  { sizeof(sy_low_latency_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL, 0, 0, 0, 0, NULL, NULL, NULL }
+#define SWITCHYARD_LOW_LATENCY_VIEW_INIT                                                                                       \
+  {                                                                                                                            \
+    sizeof(sy_low_latency_view), NULL, 0, 0, SWITCHYARD_DTYPE_BF16, SWITCHYARD_SCALE_NONE, NULL, 0, 0, 0, 0, NULL, NULL, NULL, \
+        SWITCHYARD_SCALES_ROW_MAJOR, 0                                                                                         \
+  }
 switchyard_code_t sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view);
 
 /// Local. Room for what the experts make of an output's rows, [experts_here * R, H] of `type` (bf16, f16 or f32, not wider than

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// C ABI: the SwiGLU MLPs of one rank's experts, the twin of switchyard/expert.hpp, which says what is rounded where. Library
+/// switchyard_layer (CMake: switchyard::layer). What switchyard.h says of errors (sy_last_error), structs and destruction holds
+/// here too; no call is collective, and none needs a group.
+///
+///     y = (silu(x W1^T) * (x W3^T)) W2^T
+///
+/// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16 (on GPUs also f16), dense and row-major.
+///
+/// Threads: one at a time per object; objects are independent. A call on the CPU runs on the calling thread alone.
+#pragma once
+
+#include "switchyard/c/gemm.h"
+#include "switchyard/c/switchyard.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct sy_expert_mlp sy_expert_mlp;  ///< one rank's experts; sy_expert_mlp_destroy
+
+/// Where an object keeps its weights.
+typedef int32_t sy_weight_storage;
+enum {
+  SWITCHYARD_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may go after the creation
+  SWITCHYARD_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: this one
+};
+
+/// Size of one rank's experts; all experts are alike.
+typedef struct sy_expert_shape {
+  size_t struct_size;
+  int64_t hidden;             ///< H >= 1
+  int64_t intermediate;       ///< I >= 1
+  int32_t num_local_experts;  ///< L >= 0
+  int32_t reserved;           ///< must be 0
+} sy_expert_shape;
+#define SWITCHYARD_EXPERT_SHAPE_INIT \
+  { sizeof(sy_expert_shape), 0, 0, 0, 0 }
+
+/// Settings of an object.
+typedef struct sy_expert_options {
+  size_t struct_size;
+  sy_backend backend;  ///< CUDA: weights, rows and counts are in memory of the GPU that is current at the creation
+  sy_dtype type;       ///< of rows and weights: bf16; CUDA: or f16
+  sy_weight_storage storage;
+  int32_t reserved;            ///< must be 0
+  size_t route_scratch_bytes;  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
+  int64_t max_rows;            ///< CUDA: most rows of a call's `x`, each with an intermediate row in the object; 0: none
+} sy_expert_options;
+#define SWITCHYARD_EXPERT_OPTIONS_INIT \
+  { sizeof(sy_expert_options), SWITCHYARD_BACKEND_CPU, SWITCHYARD_DTYPE_BF16, SWITCHYARD_WEIGHTS_PACKED, 0, 67108864, 0 }
+
+/// Memory of one object, in bytes, beside the caller's arrays.
+typedef struct sy_expert_memory {
+  size_t struct_size;
+  size_t weight_bytes;   ///< packed: own weights; view: 0
+  size_t scratch_bytes;  ///< fixed at the creation; CUDA: intermediate rows, in memory of the GPU
+  size_t total_bytes;
+} sy_expert_memory;
+#define SWITCHYARD_EXPERT_MEMORY_INIT \
+  { sizeof(sy_expert_memory), 0, 0, 0 }
+
+/// Of an object of this shape on this machine. Allocates nothing that stays. `options` NULL: defaults.
+switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options,
+                                                sy_expert_memory* memory);
+
+/// `w13` is [L, 2 * I, H]: of each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. They are read
+/// here only (packed), or stay valid and unchanged while calls run (view). CUDA: both at multiples of 16 bytes. `options` NULL:
+/// defaults. Errors: invalid_argument naming the argument; system without memory; unsupported for f16 on the CPU, and for GPUs
+/// as sy_grouped_gemm_create.
+switchyard_code_t sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
+                                       const sy_expert_options* options, sy_expert_mlp** mlp);
+/// CUDA: no call or graph of the object may be under way.
+switchyard_code_t sy_expert_mlp_destroy(sy_expert_mlp* mlp);
+
+/// Settings of one call.
+typedef struct sy_expert_call {
+  size_t struct_size;
+  void* stream;      ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
+  int32_t num_sms;   ///< CUDA: most multiprocessors, in [1, those of the GPU]; 0: all
+  int32_t reserved;  ///< must be 0
+} sy_expert_call;
+#define SWITCHYARD_EXPERT_CALL_INIT \
+  { sizeof(sy_expert_call), NULL, 0, 0 }
+
+/// The rows of each expert of `x` go through it into the same rows of `y`, both [rows, H] of the object's type: what an
+/// expert-major dispatch or a low-latency one delivered, and where combine reads. Rows of no expert, and rows behind those of
+/// `x` or `y`, are not touched. They must not overlap. CUDA: enqueues, allocates nothing, can be captured; `x` and `y` at
+/// multiples of 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the argument, before anything is written;
+/// system.
+switchyard_code_t sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows,
+                                        const sy_row_view* y, const sy_expert_call* call);
+
+/// CPU only. Rank-major rows: y[r] = sum over k of weights[r, k] * mlp_(ids[r, k])(x[r]), for `x` and `y` of [ids.tokens, H],
+/// float32 from +0, k ascending, rounded once. `ids` are local (sy_dispatched_view::topk_ids); one outside [0, L) is skipped.
+/// `weights` is float32 [ids.tokens, ids.topk], or NULL: all 1. `x` and `y` must not overlap. Errors: invalid_argument before
+/// anything is written; unsupported on a GPU.
+switchyard_code_t sy_expert_mlp_forward_rank_major(sy_expert_mlp* mlp, const void* x, const sy_expert_ids* ids,
+                                                   const float* weights, void* y);
+
+switchyard_code_t sy_expert_mlp_memory(const sy_expert_mlp* mlp, sy_expert_memory* memory);
+/// The data type of the products and the kernel, for example "bf16 wgmma:sm_90a". The text belongs to the object.
+switchyard_code_t sy_expert_mlp_implementation(const sy_expert_mlp* mlp, const char** text);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The border that no exception crosses, for local calls of any library: every exported C function that is not collective runs
+// its body in `guarded`. Inline, because libraries have only keep_exception.hpp between them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "capi/keep_exception.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard::detail {
+
+/// Misuse that the C layer finds itself, before the C++ API sees the call. In a collective call the peers must still be told.
+class ArgumentError : public Error {
+ public:
+  explicit ArgumentError(const std::string& what) : Error(ErrorCode::invalid_argument, what) {}
+};
+
+/// Throws ArgumentError unless `pointer` is set.
+inline void require(const void* pointer, const char* name) {
+  if (!pointer) throw ArgumentError(std::string(name) + " is NULL");
+}
+
+/// Throws ArgumentError unless value is in [low, high].
+inline void require_range(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be in [" + std::to_string(low) + ", " +
+                        std::to_string(high) + "]");
+}
+
+/// Runs the body of a local call.
+template <class Body>
+switchyard_code_t guarded(Body&& body) noexcept {
+  try {
+    body();
+    return SWITCHYARD_OK;
+  } catch (...) {
+    return sy_internal_keep_exception_1();
+  }
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the C functions of the layer library have alike.
+#pragma once
+
+#include <string>
+
+#include "capi/guarded.hpp"
+#include "capi/sized.hpp"
+#include "switchyard/c/gemm.h"
+#include "switchyard/gemm.hpp"
+
+namespace switchyard::detail {
+
+/// Makes what `*out`, called `name`, points to: `make()` is its C++ object, the first member of Object.
+template <class Object, class Make>
+switchyard_code_t make_object(const char* name, Object** out, Make&& make) noexcept {
+  if (out) *out = nullptr;
+  return guarded([&] {
+    require(out, name);
+    *out = new Object{make()};
+  });
+}
+
+ExpertRows to_expert_rows(const sy_expert_rows* rows);
+
+/// GroupedGemmOptions and ExpertCall, of the C structs that say the same. NULL: defaults. Inline for its visibility: see
+/// views.hpp.
+template <class Twin, class Options>
+inline Twin to_call(const Options* options, const Options& defaults, const char* name) {
+  if (!options) return {};
+  const Options o = read_struct(options, defaults, name);
+  require_range((std::string(name) + "->reserved").c_str(), o.reserved, 0, 0);
+  return {o.stream, o.num_sms};
+}
+
+}  // namespace switchyard::detail

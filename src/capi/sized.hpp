@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sized structs of the C ABI: reading those of older and newer programs, and filling them. Inline, for the C functions of any
+// library.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "capi/guarded.hpp"
+
+namespace switchyard::detail {
+
+/// A struct of any version holds its size and one more word. Above the upper bound `struct_size` is taken for uninitialised
+/// memory.
+inline constexpr size_t kMinStructBytes = 2 * sizeof(size_t);
+inline constexpr size_t kMaxStructBytes = 4096;
+
+/// Position of the first byte from `known` up to `size` that is not zero; `size` or more if there is none.
+inline size_t first_unknown(const void* given, size_t known, size_t size) noexcept {
+  const auto* bytes = static_cast<const unsigned char*>(given);
+  while (known < size && bytes[known] == 0) ++known;
+  return known;
+}
+
+inline bool is_plausible(size_t size) noexcept {
+  return size >= kMinStructBytes && size <= kMaxStructBytes && size % sizeof(size_t) == 0;
+}
+
+inline size_t size_of(const void* given) noexcept {
+  size_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  return size;
+}
+
+/// Throws ArgumentError unless `given` is a struct that this library, which knows `known` bytes of it, understands. Returns its
+/// size.
+inline size_t check_struct(const void* given, size_t known, const char* name) {
+  require(given, name);
+  const size_t size = size_of(given);
+  if (!is_plausible(size))
+    throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) +
+                        ": start from the SWITCHYARD_..._INIT macro, which sets it (" + std::to_string(known) +
+                        " in this version)");
+  if (const size_t at = first_unknown(given, known, size); at < size)
+    throw ArgumentError(std::string(name) + "->struct_size = " + std::to_string(size) + ": the byte at offset " +
+                        std::to_string(at) + " is not zero, but this version of the library knows only the first " +
+                        std::to_string(known) + " bytes");
+  return size;
+}
+
+/// The same as an answer.
+inline bool is_valid_struct(const void* given, size_t known) noexcept {
+  return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
+}
+
+/// Every byte of T is a member's. A struct with a float, of which no type trait can say so, specialises it.
+template <class T>
+inline constexpr bool kHasNoPadding = std::has_unique_object_representations_v<T>;
+
+/// `given` over `defaults`. No members may be split or hidden in padding: sizes are whole words.
+template <class T>
+T read_struct(const T* given, const T& defaults, const char* name) {
+  static_assert(std::is_trivially_copyable_v<T> && kHasNoPadding<T> && sizeof(T) % sizeof(size_t) == 0);
+  T result = defaults;
+  std::memcpy(&result, given, std::min(check_struct(given, sizeof(T), name), sizeof(T)));
+  return result;
+}
+
+/// Fills as much of `*out` as the caller's version of it has. `out` must have passed check_struct.
+template <class T>
+void write_struct(T* out, const T& value) noexcept {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(size_t) == 0);
+  const size_t size = size_of(out);
+  std::memcpy(reinterpret_cast<std::byte*>(out) + sizeof size, reinterpret_cast<const std::byte*>(&value) + sizeof size,
+              std::min(size, sizeof(T)) - sizeof size);
+}
+
+}  // namespace switchyard::detail

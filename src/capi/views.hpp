@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// C++ twins of what C functions of any library take: numbers of enumerations, rows, ids. Everything is checked that the C++
+// type could not express.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/enum_text.hpp"
+#include "capi/sized.hpp"
+#include "switchyard/c/switchyard.h"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+
+// Templates are declared inline for their visibility: the export map takes one for a function of the public type that it
+// returns.
+
+/// Throws ArgumentError unless `value` is one of E's.
+template <NamedEnum E>
+inline E to_enum(const char* name, int32_t value) {
+  for (const Named<E>& known : NamesOf<E>::kAll)
+    if (static_cast<int32_t>(known.value) == value) return known.value;
+  throw ArgumentError(std::string(name) + " = " + std::to_string(value) + ": must be " + numbered_names<E>());
+}
+
+inline bool to_bool(const char* name, int32_t value) {
+  require_range(name, value, 0, 1);
+  return value != 0;
+}
+
+/// Of sy_const_row_view and sy_row_view, into ConstRows and Rows.
+template <class Twin, class View>
+inline Twin rows_of(const View* rows, const View& defaults, const char* name) {
+  const View r = read_struct(rows, defaults, name);
+  const std::string member = std::string(name) + "->";
+  return {r.data,   r.rows,
+          r.cols,   to_enum<DType>((member + "dtype").c_str(), r.dtype),
+          r.scales, to_enum<ScaleKind>((member + "scale_kind").c_str(), r.scale_kind)};
+}
+
+inline ConstRows to_rows(const sy_const_row_view* rows, const char* name) {
+  return rows_of<ConstRows, sy_const_row_view>(rows, SWITCHYARD_CONST_ROW_VIEW_INIT, name);
+}
+inline Rows to_rows(const sy_row_view* rows, const char* name) {
+  return rows_of<Rows, sy_row_view>(rows, SWITCHYARD_ROW_VIEW_INIT, name);
+}
+
+inline ExpertIds to_ids(const sy_expert_ids* ids) {
+  const sy_expert_ids i = read_struct<sy_expert_ids>(ids, SWITCHYARD_EXPERT_IDS_INIT, "ids");
+  return {i.data, i.tokens, i.topk, to_bool("ids->is_int64", i.is_int64)};
+}
+
+}  // namespace switchyard::detail

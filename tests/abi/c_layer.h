@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the C programs of the layer library have alike. */
+#pragma once
+
+#include "c_check.h"
+#include "switchyard/c/expert.h"
+#include "switchyard/c/gemm.h"
+
+static inline sy_const_row_view bf16_rows(const void* data, int64_t rows, int64_t cols) {
+  sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
+  v.data = data;
+  v.rows = rows;
+  v.cols = cols;
+  return v;
+}
+
+static inline sy_row_view bf16_results(void* data, int64_t rows, int64_t cols) {
+  sy_row_view v = SWITCHYARD_ROW_VIEW_INIT;
+  v.data = data;
+  v.rows = rows;
+  v.cols = cols;
+  return v;
+}
+
+static inline sy_expert_shape small_shape(int64_t hidden, int64_t intermediate, int32_t experts) {
+  sy_expert_shape s = SWITCHYARD_EXPERT_SHAPE_INIT;
+  s.hidden = hidden;
+  s.intermediate = intermediate;
+  s.num_local_experts = experts;
+  return s;
+}
+
+/* In c_layer_errors.c. */
+void run_layer_error_tests(void);
