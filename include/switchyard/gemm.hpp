@@ -107,8 +107,8 @@ struct ExpertRows {
 
 struct GroupedGemmOptions {
   void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  /// Most multiprocessors, in [1, those of the GPU]; 0: all. A call ends when each of its blocks, one a multiprocessor, has run:
-  /// if a kernel that waits for other ranks occupies some, and those wait for this call, leave it its multiprocessors.
+  /// Most multiprocessors, in [1, those of the GPU]; 0: all. A call ends when each of its blocks, one a multiprocessor, has
+  /// run: if a kernel that waits for other ranks occupies some, and those wait for this call, leave it its multiprocessors.
   int num_sms = 0;
 };
 
