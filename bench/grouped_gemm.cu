@@ -394,7 +394,7 @@ class Bench {
                {"k", o_.k},
                {"p50_ms", ms},
                {"min_ms", *std::min_element(v.ms.begin(), v.ms.end())},
-               {"weights_tb_s", weight_bytes / ms / 1e9}};
+               {"weights_tb_s", weight_bytes / (v.name.starts_with("fp8") ? 2 : 1) / ms / 1e9}};
       if (v.name != "read weights") {
         run["tflops"] = flops / ms / 1e9;
         run["of_dense"] = median(dense.ms) / ms;
