@@ -3,8 +3,8 @@
 /// Expert compute: the SwiGLU MLPs of one rank's experts, between dispatch and combine. No communication. Library
 /// switchyard_layer (CMake: switchyard::layer). The CPU, and GPUs of compute capability 9.0 (H100, H200), have one interface.
 ///
-/// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16 (on GPUs also f16), dense, row-major, as
-/// uint16_t bits.
+/// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16 (on GPUs also f16, or fp8 e4m3 with scales),
+/// dense, row-major.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ struct NamesOf<WeightStorage> {
 /// Settings of an ExpertMlp.
 struct ExpertOptions {
   Backend backend = Backend::cpu;  ///< cuda: weights, rows and ranges are in memory of the GPU that is current at construction
-  DType type = DType::bf16;        ///< of rows and weights: bf16; cuda: or f16
+  DType type = DType::bf16;        ///< of rows and weights: bf16; cuda: or f16, or fp8_e4m3, with outputs of bf16
   WeightStorage storage = WeightStorage::packed;  ///< cuda: view, given so, because the weights stay the caller's
   /// CPU, forward_rank_major: memory for the float32 outputs of single routes, H * 4 bytes each (at least 256 routes are kept).
   /// Rows whose routes do not fit are done in blocks, and each block reads the weights once: larger is faster. Pages are
@@ -51,6 +51,11 @@ struct ExpertOptions {
   /// CUDA: most rows of a call's `x`, for each of which the object has an intermediate row. Of normal mode most_rows(), or the
   /// capacity that dispatches are given; of low latency LowLatencyOutput::x.rows. 0: calls have none.
   int64_t max_rows = 0;
+  /// fp8_e4m3: scales of w13 `[L, 2 * ceil(I / 128), ceil(H / 128)]` (of the gate rows, then of the up rows) and of w2
+  /// `[L, ceil(H / 128), ceil(I / 128)]`, one for 128 x 128 weights; in memory of the GPU; they stay the caller's.
+  const void* w13_scales = nullptr;
+  const void* w2_scales = nullptr;
+  ScaleKind weight_scales = ScaleKind::f32;  ///< f32 or ue8m0
 };
 
 /// Settings of one call.
@@ -77,7 +82,8 @@ struct ExpertMemory {
 /// CPUs with bf16 instructions take subnormal bf16 operands as zero. Every call runs on the calling thread alone, also where
 /// oneDNN was built with OpenMP, so that as many ranks as cores may run side by side.
 ///
-/// CUDA: a call is two GroupedGemm, with what that class says of bits. H and I are multiples of 8. Calls are enqueued, allocate
+/// CUDA: a call is two GroupedGemm, with what that class says of bits. H and I are multiples of 8; fp8: of 16. The intermediate
+/// row of fp8 is rounded to bf16 and then quantised, one float32 scale for 128 columns. Calls are enqueued, allocate
 /// nothing and wait for nothing; they can be captured. Calls of one object, graphs included, must be ordered one after the
 /// other: they share the intermediate rows.
 ///
@@ -92,7 +98,7 @@ class ExpertMlp {
   /// both at multiples of 16 bytes.
   /// \throws Error(invalid_argument) naming the argument; Error(system) without memory; Error(unsupported) for f16 on the CPU,
   /// and for GPUs as the constructor of GroupedGemm.
-  ExpertMlp(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options = {});
+  ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options = {});
   /// Packs one expert after the other as `source` writes them (called for 0 .. L - 1, in order), so that the unpacked weights
   /// of only one expert exist at a time. WeightStorage::packed only, and so the CPU.
   ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options = {});
@@ -104,7 +110,8 @@ class ExpertMlp {
   /// Memory that an object of this shape takes on this machine. Allocates nothing that stays.
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
-  /// The rows of each expert of `x` go through it into the same rows of `y`. Both are [rows, H] of the object's type: what an
+  /// The rows of each expert of `x` go through it into the same rows of `y`. Both are [rows, H] of the object's type (fp8: `x`
+  /// with its scales of 128 columns, `y` is bf16): what an
   /// expert-major dispatch or a low-latency one delivered, as it is, with ExpertRows::of, and where combine reads
   /// (NormalExchange::allocate_rows, LowLatencyExchange::make_rows). Rows of no expert, and rows that lie behind those of `x`
   /// or `y`, are not touched. `x` and `y` must not overlap; they may be null if they have no rows. CUDA: both at multiples of

@@ -30,10 +30,12 @@ void check_shape(const ExpertShape& shape) {
 }
 
 void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
-  const auto width = [](const char* member, int64_t value, int64_t most) {
-    require(value % 8 == 0 && value <= most, kClass,
-            std::string("shape.") + member + " is " + std::to_string(value) + "; allowed on GPUs: a multiple of 8, at most " +
-                std::to_string(most));
+  const bool fp8 = options.type == DType::fp8_e4m3;
+  const int64_t step = fp8 ? 16 : 8;
+  const auto width = [&](const char* member, int64_t value, int64_t most) {
+    require(value % step == 0 && value <= most, kClass,
+            std::string("shape.") + member + " is " + std::to_string(value) + "; allowed on GPUs" + (fp8 ? " in fp8" : "") +
+                ": a multiple of " + std::to_string(step) + ", at most " + std::to_string(most));
   };
   width("hidden", shape.hidden, kMostGemmColumns);
   width("intermediate", shape.intermediate, kMostGemmColumns / 2);
@@ -57,11 +59,12 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
               "; allowed: " + detail::numbered_names<WeightStorage>());
   require(options.route_scratch_bytes <= std::numeric_limits<size_t>::max() / 4, kClass,
           "options.route_scratch_bytes is " + std::to_string(options.route_scratch_bytes) + ", which is no size of a memory");
-  require(options.type == DType::bf16 || options.type == DType::f16, kClass,
-          std::string("options.type is ") + to_string(options.type) + "; allowed: bf16, and f16 on GPUs");
+  require(is_named(options.type) && options.type != DType::f32, kClass,
+          std::string("options.type is ") + to_string(options.type) + "; allowed: bf16, and on GPUs f16 and fp8_e4m3");
   if (options.backend == Backend::cuda) return check_gpu(shape, options);
   if (options.type != DType::bf16)
-    throw Error(ErrorCode::unsupported, "ExpertMlp: options.type is f16; allowed on the CPU: bf16");
+    throw Error(ErrorCode::unsupported,
+                std::string("ExpertMlp: options.type is ") + to_string(options.type) + "; allowed on the CPU: bf16");
 }
 
 [[noreturn]] void only_on_the_cpu(const char* where, const char* instead) {
@@ -77,18 +80,22 @@ void ExpertMlp::Impl::forward_rank_major(const uint16_t*, const ExpertIds&, cons
   only_on_the_cpu("ExpertMlp::forward_rank_major", ", which take the rows of an expert-major dispatch");
 }
 
-ExpertMlp::ExpertMlp(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options) {
+ExpertMlp::ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {
   check_options(shape, options);
   require((w13 != nullptr && w2 != nullptr) || shape.num_local_experts == 0, kClass,
           std::string(w13 == nullptr ? "w13" : "w2") + " is null; allowed: the weights of " +
               std::to_string(shape.num_local_experts) + " experts");
   if (options.backend == Backend::cpu) {
-    impl_ = detail::make_cpu_experts(shape, w13, w2, options);
+    impl_ = detail::make_cpu_experts(shape, static_cast<const uint16_t*>(w13), static_cast<const uint16_t*>(w2), options);
     return;
   }
   if (shape.num_local_experts > 0) {
     detail::check_aligned(kClass, "w13", w13);
     detail::check_aligned(kClass, "w2", w2);
+    const bool scales = options.w13_scales != nullptr && options.w2_scales != nullptr;
+    require(options.type != DType::fp8_e4m3 || scales, kClass,
+            std::string("options.") + (options.w13_scales == nullptr ? "w13_scales" : "w2_scales") +
+                " is null; allowed for fp8_e4m3: the scales of the weights");
   }
   impl_ = detail::make_gpu_experts(shape, w13, w2, options);
 }
@@ -114,7 +121,7 @@ ExpertMemory ExpertMlp::memory_required(const ExpertShape& shape, const ExpertOp
 void ExpertMlp::forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) {
   Impl& impl = *impl_;
   detail::check_rows(kForward, "x", x, impl.type, impl.shape.hidden);
-  detail::check_rows(kForward, "y", y, impl.type, impl.shape.hidden);
+  detail::check_rows(kForward, "y", y, impl.type == DType::fp8_e4m3 ? DType::bf16 : impl.type, impl.shape.hidden);
   if (impl.shape.num_local_experts == 0) return;
   detail::check_ranges(kForward, rows);
   if (x.rows > 0 && y.rows > 0) impl.forward(x, rows, y, call);

@@ -41,9 +41,11 @@ ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& s
 /// Of GPU memory: the intermediate rows.
 inline size_t intermediate_bytes(const ExpertShape& shape, const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return 0;
-  return static_cast<size_t>(options.max_rows * shape.intermediate) * dtype_bytes(options.type);
+  const size_t row = static_cast<size_t>(shape.intermediate) * dtype_bytes(options.type);
+  const bool scaled = dtype_has_scales(options.type);
+  return static_cast<size_t>(options.max_rows) * (row + (scaled ? scale_row_bytes(shape.intermediate, ScaleKind::f32) : 0));
 }
-ExpertImpl make_gpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options);
+ExpertImpl make_gpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);
 
 }  // namespace detail
 }  // namespace switchyard

@@ -42,7 +42,7 @@ static void defaults(void) {
   CHECK(options.struct_size == sizeof options && options.storage == SWITCHYARD_WEIGHTS_PACKED);
   CHECK(options.route_scratch_bytes == (size_t)64 << 20 && options.backend == SWITCHYARD_BACKEND_CPU);
   CHECK(sizeof(sy_grouped_gemm_config) == 64 && sizeof(sy_grouped_gemm_options) == 24 && sizeof(sy_expert_rows) == 48);
-  CHECK(sizeof(sy_expert_shape) == 32 && sizeof(sy_expert_options) == 40 && sizeof(sy_expert_call) == 24);
+  CHECK(sizeof(sy_expert_shape) == 32 && sizeof(sy_expert_options) == 64 && sizeof(sy_expert_call) == 24);
   CHECK(sizeof(sy_expert_memory) == 32);
 }
 
@@ -116,6 +116,8 @@ static void wrong_experts(void) {
   CHECK_REFUSED(kWrong, "options.type is f32");
   options.type = SWITCHYARD_DTYPE_F16;
   CHECK_REFUSED(SWITCHYARD_UNSUPPORTED, "options.type is f16");
+  options.type = SWITCHYARD_DTYPE_FP8_E4M3;
+  CHECK_REFUSED(SWITCHYARD_UNSUPPORTED, "options.type is fp8_e4m3");
   options.type = SWITCHYARD_DTYPE_BF16;
   options.storage = 256;
   CHECK_REFUSED(kWrong, "options->storage = 256: must be packed (0) or view (1)");

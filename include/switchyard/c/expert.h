@@ -42,14 +42,21 @@ typedef struct sy_expert_shape {
 typedef struct sy_expert_options {
   size_t struct_size;
   sy_backend backend;  ///< CUDA: weights, rows and counts are in memory of the GPU that is current at the creation
-  sy_dtype type;       ///< of rows and weights: bf16; CUDA: or f16
+  sy_dtype type;       ///< of rows and weights: bf16; CUDA: or f16, or fp8_e4m3, with outputs of bf16
   sy_weight_storage storage;
   int32_t reserved;            ///< must be 0
   size_t route_scratch_bytes;  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
   int64_t max_rows;            ///< CUDA: most rows of a call's `x`, each with an intermediate row in the object; 0: none
+  const void* w13_scales;      ///< fp8: scales of the weights, as switchyard/expert.hpp has them; they stay the caller's
+  const void* w2_scales;
+  sy_scale_kind weight_scales;  ///< fp8: f32 or ue8m0
+  int32_t reserved2;            ///< must be 0
 } sy_expert_options;
-#define SWITCHYARD_EXPERT_OPTIONS_INIT \
-  { sizeof(sy_expert_options), SWITCHYARD_BACKEND_CPU, SWITCHYARD_DTYPE_BF16, SWITCHYARD_WEIGHTS_PACKED, 0, 67108864, 0 }
+#define SWITCHYARD_EXPERT_OPTIONS_INIT                                                                                         \
+  {                                                                                                                            \
+    sizeof(sy_expert_options), SWITCHYARD_BACKEND_CPU, SWITCHYARD_DTYPE_BF16, SWITCHYARD_WEIGHTS_PACKED, 0, 67108864, 0, NULL, \
+        NULL, SWITCHYARD_SCALE_F32, 0                                                                                          \
+  }
 
 /// Memory of one object, in bytes, beside the caller's arrays.
 typedef struct sy_expert_memory {

@@ -31,10 +31,12 @@ static_assert(kOptions.backend == static_cast<int>(ExpertOptions{}.backend) &&
               kOptions.type == static_cast<int>(ExpertOptions{}.type) &&
               kOptions.storage == static_cast<int>(ExpertOptions{}.storage) &&
               kOptions.route_scratch_bytes == ExpertOptions{}.route_scratch_bytes &&
-              kOptions.max_rows == ExpertOptions{}.max_rows);
+              kOptions.max_rows == ExpertOptions{}.max_rows &&
+              kOptions.weight_scales == static_cast<int>(ExpertOptions{}.weight_scales));
 static_assert(kCall.stream == ExpertCall{}.stream && kCall.num_sms == ExpertCall{}.num_sms);
 static_assert(offsetof(sy_expert_shape, num_local_experts) == 24 && offsetof(sy_expert_options, max_rows) == 32 &&
-              offsetof(sy_expert_call, num_sms) == 16 && sizeof(sy_expert_memory) == 32);
+              offsetof(sy_expert_options, weight_scales) == 56 && offsetof(sy_expert_call, num_sms) == 16 &&
+              sizeof(sy_expert_memory) == 32);
 static_assert(SWITCHYARD_WEIGHTS_PACKED == static_cast<int>(WeightStorage::packed) &&
               SWITCHYARD_WEIGHTS_VIEW == static_cast<int>(WeightStorage::view));
 
@@ -48,12 +50,16 @@ ExpertOptions to_options(const sy_expert_options* options) {
   if (!options) return {};
   const sy_expert_options o = read_struct(options, kOptions, "options");
   require_range("options->reserved", o.reserved, 0, 0);
+  require_range("options->reserved2", o.reserved2, 0, 0);
   ExpertOptions result;
   result.backend = to_enum<Backend>("options->backend", o.backend);
   result.type = to_enum<DType>("options->type", o.type);
   result.storage = to_enum<WeightStorage>("options->storage", o.storage);
   result.route_scratch_bytes = o.route_scratch_bytes;
   result.max_rows = o.max_rows;
+  result.w13_scales = o.w13_scales;
+  result.w2_scales = o.w2_scales;
+  result.weight_scales = to_enum<ScaleKind>("options->weight_scales", o.weight_scales);
   return result;
 }
 
@@ -75,9 +81,7 @@ switchyard_code_t sy_expert_mlp_memory_required(const sy_expert_shape* shape, co
 
 switchyard_code_t sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2,
                                        const sy_expert_options* options, sy_expert_mlp** mlp) {
-  return make_object("mlp", mlp, [&] {
-    return ExpertMlp(to_shape(shape), static_cast<const uint16_t*>(w13), static_cast<const uint16_t*>(w2), to_options(options));
-  });
+  return make_object("mlp", mlp, [&] { return ExpertMlp(to_shape(shape), w13, w2, to_options(options)); });
 }
 
 switchyard_code_t sy_expert_mlp_destroy(sy_expert_mlp* mlp) {

@@ -14,7 +14,7 @@ constexpr const char* kForward = "ExpertMlp::forward";
 /// Two grouped GEMMs, and the rows between them.
 class GpuExperts final : public ExpertMlp::Impl {
  public:
-  GpuExperts(const ExpertShape& shape_in, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options)
+  GpuExperts(const ExpertShape& shape_in, const void* w13, const void* w2, const ExpertOptions& options)
       : Impl(shape_in, options.type), max_rows_(options.max_rows), bytes_(intermediate_bytes(shape_in, options)) {
     if (shape.num_local_experts == 0) return;
     GroupedGemmConfig up;
@@ -23,12 +23,14 @@ class GpuExperts final : public ExpertMlp::Impl {
     up.k = shape.hidden;
     up.type = type;
     up.epilogue = Epilogue::swiglu;
-    gate_up_.emplace(up, w13);
+    up.weight_scales = options.weight_scales;
     GroupedGemmConfig down = up;
     down.n = shape.hidden;
     down.k = shape.intermediate;
     down.epilogue = Epilogue::none;
-    down_.emplace(down, w2);
+    if (is_fp8()) up.quantize = ScaleKind::f32;
+    gate_up_.emplace(up, w13, is_fp8() ? options.w13_scales : nullptr);
+    down_.emplace(down, w2, is_fp8() ? options.w2_scales : nullptr);
     if (bytes_ > 0) intermediate_.emplace("ExpertMlp", bytes_);
   }
 
@@ -38,16 +40,27 @@ class GpuExperts final : public ExpertMlp::Impl {
         "x has " + std::to_string(x.rows) + " rows; allowed: at most ExpertOptions::max_rows, " + std::to_string(max_rows_));
     check_aligned(kForward, "x", x.data);
     check_aligned(kForward, "y", y.data);
-    const Rows between{intermediate_->data(), x.rows, shape.intermediate, type};
+    Rows between{intermediate_->data(), x.rows, shape.intermediate, type};
+    if (is_fp8()) {
+      // Scales lie first: whole 16 bytes a row, so that the rows begin at such a multiple, too.
+      between.scales = intermediate_->data();
+      between.scale_kind = ScaleKind::f32;
+      const size_t scales = static_cast<size_t>(max_rows_) * scale_row_bytes(shape.intermediate, ScaleKind::f32);
+      between.data = static_cast<std::byte*>(intermediate_->data()) + scales;
+    }
     const GroupedGemmOptions options{call.stream, call.num_sms};
     gate_up_->run(x, rows, between, options);
-    down_->run(between, rows, y, options);
+    ExpertRows by_rows = rows;
+    by_rows.scale_rows = 0;
+    down_->run(between, by_rows, y, options);
   }
 
   ExpertMemory memory() const override { return {0, bytes_}; }
   std::string implementation() const override { return std::string(to_string(type)) + " wgmma:sm_90a"; }
 
  private:
+  bool is_fp8() const { return type == DType::fp8_e4m3; }
+
   int64_t max_rows_;
   size_t bytes_;
   std::optional<GroupedGemm> gate_up_, down_;
@@ -56,7 +69,7 @@ class GpuExperts final : public ExpertMlp::Impl {
 
 }  // namespace
 
-ExpertImpl make_gpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options) {
+ExpertImpl make_gpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {
   return std::make_unique<GpuExperts>(shape, w13, w2, options);
 }
 

@@ -5,7 +5,7 @@
 
 namespace switchyard::detail {
 
-ExpertImpl make_gpu_experts(const ExpertShape&, const uint16_t*, const uint16_t*, const ExpertOptions&) {
+ExpertImpl make_gpu_experts(const ExpertShape&, const void*, const void*, const ExpertOptions&) {
   throw Error(ErrorCode::unsupported, "ExpertMlp: this library was built without CUDA");
 }
 

@@ -142,7 +142,7 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   refused(invalid, "options.max_rows is -1", {16, 8, 1}, options);
   options = gpu;
   options.type = DType::f32;
-  refused(invalid, "options.type is f32; allowed: bf16, and f16 on GPUs", {16, 8, 1}, options);
+  refused(invalid, "options.type is f32; allowed: bf16, and on GPUs f16 and fp8_e4m3", {16, 8, 1}, options);
   options.backend = static_cast<Backend>(7);
   refused(invalid, "options.backend is 7; allowed: cpu (0) or cuda (1)", {16, 8, 1}, options);
   refused(invalid, "shape.hidden is 12; allowed on GPUs: a multiple of 8", {12, 8, 1}, gpu);
@@ -150,6 +150,12 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   refused(invalid, "shape.num_local_experts is 2049; allowed on GPUs: 0 to 2048", {16, 8, 2049}, gpu);
   refused(invalid, "w13 must begin at a multiple of 16 bytes", {16, 8, 1}, gpu, kNoWeights + 1);
   refused(ErrorCode::unsupported, "options.type is f16; allowed on the CPU: bf16", {16, 8, 1}, {.type = DType::f16});
+  refused(ErrorCode::unsupported, "options.type is fp8_e4m3; allowed on the CPU: bf16", {16, 8, 1}, {.type = DType::fp8_e4m3});
+  options = gpu;
+  options.type = DType::fp8_e4m3;
+  refused(invalid, "shape.intermediate is 24; allowed on GPUs in fp8: a multiple of 16", {16, 24, 1}, options);
+  refused(invalid, "options.w13_scales is null", {16, 32, 1}, options);
+  EXPECT_EQ(ExpertMlp::memory_required({16, 160, 3}, options).total(), 8u * (160 + 16));
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 3}, gpu).total(), 8u * 24 * 2);
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 0}, gpu).total(), 0u);
 }
