@@ -34,7 +34,7 @@ SWITCHYARD_FN constexpr int64_t sum_chunk_end(int64_t tokens, int c) {
 SWITCHYARD_FN constexpr int64_t route_chunk_end(int64_t tokens, int c) {
   return tokens - (c + 1 < kSumChunks ? sum_chunk_end(tokens, kSumChunks - 2 - c) : 0);
 }
-/// Parts in which a row of chunk c is dealt to warps: the last chunks have fewer rows than a GPU has warps.
+/// Parts in which a row of chunk c is assigned to warps: the last chunks have fewer rows than a GPU has warps.
 SWITCHYARD_FN constexpr int route_chunk_parts(int c) { return c + 2 < kSumChunks ? 1 : 8; }
 
 static_assert(kRowChunks <= ControlLayout::kMostChunks && kSumChunks <= ControlLayout::kMostChunks);

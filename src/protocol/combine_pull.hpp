@@ -211,7 +211,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
 }
 
-/// Owner side: sums the tokens below `end` that are dealt to this warp. Pending.
+/// Owner side: sums the tokens below `end` that are assigned to this warp. Pending.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, WorkQueue<A>& tokens, int64_t end,
                                    MoveCounter& moved) {

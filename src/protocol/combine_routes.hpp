@@ -2,7 +2,7 @@
 // Combine per_route of expert-major rows: a row of each route goes to the token's owner, which sums them in the order of the
 // routes. A rank pushes its rows to a place in the owner's memory that the token and the route decide, in chunks of their
 // owners' tokens, while owners sum the chunks that have come; or it leaves them where they lie, if owners can read them there.
-// Some blocks push first, the others sum from the beginning; records and tokens are dealt to the warps (work_queue.hpp).
+// Some blocks push first, the others sum from the beginning; records and tokens are assigned to the warps (work_queue.hpp).
 //
 // | flag      | written by                           | read by         | order           | scope  | reuse              |
 // | placement | each rank's warp 0, at once          | all ranks       | release/acquire | system | epoch, never reset |
@@ -45,8 +45,8 @@ SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, i
   return bits(kept) * part.bytes;
 }
 
-/// Expert side: pushes the rows of all records of other owners that are dealt to this warp, of `warps` that push. Owners take
-/// turns, so that no link is asked for more than its share. Whoever completes a chunk tells all ranks.
+/// Expert side: pushes the rows of all records of other owners that are assigned to this warp, of `warps` that push. Owners
+/// take turns, so that no link is asked for more than its share. Whoever completes a chunk tells all ranks.
 template <class A>
 SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const int32_t* begins, int warps) {
   const CallContext& call = p.call;
@@ -98,8 +98,8 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
       w, p, t, rows, row_of, [](int) -> const void* { return nullptr; }, moved, part);
 }
 
-/// Owner side: the tokens that are dealt to this warp, out of what the ranks in `pushing` push and what the others hold. False
-/// after a fault (recorded).
+/// Owner side: the tokens that are assigned to this warp, out of what the ranks in `pushing` push and what the others hold.
+/// False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;

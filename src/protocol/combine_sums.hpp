@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows, the token's owner pulls these
 // sums and adds them. Both go on at once: sums are made and announced in chunks of their owners' tokens. Some blocks make sums
-// first, the others pull from the beginning; records and tokens are dealt to the warps (work_queue.hpp).
+// first, the others pull from the beginning; records and tokens are assigned to the warps (work_queue.hpp).
 //
 // | flag      | written by                          | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once            | all owners      | release/acquire | system | epoch, never reset |
@@ -46,8 +46,8 @@ SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, in
       Site::outputs);
 }
 
-/// Expert side: the sums of all chunks that are dealt to this warp, of `warps` that make sums. Whoever completes a chunk tells
-/// all ranks.
+/// Expert side: the sums of all chunks that are assigned to this warp, of `warps` that make sums. Whoever completes a chunk
+/// tells all ranks.
 template <class A>
 SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -86,7 +86,7 @@ SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c)
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, &span);
 }
 
-/// Owner side: the tokens that are dealt to this warp. False after a fault (recorded).
+/// Owner side: the tokens that are assigned to this warp. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.pulls_next);

@@ -9,10 +9,10 @@
 // source's records here up to the end of the chunk.
 //
 // Buffers: a receiver publishes a placement only for a block that nobody uses, so sources may write as soon as they see it. A
-// receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed, are dealt to
-// the warps (work_queue.hpp). Progress: a warp that sends waits for chunk c of the rows only after it
-// has sent its own chunk c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only for
-// placements, which wait for nothing in this kernel.
+// receiver reads its block after `rows` of the source. Tokens, and records whose repeated routes are to be placed, are assigned
+// to the warps (work_queue.hpp). Progress: a warp that sends waits for chunk c of the rows only after it has sent its own chunk
+// c + 1, or all, and arrived; one that does not send waits for remote sends; sends wait only for placements, which wait for
+// nothing in this kernel.
 #pragma once
 
 #include "layout/control.hpp"
@@ -65,8 +65,8 @@ struct MoveTables {
 struct MoveWork {
   int send_blocks = 0;  ///< expert-major: the first blocks send, the others place what comes meanwhile; 0: all do both in turn
   uint64_t* sends_done = nullptr;   ///< [kRowChunks] warps that have sent a chunk
-  uint64_t* sends_next = nullptr;   ///< tokens dealt
-  uint64_t* places_next = nullptr;  ///< records dealt
+  uint64_t* sends_next = nullptr;   ///< tokens assigned
+  uint64_t* places_next = nullptr;  ///< records assigned
 };
 
 /// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless they say
@@ -120,7 +120,7 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
   });
 }
 
-/// Sends the tokens below `end` that are dealt to this warp. All copies are settled on return.
+/// Sends the tokens below `end` that are assigned to this warp. All copies are settled on return.
 template <class A>
 SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQueue<A>& tokens, int64_t end,
                              MoveCounter& moved) {
@@ -232,8 +232,8 @@ SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, &span);
 }
 
-/// Records whose routes a warp has to place, in the order in which they come: by chunk, then source. They are dealt several at
-/// a time, because most have nothing to copy.
+/// Records whose routes a warp has to place, in the order in which they come: by chunk, then source. They are assigned several
+/// at a time, because most have nothing to copy.
 template <class A>
 struct PlaceQueue {
   static constexpr int kBatch = 4;
@@ -241,7 +241,8 @@ struct PlaceQueue {
   int64_t base = 0;  ///< records of earlier chunks
 };
 
-/// Expert-major: places the repeated routes of chunk c of all sources, of the records dealt to this warp. False after a fault.
+/// Expert-major: places the repeated routes of chunk c of all sources, of the records assigned to this warp. False after a
+/// fault.
 template <class A>
 SWITCHYARD_FN bool place_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                                PlaceQueue<A>& queue, MoveCounter& moved) {

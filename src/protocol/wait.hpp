@@ -15,7 +15,7 @@ SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
-/// A warp's part of work that is dealt in turn to the warps of some blocks, to neighbours on different multiprocessors.
+/// A warp's part of work that is assigned in turn to the warps of some blocks, to neighbours on different multiprocessors.
 struct Share {
   int64_t index, step;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Work that warps take while it is done. The link serves some multiprocessors up to 40 % faster than others, so equal shares
-// would leave the fast ones idle at the end (docs/design/0018-dealt-work.md).
+// would leave the fast ones idle at the end (docs/design/0018-assigned-work.md).
 #pragma once
 
 #include "arch/ops.hpp"

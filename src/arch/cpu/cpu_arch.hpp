@@ -24,7 +24,8 @@ struct BasicCpu {
   static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
   /// All ranks make all calls of their group in the same order, one at a time, and say which (HeapHeader::calls).
   static constexpr bool kCallsInOrder = true;
-  static constexpr int kTakenAtOnce = 8;  ///< rows dealt at a time: an atomic addition waits for all streaming stores before it
+  /// Rows assigned at a time: an atomic addition waits for all streaming stores before it.
+  static constexpr int kTakenAtOnce = 8;
 
   static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
     if constexpr (kDeferred) {

@@ -17,9 +17,9 @@ namespace switchyard::detail {
 /// The plan kernel counts in shared memory, of expert-major rows for each of its warps.
 inline constexpr int most_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
-/// Multiprocessors that fill the link with stores: docs/design/0018-dealt-work.md.
+/// Multiprocessors that fill the link with stores: docs/design/0018-assigned-work.md.
 inline constexpr int kLinkSms = 20;
-/// Above this many multiprocessors that send, the link gets slower: docs/design/0018-dealt-work.md.
+/// Above this many multiprocessors that send, the link gets slower: docs/design/0018-assigned-work.md.
 inline constexpr int kMaxSendSms = 32;
 /// Multiprocessors that push rows of combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
 /// share of ranks that are not this one.

@@ -85,7 +85,7 @@ SplitCall nine_tenths(int experts, int topk, Routing routing = Routing::uniform)
   return call;
 }
 
-/// Answered rows of each of `warps` warps of a rank, ascending, if the messages of all ranks are dealt out like cards.
+/// Answered rows of each of `warps` warps of a rank, ascending, if the messages of all ranks are assigned in turn.
 std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
   std::vector<uint64_t> rows(static_cast<size_t>(warps));
   size_t message = 0;
@@ -171,7 +171,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   }
 }
 
-/// In the two-call form combine deals out the rows that are there, and the shares differ by one at most, whatever the routing.
+/// In the two-call form combine assigns the rows that are there, and the shares differ by one at most, whatever the routing.
 TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
   for (const Routing routing : {Routing::uniform, Routing::round_robin, Routing::one_rank}) {
     const SplitCall call = nine_tenths(64, 2, routing);
