@@ -2,6 +2,7 @@
 // What the C functions of the layer library have alike.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "capi/guarded.hpp"
@@ -17,7 +18,7 @@ switchyard_code_t make_object(const char* name, Object** out, Make&& make) noexc
   if (out) *out = nullptr;
   return guarded([&] {
     require(out, name);
-    *out = new Object{make()};
+    *out = std::make_unique<Object>(Object{make()}).release();
   });
 }
 
