@@ -296,7 +296,6 @@ class Bench {
     versions_.push_back({name, call, check_weight_gradient(output, call)});
   }
 
-  /// The first and the last row of every expert.
   double check_rows_gradient(const std::function<void()>& call) {
     gemm_test::Problem p;
     p.num_experts = o_.experts;
@@ -304,14 +303,7 @@ class Bench {
     p.k = o_.n;
     p.outputs_outside = false;
     call();
-    double worst = 0;
-    const std::vector<int64_t> first = firsts();
-    for (size_t e = 0; e < counts_.size(); ++e) {
-      if (counts_[e] == 0) continue;
-      for (const int64_t row : {first[e], first[e] + counts_[e] - 1})
-        worst = larger(worst, gemm_test::compare(p, out_.get(), w_.get(), dx_.get(), static_cast<int>(e), row, 1).norm);
-    }
-    return believed(worst);
+    return compare_rows(p, out_.get(), dx_.get());
   }
   /// The first and the last expert with rows; a version that adds begins at 0.
   double check_weight_gradient(DType output, const std::function<void()>& call) {
@@ -339,6 +331,16 @@ class Bench {
   }
 
   /// The first and the last row of every expert.
+  double compare_rows(const gemm_test::Problem& p, const uint16_t* in, const uint16_t* out) const {
+    double worst = 0;
+    const std::vector<int64_t> first = firsts();
+    for (size_t e = 0; e < counts_.size(); ++e) {
+      if (counts_[e] == 0) continue;
+      for (const int64_t row : {first[e], first[e] + counts_[e] - 1})
+        worst = larger(worst, gemm_test::compare(p, in, w_.get(), out, static_cast<int>(e), row, 1).norm);
+    }
+    return believed(worst);
+  }
   double check(const GroupedGemmConfig& c, const std::function<void()>& call) {
     gemm_test::Problem p;
     p.num_experts = c.num_experts;
@@ -349,14 +351,7 @@ class Bench {
     p.limit = c.swiglu.limit;
     must(cudaMemset(out_.get(), 0xff, static_cast<size_t>(o_.rows * o_.n) * 2), "cudaMemset");
     call();
-    double worst = 0;
-    const std::vector<int64_t> first = firsts();
-    for (size_t e = 0; e < counts_.size(); ++e) {
-      if (counts_[e] == 0) continue;
-      for (const int64_t row : {first[e], first[e] + counts_[e] - 1})
-        worst = larger(worst, gemm_test::compare(p, x_.get(), w_.get(), out_.get(), static_cast<int>(e), row, 1).norm);
-    }
-    return believed(worst);
+    return compare_rows(p, x_.get(), out_.get());
   }
 
   float timed(const Version& v, int calls) {

@@ -2,7 +2,6 @@
 #include "gemm/gpu/gpu_gemm.hpp"
 
 #include <algorithm>
-#include <mutex>
 #include <string>
 
 #include "arch/gpu_runtime.hpp"
@@ -62,10 +61,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
 
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
-    if (options.num_sms < 0 || options.num_sms > traits_.multiprocessors) {
-      throw Error(ErrorCode::invalid_argument, "GroupedGemm: num_sms = " + std::to_string(options.num_sms) +
-                                                   ": must be in [0, " + std::to_string(traits_.multiprocessors) + "]");
-    }
+    const int blocks = blocks_of_call(kClass, device_, traits_, options);
     const int64_t end = std::min(x.rows, out.rows),
                   most_tiles = (end / params_.most_rows + config.num_experts) * params_.column_tiles;
     if (most_tiles > kMostTiles) {
@@ -73,22 +69,14 @@ class GpuGemm final : public GroupedGemm::Impl {
                                                    std::to_string(config.columns()) + " columns: more than " +
                                                    std::to_string(kMostTiles) + " tiles; give fewer rows");
     }
-    if (int current = -1; gpu::current_device(&current) != gpu::kOk || current != device_) {
-      throw Error(ErrorCode::invalid_argument, "GroupedGemm: GPU " + std::to_string(current) +
-                                                   " is current, the object is of GPU " + std::to_string(device_));
-    }
     if (x.data != x_.data || x.rows != x_.rows) map_rows(x);
     if (config.quantize != ScaleKind::none)
       set_quantised(out);
     else if (out.data != out_.data || out.rows != out_.rows)
       map_outputs(out);
     if (fp8_) set_scales(x, rows);
-    params_.ranges.wide = rows.num_rows != nullptr;
-    params_.ranges.num_rows = params_.ranges.wide ? static_cast<const void*>(rows.num_rows) : rows.num_rows_32;
-    params_.ranges.first_row = rows.first_row;
-    params_.ranges.rows_per_expert = rows.rows_per_expert;
-    params_.ranges.end = end;
-    const gpu::Grid grid{options.num_sms > 0 ? options.num_sms : traits_.multiprocessors, kThreads, params_.shared_bytes};
+    params_.ranges = row_ranges(rows, end);
+    const gpu::Grid grid{blocks, kThreads, params_.shared_bytes};
     check(kernel_.launch(grid, static_cast<gpu::Stream>(options.stream), params_), "launch");
   }
 
