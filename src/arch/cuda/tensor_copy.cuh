@@ -19,8 +19,8 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// A box whose first element is at {x, y}, {x, y, z} or {x, y, z, u, v}; what lies outside the tensor arrives as 0 and counts
-/// as bytes.
+/// A box whose first element is at {x, y}, {x, y, z}, {x, y, z, u} or {x, y, z, u, v}; what lies outside the tensor arrives as
+/// 0 and counts as bytes.
 __device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
@@ -32,6 +32,13 @@ __device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, u
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
           dst),
       "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y, int z, int u) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(u)
       : "memory");
 }
 __device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y, int z, int u,
@@ -90,11 +97,22 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t p) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(p) : "memory");
   return v;
 }
+__device__ __forceinline__ float load_shared_float(uint32_t p) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(p) : "memory");
+  return v;
+}
 __device__ __forceinline__ void store_shared(uint32_t p, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
 }
 __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+/// Stores four 8 x 8 matrices of 16-bit elements as the matrix instruction's results lie: lane l gives the address of row l % 8
+/// of matrix l / 8.
+__device__ __forceinline__ void store_matrices(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 /// Stores two, or four, 8 x 8 matrices of 16-bit elements transposed: lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(uint32_t p, uint32_t a, uint32_t b) {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
-#include "gemm/gpu/tile_roles.cuh"
+#include "gemm/gpu/fp8_scales.cuh"
 
 namespace switchyard::detail::gemm {
 
@@ -21,96 +21,19 @@ struct Fp8Kind {
                         kActivated = kTileFinish == Finish::activated, kInterleaved = kGated;
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
-};
-
-inline constexpr int kFirstScaleThread = kMathThreads + 64, kScaleThreads = 32;
-inline constexpr uint32_t kScaleBytes = kMostFp8Rows * 4 + 32;  // of a stage: of its rows, then StageScales::weight of 4 lanes
-inline constexpr uint32_t kScaleRoom = 8192;                    // of all stages, before the other room
-static_assert(kScaleRoom >= kScaleBytes * kMostStages);
-
-__device__ __forceinline__ uint32_t scales_of(const Room& room, uint32_t stage) {
-  return room.base - kScaleRoom + stage * kScaleBytes;
-}
-__device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
-  return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
-}
-
-/// What a lane brings of one stage: scales of rows lane, lane + 32, ... of the tile; lanes 0 to 3 one of the weights.
-struct StageScales {
-  static constexpr int kRows = kMostFp8Rows / kScaleThreads;
-  float rows[kRows];
-  float weight;
-};
-/// Where a tile's scales are. `weights`: of this lane, or null.
-struct TileScales {
-  const std::byte* rows;
-  const std::byte* weights;
-  int count;  ///< of rows
-};
-/// Of the weights lanes 2 g and 2 g + 1 bring what warpgroup g multiplies: gated: of the gate and of the up half; else twice
-/// the same.
-template <class K>
-__device__ __forceinline__ TileScales scales_of_tile(const GroupedParams& p, const Tile& t) {
-  const Fp8Scales& s = p.scales;
-  const int64_t row = s.rows_of_expert ? t.row - first_row_of(p.ranges, t.expert) : t.row;
-  TileScales of{s.rows + t.expert * s.expert + row * s.row, nullptr, static_cast<int>(t.shape >> 16)};
-  if (lane() >= 4) return of;
-  const int given = K::kGated ? t.column_tile + (lane() & 1) * (s.weight_rows / 2) : t.column_tile * 2 + lane() / 2;
-  const int inside = given < s.weight_rows ? given : s.weight_rows - 1;
-  of.weights =
-      s.weights + (static_cast<int64_t>(t.expert) * s.weight_rows + inside) * p.inner_blocks * (s.weights_ue8m0 ? 1 : 4);
-  return of;
-}
-__device__ __forceinline__ StageScales read_scales(const GroupedParams& p, const TileScales& tile, int block) {
-  StageScales found{};
-  if (block >= p.inner_blocks) return found;
-  const Fp8Scales& s = p.scales;
-  const std::byte* const at = tile.rows + (block >> s.packed) * s.block + (block & ((1 << s.packed) - 1));
-#pragma unroll
-  for (int i = 0; i < StageScales::kRows; ++i) {
-    const int row = lane() + i * kScaleThreads;
-    if (row < tile.count) found.rows[i] = scale_at(at + row * s.row, s.ue8m0);
+  static constexpr int kScaleThreads = 32, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMostFp8Rows, kWeightScales = 4;
+  /// Numbers 2 g and 2 g + 1 are of what warpgroup g multiplies: gated: of the gate and of the up half; else twice the same.
+  static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
+    return kGated ? t.column_tile + (i & 1) * (p.scales.weight_rows / 2) : t.column_tile * 2 + i / 2;
   }
-  if (tile.weights != nullptr) found.weight = scale_at(tile.weights + block * (s.weights_ue8m0 ? 1 : 4), s.weights_ue8m0);
-  return found;
-}
+};
 
-/// The warp that brings scales. It reads kAhead stages at once, before the stages for which it waits: memory answers later than
-/// a stage takes.
-template <class K>
-__device__ __forceinline__ void load_scales(const GroupedParams& p, const Room& room) {
-  constexpr int kAhead = 3;
-  uint32_t slot = 0, parity = 1;
-  for (int i = 0;; ++i) {
-    const uint32_t entry = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
-    const Tile t = read_entry(room.entry(entry));
-    if (t.shape == kNoTile) break;
-    ptx::mbarrier_arrive(room.taken(entry));
-    const TileScales tile = scales_of_tile<K>(p, t);
-    StageScales next[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) next[j] = read_scales(p, tile, j);
-#pragma unroll 1
-    for (int first = 0; first < p.inner_blocks; first += kAhead) {
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const StageScales now = next[j];
-        next[j] = read_scales(p, tile, first + kAhead + j);
-        if (first + j >= p.inner_blocks) continue;
-        ptx::mbarrier_wait(room.empty(slot), parity);
-        const uint32_t scales = scales_of(room, slot);
-#pragma unroll
-        for (int k = 0; k < StageScales::kRows; ++k)
-          ptx::store_shared(scales + static_cast<uint32_t>(lane() + k * kScaleThreads) * 4, __float_as_uint(now.rows[k]));
-        if (lane() < 4)
-          ptx::store_shared(scales + static_cast<uint32_t>(kMostFp8Rows + lane()) * 4, __float_as_uint(now.weight));
-        ptx::mbarrier_arrive(room.full(slot));
-        if (++slot == room.num_stages()) slot = 0, parity ^= 1;
-      }
-    }
-  }
-}
+/// Scales lie before the other room.
+struct Fp8Room : Room {
+  static constexpr uint32_t kStageScaleBytes = kMostFp8Rows * 4 + 32, kScaleRoom = 8192;
+  static_assert(kScaleRoom >= kStageScaleBytes * kMostStages);
+  __device__ uint32_t scales(uint32_t slot) const { return base - kScaleRoom + slot * kStageScaleBytes; }
+};
 
 /// sums += product * scales: of the weights, and of the rows, which are columns of the product. `kAlike`: the weights have one
 /// scale, `first`.
@@ -127,6 +50,18 @@ __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const floa
     sums[i + 2] += product[i + 2] * up.x;
     sums[i + 3] += product[i + 3] * up.y;
   }
+}
+
+/// Stores 8 columns of a row, and, of one lane of the group's, its scale.
+__device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row, int group, int column, bool scale,
+                                            const QuantizedColumns<1>& q) {
+  *reinterpret_cast<uint2*>(p.quantised.rows + row * p.columns + column) = q.bytes[0];
+  if (!scale) return;
+  std::byte* const scales = p.quantised.scales + row * p.quantised.row;
+  if (p.quantised.ue8m0)
+    scales[group] = static_cast<std::byte>(q.scale);
+  else
+    reinterpret_cast<uint32_t*>(scales)[group] = q.scale;
 }
 
 /// Stores a tile's outputs as fp8, each row with a scale: the tile's columns are one group. They are rounded to bf16 before, so
@@ -154,26 +89,19 @@ __device__ __forceinline__ void store_quantised(const GroupedParams& p, const Ro
                         static_cast<uint32_t>(eight.w)};
     const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1>(raw, kLanes, kind);
     if (row >= rows || column >= p.columns) continue;
-    const int64_t at = t.row + row;
-    *reinterpret_cast<uint2*>(p.quantised.rows + at * p.columns + column) = q.bytes[0];
-    if (piece != 0) continue;
-    std::byte* const scale = p.quantised.scales + at * p.quantised.row;
-    if (p.quantised.ue8m0)
-      scale[t.column_tile] = static_cast<std::byte>(q.scale);
-    else
-      reinterpret_cast<uint32_t*>(scale)[t.column_tile] = q.scale;
+    store_group(p, t.row + row, t.column_tile, column, piece == 0, q);
   }
 }
 
 template <class K, int kWidth>
-__device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Room& room, Position& at, uint32_t entry) {
+__device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Fp8Room& room, Position& at, uint32_t entry) {
   float sums[2][kWidth / 2];
 #pragma unroll
   for (int i = 0; i < kWidth / 2; ++i) sums[0][i] = sums[1][i] = 0;
   for (int block = 0; block < p.inner_blocks; ++block) {
     const Operands s = next_stage(room, at);
-    const uint32_t scales = scales_of(room, at.slot);
-    const float2 weights = ptx::load_shared_pair(scales + static_cast<uint32_t>(kMostFp8Rows + math_group() * 2) * 4);
+    const uint32_t scales = room.scales(at.slot);
+    const float2 weights = ptx::load_shared_pair(scales + kWeightScalesAt<K> + static_cast<uint32_t>(math_group()) * 8);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float product[kWidth / 2];
@@ -212,14 +140,14 @@ __global__ void __launch_bounds__(kThreads, 1) fp8_kernel(const __grid_constant_
   const uint32_t base = ptx::shared_address(shared);
   int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   const int widest = count_tickets(p, first_tickets, first_tickets - 1);
-  const Room room = make_room(base + kScaleRoom, p.shared_bytes - kScaleRoom, p.num_experts, widest);
-  make_barriers(room, 1 + kScaleThreads, kMathThreads + 1 + kScaleThreads);
+  const Fp8Room room{make_room(base + Fp8Room::kScaleRoom, p.shared_bytes - Fp8Room::kScaleRoom, p.num_experts, widest)};
+  make_barriers(room, 1 + K::kScaleThreads, kMathThreads + 1 + K::kScaleThreads);
   __syncthreads();
   if (threadIdx.x >= kMathThreads) {
     ptx::give_registers<56>();
     if (threadIdx.x == kLoaderThread) load_tiles<K>(p, room);
     if (threadIdx.x == kClaimerThread) claim_tiles(p, room, first_tickets);
-    if (threadIdx.x >= kFirstScaleThread && threadIdx.x < kFirstScaleThread + kScaleThreads) load_scales<K>(p, room);
+    if (threadIdx.x >= K::kFirstScaleThread && threadIdx.x < K::kFirstScaleThread + K::kScaleThreads) load_scales<K>(p, room);
   } else {
     ptx::take_registers<224>();
     multiply_tiles<kMostFp8Rows>(

@@ -58,6 +58,10 @@ class GpuGemm final : public GroupedGemm::Impl {
     params_.scales.weight_rows = static_cast<int>(gated ? 2 * num_scales(c.n / 2) : num_scales(c.n));
     check(kernel_.prepare(traits_.shared_bytes), "kernel");
     map_weights(weights);
+    if (!fp8_) return;
+    many_kernel_ = kernel_fp8_many(finish_of(c));
+    check(many_kernel_.prepare(traits_.shared_bytes), "kernel");
+    map_many_weights(weights);
   }
 
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
@@ -76,11 +80,29 @@ class GpuGemm final : public GroupedGemm::Impl {
       map_outputs(out);
     if (fp8_) set_scales(x, rows);
     params_.ranges = row_ranges(rows, end);
-    const gpu::Grid grid{blocks, kThreads, params_.shared_bytes};
-    check(kernel_.launch(grid, static_cast<gpu::Stream>(options.stream), params_), "launch");
+    launch(blocks, static_cast<gpu::Stream>(options.stream));
   }
 
  private:
+  /// Of fp8, experts with few and with many rows have a kernel each, wherever there may be such experts. The one for many needs
+  /// two multiprocessors.
+  void launch(int blocks, gpu::Stream stream) {
+    const RowRanges& r = params_.ranges;
+    const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
+    gpu::Grid grid{blocks, kThreads, params_.shared_bytes};
+    params_.least = 1;
+    params_.most = many ? kFewFp8Rows : INT64_MAX;
+    check(kernel_.launch(grid, stream, params_), "launch");
+    if (!many) return;
+    grid.blocks = blocks / 2 * 2;
+    grid.threads = kManyThreads;
+    GroupedParams params = params_;
+    params.least = kFewFp8Rows + 1;
+    params.most = INT64_MAX;
+    params.most_rows = kMostManyRows;
+    check(many_kernel_.launch(grid, stream, params), "launch");
+  }
+
   static constexpr uint64_t kOutElement = 2;               // bytes of an output that has a map
   static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
@@ -111,6 +133,16 @@ class GpuGemm final : public GroupedGemm::Impl {
     } else {
       make(map, weights, type, {{k, 0, inner()}, {n, row, kTileColumns}, {e, expert, 1}}, Swizzle::bytes_128, "the weights");
     }
+  }
+  void map_many_weights(const void* weights) {
+    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), row = k * element(),
+               halves = config.epilogue == Epilogue::swiglu ? uint64_t{2} : uint64_t{1};
+    make(&params_.many_weights, weights, config.type,
+         {{k, 0, inner()},
+          {n / halves, row, 64},
+          {halves, n / halves * row, 1},
+          {static_cast<uint64_t>(config.num_experts), n * row, 1}},
+         Swizzle::bytes_128, "the weights");
   }
   void map_rows(const ConstRows& x) {
     x_ = {};  // until all maps are there
@@ -162,6 +194,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   int device_ = -1;
   gpu::DeviceTraits traits_;
   GroupedKernel kernel_;
+  GroupedKernel many_kernel_{};  // of fp8
   bool fp8_;
   GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
   GroupedParams params_;

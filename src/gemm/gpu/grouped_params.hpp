@@ -15,6 +15,11 @@ namespace switchyard::detail::gemm {
 inline constexpr int kTileColumns = 256, kInner = 64;
 /// Rows of the widest tile, for which a thread has registers.
 inline constexpr int kMostRows = 192, kMostFp8Rows = 128;
+/// Of fp8, experts with more rows than kFewFp8Rows have a kernel of their own, whose tiles consist of 64 rows, at most three
+/// times.
+inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMostManyRows = 192;
+/// Threads of its blocks.
+inline constexpr int kManyThreads = 512;
 /// Elements of an fp8 row that share a scale, and of a stage.
 inline constexpr int kFp8Inner = 128;
 /// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
@@ -64,8 +69,11 @@ struct Fp8Outputs {
 struct GroupedParams {
   CUtensorMap rows[kMostRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
   CUtensorMap weights;                     ///< boxes as the kernel's load_stage says
-  CUtensorMap out_64, out_16;              ///< [end, columns], boxes of the columns of a store and 64, or 16, rows
+  CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
+  CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of a store and 64, or 16, rows
   RowRanges ranges;
+  /// Experts with fewer or more rows have no tiles.
+  int64_t least = 1, most = INT64_MAX;
   uint16_t* out = nullptr;
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0;

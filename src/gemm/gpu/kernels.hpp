@@ -20,6 +20,7 @@ GroupedKernel kernel_bf16_nk(Finish finish);
 GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);
 GroupedKernel kernel_f16_kn(Finish finish);
-GroupedKernel kernel_fp8(Finish finish);  ///< alone has Finish::quantised
+GroupedKernel kernel_fp8(Finish finish);       ///< fp8 alone has Finish::quantised
+GroupedKernel kernel_fp8_many(Finish finish);  ///< of experts with more than kFewFp8Rows rows; an even number of blocks
 
 }  // namespace switchyard::detail::gemm

@@ -35,6 +35,21 @@ SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int most) {
   return {first, static_cast<int>(width < rows - first ? width : rows - first), width};
 }
 
+/// The same in whole units of `unit` rows, of which a tile has at most `most`, of an expert with more than one unit. A tile of
+/// an odd number of them takes as long as one unit more: none has one alone, and few have three.
+SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int most) {
+  const int64_t units = (rows + unit - 1) / unit;
+  const int64_t tiles = (units + most - 1) / most, last = units - (tiles - 1) * most;
+  int64_t first = static_cast<int64_t>(index) * most, own = index + 1 < tiles ? most : last;
+  if (tiles > 1 && last == 1 && index + 2 >= tiles) {  // most - 1 and 2 instead of most and 1
+    own = index + 2 == tiles ? most - 1 : 2;
+    if (index + 1 == tiles) first -= 1;
+  }
+  first *= unit;
+  const int64_t width = own * unit;
+  return {first, static_cast<int>(width < rows - first ? width : rows - first), static_cast<int>(width)};
+}
+
 /// The width of the widest tile of an expert; 0 without rows.
 SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int most) { return rows > 0 ? row_tile(rows, 0, most).width : 0; }
 

@@ -94,14 +94,20 @@ __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   return given < 0 || most < 0 ? 0 : given < most ? given : most;
 }
 
+/// Those of this launch.
+__device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
+  const int64_t rows = rows_of(p.ranges, expert);
+  return rows < p.least || rows > p.most ? 0 : rows;
+}
+
 /// first_tickets[e]: tickets of the experts before e; the last one: of all. Returns the widest tile's width, at least kRowStep.
 /// Called by all threads; ends with a barrier of all.
 __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
   int mine = kRowStep;
   if (threadIdx.x == 0) *widest = 0;
   __syncthreads();
-  for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads) {
-    const int64_t rows = rows_of(p.ranges, e);
+  for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += static_cast<int>(blockDim.x)) {
+    const int64_t rows = rows_of(p, e);
     const int width = widest_row_tile(rows, p.most_rows);
     first_tickets[e] = count_row_tiles(rows, p.most_rows) * p.column_tiles;
     mine = width > mine ? width : mine;
@@ -125,7 +131,8 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   return *widest;
 }
 
-/// The tile of a ticket.
+/// The tile of a ticket; `kUnit`: rows that it consists of as a whole, or 0.
+template <int kUnit = 0>
 __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
   if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return {0, 0, 0, kNoTile};
   int low = 0, high = p.num_experts;  // first_tickets[low] <= ticket < first_tickets[high]
@@ -136,10 +143,14 @@ __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first
     else
       high = middle;
   }
-  const int64_t rows = rows_of(p.ranges, low);
+  const int64_t rows = rows_of(p, low);
   const TilePlace place =
       tile_place(static_cast<int64_t>(ticket) - first_tickets[low], count_row_tiles(rows, p.most_rows), p.column_tiles);
-  const RowTile t = row_tile(rows, place.row_tile, p.most_rows);
+  RowTile t;
+  if constexpr (kUnit > 0)
+    t = unit_tile(rows, place.row_tile, kUnit, p.most_rows / kUnit);
+  else
+    t = row_tile(rows, place.row_tile, p.most_rows);
   return {low, place.column_tile, static_cast<int>(first_row_of(p.ranges, low) + t.first),
           static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16};
 }

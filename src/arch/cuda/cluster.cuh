@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of a cluster, sm_90: they run at the same time, reach each other's shared memory, and one copy can bring a box into
+// all of it. A block may be reached until its threads have come to the last cluster_barrier().
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace switchyard::detail::ptx {
+
+/// This block's number in its cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// All threads of all blocks of the cluster; orders all their accesses of shared memory.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// The address, for the functions below, of what lies at `p` of this block's shared memory in block `rank`.
+__device__ __forceinline__ uint32_t shared_of_block(uint32_t p, uint32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
+  return there;
+}
+/// Arrives at a barrier of any block: what this thread has read may be overwritten by who waits there. What it has written is
+/// not made visible to another block; store_async() does that.
+__device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t there) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+}
+/// Stores four bytes, which count at `bar` of the same block and are visible to who waits there.
+__device__ __forceinline__ void store_async(uint32_t there, uint32_t v, uint32_t bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(v), "r"(bar)
+               : "memory");
+}
+/// Brings a box to `dst` of each block whose bit of `blocks` is set; its bytes count at `bar` of each of them.
+__device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y,
+                                                   uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4}], [%2], %5;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "h"(blocks)
+      : "memory");
+}
+
+}  // namespace switchyard::detail::ptx

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped GEMM of sm_90a for fp8 rows and weights, of experts with more than kFewFp8Rows rows. Rows are the matrix
+// instruction's first operand, 64 a unit, and weights the second: a thread has two rows of a unit, and so two scales, where the
+// other kernel (fp8_kernel.cuh) has one for each of its columns. Sums and products are the same, so the bits are.
+//
+// Two blocks are a cluster, which computes tiles of up to three units x 256 weights. Each block has 128 of these weights for
+// all rows, and brings half of the rows into both blocks' shared memory. It has a warpgroup for each unit: while one adds a
+// stage's product to its sums, for which there are no registers beside another product, the others keep the tensor cores busy.
+//
+// Roles: tile_roles.cuh, and two warps that bring scales. Clusters take tiles in turn, without an atomic ticket: both blocks go
+// through the same tiles. A block waits for the other one alone, which runs as it does: to overwrite rows that both read, and
+// for outputs of a group that is quantised.
+#pragma once
+
+#include "arch/cuda/cluster.cuh"
+#include "arch/cuda/cuda_quantize.cuh"
+#include "gemm/gpu/fp8_kernel.cuh"
+
+namespace switchyard::detail::gemm {
+
+inline constexpr int kManyGroups = 3, kManyMathThreads = kManyGroups * 128, kManyMathWarps = kManyGroups * 4;
+static_assert(kManyThreads == kManyMathThreads + 128 && kMostManyRows == kManyGroups * kUnitRows);
+inline constexpr int kBlockWeights = 128;                      // of a stage, in each block
+inline constexpr uint32_t kUnitBytes = kUnitRows * kFp8Inner;  // rows of a unit
+inline constexpr uint32_t kManyRowBytes = kMostManyRows * kFp8Inner;
+inline constexpr uint32_t kManyStageBytes = kManyRowBytes + kBlockWeights * kFp8Inner;
+inline constexpr uint16_t kBothBlocks = 3;
+
+/// `kTileFinish`: as of the other kernel.
+template <Finish kTileFinish>
+struct ManyKind : Fp8Kind<kTileFinish> {
+  using Fp8Kind<kTileFinish>::kGated;
+  static constexpr int kScaleThreads = 64, kFirstScaleThread = kManyMathThreads + 64;
+  static constexpr int kScaledRows = kMostManyRows, kWeightScales = 2;
+  /// Of a warp: 8 rows of 64 outputs, or of a group of 128, as bf16.
+  static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
+  /// Of the gate and of the up half; else twice the same.
+  static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
+    return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + static_cast<int>(ptx::cluster_rank());
+  }
+};
+
+/// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets at the
+/// end.
+template <class K>
+struct ManyRoom : Room {
+  static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;
+
+  __device__ uint32_t ready(int warp) const { return base + 384 + 8 * static_cast<uint32_t>(warp); }
+  __device__ uint32_t free(int warp) const { return base + 512 + 8 * static_cast<uint32_t>(warp); }
+  __device__ uint32_t warp_staging(int warp) const {
+    return base + kFixedBytes + static_cast<uint32_t>(warp) * K::kWarpStaging;
+  }
+  __device__ uint32_t stage(uint32_t slot) const { return base + kFixed + slot * kManyStageBytes; }
+  __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
+};
+template <class K>
+__device__ __forceinline__ ManyRoom<K> make_many_room(uint32_t base, uint32_t shared_bytes, int num_experts) {
+  const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
+  const uint32_t fit = (shared_bytes - ManyRoom<K>::kFixed - list) / (kManyStageBytes + kScaleBytes<K>);
+  return {{base, fit < kMostStages ? fit : kMostStages}};
+}
+
+/// By one thread, before a barrier of the cluster.
+template <class K>
+__device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room) {
+  make_barriers(room, 1 + K::kScaleThreads, kManyMathThreads + 1 + K::kScaleThreads, 2 * kManyMathWarps);
+  if (threadIdx.x != 0) return;
+  for (int warp = 0; warp < kManyMathWarps; ++warp) {
+    ptx::mbarrier_init(room.ready(warp), 1);
+    ptx::mbarrier_init(room.free(warp), 1);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+/// The thread that says which tiles the cluster computes.
+template <class K>
+__device__ __forceinline__ void tell_tiles(const GroupedParams& p, const ManyRoom<K>& room, const int* first_tickets) {
+  uint32_t ticket = blockIdx.x / 2;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    const Tile t = tile_of<kUnitRows>(p, first_tickets, ticket);
+    ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    ptx::store_shared_16(room.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
+    ptx::mbarrier_arrive(room.told(slot));
+    if (t.shape == kNoTile) break;
+    ticket += gridDim.x / 2;
+  }
+}
+
+/// The thread that loads: this block's weights, gated: 64 of the gate, 64 of the up half; and half of each unit's rows, for
+/// both blocks, which have to have read what was there.
+template <class K>
+__device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
+  constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  uint32_t slot = 0, parity = 1;
+  for (int i = 0;; ++i) {
+    const uint32_t entry = static_cast<uint32_t>(i & 1);
+    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
+    const Tile t = read_entry(room.entry(entry));
+    if (t.shape == kNoTile) break;
+    ptx::mbarrier_arrive(room.taken(entry));
+    const int units = static_cast<int>(t.shape & 0xffff) / kUnitRows;
+    const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
+    const int second = K::kGated ? output : output + kBlockWeights / 2;
+    for (int block = 0; block < p.inner_blocks; ++block) {
+      const int inner = block * kFp8Inner;
+      ptx::mbarrier_wait(room.empty(slot), parity);
+      const uint32_t rows = room.stage(slot), weights = rows + kManyRowBytes, bar = room.full(slot);
+      ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeights);
+      ptx::load_box(weights, &p.many_weights, bar, inner, output, 0, t.expert);
+      ptx::load_box(weights + kHalfWeights, &p.many_weights, bar, inner, second, K::kGated ? 1 : 0, t.expert);
+      for (int unit = 0; unit < units; ++unit)
+        ptx::load_box_to_blocks(rows + static_cast<uint32_t>(unit) * kUnitBytes + static_cast<uint32_t>(rank) * kHalfUnit,
+                                &p.rows[kUnitRows / 2 / kRowStep - 1], bar, inner,
+                                t.row + unit * kUnitRows + rank * (kUnitRows / 2), kBothBlocks);
+      if (++slot == room.num_stages()) slot = 0, parity ^= 1;
+    }
+  }
+}
+
+/// Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit; this thread rows lane / 4 and that + 8 of these, and of each
+/// eight of the 128 weights two: Wgmma says which.
+using UnitSums = float[kBlockWeights / 2];
+
+/// sums += product * scales. `kAlike`: the weights have one scale.
+template <bool kAlike>
+__device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product, float2 rows, float2 weights) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float weight = half == 0 || kAlike ? weights.x : weights.y;
+    const float first = rows.x * weight, second = rows.y * weight;
+#pragma unroll
+    for (int j = 0; j < kBlockWeights / 4; j += 4) {
+      const int i = half * (kBlockWeights / 4) + j;
+      sums[i] += product[i] * first;
+      sums[i + 1] += product[i + 1] * first;
+      sums[i + 2] += product[i + 2] * second;
+      sums[i + 3] += product[i + 3] * second;
+    }
+  }
+}
+
+/// This warp has read a stage, of which the other block brings a part.
+template <class K>
+__device__ __forceinline__ void release_in_both(const ManyRoom<K>& room, uint32_t slot) {
+  if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.empty(slot), static_cast<uint32_t>(lane())));
+}
+
+/// The sums of this warpgroup's unit.
+template <class K>
+__device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums) {
+#pragma unroll
+  for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
+  const uint32_t own = static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+  for (int block = 0; block < p.inner_blocks; ++block) {
+    ptx::mbarrier_wait(room.full(at.slot), at.parity);
+    const uint32_t stage = room.stage(at.slot), scales = room.scales(at.slot);
+    const uint64_t rows = ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * kUnitBytes);
+    const uint64_t weights = ptx::operand_at(stage + kManyRowBytes);
+    UnitSums product;
+    ptx::wgmma_begin();
+#pragma unroll
+    for (int step = 0; step < kFp8Inner / 32; ++step) {
+      const uint64_t more = ptx::kInnerStep * static_cast<uint64_t>(step);
+      if (step == 0)
+        ptx::WgmmaE4m3<kBlockWeights>::first(product, rows, weights);
+      else
+        ptx::WgmmaE4m3<kBlockWeights>::add(product, rows + more, weights + more);
+    }
+    ptx::wgmma_commit();
+    const float2 row_scales{ptx::load_shared_float(scales + own), ptx::load_shared_float(scales + own + 8 * 4)};
+    const float2 weight_scales = ptx::load_shared_pair(scales + kWeightScalesAt<K>);
+    __syncwarp();  // all lanes have read the scales
+    ptx::wgmma_wait<0>();
+    ptx::keep(product);
+    release_in_both(room, at.slot);
+    add_unit<!K::kGated>(sums, product, row_scales, weight_scales);
+    advance(room, at);
+  }
+}
+
+/// Stores 64 columns from `column` on of this warp's 16 rows, of which there are `rows`; `value(i)` is output i of this thread.
+template <class Value>
+__device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
+                                                Value value) {
+  const int piece = lane() % 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto two = [&](int i) { return pack<__nv_bfloat16>(value(i + half * 2), value(i + half * 2 + 1)); };
+    __syncwarp();  // what was there has been read
+#pragma unroll
+    for (int first = 0; first < 8; first += 4)
+      ptx::store_matrices(staging + staged_at<8>(lane() & 7, first + lane() / 8), two(first * 4), two(first * 4 + 4),
+                          two(first * 4 + 8), two(first * 4 + 12));
+    __syncwarp();
+#pragma unroll
+    for (int in_half = lane() / 8; in_half < 8; in_half += 4) {
+      const int i = half * 8 + in_half;
+      if (i >= rows || column + piece * 8 >= p.columns) continue;
+      *reinterpret_cast<int4*>(p.out + (row + i) * p.columns + column + piece * 8) =
+          ptx::load_shared_16(staging + staged_at<8>(in_half, piece));
+    }
+  }
+}
+
+/// Of 16 rows of 128 outputs as bf16, in the staging of the warps with this number of both blocks, 8 rows each. Swizzled.
+__device__ __forceinline__ uint32_t group_at(int row, int byte) {
+  return static_cast<uint32_t>(row * 256 + (byte ^ (row & 7) << 4));
+}
+
+/// Stores this warp's 16 rows of a unit as fp8. A group of 128 outputs is of both blocks, 64 each, so each block gets all
+/// outputs of 8 rows. They are rounded to bf16 before, so that the bytes are those of a quantisation that follows by itself.
+/// `parity`: of the times that this warp has done it.
+template <class K, class Value>
+__device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, const ManyRoom<K>& room, int64_t row, int rows,
+                                                     int column_tile, uint32_t parity, Value value) {
+  const int rank = static_cast<int>(ptx::cluster_rank()), warp = math_group() * 4 + warp_of_group();
+  const uint32_t staging = room.warp_staging(warp);
+  ptx::mbarrier_wait(room.free(warp), parity ^ 1);  // the other block has read what came from here
+  __syncwarp();
+  const uint32_t there = ptx::shared_of_block(staging, static_cast<uint32_t>(rank) ^ 1),
+                 bar = ptx::shared_of_block(room.ready(warp), static_cast<uint32_t>(rank) ^ 1);
+#pragma unroll
+  for (int eight = 0; eight < 8; ++eight) {
+    const uint32_t at = group_at(lane() / 4, (rank * 64 + eight * 8 + (lane() & 3) * 2) * 2);
+    const uint32_t low = pack<__nv_bfloat16>(value(eight * 4), value(eight * 4 + 1)),
+                   high = pack<__nv_bfloat16>(value(eight * 4 + 2), value(eight * 4 + 3));
+    ptx::store_shared(staging + at, rank == 0 ? low : high);
+    ptx::store_async(there + at, rank == 0 ? high : low, bar);
+  }
+  __syncwarp();
+  if (lane() == 0) ptx::mbarrier_expect(room.ready(warp), K::kWarpStaging / 2);
+  ptx::mbarrier_wait(room.ready(warp), parity);
+  constexpr int kLanes = 16;  // of a row, 8 columns each
+  const int piece = lane() % kLanes, column = column_tile * 128 + piece * 8;
+  const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
+#pragma unroll 1
+  for (int i = lane() / kLanes; i < 8; i += 32 / kLanes) {
+    const int4 eight = ptx::load_shared_16(staging + group_at(i, piece * 16));
+    RawColumns<1> raw{};
+    raw.eight[0].low = {static_cast<uint32_t>(eight.x), static_cast<uint32_t>(eight.y), static_cast<uint32_t>(eight.z),
+                        static_cast<uint32_t>(eight.w)};
+    const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1>(raw, kLanes, kind);
+    if (rank * 8 + i >= rows || column >= p.columns) continue;
+    store_group(p, row + rank * 8 + i, column_tile, column, piece == 0, q);
+  }
+  __syncwarp();
+  if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.free(warp), static_cast<uint32_t>(rank) ^ 1));
+}
+
+/// `parity`: of the tiles of this warpgroup before.
+template <class K>
+__device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManyRoom<K>& room, Position& at,
+                                                   uint32_t entry, uint32_t parity) {
+  UnitSums sums;
+  multiply_unit(p, room, at, sums);
+  const Tile t = read_entry(entry);
+  const int first = math_group() * kUnitRows + warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
+  const auto gated_value = [&](int i) { return gated(p.gating, sums[i], sums[i + kBlockWeights / 4]); };
+  if constexpr (K::kQuantised) {
+    store_warp_quantised(p, room, t.row + first, rows, t.column_tile, parity, gated_value);
+  } else {
+    const int column = t.column_tile * K::kColumns + static_cast<int>(ptx::cluster_rank()) * (K::kColumns / 2);
+    const uint32_t staging = room.warp_staging(math_group() * 4 + warp_of_group());
+    if constexpr (K::kGated) {
+      store_warp_rows(p, staging, t.row + first, rows, column, gated_value);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        store_warp_rows(p, staging, t.row + first, rows, column + half * 64,
+                        [&](int i) { return activated<K>(p, sums[half * (kBlockWeights / 4) + i]); });
+    }
+  }
+}
+
+/// What each of the warps that multiply does. The last warpgroup has nothing to multiply in tiles of two units.
+template <class K>
+__device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
+  Position at;
+  uint32_t parity = 0;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
+    ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const int width = __shfl_sync(~0u, ptx::load_shared_16(entry).w & 0xffff, 0);
+    if (width == static_cast<int>(kNoTile)) break;
+    if (math_group() * kUnitRows < width) {
+      multiply_many_tile(p, room, at, entry, parity);
+      parity ^= 1;
+    } else {
+      for (int block = 0; block < p.inner_blocks; ++block) {
+        ptx::mbarrier_wait(room.full(at.slot), at.parity);
+        release_in_both(room, at.slot);
+        advance(room, at);
+      }
+    }
+    ptx::mbarrier_arrive(room.taken(slot));
+  }
+}
+
+template <class K>
+__global__ void __launch_bounds__(kManyThreads, 1) __cluster_dims__(2, 1, 1)
+    fp8_many_kernel(const __grid_constant__ GroupedParams p) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
+  count_tickets(p, first_tickets, first_tickets - 1);
+  const ManyRoom<K> room = make_many_room<K>(ptx::shared_address(shared), p.shared_bytes, p.num_experts);
+  make_many_barriers(room);
+  ptx::cluster_barrier();
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread >= kManyMathThreads) {
+    ptx::give_registers<56>();
+    if (thread == kManyMathThreads) load_many_tiles(p, room);
+    if (thread == kManyMathThreads + 32) tell_tiles(p, room, first_tickets);
+    if (thread >= K::kFirstScaleThread) load_scales<K>(p, room);
+    __syncwarp();
+  } else {
+    ptx::take_registers<152>();
+    multiply_many_tiles(p, room);
+  }
+  ptx::cluster_barrier();  // the other block reaches this one's shared memory no more
+}
+
+}  // namespace switchyard::detail::gemm
