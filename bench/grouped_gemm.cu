@@ -16,6 +16,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <regex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,7 +42,7 @@ struct Options {
   int64_t rows = 32768, n = 4096, k = 7168;
   uint64_t seed = 1;
   bool equal = false, fp8 = false, gradients = false;
-  std::string out;
+  std::string out, only = ".";
 };
 
 template <class T>
@@ -130,11 +131,13 @@ class Bench {
     add_peers();
     if (o.gradients) {
       add_gradients();
-      return;
+    } else {
+      for (const WeightOrder order : {WeightOrder::nk, WeightOrder::kn})
+        for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) add_ours(order, epilogue);
+      if (o.fp8) add_fp8();
     }
-    for (const WeightOrder order : {WeightOrder::nk, WeightOrder::kn})
-      for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) add_ours(order, epilogue);
-    if (o.fp8) add_fp8();
+    std::erase_if(versions_, [&](const Version& v) { return !std::regex_search(v.name, std::regex(o.only)); });
+    if (versions_.empty()) throw std::runtime_error("--only " + o.only + ": no version has such a name");
   }
 
   json run() {
@@ -157,6 +160,7 @@ class Bench {
  private:
   static constexpr int64_t kFlush = int64_t{256} << 20;
   static constexpr float kWeights = 0.03F;  // deviation
+  static constexpr const char* kDense = "cuBLAS dense";
 
   static std::vector<int64_t> draw(const Options& o) {
     std::vector<int64_t> counts(static_cast<size_t>(o.experts), o.equal ? o.rows / o.experts : 0);
@@ -175,7 +179,7 @@ class Bench {
 
   /// A dense product of the same number of operations, with the first expert's weights; and reading all weights.
   void add_peers() {
-    versions_.push_back({"cuBLAS dense", [this] {
+    versions_.push_back({kDense, [this] {
                            const float one = 1, zero = 0;
                            const auto n = static_cast<int>(o_.n), k = static_cast<int>(o_.k), rows = static_cast<int>(o_.rows);
                            must(cublasGemmEx(blas_, CUBLAS_OP_T, CUBLAS_OP_N, n, rows, k, &one, w_.get(), CUDA_R_16BF, k,
@@ -373,7 +377,7 @@ class Bench {
     const auto [least, most] = std::minmax_element(counts_.begin(), counts_.end());
     const double flops = 2. * static_cast<double>(o_.rows) * static_cast<double>(o_.n) * static_cast<double>(o_.k);
     const double weight_bytes = 2. * o_.experts * static_cast<double>(o_.n) * static_cast<double>(o_.k);
-    const Version& dense = versions_[0];
+    const bool has_dense = versions_[0].name == kDense;
     json runs = json::array();
     std::printf("%s: %d experts, %lld rows (%lld to %lld each), N %lld, K %lld\n", device.name, o_.experts,
                 static_cast<long long>(o_.rows), static_cast<long long>(*least), static_cast<long long>(*most),
@@ -392,10 +396,9 @@ class Bench {
                {"weights_tb_s", weight_bytes / (v.name.starts_with("fp8") ? 2 : 1) / ms / 1e9}};
       if (v.name != "read weights") {
         run["tflops"] = flops / ms / 1e9;
-        run["of_dense"] = median(dense.ms) / ms;
-        if (v.sustained_ms > 0)
-          run["sustained_tflops"] = flops / v.sustained_ms / 1e9,
-          run["sustained_of_dense"] = dense.sustained_ms / v.sustained_ms;
+        if (has_dense) run["of_dense"] = median(versions_[0].ms) / ms;
+        if (v.sustained_ms > 0) run["sustained_tflops"] = flops / v.sustained_ms / 1e9;
+        if (v.sustained_ms > 0 && has_dense) run["sustained_of_dense"] = versions_[0].sustained_ms / v.sustained_ms;
       }
       if (v.error > 0) run["error"] = v.error;
       std::printf("  %-14s %8.4f ms  %s\n", v.name.c_str(), ms, run.dump().c_str());
@@ -441,6 +444,7 @@ int main(int argc, char** argv) {
   app.add_flag("--fp8", o.fp8, "Time fp8 operands too, with scales of 128 elements and of 128 x 128 weights");
   app.add_flag("--gradients", o.gradients,
                "Time gradients in place of products: of rows, and of weights in float32 and bf16, written and added");
+  app.add_option("--only", o.only, "Time only the versions whose name this regular expression matches")->capture_default_str();
   app.add_option("--json", o.out, "Write results to this file");
   CLI11_PARSE(app, argc, argv);
   try {

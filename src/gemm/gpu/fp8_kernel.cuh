@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one for 128 elements of a row and one for 128 x 128
-// weights; outputs are bf16, or fp8 again. Roles: tile_roles.cuh; here one warp more brings the rows' scales.
+// weights; outputs are bf16, or fp8 again. Roles: tile_roles.cuh; here two warps more bring the rows' scales.
 //
 // A stage is 128 elements of the sum, what a scale is for. Its product is multiplied by both scales and added in float32: the
 // tensor cores add fp8 products with fewer bits than float32 has, so no sum of theirs is longer than that. A warpgroup
@@ -21,7 +21,7 @@ struct Fp8Kind {
                         kActivated = kTileFinish == Finish::activated, kInterleaved = kGated;
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
-  static constexpr int kScaleThreads = 32, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMostFp8Rows, kWeightScales = 4;
+  static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMostFp8Rows, kWeightScales = 4;
   /// Numbers 2 g and 2 g + 1 are of what warpgroup g multiplies: gated: of the gate and of the up half; else twice the same.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + (i & 1) * (p.scales.weight_rows / 2) : t.column_tile * 2 + i / 2;

@@ -7,8 +7,8 @@
 // all rows, and brings half of the rows into both blocks' shared memory. It has a warpgroup for each unit: while one adds a
 // stage's product to its sums, for which there are no registers beside another product, the others keep the tensor cores busy.
 //
-// Roles: tile_roles.cuh, and two warps that bring scales. Clusters take tiles in turn, without an atomic ticket: both blocks go
-// through the same tiles. A block waits for the other one alone, which runs as it does: to overwrite rows that both read, and
+// Roles: tile_roles.cuh, and two warps that bring scales. Both blocks go through the same tiles, which the first one claims. A
+// block waits for the other one alone, which runs as it does: to overwrite rows that both read, and
 // for outputs of a group that is quantised.
 #pragma once
 
@@ -46,6 +46,8 @@ template <class K>
 struct ManyRoom : Room {
   static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;
 
+  __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
+  __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
   __device__ uint32_t ready(int warp) const { return base + 384 + 8 * static_cast<uint32_t>(warp); }
   __device__ uint32_t free(int warp) const { return base + 512 + 8 * static_cast<uint32_t>(warp); }
   __device__ uint32_t warp_staging(int warp) const {
@@ -66,6 +68,8 @@ template <class K>
 __device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room) {
   make_barriers(room, 1 + K::kScaleThreads, kManyMathThreads + 1 + K::kScaleThreads, 2 * kManyMathWarps);
   if (threadIdx.x != 0) return;
+  ptx::mbarrier_init(room.sent(0), 1);
+  ptx::mbarrier_init(room.sent(1), 1);
   for (int warp = 0; warp < kManyMathWarps; ++warp) {
     ptx::mbarrier_init(room.ready(warp), 1);
     ptx::mbarrier_init(room.free(warp), 1);
@@ -73,19 +77,32 @@ __device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room) {
   ptx::fence_mbarrier_init();
 }
 
-/// The thread that says which tiles the cluster computes.
+/// The thread that says which tiles the cluster computes. The first block's claims them, by a ticket as in the other kernel,
+/// and sends the ticket to the second block's. Of two letter slots the next one is free when its tile is claimed: to have ended
+/// the tile before that one, this block needed rows that the other one brought because it had read the letter.
 template <class K>
 __device__ __forceinline__ void tell_tiles(const GroupedParams& p, const ManyRoom<K>& room, const int* first_tickets) {
+  const bool leads = ptx::cluster_rank() == 0;
+  const uint32_t clusters = gridDim.x / 2;
   uint32_t ticket = blockIdx.x / 2;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
-    const Tile t = tile_of<kUnitRows>(p, first_tickets, ticket);
+    if (i > 0) ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+    if (i > 0 && leads) ticket = clusters + atomicAdd(p.tickets, 1u);
     ptx::mbarrier_wait(room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    if (i > 0 && leads) {
+      ptx::store_async(ptx::shared_of_block(room.letter(slot), 1), ticket, ptx::shared_of_block(room.sent(slot), 1));
+    } else if (i > 0) {
+      ptx::mbarrier_expect(room.sent(slot), 4);
+      ptx::mbarrier_wait(room.sent(slot), static_cast<uint32_t>(i - 1) >> 1 & 1);
+      ticket = ptx::load_shared(room.letter(slot));
+    }
+    const Tile t = tile_of<kUnitRows>(p, first_tickets, ticket);
     ptx::store_shared_16(room.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
     ptx::mbarrier_arrive(room.told(slot));
     if (t.shape == kNoTile) break;
-    ticket += gridDim.x / 2;
   }
+  if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
 /// The thread that loads: this block's weights, gated: 64 of the gate, 64 of the up half; and half of each unit's rows, for
@@ -94,6 +111,7 @@ template <class K>
 __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
   constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
   const int rank = static_cast<int>(ptx::cluster_rank());
+  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
   uint32_t slot = 0, parity = 1;
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
@@ -105,6 +123,7 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
     const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
     const int second = K::kGated ? output : output + kBlockWeights / 2;
     for (int block = 0; block < p.inner_blocks; ++block) {
+      if (block == due_at) ptx::mbarrier_arrive(room.due());
       const int inner = block * kFp8Inner;
       ptx::mbarrier_wait(room.empty(slot), parity);
       const uint32_t rows = room.stage(slot), weights = rows + kManyRowBytes, bar = room.full(slot);
@@ -148,6 +167,11 @@ __device__ __forceinline__ void release_in_both(const ManyRoom<K>& room, uint32_
   if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(room.empty(slot), static_cast<uint32_t>(lane())));
 }
 
+/// Warpgroups issue a stage's product one after the other, in a ring. Without an order they would share the tensor cores
+/// evenly, end their products together, and add them to their sums together, while the tensor cores have nothing to do.
+__device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), 256); }
+__device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, 256); }
+
 /// The sums of this warpgroup's unit.
 template <class K>
 __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums) {
@@ -160,6 +184,7 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
     const uint64_t rows = ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * kUnitBytes);
     const uint64_t weights = ptx::operand_at(stage + kManyRowBytes);
     UnitSums product;
+    take_turn();
     ptx::wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kFp8Inner / 32; ++step) {
@@ -170,6 +195,7 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
         ptx::WgmmaE4m3<kBlockWeights>::add(product, rows + more, weights + more);
     }
     ptx::wgmma_commit();
+    pass_turn();
     const float2 row_scales{ptx::load_shared_float(scales + own), ptx::load_shared_float(scales + own + 8 * 4)};
     const float2 weight_scales = ptx::load_shared_pair(scales + kWeightScalesAt<K>);
     __syncwarp();  // all lanes have read the scales
@@ -280,17 +306,23 @@ template <class K>
 __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
   Position at;
   uint32_t parity = 0;
+  if (math_group() == kManyGroups - 1) pass_turn();
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1), entry = room.entry(slot);
     ptx::mbarrier_wait(room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
     const int width = __shfl_sync(~0u, ptx::load_shared_16(entry).w & 0xffff, 0);
-    if (width == static_cast<int>(kNoTile)) break;
+    if (width == static_cast<int>(kNoTile)) {
+      if (math_group() == 0) take_turn();  // which the last one has passed
+      break;
+    }
     if (math_group() * kUnitRows < width) {
       multiply_many_tile(p, room, at, entry, parity);
       parity ^= 1;
     } else {
       for (int block = 0; block < p.inner_blocks; ++block) {
         ptx::mbarrier_wait(room.full(at.slot), at.parity);
+        take_turn();
+        pass_turn();
         release_in_both(room, at.slot);
         advance(room, at);
       }

@@ -19,13 +19,13 @@ __device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
   return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
-/// What a thread brings of one stage: scales of rows i, i + kScaleThreads, ... of the tile; the first threads one of the
+/// What a thread brings of four stages: scales of rows i, i + kScaleThreads, ... of the tile; the first threads one of the
 /// weights.
 template <class K>
-struct StageScales {
+struct FourScales {
   static constexpr int kRows = K::kScaledRows / K::kScaleThreads;
-  float rows[kRows];
-  float weight;
+  float4 rows[kRows];
+  float4 weight;
 };
 /// Where a tile's scales are. `weights`: of this thread, or null.
 struct TileScales {
@@ -45,26 +45,50 @@ __device__ __forceinline__ TileScales scales_of_tile(const GroupedParams& p, con
       s.weights + (static_cast<int64_t>(t.expert) * s.weight_rows + inside) * p.inner_blocks * (s.weights_ue8m0 ? 1 : 4);
   return of;
 }
+__device__ __forceinline__ float4 four_from_ue8m0(uint32_t bytes) {
+  const auto one = [&](int i) { return f32_from_ue8m0(static_cast<uint8_t>(bytes >> (8 * i))); };
+  return {one(0), one(1), one(2), one(3)};
+}
+/// Of blocks [block, block + 4), of which `left` exist, at `stride` bytes.
+__device__ __forceinline__ float4 four_scales(const std::byte* p, int64_t stride, int left, bool ue8m0) {
+  const auto one = [&](int i) { return i < left ? scale_at(p + i * stride, ue8m0) : 0.F; };
+  return {one(0), one(1), one(2), one(3)};
+}
+/// `block` is a multiple of 4. Rows of scales and packed words lie at multiples of 16 and 4 bytes, padding included, so that
+/// four scales of a row are one load; but for float32 by columns, where a warp's loads are neighbours.
 template <class K>
-__device__ __forceinline__ StageScales<K> read_scales(const GroupedParams& p, const TileScales& tile, int block, int thread) {
-  StageScales<K> found{};
-  if (block >= p.inner_blocks) return found;
+__device__ __forceinline__ FourScales<K> read_scales(const GroupedParams& p, const TileScales& tile, int block, int thread) {
+  FourScales<K> found{};
+  const int left = p.inner_blocks - block;
+  if (left <= 0) return found;
   const Fp8Scales& s = p.scales;
-  const std::byte* const at = tile.rows + (block >> s.packed) * s.block + (block & ((1 << s.packed) - 1));
+  const std::byte* const at = tile.rows + (block >> s.packed) * s.block;
 #pragma unroll
-  for (int i = 0; i < StageScales<K>::kRows; ++i) {
+  for (int i = 0; i < FourScales<K>::kRows; ++i) {
     const int row = thread + i * K::kScaleThreads;
-    if (row < tile.count) found.rows[i] = scale_at(at + row * s.row, s.ue8m0);
+    if (row >= tile.count) continue;
+    const std::byte* const own = at + row * s.row;
+    if (s.ue8m0)
+      found.rows[i] = four_from_ue8m0(*reinterpret_cast<const uint32_t*>(own));
+    else if (!s.rows_of_expert)
+      found.rows[i] = *reinterpret_cast<const float4*>(own);
+    else
+      found.rows[i] = four_scales(own, s.block, left, false);
   }
-  if (tile.weights != nullptr) found.weight = scale_at(tile.weights + block * (s.weights_ue8m0 ? 1 : 4), s.weights_ue8m0);
+  if (tile.weights != nullptr) {
+    const int64_t stride = s.weights_ue8m0 ? 1 : 4;
+    found.weight = four_scales(tile.weights + block * stride, stride, left, s.weights_ue8m0);
+  }
   return found;
 }
+__device__ __forceinline__ uint32_t bits_of(const float4& v, int i) {
+  return __float_as_uint(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
+}
 
-/// The threads that bring scales. They read kAhead stages at once, before the stages for which they wait: memory answers later
-/// than a stage takes. `room.scales(slot)` is where a stage's scales go.
+/// The threads that bring scales. They read those of four stages before the four stages for which they wait: memory answers
+/// later than a stage takes. `room.scales(slot)` is where a stage's scales go.
 template <class K, class AnyRoom>
 __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoom& room) {
-  constexpr int kAhead = 3;
   const int thread = static_cast<int>(threadIdx.x) - K::kFirstScaleThread;
   uint32_t slot = 0, parity = 1;
   for (int i = 0;; ++i) {
@@ -74,23 +98,21 @@ __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoo
     if (t.shape == kNoTile) break;
     ptx::mbarrier_arrive(room.taken(entry));
     const TileScales tile = scales_of_tile<K>(p, t, thread);
-    StageScales<K> next[kAhead];
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) next[j] = read_scales<K>(p, tile, j, thread);
+    FourScales<K> next = read_scales<K>(p, tile, 0, thread);
 #pragma unroll 1
-    for (int first = 0; first < p.inner_blocks; first += kAhead) {
+    for (int first = 0; first < p.inner_blocks; first += 4) {
+      const FourScales<K> now = next;
+      next = read_scales<K>(p, tile, first + 4, thread);
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const StageScales<K> now = next[j];
-        next[j] = read_scales<K>(p, tile, first + kAhead + j, thread);
+      for (int j = 0; j < 4; ++j) {
         if (first + j >= p.inner_blocks) continue;
         ptx::mbarrier_wait(room.empty(slot), parity);
         const uint32_t scales = room.scales(slot);
 #pragma unroll
-        for (int k = 0; k < StageScales<K>::kRows; ++k)
-          ptx::store_shared(scales + static_cast<uint32_t>(thread + k * K::kScaleThreads) * 4, __float_as_uint(now.rows[k]));
+        for (int k = 0; k < FourScales<K>::kRows; ++k)
+          ptx::store_shared(scales + static_cast<uint32_t>(thread + k * K::kScaleThreads) * 4, bits_of(now.rows[k], j));
         if (thread < K::kWeightScales)
-          ptx::store_shared(scales + kWeightScalesAt<K> + static_cast<uint32_t>(thread) * 4, __float_as_uint(now.weight));
+          ptx::store_shared(scales + kWeightScalesAt<K> + static_cast<uint32_t>(thread) * 4, bits_of(now.weight, j));
         ptx::mbarrier_arrive(room.full(slot));
         if (++slot == room.num_stages()) slot = 0, parity ^= 1;
       }
