@@ -17,8 +17,8 @@
 ///     dx[r, :] = W13[e]^T dh[r, :]                   GroupedGemm, WeightOrder::kn, of the same W13
 ///
 /// All calls are enqueued and wait for nothing; they read the rows of experts (ExpertRows) when they run, and can be captured.
-/// Sums are float32, and a result is rounded once. Objects are made on the GPU that is current, and used by one thread at a
-/// time.
+/// Sums are float32, and a result is rounded once; a WeightGradient that adds rounds what is added, and the result. Objects are
+/// made on the GPU that is current, and used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -37,15 +37,17 @@ struct WeightGradientConfig {
   int64_t k = 0;              ///< K, columns of x: a multiple of 8
   DType type = DType::bf16;   ///< of dy and x: bf16 or f16
   DType output = DType::f32;  ///< of the gradients: f32, or as `type`
-  bool add = false;           ///< to what is there, in float32; else it is overwritten
+  bool add = false;           ///< to what is there, in the type of the gradients; else it is overwritten
 };
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
 ///
-/// Rows are added in ascending order, in float32 (as the tensor cores add), over all rows of the expert; then the sum is added
-/// to what was there, if `add`, and rounded once. The bits of an expert's gradients depend on its rows (and what was there)
-/// alone: not on other experts, the rows' place, or the number of multiprocessors. An expert without rows gets zeros, or is
-/// left as it is if `add`. Memory behind the rows of an expert, whatever it holds, has no influence.
+/// Rows are added in ascending order, in float32 (as the tensor cores add), over all rows of the expert; the sum is rounded
+/// once to the gradients' type. `add` then adds it to what was there, in memory, once, and rounds to nearest: so bf16 and f16
+/// are rounded twice, float32 as if one had added two numbers, but that subnormal ones (below 1.2e-38) may count as 0. The bits
+/// of an expert's gradients depend on its rows (and what was there) alone: not on other experts, the rows' place, or the number
+/// of multiprocessors. An expert without rows gets zeros, or is left as it is if `add`. Memory behind the rows of an expert,
+/// whatever it holds, has no influence.
 ///
 /// Calls of one object, graphs included, must be ordered one after the other (they share a counter); objects are independent.
 class WeightGradient {

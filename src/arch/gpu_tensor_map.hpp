@@ -12,7 +12,7 @@
 namespace switchyard::detail::gpu {
 
 using TensorMap = CUtensorMap;
-enum class ElementType : uint8_t { bf16, f16, bytes };
+enum class ElementType : uint8_t { bf16, f16, f32, bytes };
 /// Bytes of the rows of a box in shared memory, whose pieces of 16 bytes are exchanged so that columns lie in different banks.
 enum class Swizzle : uint8_t { bytes_64, bytes_128 };
 
@@ -45,6 +45,7 @@ inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, 
   }
   const CUtensorMapDataType data_type = type == ElementType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                         : type == ElementType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                        : type == ElementType::f32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                                    : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   return encode(map, data_type, rank, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle == Swizzle::bytes_128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,

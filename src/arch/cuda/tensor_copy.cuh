@@ -55,6 +55,22 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t src, 
                "r"(y)
                : "memory");
 }
+__device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t src, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(src),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+/// Adds to what is there, each element by itself, in the tensor's type and rounded to it.
+__device__ __forceinline__ void add_box(const CUtensorMap* map, uint32_t src, int x, int y, int z) {
+  asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(src), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+/// All groups of bulk stores of this thread but the kLeft latest ones have read their shared memory.
+template <int kLeft>
+__device__ __forceinline__ void bulk_wait_read_but() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
 
 /// Orders this thread's ordinary accesses of shared memory before later bulk copies that are issued behind a barrier.
 __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -108,8 +124,11 @@ __device__ __forceinline__ void store_shared(uint32_t p, uint32_t v) {
 __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
-/// Stores four 8 x 8 matrices of 16-bit elements as the matrix instruction's results lie: lane l gives the address of row l % 8
-/// of matrix l / 8.
+__device__ __forceinline__ void store_shared_pair(uint32_t p, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(p), "f"(a), "f"(b) : "memory");
+}
+/// Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and has two elements
+/// of row l / 4 of each.
 __device__ __forceinline__ void store_matrices(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");

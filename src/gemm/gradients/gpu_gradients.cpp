@@ -26,7 +26,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     params_.tiles_n = gradient_tiles_n(c.n);
     params_.tiles_k = gradient_tiles_k(c.k);
     params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
-    params_.num_stages = stages_that_fit(params_.shared_bytes, c.num_experts);
+    params_.num_stages = stages_that_fit(params_.shared_bytes, c.num_experts, c.output == DType::f32);
     const int64_t tiles = static_cast<int64_t>(params_.tiles_n) * params_.tiles_k * c.num_experts;
     if (tiles > kMostTiles) {
       throw Error(ErrorCode::invalid_argument, std::string(kWhere) + ": " + std::to_string(c.num_experts) + " experts of " +
@@ -43,7 +43,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     map(&params_.x, &x_, x, "x");
     params_.ranges = row_ranges(rows, std::min(dy.rows, x.rows));
     params_.end = static_cast<int>(std::max(dy.rows, x.rows));
-    params_.dw = dw;
+    if (dw != dw_) map_gradients(dw);
     const gpu::Grid grid{blocks, kThreads, params_.shared_bytes};
     check_gpu(kernel_.launch(grid, static_cast<gpu::Stream>(options.stream), params_), kWhere, "launch");
   }
@@ -64,13 +64,26 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     }
     *mapped = rows;
   }
+  void map_gradients(void* dw) {
+    dw_ = nullptr;  // until there is a map
+    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k), element = dtype_bytes(config.output);
+    const gpu::ElementType type = config.output == DType::f32    ? gpu::ElementType::f32
+                                  : config.output == DType::bf16 ? gpu::ElementType::bf16
+                                                                 : gpu::ElementType::f16;
+    const gpu::Dimension columns{k, 0, static_cast<uint32_t>(kBoxRowBytes / element)}, rows{n, k * element, kBoxRows},
+        experts{static_cast<uint64_t>(config.num_experts), n * k * element, 1};
+    if (!gpu::make_tensor_map(&params_.dw, dw, type, {columns, rows, experts}, gpu::Swizzle::bytes_128))
+      throw Error(ErrorCode::system, std::string(kWhere) + ": the driver makes no tensor map of dw");
+    dw_ = dw;
+  }
 
   int device_ = -1;
   gpu::DeviceTraits traits_;
   WeightGradientKernel kernel_;
   GpuMemory tickets_{kWhere, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
   WeightGradientParams params_;
-  ConstRows dy_, x_;
+  ConstRows dy_, x_;    // of which there are maps
+  void* dw_ = nullptr;  // as well
 };
 
 /// A kernel that works row by row, on the GPU that was current.

@@ -14,8 +14,8 @@ namespace switchyard::detail::gemm {
 
 struct WeightGradientParams {
   CUtensorMap dy, x;  ///< [end, n] and [end, k], boxes of 64 columns and kStageRows rows
+  CUtensorMap dw;     ///< [experts, n, k], boxes of kBoxRowBytes of kBoxRows rows of an expert
   RowRanges ranges;
-  void* dw = nullptr;           ///< [experts, n, k]
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0, n = 0, k = 0;
   int tiles_n = 0, tiles_k = 0;

@@ -23,6 +23,11 @@ inline constexpr int kStageRows = 32, kStepRows = 16;
 /// Stages at the end of a tile whose halves are multiplied one after the other.
 inline constexpr int kEndStages = 2;
 inline constexpr int kGradientBand = 16;
+/// A box of gradients on its way to memory: rows of one warp, and bytes of a row.
+inline constexpr uint32_t kBoxRows = 16, kBoxRowBytes = 128, kBoxBytes = kBoxRows * kBoxRowBytes;
+/// Boxes in shared memory of each of the warps that multiply. `wide`: gradients are float32.
+inline constexpr int kSendingWarps = 8;
+SWITCHYARD_INLINE constexpr uint32_t boxes_of_warp(bool wide) { return wide ? 3 : 3; }
 
 SWITCHYARD_INLINE int gradient_tiles_n(int64_t n) { return static_cast<int>((n + kGradientTileN - 1) / kGradientTileN); }
 SWITCHYARD_INLINE int gradient_tiles_k(int64_t k) { return static_cast<int>((k + kGradientTileK - 1) / kGradientTileK); }
@@ -44,19 +49,21 @@ SWITCHYARD_INLINE GradientPlace gradient_place(int64_t ticket, int tiles_n, int 
 
 /// Stages that hold `rows` rows; in the last one, rows behind them are cleared.
 SWITCHYARD_INLINE int count_stages(int rows) { return (rows + kStageRows - 1) / kStageRows; }
-/// Stages of a tile of `rows` rows: none without rows, else at least kEndStages, of which the last ones may be all zero.
+/// Stages of a tile of `rows` rows: none without rows, else more than kEndStages, of which the first ones may be all zero.
 SWITCHYARD_INLINE int tile_stages(int rows) {
   const int stages = count_stages(rows);
-  return rows == 0 || stages >= kEndStages ? stages : kEndStages;
+  return rows == 0 || stages > kEndStages ? stages : kEndStages + 1;
 }
 
-/// Shared memory: of a stage, of barriers and entries; a list with a word for each expert and one more is at the end.
+/// Shared memory: of a stage, of barriers and entries. The boxes of all warps follow the stages, and a list with a word for
+/// each expert and one more is at the end.
 SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
 inline constexpr uint32_t kBesideStages = 1024;
-/// Stages of a block with `shared_bytes` of shared memory; at least kEndStages and kLead on every GPU of sm_90.
-SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts) {
+/// Stages of a block with `shared_bytes` of shared memory; more than kEndStages and kLead on every GPU of sm_90.
+SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts, bool wide) {
   constexpr uint32_t kMost = 15;  // barriers that there is room for
-  const uint32_t fit = (shared_bytes - kBesideStages - (static_cast<uint32_t>(num_experts) + 1) * 4) / gradient_stage_bytes();
+  const uint32_t list = (static_cast<uint32_t>(num_experts) + 1) * 4, boxes = kSendingWarps * boxes_of_warp(wide) * kBoxBytes;
+  const uint32_t fit = (shared_bytes - kBesideStages - list - boxes) / gradient_stage_bytes();
   return fit < kMost ? fit : kMost;
 }
 

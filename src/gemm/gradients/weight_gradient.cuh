@@ -5,14 +5,15 @@
 //
 // A persistent grid, a block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
 // rows of a tile's last stage that belong to nobody or to the next expert, and two warpgroups multiply, 128 of a tile's 256
-// columns of dy each, and store from registers. A tile of an expert with 512 rows is 16 stages long, so that its end weighs:
-// the halves of the last stages are multiplied one after the other, so that the first is stored meanwhile, and the second
-// warpgroup stays kLead stages behind the first, so that one multiplies while the other stores.
+// columns of dy each, and send the gradients off (gradient_boxes.cuh). A tile of an expert with 512 rows is 16 stages long, so
+// that its end weighs: the halves of the last stages are multiplied one after the other, so that the first is sent meanwhile,
+// and the second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
 //
 // The bits of a gradient depend on the expert's rows alone: they are added in ascending order, in one accumulator.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
+#include "gemm/gradients/gradient_boxes.cuh"
 #include "gemm/gradients/gradient_params.hpp"
 
 namespace switchyard::detail::gemm {
@@ -31,15 +32,18 @@ inline constexpr uint32_t kChunkBytes = kStageRows * kChunkRowBytes;  // 64 colu
 inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = kGradientTileK / kChunkColumns;
 inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
 static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kBesideStages);
+static_assert(kMathWarps == kSendingWarps);
 /// Stages of a tile that the first warpgroup has issued before the second one begins.
-inline constexpr int kLead = 3;
+inline constexpr int kLead = 2;
 static_assert(kLead >= 1);
 inline constexpr int kRowsOfNoTile = -1;
 
-/// Shared memory: Room's barriers and entries, one barrier more for each entry, stages, the list of experts at the end.
+/// Shared memory: Room's barriers and entries, one barrier more for each entry, stages, boxes of gradients, the list of experts
+/// at the end.
 struct GradientRoom : Room {
   __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kFixedBytes + slot * kGradientStageBytes; }
+  __device__ uint32_t boxes() const { return stage(num_stages()); }
 };
 
 /// A tile as its block knows it; 16 bytes of shared memory.
@@ -67,7 +71,8 @@ __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int*
     for (int first = 0; first < p.num_experts; first += 32) {
       const int e = first + lane();
       const bool has = e < p.num_experts && list[1 + e] != 0;
-      const uint32_t all = __ballot_sync(~0u, has);  // every lane has read; what is written now lies at or before it
+      const uint32_t all = __ballot_sync(~0u, has);
+      __syncwarp();  // every lane has read; what is written now lies at or before it
       if (has) list[1 + found + __popc(all & ((1u << lane()) - 1))] = e;
       found += __popc(all);
       __syncwarp();
@@ -114,7 +119,7 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
     const GradientTile t = read_tile(room.entry(entry));
     if (t.rows == kRowsOfNoTile) break;
     ptx::mbarrier_arrive(room.taken(entry));
-    const int stages = tile_stages(t.rows), real = count_stages(t.rows);
+    const int stages = tile_stages(t.rows), empty = stages - count_stages(t.rows);
     const int chunks = gradient_tile_width(p.k, t.tile_k) / kChunkColumns;
     const int due_at = stages > kBlocksAhead ? stages - kBlocksAhead : 0;
     if (stages == 0) ptx::mbarrier_arrive(room.due());
@@ -122,7 +127,7 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
       if (block == due_at) ptx::mbarrier_arrive(room.due());
       ptx::mbarrier_wait(room.empty(at.slot), at.parity);
       const uint32_t stage = room.stage(at.slot), bar = room.full(at.slot);
-      const int row = block < real ? t.row + block * kStageRows : p.end;
+      const int row = block < empty ? p.end : t.row + (block - empty) * kStageRows;
       ptx::mbarrier_expect(bar, static_cast<uint32_t>(kChunksOfDy + chunks) * kChunkBytes);
 #pragma unroll
       for (int c = 0; c < kChunksOfDy; ++c)
@@ -157,19 +162,17 @@ __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p,
     ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
     const GradientTile t = read_tile(room.entry(entry));
     if (t.rows == kRowsOfNoTile) break;
-    const int stages = tile_stages(t.rows), last = count_stages(t.rows) - 1, rows = t.rows % kStageRows;
+    const int stages = tile_stages(t.rows), rows = t.rows % kStageRows;
     for (int block = 0; block < stages; ++block) {
       ptx::mbarrier_wait(room.full(at.slot), at.parity);
-      if (block == last && rows != 0)
+      if (block + 1 == stages && rows != 0)
         clear_rows(room.stage(at.slot), rows, kChunksOfDy + gradient_tile_width(p.k, t.tile_k) / kChunkColumns);
       __syncwarp();
       release_stage(room, at.slot);
       advance(room, at);
     }
-    if (lane() == 0) {
-      ptx::mbarrier_arrive(room.clean(entry));
-      ptx::mbarrier_arrive(room.taken(entry));
-    }
+    if (lane() == 0) ptx::mbarrier_arrive(room.clean(entry));
+    ptx::mbarrier_arrive(room.taken(entry));  // by each lane, as each has read
   }
 }
 
@@ -215,10 +218,11 @@ __device__ __forceinline__ void issue_stage(const GradientRoom& room, const Posi
   ptx::wgmma_commit();
 }
 
-/// All stages but the `kEndStages` last ones, of which there is at least one.
+/// All stages but the kEndStages last ones, of which there is at least one. The last of them is still multiplied on return;
+/// returns its slot, which is then to be released.
 template <class K, int kWidth>
-__device__ __forceinline__ void multiply_beginning(const GradientRoom& room, Position& at, int stages, int lead_barrier,
-                                                   float (&d)[2][kWidth / 2]) {
+__device__ __forceinline__ uint32_t multiply_beginning(const GradientRoom& room, Position& at, int stages, int lead_barrier,
+                                                       float (&d)[2][kWidth / 2]) {
   issue_stage<K, kWidth, true>(room, at, d);
   for (int block = 1; block < stages; ++block) {
     if (block == kLead && math_group() == 0) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
@@ -228,9 +232,10 @@ __device__ __forceinline__ void multiply_beginning(const GradientRoom& room, Pos
     ptx::wgmma_wait<1>();
     release_stage(room, before);
   }
-  ptx::wgmma_wait<0>();
-  release_stage(room, at.slot);
+  if (stages <= kLead && math_group() == 0) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
+  const uint32_t last = at.slot;
   advance(room, at);
+  return last;
 }
 
 /// Begins the products of the last kEndStages stages for one half; all of them have come and are clean. No branch: with one
@@ -245,117 +250,22 @@ __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages
   ptx::wgmma_commit();
 }
 
-/// Four neighbouring gradients in memory.
-template <class Output>
-struct FourGradients {
-  using Bits = uint2;
-  static __device__ __forceinline__ float4 floats(const Bits& b) {
-    const float2 low = two(b.x), high = two(b.y);
-    return {low.x, low.y, high.x, high.y};
-  }
-  static __device__ __forceinline__ Bits bits(const float4& v) { return {pack<Output>(v.x, v.y), pack<Output>(v.z, v.w)}; }
-
- private:
-  static __device__ __forceinline__ float2 two(uint32_t b) {
-    if constexpr (std::is_same_v<Output, __half>)
-      return __half22float2(*reinterpret_cast<const __half2*>(&b));
-    else
-      return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b));
-  }
-};
-template <>
-struct FourGradients<float> {
-  using Bits = float4;
-  static __device__ __forceinline__ float4 floats(const Bits& b) { return b; }
-  static __device__ __forceinline__ Bits bits(const float4& v) { return v; }
-};
-
-/// Of 16 columns, four neighbouring ones of a row, for which neighbours of a quad exchange pairs: columns 0 ... 3 in lane 0 of
-/// the quad, 8 ... 11 in 1, 4 ... 7 in 2, 12 ... 15 in 3. `i`: row lane / 4, or that and 8. Called by all lanes.
-template <int kCount>
-__device__ __forceinline__ float4 four_neighbours(const float (&d)[kCount], int sixteen, int i) {
-  const bool odd = (lane() & 1) != 0;
-  const int a = sixteen * 8 + i * 2, b = a + 4;  // pairs in columns 0 ... 7, and 8 ... 15
-  const float first = __shfl_xor_sync(~0u, odd ? d[a] : d[b], 1), second = __shfl_xor_sync(~0u, odd ? d[a + 1] : d[b + 1], 1);
-  return {odd ? first : d[a], odd ? second : d[a + 1], odd ? d[b] : first, odd ? d[b + 1] : second};
-}
-
-/// Where a thread's gradients of one half lie: in two rows, 8 apart, pieces of four, one to 16 columns. All pieces of the first
-/// row come before those of the second, so that only one address is in registers.
-template <class Output, int kWidth>
-struct GradientPieces {
-  static constexpr int kInRow = kWidth / 16;
-
-  Output* first;
-  int64_t second;  ///< elements to the second row
-  bool inside[2];  ///< whether there are such rows
-  int left;        ///< columns from the first one on
-
-  __device__ bool has(int piece) const { return inside[piece % 2] && piece / 2 * 16 < left; }
-  __device__ typename FourGradients<Output>::Bits* at(int piece) const {
-    return reinterpret_cast<typename FourGradients<Output>::Bits*>(first + piece % 2 * second + piece / 2 * 16);
-  }
-};
-template <class Output, int kWidth>
-__device__ __forceinline__ GradientPieces<Output, kWidth> gradient_pieces(const WeightGradientParams& p, const GradientTile& t,
-                                                                          int half) {
-  const int n = t.tile_n * kGradientTileN + (math_group() * 2 + half) * kChunkColumns + warp_of_group() * 16 + lane() / 4;
-  const int k = t.tile_k * kGradientTileK + (lane() & 1) * 8 + (lane() & 2) * 2;
-  Output* const first = static_cast<Output*>(p.dw) + (static_cast<int64_t>(t.expert) * p.n + n) * p.k + k;
-  return {first, static_cast<int64_t>(8) * p.k, {n < p.n, n + 8 < p.n}, p.k - k};
-}
-
-/// Stores the accumulators of one half from piece `kFrom` on; when adding, sums in float32. `kAtOnce`: pieces whose former
-/// values are loaded together; then twice as many, as stored accumulators leave registers.
-template <class K, int kWidth, int kFrom, int kAtOnce>
-__device__ __forceinline__ void store_gradients(const GradientPieces<typename K::Output, kWidth>& to,
-                                                const float (&d)[kWidth / 2]) {
-  using Four = FourGradients<typename K::Output>;
-  constexpr int kLeft = kWidth / 8 - kFrom, kNow = kAtOnce < kLeft ? kAtOnce : kLeft;
-  [[maybe_unused]] typename Four::Bits before[kNow];
-  if constexpr (K::kAdd) {
-#pragma unroll
-    for (int j = 0; j < kNow; ++j) {
-      before[j] = {};
-      if (to.has(kFrom + j)) before[j] = __ldcg(to.at(kFrom + j));
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kNow; ++j) {
-    const int piece = kFrom + j;
-    float4 v = four_neighbours(d, piece / 2, piece % 2);
-    if constexpr (K::kAdd) {
-      const float4 b = Four::floats(before[j]);
-      v = {b.x + v.x, b.y + v.y, b.z + v.z, b.w + v.w};
-    }
-    if (to.has(piece)) *to.at(piece) = Four::bits(v);
-  }
-  if constexpr (kNow < kLeft) store_gradients<K, kWidth, kFrom + kNow, 2 * kAtOnce>(to, d);
-}
-
-/// Stores one half of the tile in `entry`, which is read here because it would take registers before.
-template <class K, int kWidth, int kAtOnce>
-__device__ __forceinline__ void store_gradient_half(const WeightGradientParams& p, uint32_t entry, int half,
-                                                    const float (&d)[kWidth / 2]) {
-  store_gradients<K, kWidth, 0, kAtOnce>(gradient_pieces<typename K::Output, kWidth>(p, read_tile(entry), half), d);
+/// Where this warp's gradients of half `half` go.
+__device__ __forceinline__ GradientCorner corner_of(uint32_t entry, int half) {
+  const GradientTile t = read_tile(entry);
+  return {t.expert, t.tile_n * kGradientTileN + (math_group() * 2 + half) * kChunkColumns + warp_of_group() * 16,
+          t.tile_k * kGradientTileK};
 }
 
 template <class K, int kWidth>
 __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParams& p, const GradientRoom& room, Position& at,
-                                                       uint32_t i) {
+                                                       Outbox<K>& out, uint32_t i) {
   float d[2][kWidth / 2];
   const uint32_t slot = i & 1;
   // All lanes have the same number; without the shuffle the compiler does not know, and waits for each product by itself.
-  const int rows = __shfl_sync(~0u, ptx::load_shared_16(room.entry(slot)).w, 0);
-  const int beginning = tile_stages(rows) - kEndStages, lead_barrier = 1 + static_cast<int>(slot);
+  const int rows = __shfl_sync(~0u, ptx::load_shared_16(room.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
   if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
-  if (beginning > 0) {
-    multiply_beginning<K, kWidth>(room, at, beginning, lead_barrier, d);
-  } else {
-#pragma unroll
-    for (int j = 0; j < kWidth / 2; ++j) d[0][j] = d[1][j] = 0;
-  }
-  if (math_group() == 0 && beginning <= kLead) ptx::named_barrier_arrive(lead_barrier, kMathThreads);
+  const uint32_t before = multiply_beginning<K, kWidth>(room, at, tile_stages(rows) - kEndStages, lead_barrier, d);
   GradientOperands s[kEndStages];
   Position from = at;
 #pragma unroll
@@ -368,21 +278,24 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
   ptx::wgmma_begin();
   issue_end<K, kWidth>(s, 0, d[0]);
   issue_end<K, kWidth>(s, 1, d[1]);
+  ptx::wgmma_wait<2>();
+  release_stage(room, before);
   ptx::wgmma_wait<1>();
   ptx::keep(d[0]);
-  store_gradient_half<K, kWidth, 1>(p, room.entry(slot), 0, d[0]);
+  send_gradients<K>(p, out, corner_of(room.entry(slot), 0), d[0]);
   ptx::wgmma_wait<0>();
   for (int block = 0; block < kEndStages; ++block) {
     release_stage(room, from.slot);
     advance(room, from);
   }
   ptx::keep(d[1]);
-  store_gradient_half<K, kWidth, 8>(p, room.entry(slot), 1, d[1]);
+  send_gradients<K>(p, out, corner_of(room.entry(slot), 1), d[1]);
 }
 
-/// The tile of an expert without rows.
+/// The tile of an expert without rows, of a kernel that overwrites.
 template <class K>
-__device__ __forceinline__ void store_zeros(const WeightGradientParams& p, const GradientRoom& room, uint32_t i) {
+__device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const GradientRoom& room, Outbox<K>& out,
+                                           uint32_t i) {
   const int lead_barrier = 1 + static_cast<int>(i & 1);
   if (math_group() == 0)
     ptx::named_barrier_arrive(lead_barrier, kMathThreads);
@@ -390,25 +303,29 @@ __device__ __forceinline__ void store_zeros(const WeightGradientParams& p, const
     ptx::named_barrier(lead_barrier, kMathThreads);
   ptx::mbarrier_wait(room.clean(i & 1), i >> 1 & 1);  // so that every phase is seen
   const float d[kGradientTileK / 2] = {};
-  for (int half = 0; half < 2; ++half) store_gradient_half<K, kGradientTileK, 8>(p, room.entry(i & 1), half, d);
+  for (int half = 0; half < 2; ++half) send_gradients<K>(p, out, corner_of(room.entry(i & 1), half), d);
 }
 
 /// What each of the eight warps that multiply does.
 template <class K>
 __device__ __forceinline__ void multiply_gradient_tiles(const WeightGradientParams& p, const GradientRoom& room) {
   Position at;
+  Outbox<K> out{room.boxes() + threadIdx.x / 32 * Outbox<K>::kBytes};
   for (uint32_t i = 0;; ++i) {
     ptx::mbarrier_wait(room.told(i & 1), i >> 1 & 1);
     const GradientTile t = read_tile(room.entry(i & 1));
     if (t.rows == kRowsOfNoTile) break;
     switch (t.rows == 0 ? 0 : gradient_tile_width(p.k, t.tile_k)) {
-      case 0: store_zeros<K>(p, room, i); break;
-      case 64: multiply_gradient_tile<K, 64>(p, room, at, i); break;
-      case 128: multiply_gradient_tile<K, 128>(p, room, at, i); break;
-      case 192: multiply_gradient_tile<K, 192>(p, room, at, i); break;
+      case 0:
+        if constexpr (!K::kAdd) send_zeros<K>(p, room, out, i);
+        break;
+      case 64: multiply_gradient_tile<K, 64>(p, room, at, out, i); break;
+      case 128: multiply_gradient_tile<K, 128>(p, room, at, out, i); break;
+      case 192: multiply_gradient_tile<K, 192>(p, room, at, out, i); break;
     }
     ptx::mbarrier_arrive(room.taken(i & 1));
   }
+  if (lane() == 0) ptx::bulk_wait();
 }
 
 template <class K>
@@ -419,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(const __gr
   GradientRoom room;
   room.base = ptx::shared_address(shared);
   room.sizes = p.num_stages;
-  make_barriers(room, 1, kMathThreads + 2, kMathWarps + 1);
+  make_barriers(room, 1, kMathThreads + kCleaners + 1, kMathWarps + 1);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(room.clean(0), 1);
     ptx::mbarrier_init(room.clean(1), 1);

@@ -79,6 +79,13 @@ __device__ double gradient_value(const GradientProblem& p, const void* at, int64
   return p.wide ? static_cast<double>(static_cast<const float*>(at)[i]) : value_of(static_cast<const uint16_t*>(at), i, p.f16);
 }
 
+/// As memory would hold it.
+__device__ double rounded_gradient(const GradientProblem& p, double v) {
+  if (p.wide) return static_cast<double>(static_cast<float>(v));
+  const uint16_t bits = bits_of(v, p.f16);
+  return value_of(&bits, 0, p.f16);
+}
+
 __global__ void compare_gradient_kernel(GradientProblem p, const uint16_t* dy, const uint16_t* x, const void* dw,
                                         const void* before, int64_t first, int64_t rows, Sums* sums) {
   Sums mine{};
@@ -87,7 +94,7 @@ __global__ void compare_gradient_kernel(GradientProblem p, const uint16_t* dy, c
     const int64_t n = i / p.k, k = i % p.k;
     double want = 0;
     for (int64_t r = first; r < first + rows; ++r) want += value_of(dy, r * p.n + n, p.f16) * value_of(x, r * p.k + k, p.f16);
-    if (before != nullptr) want += gradient_value(p, before, i);
+    if (before != nullptr) want = rounded_gradient(p, want) + gradient_value(p, before, i);
     const double got = gradient_value(p, dw, i);
     const bool equal = p.wide ? static_cast<float>(want) == static_cast<const float*>(dw)[i]
                               : bits_of(want, p.f16) == static_cast<const uint16_t*>(dw)[i];

@@ -39,7 +39,8 @@ struct GradientProblem {
   int64_t n = 0, k = 0;
   bool f16 = false, wide = true;
 };
-/// `dw` of one expert against `before`, if there is such memory, and the sum over rows [first, first + rows) of `dy` and `x`.
+/// `dw` of one expert against the sum over rows [first, first + rows) of `dy` and `x`, which is rounded to the gradients' type
+/// and then added to `before`, if there is such memory.
 Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
                             int64_t first, int64_t rows);
 /// Elements in [0, count) of `p` that are not `bits`.

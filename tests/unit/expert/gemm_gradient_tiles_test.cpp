@@ -43,13 +43,13 @@ TEST(GradientTiles, CoverEveryColumnOnce) {
 
 TEST(GradientTiles, StagesHoldEveryRow) {
   EXPECT_EQ(tile_stages(0), 0);
-  EXPECT_EQ(tile_stages(1), kEndStages);
+  EXPECT_EQ(tile_stages(1), kEndStages + 1);
   EXPECT_EQ(tile_stages(512), 16);
   EXPECT_EQ(tile_stages(513), 17);
   for (int rows = 1; rows < 2000; ++rows) {
     ASSERT_GE(count_stages(rows) * kStageRows, rows);
     ASSERT_LT((count_stages(rows) - 1) * kStageRows, rows) << "no stage without a row, " << rows;
-    ASSERT_GE(tile_stages(rows), kEndStages);
+    ASSERT_GT(tile_stages(rows), kEndStages);
     ASSERT_GE(tile_stages(rows), count_stages(rows));
   }
 }
@@ -80,9 +80,11 @@ TEST(GradientTiles, BandsShareX) {
 TEST(GradientTiles, StagesThatFit) {
   constexpr uint32_t kSharedBytes = 232448;  // of a block on sm_90
   EXPECT_EQ(gradient_stage_bytes(), 28672u);
-  EXPECT_EQ(stages_that_fit(kSharedBytes, 64), 8u);
-  EXPECT_EQ(stages_that_fit(kSharedBytes, 2048), 7u);
-  EXPECT_EQ(stages_that_fit(1 << 30, 1), 15u);
+  for (const bool wide : {false, true}) {
+    EXPECT_EQ(stages_that_fit(kSharedBytes, 64, wide), 6u);
+    EXPECT_EQ(stages_that_fit(kSharedBytes, 2048, wide), 6u);
+    EXPECT_EQ(stages_that_fit(1 << 30, 1, wide), 15u);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// How gradients go from the registers of a warp to memory: in boxes of 16 rows of 128 bytes, through shared memory of the warp,
+// by tensor copies that nobody waits for until their shared memory is needed again. Copies that add do so in memory, once for
+// each gradient. No barrier: a box is written and sent by one warp.
+#pragma once
+
+#include "gemm/gpu/tile_roles.cuh"
+#include "gemm/gradients/gradient_params.hpp"
+
+namespace switchyard::detail::gemm {
+
+/// The boxes of one warp, used in turn. Lane 0 sends them, and alone knows which are on their way.
+template <class K>
+struct Outbox {
+  static constexpr uint32_t kBoxes = boxes_of_warp(sizeof(typename K::Output) == 4), kBytes = kBoxes * kBoxBytes;
+
+  uint32_t first;  ///< address of the first one
+  uint32_t slot = 0;
+
+  __device__ uint32_t box() const { return first + slot * kBoxBytes; }
+  __device__ void advance() { slot = slot + 1 == kBoxes ? 0 : slot + 1; }
+};
+
+/// Where a warp's gradients go: its first row, and the tile's first column.
+struct GradientCorner {
+  int expert, n, k;
+};
+
+/// Columns of a box.
+template <class Output>
+inline constexpr int kBoxColumns = static_cast<int>(kBoxRowBytes / sizeof(Output));
+
+/// Writes box `box` of a warp's accumulators of one half, of 16-bit type, with the swizzle of the tensor map: piece p (16
+/// bytes) of row r is at p ^ (r % 8). Four matrices of 8 x 8 at a time: rows 0 ... 7 and 8 ... 15 of two neighbouring pieces.
+template <class Output, int kCount>
+__device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount], int box) {
+  const uint32_t l = static_cast<uint32_t>(lane());
+  const uint32_t first = at + (l & 15) * kBoxRowBytes + ((l >> 4 ^ (l & 7)) << 4);
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    const int i = box * 32 + pair * 8;
+    ptx::store_matrices(first ^ static_cast<uint32_t>(pair) * 32, pack<Output>(d[i], d[i + 1]),
+                        pack<Output>(d[i + 2], d[i + 3]), pack<Output>(d[i + 4], d[i + 5]), pack<Output>(d[i + 6], d[i + 7]));
+  }
+}
+/// The same of float32. A store writes 8 bytes a lane, and 16 lanes at a time, four rows, must reach all banks: lanes of odd
+/// rows have the column 16 further when those of even rows have the first, and the other way round.
+template <class Output, int kCount>
+requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
+                                                                                 int box) {
+  const uint32_t l = static_cast<uint32_t>(lane()), row = l >> 2;
+  const bool odd = (row & 1) != 0;
+  const uint32_t first = at + row * kBoxRowBytes + (((l >> 1 & 1) ^ row ^ (odd ? 4 : 0)) << 4) + (l & 1) * 8;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int a = box * 16 + j * 4 + i * 2, b = a + 8;
+      const uint32_t to = (first ^ static_cast<uint32_t>(j) * 32) + static_cast<uint32_t>(i) * (kBoxBytes / 2);
+      ptx::store_shared_pair(to, odd ? d[b] : d[a], odd ? d[b + 1] : d[a + 1]);
+      ptx::store_shared_pair(to ^ 64, odd ? d[a] : d[b], odd ? d[a + 1] : d[b + 1]);
+    }
+  }
+}
+
+/// Sends a warp's accumulators of one half. Called by all lanes.
+template <class K, int kCount>
+__device__ __forceinline__ void send_gradients(const WeightGradientParams& p, Outbox<K>& out, const GradientCorner& to,
+                                               const float (&d)[kCount]) {
+  constexpr int kColumns = kBoxColumns<typename K::Output>;
+#pragma unroll
+  for (int box = 0; box < 2 * kCount / kColumns; ++box) {
+    if (lane() == 0) ptx::bulk_wait_read_but<Outbox<K>::kBoxes - 1>();
+    __syncwarp();
+    write_box<typename K::Output>(out.box(), d, box);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane() == 0) {
+      const int k = to.k + box * kColumns;
+      if (to.n < p.n && k < p.k) {
+        if constexpr (K::kAdd)
+          ptx::add_box(&p.dw, out.box(), k, to.n, to.expert);
+        else
+          ptx::store_box(&p.dw, out.box(), k, to.n, to.expert);
+      }
+      ptx::bulk_commit();  // a group for every box, so that the number of later groups tells which are free
+    }
+    out.advance();
+  }
+}
+
+}  // namespace switchyard::detail::gemm
