@@ -46,6 +46,9 @@ __device__ __forceinline__ void keep(float (&d)[kCount]) {
   for (float& f : d) asm volatile("" : "+f"(f)::"memory");
 }
 
+/// Keeps a number in its register: the compiler would rather make it anew in each round of a loop.
+__device__ __forceinline__ void keep_register(uint32_t& v) { asm volatile("" : "+r"(v)); }
+
 /// One instruction with N columns. `first` overwrites d without reading it: a "+f" operand that was never written would keep
 /// the registers of every N alive at once. `add` adds.
 template <int N>

@@ -177,27 +177,38 @@ template <class K>
 __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
-  const uint32_t own = static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+  // Of the first stage; the others' are multiples further. Of descriptors the low halves, as the high ones are all alike.
+  constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
+  uint32_t first_rows =
+               static_cast<uint32_t>(ptx::operand_at(room.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
+           first_weights = static_cast<uint32_t>(ptx::operand_at(room.stage(0) + kManyRowBytes));
+  uint32_t first_weight_scales = room.scales(0) + kWeightScalesAt<K>;
+  uint32_t first_row_scales =
+      room.scales(0) + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+  ptx::keep_register(first_rows);
+  ptx::keep_register(first_weights);
+  ptx::keep_register(first_weight_scales);
+  ptx::keep_register(first_row_scales);
+  const auto operand = [](uint32_t low) { return ptx::operand_at(0) >> 32 << 32 | low; };
   for (int block = 0; block < p.inner_blocks; ++block) {
-    ptx::mbarrier_wait(room.full(at.slot), at.parity);
-    const uint32_t stage = room.stage(at.slot), scales = room.scales(at.slot);
-    const uint64_t rows = ptx::operand_at(stage + static_cast<uint32_t>(math_group()) * kUnitBytes);
-    const uint64_t weights = ptx::operand_at(stage + kManyRowBytes);
+    const uint32_t rows = first_rows + at.slot * kNextStage, weights = first_weights + at.slot * kNextStage;
     UnitSums product;
+    ptx::mbarrier_wait(room.full(at.slot), at.parity);
     take_turn();
     ptx::wgmma_begin();
 #pragma unroll
     for (int step = 0; step < kFp8Inner / 32; ++step) {
-      const uint64_t more = ptx::kInnerStep * static_cast<uint64_t>(step);
+      const uint32_t more = static_cast<uint32_t>(ptx::kInnerStep) * static_cast<uint32_t>(step);
       if (step == 0)
-        ptx::WgmmaE4m3<kBlockWeights>::first(product, rows, weights);
+        ptx::WgmmaE4m3<kBlockWeights>::first(product, operand(rows), operand(weights));
       else
-        ptx::WgmmaE4m3<kBlockWeights>::add(product, rows + more, weights + more);
+        ptx::WgmmaE4m3<kBlockWeights>::add(product, operand(rows + more), operand(weights + more));
     }
     ptx::wgmma_commit();
     pass_turn();
-    const float2 row_scales{ptx::load_shared_float(scales + own), ptx::load_shared_float(scales + own + 8 * 4)};
-    const float2 weight_scales = ptx::load_shared_pair(scales + kWeightScalesAt<K>);
+    const uint32_t row = first_row_scales + at.slot * kScaleBytes<K>;
+    const float2 row_scales{ptx::load_shared_float(row), ptx::load_shared_float(row + 8 * 4)};
+    const float2 weight_scales = ptx::load_shared_pair(first_weight_scales + at.slot * kScaleBytes<K>);
     __syncwarp();  // all lanes have read the scales
     ptx::wgmma_wait<0>();
     ptx::keep(product);
