@@ -6,9 +6,12 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "layer/experts.hpp"
 #include "oracle/numbers.hpp"
+#include "oracle/rows.hpp"
 
 // The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
 // instrument that.
@@ -63,25 +66,64 @@ float widened(uint16_t bf16) {
 
 int64_t padded(int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
 
+constexpr int64_t kTile = 32;
+
 /// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. In tiles, so that both sides stay in the cache.
-void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to) {
-  constexpr int64_t kTile = 32;
+/// `values_of(row, col)` says what the elements from there on stand for, up to the next multiple of kTile columns.
+template <class ValuesOf>
+void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to,
+               const ValuesOf& values_of) {
   const int64_t stride = padded(rows);
   to.assign(at(cols * stride), 0.0f);
   for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
     for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
       for (int64_t r = r0; r < std::min(rows, r0 + kTile); ++r) {
-        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) to[at(c * stride + r)] = widened(from[at(r * cols + c)]);
+        const auto value = values_of(r, c0);
+        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) to[at(c * stride + r)] = value(from[at(r * cols + c)]);
       }
     }
   }
 }
 
-/// One thread's memory, reused from expert to expert.
+/// What a bf16 row stands for after it was quantised.
+void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out) {
+  std::vector<uint8_t> codes(at(cols));
+  std::vector<std::byte> scales(scale_row_bytes(cols, kind));
+  oracle::quantise(DType::bf16, row, cols, kind, codes.data(), scales.data());
+  for (int64_t c = 0; c < cols; ++c)
+    out[c] = oracle::load(DType::fp8_e4m3, codes.data(), c) * oracle::scale_value(kind, scales.data(), c / kScaleGroup);
+}
+
+/// What the fp8 weights of a matrix stand for: of each scale, by the bf16 value that they are made from.
+class Fp8Values {
+ public:
+  Fp8Values(const measure::WeightForm& from, const measure::Fp8WeightForm& form) : values_(kScales * kAll) {
+    for (size_t s = 0; s < kScales; ++s)
+      for (int i = 0; i < measure::WeightForm::kLevels; ++i)
+        values_[s * kAll + from.levels[i]] = oracle::load(DType::fp8_e4m3, form.codes[s], i) * form.scales[s];
+  }
+  /// The values of a block, by bf16.
+  const float* of(int64_t expert, int64_t block_row, int64_t block_col) const {
+    return &values_[static_cast<size_t>(measure::weight_scale_of(expert, block_row, block_col)) * kAll];
+  }
+
+ private:
+  static constexpr size_t kScales = measure::Fp8WeightForm::kScales, kAll = size_t{1} << 16;
+  std::vector<float> values_;
+};
+/// Of both matrices of experts.
+struct Fp8Experts {
+  Fp8Experts(const WeightForms& from, const Fp8WeightForms& forms)
+      : gate_up(from.gate_up, forms.gate_up), down(from.down, forms.down) {}
+  Fp8Values gate_up, down;
+};
+
+/// One thread's memory, reused from expert to expert. With `fp8` a layer's operands are quantised.
 class ExpertWorker {
  public:
-  ExpertWorker(const ExpertWeights& weights, int64_t hidden, int64_t intermediate)
+  ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, int64_t hidden, int64_t intermediate)
       : weights_(weights),
+        fp8_(fp8),
         hidden_(hidden),
         intermediate_(intermediate),
         w13_(at(2 * intermediate * hidden)),
@@ -90,13 +132,11 @@ class ExpertWorker {
   /// Outputs of the expert for these rows of `input`, float32 [routes, padded(H)].
   const std::vector<float>& run(int64_t expert, const std::vector<Route>& routes, const ReferenceInput& input) {
     const auto rows = static_cast<int64_t>(routes.size());
-    weights_.fill(expert, w13_, w2_);
-    transpose(w13_, 2 * intermediate_, hidden_, w13_t_);
-    transpose(w2_, hidden_, intermediate_, w2_t_);
+    make_weights(expert);
     x_.resize(at(rows * hidden_));
     for (int64_t i = 0; i < rows; ++i) {
       const uint16_t* row = input.rows[at(routes[at(i)].rank)] + routes[at(i)].token * hidden_;
-      std::transform(row, row + hidden_, x_.begin() + i * hidden_, widened);
+      operand(row, hidden_, input.quantize, &x_[at(i * hidden_)]);
     }
     const int64_t up_cols = padded(2 * intermediate_);
     up_.resize(at(rows * up_cols));
@@ -106,6 +146,7 @@ class ExpertWorker {
       const float* row = &up_[at(i * up_cols)];
       for (int64_t j = 0; j < intermediate_; ++j)
         h_[at(i * intermediate_ + j)] = row[j] / (1.0f + std::exp(-row[j])) * row[intermediate_ + j];
+      if (fp8_) quantise_between(&h_[at(i * intermediate_)], input.quantize);
     }
     y_.resize(at(rows * padded(hidden_)));
     multiply(h_.data(), w2_t_.data(), y_.data(), rows, intermediate_, padded(hidden_));
@@ -113,9 +154,35 @@ class ExpertWorker {
   }
 
  private:
+  void make_weights(int64_t expert) {
+    weights_.fill(expert, w13_, w2_);
+    make_matrix(w13_, 2 * intermediate_, hidden_, intermediate_, fp8_ ? &fp8_->gate_up : nullptr, expert, w13_t_);
+    make_matrix(w2_, hidden_, intermediate_, hidden_, fp8_ ? &fp8_->down : nullptr, expert, w2_t_);
+  }
+  static void make_matrix(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, int64_t half_rows,
+                          const Fp8Values* fp8, int64_t expert, std::vector<float>& to) {
+    if (!fp8) return transpose(from, rows, cols, to, [](int64_t, int64_t) { return widened; });
+    constexpr int64_t kScaleBlock = measure::Fp8WeightForm::kBlock;
+    static_assert(kScaleBlock % kTile == 0);
+    transpose(from, rows, cols, to, [&](int64_t row, int64_t col) {
+      const float* values = fp8->of(expert, measure::weight_block_row(row, half_rows), col / kScaleBlock);
+      return [values](uint16_t bf16) { return values[bf16]; };
+    });
+  }
+  static void operand(const uint16_t* row, int64_t cols, ScaleKind quantize, float* out) {
+    if (quantize != ScaleKind::none) return quantised(row, cols, quantize, out);
+    std::transform(row, row + cols, out, widened);
+  }
+  void quantise_between(float* row, ScaleKind kind) {
+    rounded_.resize(at(intermediate_));
+    oracle::store_row(DType::bf16, row, intermediate_, rounded_.data());
+    quantised(rounded_.data(), intermediate_, kind, row);
+  }
+
   const ExpertWeights& weights_;
+  const Fp8Experts* fp8_;
   int64_t hidden_, intermediate_;
-  std::vector<uint16_t> w13_, w2_;
+  std::vector<uint16_t> w13_, w2_, rounded_;
   std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_;
 };
 
@@ -147,11 +214,14 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
           {static_cast<int>(r), f / routing.topk, routing.weights.empty() ? 1.0f : routing.weights[at(f)]});
     }
   }
+  std::optional<Fp8Experts> fp8;
+  if (input.quantize != ScaleKind::none)
+    fp8.emplace(weight_forms(0, hidden, intermediate), fp8_weight_forms(0, hidden, intermediate));  // for any seed
   std::atomic<int> next{0};
   std::atomic<int64_t> done{0};
   TokenLocks locks;
   const auto work = [&] {
-    ExpertWorker worker(weights, hidden, intermediate);
+    ExpertWorker worker(weights, fp8 ? &*fp8 : nullptr, hidden, intermediate);
     for (int e = next.fetch_add(1); e < experts; e = next.fetch_add(1)) {
       const std::vector<Route>& mine = routes[at(e)];
       if (!mine.empty()) {

@@ -15,10 +15,13 @@ namespace switchyard::tool {
 struct ReferenceInput {
   std::vector<const uint16_t*> rows;  ///< per rank, bf16 [T, H]
   std::vector<Routing> routing;       ///< per rank
+  /// Not none: a layer in fp8. Operands are what the codes and scales of quantised rows stand for, with scales of this kind:
+  /// the rows; the intermediate row, after it was rounded to bf16; and the weights of fp8_weight_forms.
+  ScaleKind quantize = ScaleKind::none;
 };
 
-/// out[r] is float32 [T, H]: sum over k of weight * mlp_expert(x), float32 throughout, nothing rounded in between.
-/// Uses `threads` threads; `on_progress` gets the number of experts done.
+/// out[r] is float32 [T, H]: sum over k of weight * mlp_expert(x), float32 throughout, nothing rounded in between but what
+/// fp8 rounds. Uses `threads` threads; `on_progress` gets the number of experts done.
 std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const ExpertWeights& weights, int64_t hidden,
                                               int64_t intermediate, int threads,
                                               const std::function<void(int64_t)>& on_progress);
@@ -31,5 +34,10 @@ double row_error(const uint16_t* got, const float* expected, int64_t hidden);
 /// size, and errors of many elements add up like their root: about 2^-8 in all. Four times that is allowed; one wrong or
 /// missing route of eight with average weights is off by more than 2^-2.
 inline constexpr double kLayerTolerance = 1.0 / 64;
+/// The same of a layer in fp8. The reference rounds the intermediate row as the layer does, but a sum that comes near a
+/// boundary between codes may fall to the other side: an e4m3 code is 2^-4 of its size away from the next. That happens to
+/// about one element of 200, which adds 2^-8 to the roundings of the other rows.
+inline constexpr double kFp8LayerTolerance = 1e-2;
+inline double layer_tolerance(ScaleKind quantize) { return quantize == ScaleKind::none ? kLayerTolerance : kFp8LayerTolerance; }
 
 }  // namespace switchyard::tool
