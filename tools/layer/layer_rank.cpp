@@ -116,11 +116,13 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
   result.name = name;
   const ExpertWeights weights(s.seed, s.hidden, spec_.intermediate);
   input.quantize = spec_.quantize;
-  const double tolerance = layer_tolerance(spec_.quantize);
-  const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {});
+  std::vector<std::vector<double>> ambiguity;
+  const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {}, &ambiguity);
   for (int64_t i = 0; i < count; ++i, result.compared += s.hidden) {
     const auto* got = reinterpret_cast<const uint16_t*>(outputs.data() + at(token(i)) * x_.row_bytes());
-    const double error = row_error(got, &expected.front()[at(i * s.hidden)], s.hidden);
+    const float* const wanted = &expected.front()[at(i * s.hidden)];
+    const double error = row_error(got, wanted, s.hidden);
+    const double tolerance = layer_tolerance(spec_.quantize, norm_of(wanted, s.hidden), ambiguity.front()[at(i)]);
     if (error <= tolerance || !result.passed) continue;
     result.passed = false;
     result.detail = fmt::format("token {}: off by {:.2f} %, at most {:.2f} % allowed", token(i), 100 * error, 100 * tolerance);

@@ -9,9 +9,8 @@
 #include <optional>
 #include <thread>
 
-#include "layer/experts.hpp"
+#include "layer/fp8_operands.hpp"
 #include "oracle/numbers.hpp"
-#include "oracle/rows.hpp"
 
 // The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
 // instrument that.
@@ -85,39 +84,6 @@ void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, st
   }
 }
 
-/// What a bf16 row stands for after it was quantised.
-void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out) {
-  std::vector<uint8_t> codes(at(cols));
-  std::vector<std::byte> scales(scale_row_bytes(cols, kind));
-  oracle::quantise(DType::bf16, row, cols, kind, codes.data(), scales.data());
-  for (int64_t c = 0; c < cols; ++c)
-    out[c] = oracle::load(DType::fp8_e4m3, codes.data(), c) * oracle::scale_value(kind, scales.data(), c / kScaleGroup);
-}
-
-/// What the fp8 weights of a matrix stand for: of each scale, by the bf16 value that they are made from.
-class Fp8Values {
- public:
-  Fp8Values(const measure::WeightForm& from, const measure::Fp8WeightForm& form) : values_(kScales * kAll) {
-    for (size_t s = 0; s < kScales; ++s)
-      for (int i = 0; i < measure::WeightForm::kLevels; ++i)
-        values_[s * kAll + from.levels[i]] = oracle::load(DType::fp8_e4m3, form.codes[s], i) * form.scales[s];
-  }
-  /// The values of a block, by bf16.
-  const float* of(int64_t expert, int64_t block_row, int64_t block_col) const {
-    return &values_[static_cast<size_t>(measure::weight_scale_of(expert, block_row, block_col)) * kAll];
-  }
-
- private:
-  static constexpr size_t kScales = measure::Fp8WeightForm::kScales, kAll = size_t{1} << 16;
-  std::vector<float> values_;
-};
-/// Of both matrices of experts.
-struct Fp8Experts {
-  Fp8Experts(const WeightForms& from, const Fp8WeightForms& forms)
-      : gate_up(from.gate_up, forms.gate_up), down(from.down, forms.down) {}
-  Fp8Values gate_up, down;
-};
-
 /// One thread's memory, reused from expert to expert. With `fp8` a layer's operands are quantised.
 class ExpertWorker {
  public:
@@ -144,20 +110,29 @@ class ExpertWorker {
     h_.resize(at(rows * intermediate_));
     for (int64_t i = 0; i < rows; ++i) {
       const float* row = &up_[at(i * up_cols)];
-      for (int64_t j = 0; j < intermediate_; ++j)
-        h_[at(i * intermediate_ + j)] = row[j] / (1.0f + std::exp(-row[j])) * row[intermediate_ + j];
-      if (fp8_) quantise_between(&h_[at(i * intermediate_)], input.quantize);
+      for (int64_t j = 0; j < intermediate_; ++j) h_[at(i * intermediate_ + j)] = silu(row[j]) * row[intermediate_ + j];
     }
+    ambiguity_.assign(at(rows), 0);
+    for (int64_t i = 0; fp8_ && i < rows; ++i)
+      ambiguity_[at(i)] = quantise_between(&up_[at(i * up_cols)], &h_[at(i * intermediate_)], input.quantize);
     y_.resize(at(rows * padded(hidden_)));
     multiply(h_.data(), w2_t_.data(), y_.data(), rows, intermediate_, padded(hidden_));
     return y_;
   }
 
+  /// Of the rows of the last run, as moe_reference() says.
+  const std::vector<double>& ambiguity() const { return ambiguity_; }
+
  private:
+  static float silu(float v) { return v / (1.0f + std::exp(-v)); }
   void make_weights(int64_t expert) {
     weights_.fill(expert, w13_, w2_);
     make_matrix(w13_, 2 * intermediate_, hidden_, intermediate_, fp8_ ? &fp8_->gate_up : nullptr, expert, w13_t_);
     make_matrix(w2_, hidden_, intermediate_, hidden_, fp8_ ? &fp8_->down : nullptr, expert, w2_t_);
+    if (!fp8_) return;
+    w2_norms_.assign(at(intermediate_), 0);
+    for (int64_t j = 0; j < intermediate_; ++j)
+      for (int64_t c = 0; c < hidden_; ++c) w2_norms_[at(j)] += square(w2_t_[at(j * padded(hidden_) + c)]);
   }
   static void make_matrix(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, int64_t half_rows,
                           const Fp8Values* fp8, int64_t expert, std::vector<float>& to) {
@@ -173,18 +148,45 @@ class ExpertWorker {
     if (quantize != ScaleKind::none) return quantised(row, cols, quantize, out);
     std::transform(row, row + cols, out, widened);
   }
-  void quantise_between(float* row, ScaleKind kind) {
+  /// Of the sums `up` and the intermediate row made of them. \returns the row's ambiguity
+  double quantise_between(const float* up, float* row, ScaleKind kind) {
+    double squares = 0;
+    for (int64_t j = 0; j < 2 * intermediate_; ++j) squares += square(up[j]);
+    const auto sum_moves = static_cast<float>(kSumMoves * std::sqrt(squares / static_cast<double>(2 * intermediate_)));
+    by_.resize(at(intermediate_));
+    for (int64_t j = 0; j < intermediate_; ++j)
+      by_[at(j)] = sum_moves * (std::fabs(silu(up[j])) + 1.1f * std::fabs(up[intermediate_ + j]));  // silu' is below 1.1
+    range_.resize(at(intermediate_));
+    quantised_range(row, by_.data(), intermediate_, kind, range_.data());
+    double moved = 0;
+    for (int64_t j = 0; j < intermediate_; ++j) moved += square(range_[at(j)]) * w2_norms_[at(j)];
     rounded_.resize(at(intermediate_));
     oracle::store_row(DType::bf16, row, intermediate_, rounded_.data());
     quantised(rounded_.data(), intermediate_, kind, row);
+    return std::sqrt(moved);
   }
+  static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
+  /// How far a sum of the first product may be from the reference's, as a part of such sums: fp8 products are added with 14
+  /// bits by the tensor cores, 128 at a time.
+  static constexpr double kSumMoves = 1.0 / 2048;
 
   const ExpertWeights& weights_;
   const Fp8Experts* fp8_;
   int64_t hidden_, intermediate_;
   std::vector<uint16_t> w13_, w2_, rounded_;
-  std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_;
+  std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_, by_, range_;
+  std::vector<double> w2_norms_, ambiguity_;  ///< w2_norms_: squared, of columns
 };
+
+/// Of the routes of an expert, in order of their tokens: the weight with which route `i` moves its token. A token may name an
+/// expert several times; then its first route moves it by all their weights.
+double weight_of_run(const std::vector<Route>& routes, size_t i) {
+  const auto same = [&](size_t a, size_t b) { return routes[a].rank == routes[b].rank && routes[a].token == routes[b].token; };
+  if (i > 0 && same(i - 1, i)) return 0;
+  double weight = 0;
+  for (size_t k = i; k < routes.size() && same(i, k); ++k) weight += std::fabs(static_cast<double>(routes[k].weight));
+  return weight;
+}
 
 /// A lock per group of tokens: experts of different threads add to the same token.
 class TokenLocks {
@@ -200,13 +202,16 @@ class TokenLocks {
 
 std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const ExpertWeights& weights, int64_t hidden,
                                               int64_t intermediate, int threads,
-                                              const std::function<void(int64_t)>& on_progress) {
+                                              const std::function<void(int64_t)>& on_progress,
+                                              std::vector<std::vector<double>>* ambiguity) {
   const int experts = input.routing.front().num_experts;
   std::vector<std::vector<Route>> routes(at(experts));
   std::vector<std::vector<float>> out;
+  std::vector<std::vector<double>> moved;  // squared norms
   for (size_t r = 0; r < input.routing.size(); ++r) {
     const Routing& routing = input.routing[r];
     out.emplace_back(at(routing.tokens * hidden), 0.0f);
+    moved.emplace_back(at(routing.tokens), 0.0);
     for (int64_t f = 0; f < routing.tokens * routing.topk; ++f) {
       const int32_t id = routing.ids[at(f)];
       if (id < 0 || id >= experts) continue;
@@ -215,8 +220,7 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
     }
   }
   std::optional<Fp8Experts> fp8;
-  if (input.quantize != ScaleKind::none)
-    fp8.emplace(weight_forms(0, hidden, intermediate), fp8_weight_forms(0, hidden, intermediate));  // for any seed
+  if (input.quantize != ScaleKind::none) fp8.emplace(hidden, intermediate);
   std::atomic<int> next{0};
   std::atomic<int64_t> done{0};
   TokenLocks locks;
@@ -230,6 +234,8 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
           const std::lock_guard lock(locks.of(mine[i]));
           float* row = &out[at(mine[i].rank)][at(mine[i].token * hidden)];
           for (int64_t c = 0; c < hidden; ++c) row[c] += mine[i].weight * y[i * at(padded(hidden)) + at(c)];
+          const double row_moved = weight_of_run(mine, i) * worker.ambiguity()[i];
+          moved[at(mine[i].rank)][at(mine[i].token)] += row_moved * row_moved;
         }
       }
       const int64_t count = done.fetch_add(1) + 1;
@@ -240,7 +246,21 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
   for (int i = 1; i < threads; ++i) pool.emplace_back(work);
   work();
   for (std::thread& t : pool) t.join();
+  for (std::vector<double>& of_rank : moved)
+    for (double& square : of_rank) square = std::sqrt(square);
+  if (ambiguity) *ambiguity = std::move(moved);
   return out;
+}
+
+double norm_of(const float* row, int64_t hidden) {
+  double squares = 0;
+  for (int64_t c = 0; c < hidden; ++c) squares += static_cast<double>(row[c]) * static_cast<double>(row[c]);
+  return std::sqrt(squares);
+}
+
+double layer_tolerance(ScaleKind quantize, double norm, double ambiguity) {
+  if (quantize == ScaleKind::none || norm == 0) return kLayerTolerance;
+  return std::max(kFp8LayerTolerance, 1.0 / 256 + ambiguity / norm);
 }
 
 double row_error(const uint16_t* got, const float* expected, int64_t hidden) {

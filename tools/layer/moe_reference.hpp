@@ -21,10 +21,13 @@ struct ReferenceInput {
 };
 
 /// out[r] is float32 [T, H]: sum over k of weight * mlp_expert(x), float32 throughout, nothing rounded in between but what
-/// fp8 rounds. Uses `threads` threads; `on_progress` gets the number of experts done.
+/// fp8 rounds. Uses `threads` threads; `on_progress` gets the number of experts done. `ambiguity`: filled with a norm for each
+/// token, 0 but for fp8: how far its result may lie from `out` because elements of intermediate rows are close to a boundary
+/// between two codes, so that sums in another order fall to the other side.
 std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const ExpertWeights& weights, int64_t hidden,
                                               int64_t intermediate, int threads,
-                                              const std::function<void(int64_t)>& on_progress);
+                                              const std::function<void(int64_t)>& on_progress,
+                                              std::vector<std::vector<double>>* ambiguity = nullptr);
 
 /// Relative distance |got - expected| / |expected| of one token's row, in the 2-norm. bf16 against float32.
 double row_error(const uint16_t* got, const float* expected, int64_t hidden);
@@ -34,10 +37,12 @@ double row_error(const uint16_t* got, const float* expected, int64_t hidden);
 /// size, and errors of many elements add up like their root: about 2^-8 in all. Four times that is allowed; one wrong or
 /// missing route of eight with average weights is off by more than 2^-2.
 inline constexpr double kLayerTolerance = 1.0 / 64;
-/// The same of a layer in fp8. The reference rounds the intermediate row as the layer does, but a sum that comes near a
-/// boundary between codes may fall to the other side: an e4m3 code is 2^-4 of its size away from the next. That happens to
-/// about one element of 200, which adds 2^-8 to the roundings of the other rows.
+/// The same of a layer in fp8, whose codes are the reference's but for a few that lie near a boundary: hundreds of elements of
+/// an intermediate row make the share of those in its norm small.
 inline constexpr double kFp8LayerTolerance = 1e-2;
-inline double layer_tolerance(ScaleKind quantize) { return quantize == ScaleKind::none ? kLayerTolerance : kFp8LayerTolerance; }
+/// Of a token whose result has this norm. In fp8 an `ambiguity` as moe_reference() found it allows more if an intermediate row
+/// has few elements: what it says, and 2^-8 for the roundings of the other rows.
+double layer_tolerance(ScaleKind quantize, double norm, double ambiguity);
+double norm_of(const float* row, int64_t hidden);
 
 }  // namespace switchyard::tool
