@@ -122,7 +122,8 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
     const auto* got = reinterpret_cast<const uint16_t*>(outputs.data() + at(token(i)) * x_.row_bytes());
     const float* const wanted = &expected.front()[at(i * s.hidden)];
     const double error = row_error(got, wanted, s.hidden);
-    const double tolerance = layer_tolerance(spec_.quantize, norm_of(wanted, s.hidden), ambiguity.front()[at(i)]);
+    const double tolerance =
+        layer_tolerance(spec_.quantize, spec_.intermediate, norm_of(wanted, s.hidden), ambiguity.front()[at(i)]);
     if (error <= tolerance || !result.passed) continue;
     result.passed = false;
     result.detail = fmt::format("token {}: off by {:.2f} %, at most {:.2f} % allowed", token(i), 100 * error, 100 * tolerance);

@@ -258,8 +258,9 @@ double norm_of(const float* row, int64_t hidden) {
   return std::sqrt(squares);
 }
 
-double layer_tolerance(ScaleKind quantize, double norm, double ambiguity) {
-  if (quantize == ScaleKind::none || norm == 0) return kLayerTolerance;
+double layer_tolerance(ScaleKind quantize, int64_t intermediate, double norm, double ambiguity) {
+  if (quantize == ScaleKind::none) return kLayerTolerance;
+  if (intermediate >= kFewElements || norm == 0) return kFp8LayerTolerance;
   return std::max(kFp8LayerTolerance, 1.0 / 256 + ambiguity / norm);
 }
 

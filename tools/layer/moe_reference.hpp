@@ -37,12 +37,14 @@ double row_error(const uint16_t* got, const float* expected, int64_t hidden);
 /// size, and errors of many elements add up like their root: about 2^-8 in all. Four times that is allowed; one wrong or
 /// missing route of eight with average weights is off by more than 2^-2.
 inline constexpr double kLayerTolerance = 1.0 / 64;
-/// The same of a layer in fp8, whose codes are the reference's but for a few that lie near a boundary: hundreds of elements of
-/// an intermediate row make the share of those in its norm small.
+/// The same of a layer in fp8. A sum of fp8 products is off by about 2^-12 of its size, because the tensor cores add with 14
+/// bits; so one of 100 elements of an intermediate row gets the code beside the reference's, 2^-4 away. In rows of many
+/// elements that is 0.5 % of their norm, to which the roundings of the other rows add little.
 inline constexpr double kFp8LayerTolerance = 1e-2;
-/// Of a token whose result has this norm. In fp8 an `ambiguity` as moe_reference() found it allows more if an intermediate row
-/// has few elements: what it says, and 2^-8 for the roundings of the other rows.
-double layer_tolerance(ScaleKind quantize, double norm, double ambiguity);
+/// In rows of fewer elements one can be a large part of the norm: there 2^-8 for the roundings and the `ambiguity` that
+/// moe_reference() found are allowed, too. `norm`: of the token's result.
+inline constexpr int64_t kFewElements = 1024;
+double layer_tolerance(ScaleKind quantize, int64_t intermediate, double norm, double ambiguity);
 double norm_of(const float* row, int64_t hidden);
 
 }  // namespace switchyard::tool

@@ -85,8 +85,9 @@ class PlainFp8Layer {
     std::vector<double> out(static_cast<size_t>(hidden_));
     for (int64_t c = 0; c < hidden_; ++c)
       for (int64_t j = 0; j < intermediate_; ++j)
-        out[static_cast<size_t>(c)] += h[static_cast<size_t>(j)] * weight(weights_.w2(expert, c, j), 0.3557 * intermediate_,
-                                                                          measure::weight_scale_of(expert, c / 128, j / 128));
+        out[static_cast<size_t>(c)] +=
+            h[static_cast<size_t>(j)] * weight(weights_.w2(expert, c, j), 0.3557 * static_cast<double>(intermediate_),
+                                               measure::weight_scale_of(expert, c / 128, j / 128));
     return out;
   }
 
@@ -148,7 +149,7 @@ TEST(MoeReference, OfFp8HasQuantisedOperands) {
     for (size_t t = 0; t < 2; ++t) {
       EXPECT_LT(std::sqrt(off[t] / norm[t]), 1e-4) << to_string(kind) << t;
       EXPECT_GT(std::sqrt(from_plain[t] / norm[t]), 2e-2) << "a layer in bf16 would not pass";
-      EXPECT_GE(layer_tolerance(kind, std::sqrt(norm[t]), ambiguity[0][t]), kFp8LayerTolerance);
+      EXPECT_GE(layer_tolerance(kind, intermediate, std::sqrt(norm[t]), ambiguity[0][t]), kFp8LayerTolerance);
       EXPECT_LT(ambiguity[0][t] / std::sqrt(norm[t]), 0.05);
     }
   }
@@ -162,9 +163,10 @@ TEST(MoeReference, KnowsElementsNearABoundary) {
   quantised_range(row, moving, 4, ScaleKind::f32, range);
   EXPECT_EQ(range[1], 2) << "16 or 18";
   EXPECT_EQ(range[0] + range[2] + range[3], 0);
-  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 4, 0), kFp8LayerTolerance);
-  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 4, 1), 0.25 + 1.0 / 256);
-  EXPECT_EQ(layer_tolerance(ScaleKind::none, 4, 0), kLayerTolerance);
+  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 64, 4, 0), kFp8LayerTolerance);
+  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 64, 4, 1), 0.25 + 1.0 / 256);
+  EXPECT_EQ(layer_tolerance(ScaleKind::f32, kFewElements, 4, 1), kFp8LayerTolerance);
+  EXPECT_EQ(layer_tolerance(ScaleKind::none, 64, 4, 0), kLayerTolerance);
 }
 
 TEST(LayerWidths, OfGpusAreMultiplesOf8AndInFp8Of16) {
