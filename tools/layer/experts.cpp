@@ -142,7 +142,10 @@ void LayerExperts::up(const ConstRows& x, const ExpertRows& rows) {
 }
 
 void LayerExperts::down(const ExpertRows& rows, const Rows& y) {
-  if (down_) down_->run(between(y.rows), rows, y, {device_.stream(), sms_});
+  if (!down_) return;
+  ExpertRows by_rows = rows;
+  by_rows.scale_rows = 0;  // the order of the delivered scales is not that of the rows between
+  down_->run(between(y.rows), by_rows, y, {device_.stream(), sms_});
 }
 
 void LayerExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows& y) {
