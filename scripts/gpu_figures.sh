@@ -103,9 +103,12 @@ decode low_latency_per_route --quantize f32 --sending per_route
 # Whole layers, hidden 7168, intermediate 2048, top-8; and decode-sized ones.
 measure layer --mode layer --tokens 4096 --sweep experts=64,128,256 --html "$out/layer.html"
 measure layer_8192 --mode layer --tokens 8192 --experts 128
+measure layer_fp8 --mode layer --quantize f32 --tokens 4096 --sweep experts=64,128,256 --html "$out/layer_fp8.html"
 measure layer_per_route --mode layer --tokens 4096 --experts 128 --order per_route
 readonly few=(--sweep "tokens=1,8,32,128")
 measure layer_decode --mode layer --exchange low_latency --sweep experts=64,128 "${few[@]}" --html "$out/layer_decode.html"
+measure layer_decode_fp8 --mode layer --exchange low_latency --quantize f32 --sweep experts=64,128 "${few[@]}" \
+  --html "$out/layer_decode_fp8.html"
 # Every other kernel of the mode, at the ends of the range.
 readonly orders=(--sweep "scale-order=row_major,column_major") sendings=(--sweep "sending=per_rank,per_route")
 readonly ends=(--sweep "tokens=1,128")

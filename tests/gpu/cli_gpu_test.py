@@ -68,6 +68,18 @@ class Verify(unittest.TestCase):
         self.expect_pass(*ON, "--modes", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
                          "--intermediate", "64", "--routings", "one_expert,drops", "--processes")
 
+    @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
+    def test_layer_in_fp8(self):
+        """Blocks of scales that are not whole, in both dimensions; both kinds of scales, also if none is asked for."""
+        ragged = ["--modes", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "528", "--experts", "16", "--topk", "4",
+                  "--intermediate", "144", "--dtypes", "bf16"]
+        self.expect_pass(*ON, *ragged, "--routings", "uniform,zipf,drops,duplicates,all_to_one", "--quantize", "f32,ue8m0")
+        out = self.expect_pass(*ON, *ragged, "--routings", "one_expert", "--processes", "--json")
+        self.assertEqual({case["case"]["quantize"] for case in json.loads(out)["cases"]}, {"none", "f32", "ue8m0"})
+        code, _, err = run("verify", *ON, "--modes", "layer", "--hidden", "264", "--quantize", "f32")
+        self.assertEqual(code, 2)
+        self.assertIn("--hidden: 264 given", err)
+
     def test_processes_and_multiprocessors(self):
         sms = ["--sms", "1,3"] if BACKEND == "cuda" else []
         self.expect_pass(*SMALL, "--ranks", "2", "--dtypes", "f16", "--routings", "zipf", "--processes", *sms)
@@ -119,6 +131,18 @@ class Bench(unittest.TestCase):
                     self.assertGreater(one[name]["p50_us"], 0, name)
                     self.assertEqual(one[name]["iterations"], 20, name)
                 self.assertEqual(set(one["tflops"]), {"experts", "layer", *parts})
+
+    @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
+    def test_layer_in_fp8(self):
+        orders = ["--sweep", "scale-order=row_major,column_major"]
+        for args in (["--sweep", "quantize=none,f32,ue8m0"], ["--exchange", "low_latency", "--quantize", "f32", *orders],
+                     ["--exchange", "low_latency", "--quantize", "ue8m0", *orders, "--processes"]):
+            runs = self.measured("--mode", "layer", "--intermediate", "272", *args)
+            self.assertEqual({one["config"]["quantize"] for one in runs},
+                             {"none", "f32", "ue8m0"} if "quantize=none,f32,ue8m0" in args else {args[3]})
+            for one in runs:
+                for name in ("dispatch", "up", "down", "experts", "combine", "layer"):
+                    self.assertGreater(one[name]["p50_us"], 0, name)
 
     def test_processes(self):
         self.measured("--processes")

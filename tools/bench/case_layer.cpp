@@ -60,10 +60,12 @@ Point make_point(const BenchOptions& o) {
   p.spec.intermediate = o.intermediate;
   p.spec.backend = backend_named(o.backend);
   p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
+  p.spec.quantize = scales_named(o.quantize);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
   } else {
-    LowLatencyConfig config = layer_low_latency_config(s);
+    LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
+    config.scale_order = scale_order_named(o.scale_order);
     config.sending = sending_named(o.sending);
     config.pieces = static_cast<int>(o.pieces);
     p.spec.exchange = config;
@@ -153,8 +155,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
   void check(const BenchOptions& o) const override {
     const Point p = make_point(o);
-    if (gpus_ && o.intermediate % 8 != 0)
-      throw UsageError(fmt::format("--intermediate: {} given; allowed with --backend cuda: a multiple of 8", o.intermediate));
+    if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
     const double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec));
     const std::string sizes = fmt::format("--ranks {} --tokens {} --hidden {} --intermediate {} --experts {}", o.ranks,
                                           o.tokens, o.hidden, o.intermediate, p.options.experts);
@@ -165,10 +166,10 @@ class LayerBench final : public BenchCaseOf<Run> {
   std::string what() const override { return fmt::format("switchyard bench --mode layer --backend {}", backend_); }
   void print_head(const std::vector<BenchOptions>& points) const override {
     const BenchOptions& any = points.front();
-    fmt::print("{}\n  {} backend, {} exchange{}, intermediate {}, {} rows, {} combine, {} routing, commit {}, {}\n\n",
-               bold("switchyard bench --mode layer"), any.backend, any.exchange, common_hidden(any),
-               common(any, "intermediate"), any.dtype, common(any, "order"), common(any, "routing"), any.commit,
-               measure::utc_now());
+    fmt::print(
+        "{}\n  {} backend, {} exchange{}, intermediate {}, dtype {}, quantize {}, {} combine, {} routing, commit {}, {}\n\n",
+        bold("switchyard bench --mode layer"), any.backend, any.exchange, common_hidden(any), common(any, "intermediate"),
+        any.dtype, common(any, "quantize"), common(any, "order"), common(any, "routing"), any.commit, measure::utc_now());
   }
   void complete(json& document) const override {
     if (gpus_) document["gpus"] = gpus_->described();
@@ -176,7 +177,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
   void print() const override {
     const bool parts = any_run_in_parts();
-    std::vector<std::string> header{"ranks", "tokens", "experts"};
+    std::vector<std::string> header{"ranks", "tokens", "experts", "rows"};
     if (on_gpus(any())) header.emplace_back("SMs");
     header.emplace_back("dispatch");
     if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
@@ -184,7 +185,8 @@ class LayerBench final : public BenchCaseOf<Run> {
     PointTable table(any(), {"ranks", "tokens", "experts", "sms"}, header);
     for (const Run& r : runs_) {
       const BenchOptions& o = r.options;
-      std::vector<std::string> cells{std::to_string(o.ranks), std::to_string(o.tokens), std::to_string(o.experts)};
+      std::vector<std::string> cells{std::to_string(o.ranks), std::to_string(o.tokens), std::to_string(o.experts),
+                                     rows_text(o)};
       if (on_gpus(o)) cells.push_back(sms_text(o));
       cells.push_back(us(r.p50("dispatch")));
       if (parts)
@@ -244,6 +246,8 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"topk", o.topk},
                   {"expert_alignment", o.alignment},
                   {"dtype", o.dtype},
+                  {"quantize", o.quantize},
+                  {"scale_order", o.scale_order},
                   {"order", o.order},
                   {"sending", o.sending},
                   {"pieces", o.pieces},

@@ -79,9 +79,16 @@ void check_words(const BenchOptions& o) {
     throw UsageError(
         "--order: 'per_route' given with --layout rank_major, whose rows are one per (token, rank); allowed: per_rank, or "
         "--layout expert_major");
-  if (mode.has_experts && (o.dtype != to_string(DType::bf16) || quantised))
-    throw UsageError(fmt::format("--mode: '{}' given with {} rows; its experts compute in bf16: --dtype bf16, --quantize none",
-                                 mode.name, quantised ? "quantised" : o.dtype));
+  if (mode.has_experts && o.dtype != to_string(DType::bf16))
+    throw UsageError(
+        fmt::format("--mode: '{}' given with {} rows; its tokens are bf16, and fp8 on the way and in its experts "
+                    "with --quantize f32 or ue8m0: --dtype bf16",
+                    mode.name, o.dtype));
+  if (mode.has_experts && quantised && backend_named(o.backend) == Backend::cpu)
+    throw UsageError(
+        fmt::format("--quantize: '{}' given with --mode {} --backend cpu, whose experts compute in bf16; allowed: "
+                    "none, or --backend cuda",
+                    o.quantize, mode.name));
   if (mode.plain_rows && (fp8 || quantised))
     throw UsageError(fmt::format(
         "--mode: '{}' given with fp8 rows; its rows travel as they are: --dtype bf16, f16 or f32, --quantize none", mode.name));

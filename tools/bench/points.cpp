@@ -142,7 +142,7 @@ struct Place {
   std::string given, why;
 };
 struct Places {
-  Place gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, ring, shape;
+  Place gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape;
 };
 Places places_of(const BenchOptions& o) {
   const Mode& mode = mode_named(o.mode);
@@ -159,6 +159,8 @@ Places places_of(const BenchOptions& o) {
       .late = {!mode.has_layouts && !mode.has_experts, named, "; it belongs to --mode low_latency and flat"},
       .layer = {mode.has_experts, named, "; it belongs to --mode layer"},
       .low_latency = {&mode == &kLowLatency, named, "; it belongs to --mode low_latency"},
+      .scaled = {&exchange_of(o) == &kLowLatency, around,
+                 "; it belongs to --mode low_latency, and to --mode layer with --exchange low_latency"},
       .ring = {staging_named(o.staging) == Staging::ring, "--staging direct", "; it belongs to --staging ring"},
       .shape = {!o.contest, "--contest", ", which sets the shapes"},
   };
@@ -167,7 +169,7 @@ Places places_of(const BenchOptions& o) {
 /// Throws for flags and sweeps that would change nothing in this mode, on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
   const BenchOptions usual;
-  const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, ring, shape] = places_of(o);
+  const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape] = places_of(o);
   const struct {
     std::string name;
     bool changed;
@@ -194,7 +196,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"sending", o.sending != usual.sending, decode},
       {"late-us", o.late_us != usual.late_us, late},
       {"compute", o.compute != usual.compute, low_latency},
-      {"scale-order", o.scale_order != usual.scale_order, low_latency},
+      {"scale-order", o.scale_order != usual.scale_order, scaled},
       {"channels", o.channels != usual.channels, ring},
       {"send-chunk", o.send_chunk != usual.send_chunk, ring},
       {"slots", o.slots != usual.slots, ring},

@@ -38,8 +38,9 @@ void add_layer(Options& add, BenchOptions& o) {
 void add_decode(Options& add, BenchOptions& o) {
   add.choice("--sending", o.sending, kSendings,
              "low_latency, flat, layer: a row crosses the link once per rank, or once per route");
-  add.choice("--scale-order", o.scale_order, kScaleOrders,
-             "low_latency: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
+  add.choice(
+      "--scale-order", o.scale_order, kScaleOrders,
+      "low_latency, layer: order in memory of the received scales, of --quantize or of --dtype fp8, whose rows come quantised");
   add.automatic(
       "--pieces", o.pieces, 1, 16,
       "low_latency, flat, layer: parts of a row that are placed and returned on their own; auto: the library's default");
@@ -59,7 +60,8 @@ void declare(Options& add, BenchOptions& o) {
       "in separate calls, and its experts alone; layout and staging belong to normal, order and alignment also to layer");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
-  add.choice("--quantize", o.quantize, kQuantize, "Quantise to fp8 on the way, with these scales");
+  add.choice("--quantize", o.quantize, kQuantize,
+             "Quantise to fp8 on the way, with these scales; layer, CUDA: so that its experts compute in fp8");
   add.choice("--staging", o.staging, kStaging, "How rows travel");
   add.choice("--order", o.order, kOrders, "Order of combine's sum");
   add_layer(add, o);
@@ -101,7 +103,8 @@ void declare(Options& add, BenchOptions& o) {
       "  switchyard bench --mode low_latency --backend cuda --quantize f32 --sweep tokens=1,8,32,128,512\n"
       "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n"
       "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep experts=64,128,256\n"
-      "  switchyard bench --mode layer --exchange low_latency --backend cuda --sweep tokens=1,8,32,128\n");
+      "  switchyard bench --mode layer --exchange low_latency --backend cuda --sweep tokens=1,8,32,128\n"
+      "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep quantize=none,f32\n");
 }
 
 VerbRun add(Options& options) {

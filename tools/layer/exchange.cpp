@@ -11,13 +11,14 @@ namespace {
 
 class NormalCalls final : public LayerExchange {
  public:
-  NormalCalls(const NormalConfig& config, Group& group, CallSms sms, void* stream)
-      : exchange_(group, config), sms_(sms), stream_(stream) {}
+  NormalCalls(const NormalConfig& config, ScaleKind quantize, Group& group, CallSms sms, void* stream)
+      : exchange_(group, config), quantize_(quantize), sms_(sms), stream_(stream) {}
 
   void dispatch(const LayerInput& input) override {
     y_ = {};
     delivered_.reset();
     DispatchOptions o;
+    o.quantize = quantize_;
     o.stream = stream_;
     o.num_sms = sms_.dispatch;
     delivered_.emplace(exchange_.dispatch(input.x, input.ids, input.weights, o));
@@ -36,6 +37,7 @@ class NormalCalls final : public LayerExchange {
 
  private:
   NormalExchange exchange_;
+  ScaleKind quantize_;
   CallSms sms_;
   void* stream_;
   std::optional<Dispatched> delivered_;
@@ -91,7 +93,9 @@ NormalConfig layer_normal_config(const Scenario& s) {
   return c;
 }
 
-LowLatencyConfig layer_low_latency_config(const Scenario& s) { return low_latency_config(s, kLayerType, ScaleKind::none); }
+LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize) {
+  return low_latency_config(s, kLayerType, quantize);
+}
 
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend) {
   if (const auto* normal = std::get_if<NormalConfig>(&config)) return NormalExchange::heap_bytes_for(*normal, world, backend);
@@ -104,9 +108,10 @@ int64_t exchange_most_rows(const LayerExchangeConfig& config, int world) {
   return first_expert(c.num_experts, world, 1) * c.max_tokens * world;
 }
 
-std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, Group& group, CallSms sms, void* stream) {
+std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, ScaleKind quantize, Group& group,
+                                                   CallSms sms, void* stream) {
   if (const auto* normal = std::get_if<NormalConfig>(&config))
-    return std::make_unique<NormalCalls>(*normal, group, sms, stream);
+    return std::make_unique<NormalCalls>(*normal, quantize, group, sms, stream);
   return std::make_unique<LowLatencyCalls>(std::get<LowLatencyConfig>(config), group, sms, stream);
 }
 

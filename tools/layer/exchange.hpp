@@ -16,13 +16,13 @@
 
 namespace switchyard::tool {
 
-/// The mode, by its config. Rows travel as they are.
+/// The mode, by its config. The tokens are bf16.
 using LayerExchangeConfig = std::variant<NormalConfig, LowLatencyConfig>;
 
 /// Normal mode: bf16 rows of the scenario, which has its routes, expert-major.
 NormalConfig layer_normal_config(const Scenario& s);
-/// Low-latency mode, likewise.
-LowLatencyConfig layer_low_latency_config(const Scenario& s);
+/// Low-latency mode, likewise. `quantize`: not none: rows become fp8 on the way, with these scales.
+LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize = ScaleKind::none);
 
 /// Symmetric memory of each rank.
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend);
@@ -49,7 +49,9 @@ class LayerExchange {
   virtual void combine(CombineOrder order, void* out) = 0;
 };
 
-/// Collective. Calls are enqueued on `stream`.
-std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, Group& group, CallSms sms, void* stream);
+/// Collective. Calls are enqueued on `stream`. `quantize`: what a dispatch makes of the tokens; of low latency that of the
+/// config.
+std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, ScaleKind quantize, Group& group,
+                                                   CallSms sms, void* stream);
 
 }  // namespace switchyard::tool

@@ -26,11 +26,41 @@ measure::WeightForm form_of(uint64_t seed, uint64_t matrix, double amplitude) {
   return form;
 }
 
+measure::Fp8WeightForm fp8_form_of(const measure::WeightForm& from) {
+  measure::Fp8WeightForm form;
+  form.key = from.key;
+  const auto level = [&](int i) { return oracle::load(kLayerType, from.levels, i); };
+  for (int s = 0; s < measure::Fp8WeightForm::kScales; ++s) {
+    constexpr float kLargestE4m3 = 448;
+    const float times = 1 + static_cast<float>(s) / measure::Fp8WeightForm::kScales;
+    form.scales[s] = level(measure::WeightForm::kLevels - 1) / kLargestE4m3 * times;
+    for (int i = 0; i < measure::WeightForm::kLevels; ++i)
+      oracle::store(DType::fp8_e4m3, form.codes[s], i, level(i) / form.scales[s]);
+  }
+  return form;
+}
+
+bool fp8(ScaleKind quantize) { return quantize != ScaleKind::none; }
+/// Of weights, and of the rows that the products take.
+DType type_of(ScaleKind quantize) { return fp8(quantize) ? DType::fp8_e4m3 : kLayerType; }
+
+measure::Fp8WeightSize up_size(const ExpertShape& shape) {
+  return {shape.num_local_experts, 2 * shape.intermediate, shape.hidden, shape.intermediate};
+}
+measure::Fp8WeightSize down_size(const ExpertShape& shape) {
+  return {shape.num_local_experts, shape.hidden, shape.intermediate, shape.hidden};
+}
+
 }  // namespace
 
 WeightForms weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate) {
   return {form_of(seed, 13, std::sqrt(3.0 / static_cast<double>(hidden))),
           form_of(seed, 2, std::sqrt(3.0 / (0.3557 * static_cast<double>(intermediate))))};
+}
+
+Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate) {
+  const WeightForms forms = weight_forms(seed, hidden, intermediate);
+  return {fp8_form_of(forms.gate_up), fp8_form_of(forms.down)};
 }
 
 void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, void* w13, void* w2, RankDevice& device) {
@@ -40,48 +70,82 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
   measure::write_expert_weights(forms.down, first_expert, experts, h, width, w2, device.stream());
 }
 
-LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, int world,
-                           RankDevice& device)
-    : shape_(shape), device_(device), sms_(device.sms_of_products(world)) {
-  if (device.on_host())
+LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize,
+                           int world, RankDevice& device)
+    : shape_(shape), quantize_(quantize), device_(device), sms_(device.sms_of_products(world)) {
+  if (device.on_host()) {
     mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
-  else if (shape.num_local_experts > 0)
-    make_products(first_expert, seed, max_rows);
+    return;
+  }
+  if (shape.num_local_experts == 0) return;
+  const BothWeights weights = fp8(quantize) ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
+  const int64_t width = shape.intermediate;
+  between_ = {device.allocate(at(max_rows * width) * dtype_bytes(type_of(quantize))), max_rows, width, type_of(quantize),
+              device.allocate(at(max_rows) * scale_row_bytes(width, quantize)),       quantize};
+  make_products(weights);
+  device.wait();
 }
 
-size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, Backend backend) {
+size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend) {
   if (backend == Backend::cpu) return ExpertMlp::memory_required(shape, host_options()).total();
-  return at(shape.num_local_experts * 3 * shape.hidden * shape.intermediate + max_rows * shape.intermediate) *
-         dtype_bytes(kLayerType);
+  const int64_t experts = shape.num_local_experts, h = shape.hidden, width = shape.intermediate;
+  const size_t elements = at(experts * 3 * h * width + max_rows * width) * dtype_bytes(type_of(quantize));
+  if (!fp8(quantize)) return elements;
+  return elements + at(experts * (up_size(shape).scales() + down_size(shape).scales())) * sizeof(float) +
+         at(max_rows) * scale_row_bytes(width, quantize);
 }
 
-void LayerExperts::make_products(int first_expert, uint64_t seed, int64_t max_rows) {
-  const int64_t experts = shape_.num_local_experts, h = shape_.hidden, width = shape_.intermediate;
-  void* const w13 = device_.allocate(at(experts * 2 * width * h) * dtype_bytes(kLayerType));
-  void* const w2 = device_.allocate(at(experts * h * width) * dtype_bytes(kLayerType));
-  write_weights(shape_, first_expert, seed, w13, w2, device_);
-  between_ = {device_.allocate(at(max_rows * width) * dtype_bytes(kLayerType)), max_rows, width, kLayerType};
+LayerExperts::BothWeights LayerExperts::make_weights(int first_expert, uint64_t seed) {
+  const size_t elements = at(shape_.num_local_experts * shape_.hidden * shape_.intermediate);
+  const BothWeights made{{device_.allocate(2 * elements * dtype_bytes(kLayerType))},
+                         {device_.allocate(elements * dtype_bytes(kLayerType))}};
+  write_weights(shape_, first_expert, seed, made.up.data, made.down.data, device_);
+  return made;
+}
 
+LayerExperts::BothWeights LayerExperts::make_fp8_weights(int first_expert, uint64_t seed) {
+  const Fp8WeightForms forms = fp8_weight_forms(seed, shape_.hidden, shape_.intermediate);
+  const auto make = [&](const measure::Fp8WeightForm& form, const measure::Fp8WeightSize& size) {
+    Weights made;
+    made.data = device_.allocate(at(size.num_experts * size.rows * size.cols));
+    made.scales = static_cast<float*>(device_.allocate(at(size.num_experts * size.scales()) * sizeof(float)));
+    measure::write_fp8_expert_weights(form, first_expert, size, made.data, made.scales, device_.stream());
+    return made;
+  };
+  return {make(forms.gate_up, up_size(shape_)), make(forms.down, down_size(shape_))};
+}
+
+void LayerExperts::make_products(const BothWeights& weights) {
   GroupedGemmConfig config;
   config.num_experts = shape_.num_local_experts;
-  config.type = kLayerType;
-  config.n = 2 * width;
-  config.k = h;
+  config.type = type_of(quantize_);
+  config.n = 2 * shape_.intermediate;
+  config.k = shape_.hidden;
   config.epilogue = Epilogue::swiglu;
-  up_.emplace(config, w13);
-  config.n = h;
-  config.k = width;
+  config.quantize = quantize_;
+  up_.emplace(config, weights.up.data, weights.up.scales);
+  config.n = shape_.hidden;
+  config.k = shape_.intermediate;
   config.epilogue = Epilogue::none;
-  down_.emplace(config, w2);
-  device_.wait();
+  config.quantize = ScaleKind::none;
+  down_.emplace(config, weights.down.data, weights.down.scales);
+}
+
+Rows LayerExperts::between(int64_t rows) const {
+  Rows some = between_;
+  some.rows = rows;
+  return some;
 }
 
 void LayerExperts::up(const ConstRows& x, const ExpertRows& rows) {
-  if (up_) up_->run(x, rows, {between_.data, x.rows, between_.cols, between_.dtype}, {device_.stream(), sms_});
+  if (up_) up_->run(x, rows, between(x.rows), {device_.stream(), sms_});
 }
 
 void LayerExperts::down(const ExpertRows& rows, const Rows& y) {
-  if (down_) down_->run({between_.data, y.rows, between_.cols, between_.dtype}, rows, y, {device_.stream(), sms_});
+  if (!down_) return;
+  ExpertRows by_rows = rows;
+  by_rows.scale_rows = 0;  // the order of the delivered scales is not that of the rows between
+  down_->run(between(y.rows), by_rows, y, {device_.stream(), sms_});
 }
 
 void LayerExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows& y) {

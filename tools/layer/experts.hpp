@@ -13,7 +13,7 @@
 
 namespace switchyard::tool {
 
-/// Of the rows of a layer, between its experts' products too, and of their weights.
+/// Of the tokens of a layer and of its outputs; but for layers in fp8 of all rows between them, and of the weights.
 inline constexpr DType kLayerType = DType::bf16;
 
 /// The closed form of the matrices of ExpertWeights(seed, hidden, intermediate).
@@ -25,14 +25,23 @@ WeightForms weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
 /// multiples of 8.
 void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, void* w13, void* w2, RankDevice& device);
 
-/// On the host an ExpertMlp. On a GPU two grouped products, up with SwiGLU and down, which can be called one by one.
+/// The same matrices in e4m3: each value of ExpertWeights, bf16, divided by the float32 scale of its block and rounded once.
+/// Scales are the smallest that holds the largest value, and 1.25, 1.5 and 1.75 times as much.
+struct Fp8WeightForms {
+  measure::Fp8WeightForm gate_up, down;
+};
+Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
+
+/// On the host an ExpertMlp, bf16. On a GPU two grouped products, up with SwiGLU and down, which can be called one by one.
 class LayerExperts {
  public:
   /// Experts from `first_expert` on, for calls with at most `max_rows` rows; one of `world` ranks, which may share GPUs. Memory
-  /// of a GPU comes from `device`, which must outlive this.
-  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, int world, RankDevice& device);
+  /// of a GPU comes from `device`, which must outlive this. `quantize`, on GPUs: not none: weights are fp8, as are the rows
+  /// that come and those between the products, with scales of this kind; H and I are multiples of 16.
+  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize, int world,
+               RankDevice& device);
   /// Memory of one of these.
-  static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, Backend backend);
+  static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend);
 
   /// There are up() and down().
   bool in_parts() const { return !mlp_; }
@@ -42,14 +51,27 @@ class LayerExperts {
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
 
  private:
-  void make_products(int first_expert, uint64_t seed, int64_t max_rows);
+  /// The weights of a product, of all experts; in fp8 with scales.
+  struct Weights {
+    void* data = nullptr;
+    float* scales = nullptr;
+  };
+  struct BothWeights {
+    Weights up, down;
+  };
+  BothWeights make_weights(int first_expert, uint64_t seed);
+  BothWeights make_fp8_weights(int first_expert, uint64_t seed);
+  void make_products(const BothWeights& weights);
+  /// Of [max_rows, I] as many rows as a call has.
+  Rows between(int64_t rows) const;
 
   ExpertShape shape_;
+  ScaleKind quantize_;
   RankDevice& device_;
   int sms_;  ///< of a product; 0: all
   std::optional<ExpertMlp> mlp_;
   std::optional<GroupedGemm> up_, down_;  ///< neither on a rank without experts
-  Rows between_;                          ///< [max_rows, I]
+  Rows between_;                          ///< [max_rows, I], in fp8 with scales
 };
 
 }  // namespace switchyard::tool

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cli/verb.hpp"
 #include "layer/moe_reference.hpp"
 
 namespace switchyard::tool {
@@ -19,10 +20,25 @@ ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
   return {s.hidden, spec.intermediate, s.first_expert(rank + 1) - s.first_expert(rank)};
 }
 
+int64_t width_step(ScaleKind quantize) { return quantize != ScaleKind::none ? 16 : 8; }
+
 /// A device has room for it also where there is nothing.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
 }  // namespace
+
+bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
+  return hidden % width_step(quantize) == 0 && intermediate % width_step(quantize) == 0;
+}
+
+void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
+  if (layer_widths_allowed(hidden, intermediate, quantize)) return;
+  const bool of_rows = hidden % width_step(quantize) != 0;
+  const std::string fp8 = quantize != ScaleKind::none ? std::string(" and --quantize ") + to_string(quantize) : "";
+  throw UsageError(fmt::format("{}: {} given; allowed for a layer with --backend cuda{}: a multiple of {}",
+                               of_rows ? "--hidden" : "--intermediate", of_rows ? hidden : intermediate, fp8,
+                               width_step(quantize)));
+}
 
 size_t layer_heap_bytes(const LayerSpec& spec) { return exchange_heap_bytes(spec.exchange, spec.scenario.world, spec.backend); }
 
@@ -34,7 +50,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
   const size_t row = at(s.hidden) * dtype_bytes(kLayerType);
   return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
-         LayerExperts::device_bytes(shape_of(spec), rows, spec.backend) + (size_t{1} << 20);
+         LayerExperts::device_bytes(shape_of(spec), rows, spec.quantize, spec.backend) + (size_t{1} << 20);
 }
 
 LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
@@ -43,7 +59,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
       device_(device),
       rank_(group.rank()),
       experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               exchange_most_rows(spec.exchange, spec.scenario.world), spec.scenario.world, device) {
+               exchange_most_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world, device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.ids.data(), mine.ids.size() * 4);
@@ -52,7 +68,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
-  exchange_ = make_layer_exchange(spec.exchange, group, spec.sms, device.stream());
+  exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
 }
 
 void LayerRank::prepare(uint64_t set) {
@@ -99,14 +115,18 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
   CheckResult result;
   result.name = name;
   const ExpertWeights weights(s.seed, s.hidden, spec_.intermediate);
-  const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {});
+  input.quantize = spec_.quantize;
+  std::vector<std::vector<double>> ambiguity;
+  const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {}, &ambiguity);
   for (int64_t i = 0; i < count; ++i, result.compared += s.hidden) {
     const auto* got = reinterpret_cast<const uint16_t*>(outputs.data() + at(token(i)) * x_.row_bytes());
-    const double error = row_error(got, &expected.front()[at(i * s.hidden)], s.hidden);
-    if (error <= kLayerTolerance || !result.passed) continue;
+    const float* const wanted = &expected.front()[at(i * s.hidden)];
+    const double error = row_error(got, wanted, s.hidden);
+    const double tolerance =
+        layer_tolerance(spec_.quantize, spec_.intermediate, norm_of(wanted, s.hidden), ambiguity.front()[at(i)]);
+    if (error <= tolerance || !result.passed) continue;
     result.passed = false;
-    result.detail =
-        fmt::format("token {}: off by {:.2f} %, at most {:.2f} % allowed", token(i), 100 * error, 100 * kLayerTolerance);
+    result.detail = fmt::format("token {}: off by {:.2f} %, at most {:.2f} % allowed", token(i), 100 * error, 100 * tolerance);
   }
   return result;
 }

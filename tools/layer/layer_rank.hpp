@@ -21,7 +21,14 @@ struct LayerSpec {
   Backend backend = Backend::cpu;
   LayerExchangeConfig exchange;
   CallSms sms;
+  /// GPUs. Not none: a layer in fp8: rows cross with scales of this kind, and those between the products have such too; a
+  /// low-latency exchange is configured for them.
+  ScaleKind quantize = ScaleKind::none;
 };
+/// What experts on GPUs take: multiples of 16 in fp8, else of 8.
+bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
+/// \throws UsageError naming the option
+void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// Symmetric memory of each rank.
 size_t layer_heap_bytes(const LayerSpec& spec);
 /// Of the rank that takes most: memory besides, on GPUs of its GPU.

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "layer/fp8_operands.hpp"
 #include "oracle/numbers.hpp"
 
 // The loops below are compiled for several instruction sets where the compiler can choose at run time; sanitizers cannot
@@ -63,25 +65,31 @@ float widened(uint16_t bf16) {
 
 int64_t padded(int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
 
+constexpr int64_t kTile = 32;
+
 /// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. In tiles, so that both sides stay in the cache.
-void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to) {
-  constexpr int64_t kTile = 32;
+/// `values_of(row, col)` says what the elements from there on stand for, up to the next multiple of kTile columns.
+template <class ValuesOf>
+void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to,
+               const ValuesOf& values_of) {
   const int64_t stride = padded(rows);
   to.assign(at(cols * stride), 0.0f);
   for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
     for (int64_t c0 = 0; c0 < cols; c0 += kTile) {
       for (int64_t r = r0; r < std::min(rows, r0 + kTile); ++r) {
-        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) to[at(c * stride + r)] = widened(from[at(r * cols + c)]);
+        const auto value = values_of(r, c0);
+        for (int64_t c = c0; c < std::min(cols, c0 + kTile); ++c) to[at(c * stride + r)] = value(from[at(r * cols + c)]);
       }
     }
   }
 }
 
-/// One thread's memory, reused from expert to expert.
+/// One thread's memory, reused from expert to expert. With `fp8` a layer's operands are quantised.
 class ExpertWorker {
  public:
-  ExpertWorker(const ExpertWeights& weights, int64_t hidden, int64_t intermediate)
+  ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, int64_t hidden, int64_t intermediate)
       : weights_(weights),
+        fp8_(fp8),
         hidden_(hidden),
         intermediate_(intermediate),
         w13_(at(2 * intermediate * hidden)),
@@ -90,13 +98,11 @@ class ExpertWorker {
   /// Outputs of the expert for these rows of `input`, float32 [routes, padded(H)].
   const std::vector<float>& run(int64_t expert, const std::vector<Route>& routes, const ReferenceInput& input) {
     const auto rows = static_cast<int64_t>(routes.size());
-    weights_.fill(expert, w13_, w2_);
-    transpose(w13_, 2 * intermediate_, hidden_, w13_t_);
-    transpose(w2_, hidden_, intermediate_, w2_t_);
+    make_weights(expert);
     x_.resize(at(rows * hidden_));
     for (int64_t i = 0; i < rows; ++i) {
       const uint16_t* row = input.rows[at(routes[at(i)].rank)] + routes[at(i)].token * hidden_;
-      std::transform(row, row + hidden_, x_.begin() + i * hidden_, widened);
+      operand(row, hidden_, input.quantize, &x_[at(i * hidden_)]);
     }
     const int64_t up_cols = padded(2 * intermediate_);
     up_.resize(at(rows * up_cols));
@@ -104,20 +110,83 @@ class ExpertWorker {
     h_.resize(at(rows * intermediate_));
     for (int64_t i = 0; i < rows; ++i) {
       const float* row = &up_[at(i * up_cols)];
-      for (int64_t j = 0; j < intermediate_; ++j)
-        h_[at(i * intermediate_ + j)] = row[j] / (1.0f + std::exp(-row[j])) * row[intermediate_ + j];
+      for (int64_t j = 0; j < intermediate_; ++j) h_[at(i * intermediate_ + j)] = silu(row[j]) * row[intermediate_ + j];
     }
+    ambiguity_.assign(at(rows), 0);
+    for (int64_t i = 0; fp8_ && i < rows; ++i)
+      ambiguity_[at(i)] = quantise_between(&up_[at(i * up_cols)], &h_[at(i * intermediate_)], input.quantize);
     y_.resize(at(rows * padded(hidden_)));
     multiply(h_.data(), w2_t_.data(), y_.data(), rows, intermediate_, padded(hidden_));
     return y_;
   }
 
+  /// Of the rows of the last run, as moe_reference() says.
+  const std::vector<double>& ambiguity() const { return ambiguity_; }
+
  private:
+  static float silu(float v) { return v / (1.0f + std::exp(-v)); }
+  void make_weights(int64_t expert) {
+    weights_.fill(expert, w13_, w2_);
+    make_matrix(w13_, 2 * intermediate_, hidden_, intermediate_, fp8_ ? &fp8_->gate_up : nullptr, expert, w13_t_);
+    make_matrix(w2_, hidden_, intermediate_, hidden_, fp8_ ? &fp8_->down : nullptr, expert, w2_t_);
+    if (!fp8_) return;
+    w2_norms_.assign(at(intermediate_), 0);
+    for (int64_t j = 0; j < intermediate_; ++j)
+      for (int64_t c = 0; c < hidden_; ++c) w2_norms_[at(j)] += square(w2_t_[at(j * padded(hidden_) + c)]);
+  }
+  static void make_matrix(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, int64_t half_rows,
+                          const Fp8Values* fp8, int64_t expert, std::vector<float>& to) {
+    if (!fp8) return transpose(from, rows, cols, to, [](int64_t, int64_t) { return widened; });
+    constexpr int64_t kScaleBlock = measure::Fp8WeightForm::kBlock;
+    static_assert(kScaleBlock % kTile == 0);
+    transpose(from, rows, cols, to, [&](int64_t row, int64_t col) {
+      const float* values = fp8->of(expert, measure::weight_block_row(row, half_rows), col / kScaleBlock);
+      return [values](uint16_t bf16) { return values[bf16]; };
+    });
+  }
+  static void operand(const uint16_t* row, int64_t cols, ScaleKind quantize, float* out) {
+    if (quantize != ScaleKind::none) return quantised(row, cols, quantize, out);
+    std::transform(row, row + cols, out, widened);
+  }
+  /// Of the sums `up` and the intermediate row made of them. \returns the row's ambiguity
+  double quantise_between(const float* up, float* row, ScaleKind kind) {
+    double squares = 0;
+    for (int64_t j = 0; j < 2 * intermediate_; ++j) squares += square(up[j]);
+    const auto sum_moves = static_cast<float>(kSumMoves * std::sqrt(squares / static_cast<double>(2 * intermediate_)));
+    by_.resize(at(intermediate_));
+    for (int64_t j = 0; j < intermediate_; ++j)
+      by_[at(j)] = sum_moves * (std::fabs(silu(up[j])) + 1.1f * std::fabs(up[intermediate_ + j]));  // silu' is below 1.1
+    range_.resize(at(intermediate_));
+    quantised_range(row, by_.data(), intermediate_, kind, range_.data());
+    double moved = 0;
+    for (int64_t j = 0; j < intermediate_; ++j) moved += square(range_[at(j)]) * w2_norms_[at(j)];
+    rounded_.resize(at(intermediate_));
+    oracle::store_row(DType::bf16, row, intermediate_, rounded_.data());
+    quantised(rounded_.data(), intermediate_, kind, row);
+    return std::sqrt(moved);
+  }
+  static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
+  /// How far a sum of the first product may be from the reference's, as a part of such sums: fp8 products are added with 14
+  /// bits by the tensor cores, 128 at a time.
+  static constexpr double kSumMoves = 1.0 / 2048;
+
   const ExpertWeights& weights_;
+  const Fp8Experts* fp8_;
   int64_t hidden_, intermediate_;
-  std::vector<uint16_t> w13_, w2_;
-  std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_;
+  std::vector<uint16_t> w13_, w2_, rounded_;
+  std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_, by_, range_;
+  std::vector<double> w2_norms_, ambiguity_;  ///< w2_norms_: squared, of columns
 };
+
+/// Of the routes of an expert, in order of their tokens: the weight with which route `i` moves its token. A token may name an
+/// expert several times; then its first route moves it by all their weights.
+double weight_of_run(const std::vector<Route>& routes, size_t i) {
+  const auto same = [&](size_t a, size_t b) { return routes[a].rank == routes[b].rank && routes[a].token == routes[b].token; };
+  if (i > 0 && same(i - 1, i)) return 0;
+  double weight = 0;
+  for (size_t k = i; k < routes.size() && same(i, k); ++k) weight += std::fabs(static_cast<double>(routes[k].weight));
+  return weight;
+}
 
 /// A lock per group of tokens: experts of different threads add to the same token.
 class TokenLocks {
@@ -133,13 +202,16 @@ class TokenLocks {
 
 std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const ExpertWeights& weights, int64_t hidden,
                                               int64_t intermediate, int threads,
-                                              const std::function<void(int64_t)>& on_progress) {
+                                              const std::function<void(int64_t)>& on_progress,
+                                              std::vector<std::vector<double>>* ambiguity) {
   const int experts = input.routing.front().num_experts;
   std::vector<std::vector<Route>> routes(at(experts));
   std::vector<std::vector<float>> out;
+  std::vector<std::vector<double>> moved;  // squared norms
   for (size_t r = 0; r < input.routing.size(); ++r) {
     const Routing& routing = input.routing[r];
     out.emplace_back(at(routing.tokens * hidden), 0.0f);
+    moved.emplace_back(at(routing.tokens), 0.0);
     for (int64_t f = 0; f < routing.tokens * routing.topk; ++f) {
       const int32_t id = routing.ids[at(f)];
       if (id < 0 || id >= experts) continue;
@@ -147,11 +219,13 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
           {static_cast<int>(r), f / routing.topk, routing.weights.empty() ? 1.0f : routing.weights[at(f)]});
     }
   }
+  std::optional<Fp8Experts> fp8;
+  if (input.quantize != ScaleKind::none) fp8.emplace(hidden, intermediate);
   std::atomic<int> next{0};
   std::atomic<int64_t> done{0};
   TokenLocks locks;
   const auto work = [&] {
-    ExpertWorker worker(weights, hidden, intermediate);
+    ExpertWorker worker(weights, fp8 ? &*fp8 : nullptr, hidden, intermediate);
     for (int e = next.fetch_add(1); e < experts; e = next.fetch_add(1)) {
       const std::vector<Route>& mine = routes[at(e)];
       if (!mine.empty()) {
@@ -160,6 +234,8 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
           const std::lock_guard lock(locks.of(mine[i]));
           float* row = &out[at(mine[i].rank)][at(mine[i].token * hidden)];
           for (int64_t c = 0; c < hidden; ++c) row[c] += mine[i].weight * y[i * at(padded(hidden)) + at(c)];
+          const double row_moved = weight_of_run(mine, i) * worker.ambiguity()[i];
+          moved[at(mine[i].rank)][at(mine[i].token)] += row_moved * row_moved;
         }
       }
       const int64_t count = done.fetch_add(1) + 1;
@@ -170,7 +246,22 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
   for (int i = 1; i < threads; ++i) pool.emplace_back(work);
   work();
   for (std::thread& t : pool) t.join();
+  for (std::vector<double>& of_rank : moved)
+    for (double& square : of_rank) square = std::sqrt(square);
+  if (ambiguity) *ambiguity = std::move(moved);
   return out;
+}
+
+double norm_of(const float* row, int64_t hidden) {
+  double squares = 0;
+  for (int64_t c = 0; c < hidden; ++c) squares += static_cast<double>(row[c]) * static_cast<double>(row[c]);
+  return std::sqrt(squares);
+}
+
+double layer_tolerance(ScaleKind quantize, int64_t intermediate, double norm, double ambiguity) {
+  if (quantize == ScaleKind::none) return kLayerTolerance;
+  if (intermediate >= kFewElements || norm == 0) return kFp8LayerTolerance;
+  return std::max(kFp8LayerTolerance, 1.0 / 256 + ambiguity / norm);
 }
 
 double row_error(const uint16_t* got, const float* expected, int64_t hidden) {

@@ -16,7 +16,7 @@ struct Mode {
   TuningMode expert_major_tuning;  ///< the mode whose entries they take where --layout is expert_major
   bool has_layouts;                ///< --layout, --staging, --order and --alignment apply; otherwise rows are expert-major
   bool has_dispatch;               ///< rows go out; the ledger combine only brings them back
-  bool has_experts;                ///< experts compute between the calls, on bf16 rows
+  bool has_experts;                ///< experts compute between the calls, on rows of bf16 tokens
   bool plain_rows;                 ///< rows travel as they are: neither fp8 rows nor --quantize
   bool one_launch;                 ///< a call is one launch, with one number of multiprocessors
   bool returns_per_route;          ///< a row comes back for each route, whatever --order says

@@ -10,12 +10,24 @@
 namespace switchyard::tool {
 namespace {
 
-/// A layer around each exchange.
+/// A layer around each exchange; in fp8 around low latency with scales in either order.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
-  const LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}};
-  LayerSpec low_latency = normal;
-  low_latency.exchange = layer_low_latency_config(s);
-  return {normal, low_latency};
+  const ScaleKind quantize = scales_named(c.quantize);
+  const LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize};
+  LowLatencyConfig masked = layer_low_latency_config(s, quantize);
+  std::vector<LayerSpec> all{normal, normal};
+  all.back().exchange = masked;
+  if (quantize == ScaleKind::none) return all;
+  masked.scale_order = ScaleOrder::column_major;
+  all.push_back(normal);
+  all.back().exchange = masked;
+  return all;
+}
+
+std::string exchange_text(const LayerSpec& spec) {
+  const auto* masked = std::get_if<LowLatencyConfig>(&spec.exchange);
+  if (!masked) return kNormal.name;
+  return std::string(kLowLatency.name) + (masked->scale_order == ScaleOrder::column_major ? ", column-major scales" : "");
 }
 
 /// The largest that `bytes` says of a layer.
@@ -37,11 +49,10 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
   for (const LayerSpec& spec : layer_specs(c, s)) {
     device.release();
     LayerRank rank(spec, group, device);
-    const char* const exchange = std::holds_alternative<NormalConfig>(spec.exchange) ? kNormal.name : kLowLatency.name;
     for (const std::string& order : c.orders) {
       rank.prepare(set++);
       rank.layer(order_named(order));
-      results.push_back(rank.check(std::string("layer, ") + exchange + ", " + order, rank.outputs(), kAllTokens, 1));
+      results.push_back(rank.check("layer, " + exchange_text(spec) + ", " + order, rank.outputs(), kAllTokens, 1));
       group.barrier();
     }
   }

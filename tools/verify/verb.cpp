@@ -61,10 +61,12 @@ void declare(Options& add, VerifyOptions& o) {
   add.choice("--backend", o.backend, kBackends, "cuda: every rank has a GPU, or shares one with other ranks");
   add.choices("--modes", o.modes, verify_modes(),
               "Modes of the exchange; low_latency and flat have no layouts and no staging, flat takes no fp8 rows. layer: a "
-              "whole layer in separate calls, bf16, around normal and around low-latency mode");
+              "whole layer in separate calls, bf16 and on CUDA fp8, around normal and around low-latency mode");
   add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtypes", o.dtypes, kRowKinds, "Row types; fp8 rows come with float32 or UE8M0 scales");
-  add.choices("--quantize", o.quantize, kQuantize, "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales");
+  add.choices("--quantize", o.quantize, kQuantize,
+              "Quantise bf16, f16 and f32 rows to fp8 on the way, with these scales; of a layer, CUDA, also those between its "
+              "products [none; layers on CUDA: all that their sizes allow]");
   add.choices("--staging", o.staging, kStaging, "How rows travel");
   add.choices("--orders", o.orders, kOrders, "Order of combine's sum; per_route applies to expert_major");
   add.texts("--routings", o.routings, "SOURCE,...", true,
@@ -95,7 +97,8 @@ void declare(Options& add, VerifyOptions& o) {
   add.footer(
       "\nReceived rows and sums are compared bit by bit with an oracle inside this tool that shares no code with the "
       "library.\n"
-      "A layer's outputs are compared with float32 sums of a single rank, within 1/64 of each token's norm.\n\n" +
+      "A layer's outputs are compared with float32 sums of a single rank, within 1/64 of each token's norm, in fp8 within "
+      "1/100.\n\n" +
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard verify\n"
@@ -104,6 +107,7 @@ void declare(Options& add, VerifyOptions& o) {
       "  switchyard verify --backend cuda --ranks 2,8 --sms 4,24 --processes\n"
       "  switchyard verify --modes flat --ranks 2,8 --hidden 131,2880 --topk 3\n"
       "  switchyard verify --modes layer --ranks 2,8 --routings zipf,drops --tokens 0,1,64\n"
+      "  switchyard verify --modes layer --backend cuda --quantize f32 --hidden 7168 --intermediate 2048\n"
       "  switchyard verify ledger --help\n");
 }
 

@@ -15,6 +15,7 @@
 #include "cli/verb.hpp"
 #include "device/gpu_probe.hpp"
 #include "device/rank_device.hpp"
+#include "layer/layer_rank.hpp"
 #include "measure/machine.hpp"
 #include "run/modes.hpp"
 #include "run/names.hpp"
@@ -155,6 +156,12 @@ class Report {
   int64_t failed_ = 0, not_run_ = 0;
 };
 
+/// A case is run if --quantize is not given: with rows as they are, or a layer whose sizes fp8 allows.
+bool run_unasked(const VerifyCase& c) {
+  if (scales_named(c.quantize) == ScaleKind::none) return true;
+  return mode_named(c.mode).has_experts && layer_widths_allowed(c.hidden, c.intermediate, scales_named(c.quantize));
+}
+
 }  // namespace
 
 std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
@@ -172,7 +179,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   vary(cases, o.layouts, [](VerifyCase& c, const std::string& v) { c.layout = v; });
   vary(cases, o.staging, [](VerifyCase& c, const std::string& v) { c.staging = v; });
   vary(cases, o.dtypes, [](VerifyCase& c, const std::string& v) { c.dtype = v; });
-  vary(cases, o.quantize, [](VerifyCase& c, const std::string& v) { c.quantize = v; });
+  vary(cases, o.quantize.empty() ? kQuantize : o.quantize, [](VerifyCase& c, const std::string& v) { c.quantize = v; });
   vary(cases, o.blocks, [](VerifyCase& c, int64_t v) { c.blocks = static_cast<int>(v); });
   vary(cases, o.warps, [](VerifyCase& c, int64_t v) { c.warps = static_cast<int>(v); });
   if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
@@ -187,20 +194,28 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
     const bool fp8 = rows_named(c.dtype).quantised(), quantised = scales_named(c.quantize) != ScaleKind::none;
     return mode_named(c.mode).plain_rows ? fp8 || quantised : fp8 && quantised;
   });
-  std::erase_if(cases, [](const VerifyCase& c) { return mode_named(c.mode).has_experts && c.dtype != "bf16"; });
+  const bool on_gpus = backend_named(o.backend) == Backend::cuda;
+  std::erase_if(cases, [&](const VerifyCase& c) {
+    if (!mode_named(c.mode).has_experts) return false;
+    return c.dtype != "bf16" || (!on_gpus && scales_named(c.quantize) != ScaleKind::none);
+  });
+  if (o.quantize.empty()) std::erase_if(cases, [](const VerifyCase& c) { return !run_unasked(c); });
   return cases;
 }
 
 namespace {
 
-/// Throws for an expert's width that no mode asked for has, or that a GPU cannot take.
+/// Throws for an expert's width that no mode asked for has, and for widths of a layer that a GPU cannot take.
 void check_intermediate(const VerifyOptions& o) {
   const bool asked =
       std::any_of(o.modes.begin(), o.modes.end(), [](const std::string& mode) { return mode_named(mode).has_experts; });
   if (!asked && o.intermediate != VerifyOptions().intermediate)
     throw UsageError("--intermediate: given without --modes layer, whose experts have it");
-  if (asked && o.intermediate % 8 != 0 && backend_named(o.backend) == Backend::cuda)
-    throw UsageError(fmt::format("--intermediate: {} given; allowed with --backend cuda: a multiple of 8", o.intermediate));
+  if (!asked || backend_named(o.backend) == Backend::cpu) return;
+  for (const int64_t hidden : o.hidden) {
+    check_layer_widths(hidden, o.intermediate, ScaleKind::none);
+    for (const std::string& scales : o.quantize) check_layer_widths(hidden, o.intermediate, scales_named(scales));
+  }
 }
 
 /// What the machine's GPUs make of the options: ranks. Returns the number of GPUs, 0 for the CPU.
@@ -232,7 +247,7 @@ size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions
   if (cases.empty())
     throw UsageError(
         "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, flat rows are neither fp8 nor "
-        "quantised, and those of a layer are bf16");
+        "quantised, and those of a layer are bf16, quantised only with --backend cuda");
   const size_t available = measure::this_machine().memory_available;
   size_t arena = 0;
   for (VerifyCase& c : cases) {

@@ -20,7 +20,7 @@ struct VerifyOptions {
   std::vector<std::string> modes = {"normal", "low_latency", "flat"};
   std::vector<std::string> layouts = kLayouts;
   std::vector<std::string> dtypes = kRowKinds;
-  std::vector<std::string> quantize = {"none"};
+  std::vector<std::string> quantize;  ///< empty: none; layers on GPUs: all that their sizes allow
   std::vector<std::string> staging = kStaging;
   std::vector<std::string> orders = kOrders;
   std::vector<std::string> routings = {"uniform", "zipf", "drops"};

@@ -57,6 +57,31 @@ TEST(BenchPoints, ALayerHasWhatItsExchangeHas) {
   EXPECT_THROW(bench_points(o), UsageError) << "pieces";
 }
 
+TEST(BenchPoints, ALayerCanBeQuantisedOnGpus) {
+  BenchOptions o;
+  o.mode = "layer";
+  o.backend = "cuda";
+  o.sweep = {"quantize=none,f32,ue8m0"};
+  const std::vector<BenchOptions> points = bench_points(o);
+  ASSERT_EQ(points.size(), 3u);
+  for (const BenchOptions& point : points) EXPECT_NO_THROW(check_words(point));
+  o.sweep.clear();
+  o.quantize = "f32";
+  o.scale_order = "column_major";
+  EXPECT_THROW(bench_points(o), UsageError) << "scales of normal mode have one order";
+  o.exchange = "low_latency";
+  EXPECT_NO_THROW(check_words(bench_points(o).front()));
+  o.quantize = "none";
+  EXPECT_THROW(check_words(o), UsageError) << "no scales to order";
+  o.scale_order = "row_major";
+  o.dtype = "fp8";
+  EXPECT_THROW(check_words(o), UsageError) << "tokens are bf16";
+  o.dtype = "bf16";
+  o.quantize = "f32";
+  o.backend = "cpu";
+  EXPECT_THROW(check_words(o), UsageError) << "experts on the CPU are bf16";
+}
+
 TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   BenchOptions o;
   o.backend = "cuda";

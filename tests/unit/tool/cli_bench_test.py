@@ -153,8 +153,10 @@ class BenchUsage(unittest.TestCase):
                 ([*layer, "--late-us", "3"], "--late-us: given with --mode layer; it belongs to --mode low_latency and flat"),
                 ([*layer, "--pieces", "3"], "--pieces: given with --mode layer --exchange normal"),
                 ([*layer, "--exchange", "low_latency", "--alignment", "8"], "--alignment: given with --mode layer --exchange low_latency"),
-                ([*layer, "--dtype", "f16"], "--mode: 'layer' given with f16 rows; its experts compute in bf16"),
-                ([*layer, "--quantize", "f32"], "--mode: 'layer' given with quantised rows"),
+                ([*layer, "--dtype", "f16"], "--mode: 'layer' given with f16 rows; its tokens are bf16, and fp8 on the way"),
+                ([*layer, "--quantize", "f32"], "--quantize: 'f32' given with --mode layer --backend cpu, whose experts compute in bf16; allowed: none"),
+                ([*layer, "--sweep", "quantize=none,ue8m0"], "--quantize: 'ue8m0' given with --mode layer --backend cpu"),
+                ([*layer, "--sweep", "scale-order=row_major,column_major"], "--sweep scale-order: given with --mode layer --exchange normal"),
                 ([*layer, "--exchange", "flat"], "--exchange: 'flat' given; allowed: normal, low_latency"),
                 ([*layer, "--exchange", "low_latency", "--tokens", "70k"], "low-latency mode takes at most 65535"),
                 (["--sweep", "tokens=3", "--sweep", "tokens=4"], "--sweep: 'tokens=4' given after another of tokens")):

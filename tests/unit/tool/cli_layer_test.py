@@ -33,6 +33,7 @@ class Verify(unittest.TestCase):
         code, out, err = run("verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--processes", "--warps", "2")
         self.assertEqual(code, 0, out + err)
         for args, text in ((["--modes", "layer", "--dtypes", "f16"], "those of a layer are bf16"),
+                           (["--modes", "layer", "--quantize", "f32"], "quantised only with --backend cuda"),
                            (["--modes", "flat", "--intermediate", "32"], "--intermediate: given without --modes layer")):
             code, _, err = run("verify", *args)
             self.assertEqual(code, 2)
@@ -52,6 +53,7 @@ class Bench(unittest.TestCase):
     def check(self, run, exchange):
         config = run["config"]
         self.assertEqual((config["mode"], config["exchange"], run["verified"]), ("layer", exchange, True))
+        self.assertEqual((config["dtype"], config["quantize"]), ("bf16", "none"))
         for name in ("dispatch", "experts", "combine", "layer"):
             self.assertEqual(run[name]["iterations"], 20, name)
             self.assertGreater(run[name]["p50_us"], 0, name)

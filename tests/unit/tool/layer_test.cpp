@@ -2,11 +2,18 @@
 // The layer of the tool: weights that a GPU writes by a closed form, and a check that finds what is wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "oracle/numbers.hpp"
+#include "oracle/rows.hpp"
+#include "tools/cli/verb.hpp"
+#include "tools/layer/fp8_operands.hpp"
 #include "tools/layer/layer_rank.hpp"
+#include "tools/layer/moe_reference.hpp"
 #include "tools/run/ranks.hpp"
 
 namespace switchyard::tool {
@@ -33,6 +40,150 @@ TEST(LayerWeights, TheFormOfTheKernelIsThatOfExpertWeights) {
           ASSERT_EQ(element(forms.down, expert, row, col), weights.w2(expert, row, col)) << expert << " " << row << " " << col;
     }
   }
+}
+
+TEST(LayerWeights, ThoseOfFp8AreNearAndTheirScalesVary) {
+  const int64_t hidden = 272, intermediate = 144;
+  const ExpertWeights weights(3, hidden, intermediate);
+  const measure::Fp8WeightForm form = fp8_weight_forms(3, hidden, intermediate).gate_up;
+  const measure::Fp8WeightSize size{4, 2 * intermediate, hidden, intermediate};
+  EXPECT_EQ(size.block_rows(), 4) << "gate and up begin a block each";
+  EXPECT_EQ(size.block_cols(), 3);
+  std::vector<int> used(measure::Fp8WeightForm::kScales);
+  for (int64_t expert = 0; expert < 8; ++expert)
+    for (int64_t row = 0; row < 2 * intermediate; row += 16)
+      for (int64_t col = 0; col < hidden; ++col) {
+        const int64_t block = row < intermediate ? row / 128 : 2 + (row - intermediate) / 128;
+        ASSERT_EQ(measure::weight_block_row(row, intermediate), block);
+        const int scale = measure::weight_scale_of(expert, block, col / 128);
+        ++used[static_cast<size_t>(scale)];
+        const uint64_t bytes = measure::weight_bytes(measure::weight_row_key(form.key, expert, row), col / 8);
+        const uint8_t code = form.codes[scale][bytes >> (col % 8 * 8) & 0xFF];
+        const float value = oracle::load(DType::fp8_e4m3, &code, 0) * form.scales[scale];
+        const uint16_t bf16 = weights.w13(expert, row, col);
+        const float wanted = oracle::load(DType::bf16, &bf16, 0);
+        ASSERT_LE(std::fabs(value - wanted), std::fabs(wanted) / 16 + form.scales[scale] / 512) << expert << row << col;
+      }
+  EXPECT_TRUE(std::all_of(used.begin(), used.end(), [](int n) { return n > 0; }));
+  for (int s = 1; s < measure::Fp8WeightForm::kScales; ++s) EXPECT_GT(form.scales[s], 1.1f * form.scales[s - 1]);
+}
+
+/// A layer in fp8 of one token without exchange, in double and by the definitions.
+class PlainFp8Layer {
+ public:
+  PlainFp8Layer(int64_t hidden, int64_t intermediate, ScaleKind kind)
+      : hidden_(hidden), intermediate_(intermediate), kind_(kind), weights_(9, hidden, intermediate) {}
+
+  std::vector<double> run(int64_t expert, const uint16_t* x) const {
+    const std::vector<double> in = dequantised(x, hidden_);
+    std::vector<uint16_t> between(static_cast<size_t>(intermediate_));
+    for (int64_t j = 0; j < intermediate_; ++j) {
+      const double gate = up_sum(expert, j, in), up = up_sum(expert, intermediate_ + j, in);
+      oracle::store(DType::bf16, between.data(), j, static_cast<float>(gate / (1 + std::exp(-gate)) * up));
+    }
+    const std::vector<double> h = dequantised(between.data(), intermediate_);
+    std::vector<double> out(static_cast<size_t>(hidden_));
+    for (int64_t c = 0; c < hidden_; ++c)
+      for (int64_t j = 0; j < intermediate_; ++j)
+        out[static_cast<size_t>(c)] +=
+            h[static_cast<size_t>(j)] * weight(weights_.w2(expert, c, j), 0.3557 * static_cast<double>(intermediate_),
+                                               measure::weight_scale_of(expert, c / 128, j / 128));
+    return out;
+  }
+
+ private:
+  double up_sum(int64_t expert, int64_t row, const std::vector<double>& in) const {
+    const int64_t blocks = (intermediate_ + 127) / 128;
+    const int64_t block = row < intermediate_ ? row / 128 : blocks + (row - intermediate_) / 128;
+    double sum = 0;
+    for (int64_t c = 0; c < hidden_; ++c)
+      sum += in[static_cast<size_t>(c)] * weight(weights_.w13(expert, row, c), static_cast<double>(hidden_),
+                                                 measure::weight_scale_of(expert, block, c / 128));
+    return sum;
+  }
+  /// The largest bf16 weight is sqrt(3 / terms).
+  static double weight(uint16_t bf16, double terms, int choice) {
+    const float largest = oracle::rounded(DType::bf16, static_cast<float>(std::sqrt(3 / terms)));
+    const float scale = largest / 448.0f * (1 + static_cast<float>(choice) / 4);
+    return oracle::rounded(DType::fp8_e4m3, oracle::load(DType::bf16, &bf16, 0) / scale) * static_cast<double>(scale);
+  }
+  std::vector<double> dequantised(const uint16_t* row, int64_t cols) const {
+    std::vector<uint8_t> codes(static_cast<size_t>(cols)), scales(scale_row_bytes(cols, kind_));
+    oracle::quantise(DType::bf16, row, cols, kind_, codes.data(), scales.data());
+    std::vector<double> values;
+    for (int64_t c = 0; c < cols; ++c)
+      values.push_back(static_cast<double>(oracle::load(DType::fp8_e4m3, codes.data(), c)) *
+                       static_cast<double>(oracle::scale_value(kind_, scales.data(), c / 128)));
+    return values;
+  }
+
+  int64_t hidden_, intermediate_;
+  ScaleKind kind_;
+  ExpertWeights weights_;
+};
+
+TEST(MoeReference, OfFp8HasQuantisedOperands) {
+  const int64_t hidden = 272, intermediate = 176;
+  const RowArray x = token_rows(5, 0, 0, 2, hidden, DType::bf16, ScaleKind::none);
+  ReferenceInput input;
+  input.rows = {reinterpret_cast<const uint16_t*>(x.row(0))};
+  input.routing = {{3, 2, 2, {1, 2, 2, -1}, {0.5f, 2, 1, 1}}};
+  const ExpertWeights weights(9, hidden, intermediate);
+  const auto plain = moe_reference(input, weights, hidden, intermediate, 1, {});
+  for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
+    input.quantize = kind;
+    std::vector<std::vector<double>> ambiguity;
+    const auto got = moe_reference(input, weights, hidden, intermediate, 2, {}, &ambiguity);
+    const PlainFp8Layer layer(hidden, intermediate, kind);
+    const auto* const rows = reinterpret_cast<const uint16_t*>(x.row(0));
+    const std::vector<double> first = layer.run(1, rows), second = layer.run(2, rows), other = layer.run(2, rows + hidden);
+    double off[2] = {}, norm[2] = {}, from_plain[2] = {};
+    for (size_t c = 0; c < static_cast<size_t>(hidden); ++c)
+      for (size_t t = 0; t < 2; ++t) {
+        const double wanted = t == 0 ? 0.5 * first[c] + 2 * second[c] : other[c];
+        const size_t at = t * static_cast<size_t>(hidden) + c;
+        off[t] += std::pow(static_cast<double>(got[0][at]) - wanted, 2);
+        from_plain[t] += std::pow(static_cast<double>(plain[0][at]) - wanted, 2);
+        norm[t] += wanted * wanted;
+      }
+    for (size_t t = 0; t < 2; ++t) {
+      EXPECT_LT(std::sqrt(off[t] / norm[t]), 1e-4) << to_string(kind) << t;
+      EXPECT_GT(std::sqrt(from_plain[t] / norm[t]), 2e-2) << "a layer in bf16 would not pass";
+      EXPECT_GE(layer_tolerance(kind, intermediate, std::sqrt(norm[t]), ambiguity[0][t]), kFp8LayerTolerance);
+      EXPECT_LT(ambiguity[0][t] / std::sqrt(norm[t]), 0.05);
+    }
+  }
+}
+
+TEST(MoeReference, KnowsElementsNearABoundary) {
+  const float row[] = {448, -17, 16, 18}, still[] = {0, 0, 0, 0}, moving[] = {0.1f, 0.1f, 0.1f, 0.1f};
+  float range[4];
+  quantised_range(row, still, 4, ScaleKind::f32, range);
+  EXPECT_EQ(*std::max_element(range, range + 4), 0);
+  quantised_range(row, moving, 4, ScaleKind::f32, range);
+  EXPECT_EQ(range[1], 2) << "16 or 18";
+  EXPECT_EQ(range[0] + range[2] + range[3], 0);
+  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 64, 4, 0), kFp8LayerTolerance);
+  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 64, 4, 1), 0.25 + 1.0 / 256);
+  EXPECT_EQ(layer_tolerance(ScaleKind::f32, kFewElements, 4, 1), kFp8LayerTolerance);
+  EXPECT_EQ(layer_tolerance(ScaleKind::none, 64, 4, 0), kLayerTolerance);
+}
+
+TEST(LayerWidths, OfGpusAreMultiplesOf8AndInFp8Of16) {
+  EXPECT_NO_THROW(check_layer_widths(264, 72, ScaleKind::none));
+  EXPECT_NO_THROW(check_layer_widths(272, 80, ScaleKind::ue8m0));
+  const auto text_of = [](int64_t hidden, int64_t intermediate, ScaleKind quantize) {
+    try {
+      check_layer_widths(hidden, intermediate, quantize);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(text_of(264, 12, ScaleKind::none),
+            "--intermediate: 12 given; allowed for a layer with --backend cuda: a multiple of 8");
+  EXPECT_EQ(text_of(264, 16, ScaleKind::f32),
+            "--hidden: 264 given; allowed for a layer with --backend cuda and --quantize f32: a multiple of 16");
 }
 
 LayerSpec spec_of(bool masked) {

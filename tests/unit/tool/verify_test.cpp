@@ -44,6 +44,39 @@ TEST(VerifyMemory, CoversHeapsAndRows) {
   }
 }
 
+std::vector<std::string> quantised_layers(const std::string& backend, int64_t hidden, std::vector<std::string> quantize) {
+  VerifyOptions o;
+  o.backend = backend;
+  o.modes = {"layer"};
+  o.routings = {"uniform"};
+  o.ranks = {2};
+  o.hidden = {hidden};
+  o.quantize = std::move(quantize);
+  std::vector<std::string> found;
+  for (const VerifyCase& c : verify_cases(o)) found.push_back(c.quantize);
+  return found;
+}
+
+TEST(VerifyCases, LayersOnGpusAreAlsoInFp8) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(quantised_layers("cpu", 256, {}), (Words{"none"}));
+  EXPECT_EQ(quantised_layers("cuda", 256, {}), (Words{"none", "f32", "ue8m0"}));
+  EXPECT_EQ(quantised_layers("cuda", 264, {}), (Words{"none"})) << "fp8 has no such rows";
+  EXPECT_EQ(quantised_layers("cuda", 256, {"ue8m0"}), (Words{"ue8m0"}));
+  EXPECT_TRUE(quantised_layers("cpu", 256, {"f32"}).empty());
+  VerifyOptions o;
+  for (const VerifyCase& c : verify_cases(o)) EXPECT_EQ(c.quantize, "none") << c.mode;
+}
+
+TEST(VerifyMemory, ALayerInFp8HasRoomForItsScales) {
+  VerifyCase c = case_of("layer", 64);
+  c.gpus = 2;
+  const size_t plain = device_bytes(c, {});
+  c.quantize = "f32";
+  EXPECT_LT(device_bytes(c, {}), plain) << "weights are half as large";
+  EXPECT_GT(device_bytes(c, {}), plain / 2);
+}
+
 TEST(VerifyMemory, CountsRoutingAndLogits) {
   VerifyCase c = case_of("normal", 4096);
   c.hidden = 8;
