@@ -24,8 +24,13 @@ static inline int expert_of(int64_t row, const int64_t* first_row, const int64_t
   return -1;
 }
 
-/* -1, 0 or 1. */
-static inline int number(int seed, int64_t i) { return (int)(((uint64_t)(i + 17 * seed + 1) * 2654435761u >> 13) % 3) - 1; }
+/* -1, 0 or 1: as good as random, and independent of those of other seeds. */
+static inline int number(int seed, int64_t i) {
+  uint64_t bits = ((uint64_t)seed << 32) + (uint64_t)i + 1;
+  bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ bits >> 27) * 0x94d049bb133111ebu;
+  return (int)((bits >> 33) % 3) - 1;
+}
 
 /* The nearest bf16, ties to even. No NaN is given. */
 static inline uint16_t bf16_of(float value) {
