@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the C consumer. Any thread. */
+/* Checks of C programs. Any thread. */
 #pragma once
 
 #include <string.h>
 
 #include "switchyard/c/switchyard.h"
 
-/* Counts one check; prints those that fail. In c_consumer.c. */
+/* Counts one check; prints those that fail. In c_check.c. */
 void check_report(int ok, const char* file, int line, const char* text);
+/* Prints how many checks passed and failed. The status that the program ends with. */
+int check_status(void);
 #define CHECK(condition) check_report(!!(condition), __FILE__, __LINE__, #condition)
 #define CHECK_OK(call) check_report((call) == SWITCHYARD_OK, __FILE__, __LINE__, #call)
 /* The call fails with this code, and the text names `word`. */

@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Uses the C ABI as a C11 program does. Two ranks are two threads; expected values come from the loops in this file.
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "c_check.h"
 
 enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
-
-static atomic_int passed, failed;
-
-void check_report(int ok, const char* file, int line, const char* text) {
-  atomic_fetch_add(ok ? &passed : &failed, 1);
-  if (!ok) printf("%s:%d: %s (last error: %s)\n", file, line, text, sy_last_error());
-}
 
 // ---- Routing and values ----
 
@@ -441,6 +432,5 @@ int main(void) {
   run_error_tests();
   run_low_latency_tests();
   run_ledger_tests();
-  printf("%d passed, %d failed\n", atomic_load(&passed), atomic_load(&failed));
-  return atomic_load(&failed) == 0 ? 0 : 1;
+  return check_status();
 }

@@ -3,20 +3,11 @@
 // their own and between a dispatch and a combine.
 #include "c_layer.h"
 
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "c_layer_reference.h"
 
 enum { kHidden = 24, kWidth = 16, kExperts = 3, kRows = 40, kTokens = 12, kTopk = 2 };
-
-static atomic_int passed, failed;
-
-void check_report(int ok, const char* file, int line, const char* text) {
-  atomic_fetch_add(ok ? &passed : &failed, 1);
-  if (!ok) printf("%s:%d: %s (last error: %s)\n", file, line, text, sy_last_error());
-}
 
 static uint16_t w13[kExperts * 2 * kWidth * kHidden], w2[kExperts * kHidden * kWidth], x[kRows * kHidden];
 
@@ -249,6 +240,6 @@ int main(void) {
   CHECK_OK(sy_group_destroy(group));
   CHECK_OK(sy_expert_mlp_destroy(mlp));
   run_layer_error_tests();
-  printf("%d passed, %d failed\n", atomic_load(&passed), atomic_load(&failed));
-  return atomic_load(&failed) == 0 ? 0 : 1;
+  run_gradient_error_tests();
+  return check_status();
 }

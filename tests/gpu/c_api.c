@@ -7,11 +7,11 @@
 #define _POSIX_C_SOURCE 200809L  // setenv
 #include <cuda_runtime_api.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "abi/c_check.h"
+#include "gpu/harness/c_gpu.h"
 #include "switchyard/c/ledger.h"
 #include "switchyard/c/low_latency.h"
 
@@ -32,13 +32,6 @@ static float weight(int rank, int64_t f) {
   return (float)(1 + rank + token + 2 * k) * 0.25f;
 }
 
-static atomic_int passed, failed;
-
-void check_report(int ok, const char* file, int line, const char* text) {
-  atomic_fetch_add(ok ? &passed : &failed, 1);
-  if (!ok) printf("%s:%d: %s (last error: %s)\n", file, line, text, sy_last_error());
-}
-
 // What a rank has on the GPU.
 typedef struct Rank {
   int rank;
@@ -49,17 +42,6 @@ typedef struct Rank {
   sy_const_row_view rows;
   sy_expert_ids expert_ids;
 } Rank;
-
-static void* on_gpu(const void* host, size_t bytes) {
-  void* device = NULL;
-  CHECK(cudaMalloc(&device, bytes) == cudaSuccess);
-  CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
-  return device;
-}
-
-static void read_back(void* host, const void* device, size_t bytes) {
-  CHECK(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
-}
 
 static void make_inputs(Rank* me) {
   float x[kMaxTokens * kHidden], weights[kMaxTokens * kTopk];
@@ -328,15 +310,9 @@ static void* run_rank(void* argument) {
 }
 
 int main(void) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
-    const char* optional = getenv("SWITCHYARD_GPU_OPTIONAL");
-    const int skipped = optional && *optional == '1';
-    printf("%s: no GPU is visible\n", skipped ? "SKIPPED" : "FAILED");
-    return !skipped;
-  }
+  int status = 0;
+  if (!gpu_is_visible(&status)) return status;
   sy_group_options options = patient_options((size_t)64 << 20);
   options.backend = SWITCHYARD_BACKEND_CUDA;
   options.device = 0;
@@ -357,6 +333,5 @@ int main(void) {
   for (int r = 0; r < kWorld; ++r) free_inputs(&ranks[r]);
   for (int r = 0; r < kWorld; ++r) CHECK_OK(sy_group_destroy(groups[r]));
   CHECK(cudaGetLastError() == cudaSuccess);
-  printf("%d passed, %d failed\n", atomic_load(&passed), atomic_load(&failed));
-  return atomic_load(&failed) == 0 ? 0 : 1;
+  return check_status();
 }

@@ -3,7 +3,7 @@
 /// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The same vocabulary as
 /// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is the short introduction. Low latency and the flat
 /// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h, memory that CUDA graphs share in c/graph_memory.h;
-/// expert compute, in a library of its own, in c/gemm.h and c/expert.h.
+/// expert compute, in a library of its own, in c/gemm.h, c/gemm_gradients.h and c/expert.h.
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts, the
 /// first `E mod W` ranks one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same calls

@@ -32,6 +32,10 @@ ExpertRows to_expert_rows(const sy_expert_rows* rows) {
   return {r.num_rows, r.num_rows_32, r.first_row, r.rows_per_expert, r.scale_rows};
 }
 
+GroupedGemmOptions to_gemm_options(const sy_grouped_gemm_options* options) {
+  return to_call<GroupedGemmOptions, sy_grouped_gemm_options>(options, SWITCHYARD_GROUPED_GEMM_OPTIONS_INIT, "options");
+}
+
 }  // namespace switchyard::detail
 
 namespace {
@@ -145,8 +149,7 @@ switchyard_code_t sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_
                                       const sy_row_view* out, const sy_grouped_gemm_options* options) {
   return guarded([&] {
     require(gemm, "gemm");
-    gemm->gemm.run(to_rows(x, "x"), to_expert_rows(rows), to_rows(out, "out"),
-                   to_call<GroupedGemmOptions>(options, kOptions, "options"));
+    gemm->gemm.run(to_rows(x, "x"), to_expert_rows(rows), to_rows(out, "out"), to_gemm_options(options));
   });
 }
 

@@ -23,6 +23,8 @@ switchyard_code_t make_object(const char* name, Object** out, Make&& make) noexc
 }
 
 ExpertRows to_expert_rows(const sy_expert_rows* rows);
+/// NULL: defaults.
+GroupedGemmOptions to_gemm_options(const sy_grouped_gemm_options* options);
 
 /// GroupedGemmOptions and ExpertCall, of the C structs that say the same. NULL: defaults. Inline for its visibility: see
 /// views.hpp.

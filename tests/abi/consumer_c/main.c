@@ -6,6 +6,7 @@
 
 #include <switchyard/c/expert.h>
 #include <switchyard/c/gemm.h>
+#include <switchyard/c/gemm_gradients.h>
 #include <switchyard/c/switchyard.h>
 
 // One expert of 1 x 1 matrices of ones: y = silu(1) * 1, within bf16.
@@ -30,6 +31,13 @@ static int experts_work(void) {
   return ok && result == 0x3F3B;  // 0.7311
 }
 
+// Gradients are there, and refuse before they look for a GPU.
+static int gradients_are_linked(void) {
+  const sy_weight_gradient_config config = SWITCHYARD_WEIGHT_GRADIENT_CONFIG_INIT;
+  sy_weight_gradient* gradient = NULL;
+  return sy_weight_gradient_create(&config, &gradient) == SWITCHYARD_INVALID_ARGUMENT && gradient == NULL;
+}
+
 static int errors_are_told(void) {
   const int of_experts =
       sy_expert_mlp_memory(NULL, NULL) == SWITCHYARD_INVALID_ARGUMENT && strcmp(sy_last_error(), "mlp is NULL") == 0;
@@ -40,7 +48,7 @@ static int errors_are_told(void) {
 int main(void) {
   sy_group* alone = NULL;
   int ok = sy_group_in_process(1, NULL, &alone) == SWITCHYARD_OK && sy_group_barrier(alone) == SWITCHYARD_OK;
-  ok = ok && experts_work() && errors_are_told();
+  ok = ok && experts_work() && gradients_are_linked() && errors_are_told();
   sy_group_destroy(alone);
   puts(ok ? "consumer: PASS" : "consumer: FAIL");
   return ok ? 0 : 1;

@@ -1,43 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer library's C ABI on a GPU, from C11 through the shared library. Matrices are of small integers and scales are powers
 // of two, so that float32 sums are exact and an output has one right value; expected ones come from the loops in this file.
-#define _POSIX_C_SOURCE 200809L  // setenv
-#include "abi/c_layer.h"
-
-#include <cuda_runtime_api.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-enum { kExperts = 3, kRows = 48, kMostElements = 1 << 17 };
+#include "gpu/gemm/c_layer_rows.h"
 
-static atomic_int passed, failed;
-
-void check_report(int ok, const char* file, int line, const char* text) {
-  atomic_fetch_add(ok ? &passed : &failed, 1);
-  if (!ok) printf("%s:%d: %s (last error: %s)\n", file, line, text, sy_last_error());
-}
+enum { kMostElements = 1 << 17 };
 
 // ---- Numbers ----
 
-// -1, 0 or 1.
-static int number(int seed, int64_t i) { return (int)(((uint64_t)(i + 17 * seed + 1) * 2654435761u >> 13) % 3) - 1; }
-// The nearest bf16, ties to even. No NaN is given.
-static uint16_t bf16_of(float value) {
-  uint32_t bits = 0;
-  memcpy(&bits, &value, sizeof bits);
-  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 static uint8_t e4m3_of(int value) { return value == 0 ? 0x00 : value > 0 ? 0x38 : 0xb8; }
 
-static void* on_gpu(const void* host, size_t bytes) {
-  void* device = NULL;
-  CHECK(cudaMalloc(&device, bytes) == cudaSuccess);
-  CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
-  return device;
-}
-
-static void* bf16_on_gpu(int seed, int64_t elements) {
+void* bf16_on_gpu(int seed, int64_t elements) {
   static uint16_t host[kMostElements];
   if (elements > kMostElements) abort();
   for (int64_t i = 0; i < elements; ++i) host[i] = bf16_of((float)number(seed, i));
@@ -51,32 +25,13 @@ static void* e4m3_on_gpu(int seed, int64_t elements) {
   return on_gpu(host, (size_t)elements);
 }
 
-static void* filled_on_gpu(int byte, size_t bytes) {
-  void* device = NULL;
-  CHECK(cudaMalloc(&device, bytes) == cudaSuccess);
-  CHECK(cudaMemset(device, byte, bytes) == cudaSuccess);
-  CHECK(cudaDeviceSynchronize() == cudaSuccess);
-  return device;
-}
-
-static void free_all(void* const* memory, size_t number_of) {
-  for (size_t i = 0; i < number_of; ++i) CHECK(cudaFree(memory[i]) == cudaSuccess);
-}
-
-// Which expert a row is of, or -1.
-static int expert_of(int64_t row, const int64_t* first_row, const int64_t* num_rows) {
-  for (int e = 0; e < kExperts; ++e)
-    if (row >= first_row[e] && row < first_row[e] + num_rows[e]) return e;
-  return -1;
-}
-
 // ---- Grouped GEMM ----
 
 enum { kN = 72, kK = 88 };
 
-static const int64_t kFirstRow[kExperts] = {20, 0, 2}, kNumRows[kExperts] = {11, 0, 17};
-static const int32_t kMasked[kExperts] = {5, 16, 0};
-static const int64_t kMaskedFirst[kExperts] = {0, 16, 32}, kMaskedRows[kExperts] = {5, 16, 0};
+const int64_t kFirstRow[kExperts] = {20, 0, 2}, kNumRows[kExperts] = {11, 0, 17};
+const int32_t kMasked[kExperts] = {5, 16, 0};
+const int64_t kMaskedFirst[kExperts] = {0, 16, 32}, kMaskedRows[kExperts] = {5, 16, 0};
 
 static float product(sy_weight_order order, int e, int64_t row, int column) {
   int sum = 0;
@@ -404,14 +359,8 @@ static void layers(cudaStream_t stream) {
 }
 
 int main(void) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
-    const char* optional = getenv("SWITCHYARD_GPU_OPTIONAL");
-    const int skipped = optional && *optional == '1';
-    printf("%s: no GPU is visible\n", skipped ? "SKIPPED" : "FAILED");
-    return !skipped;
-  }
+  int status = 0;
+  if (!gpu_is_visible(&status)) return status;
   cudaStream_t stream = NULL;
   CHECK(cudaSetDevice(0) == cudaSuccess);
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
@@ -423,8 +372,8 @@ int main(void) {
   fp8_gemm(stream);
   experts(stream);
   layers(stream);
+  run_gradient_tests(stream);
   CHECK(cudaStreamDestroy(stream) == cudaSuccess);
   CHECK(cudaGetLastError() == cudaSuccess);
-  printf("%d passed, %d failed\n", atomic_load(&passed), atomic_load(&failed));
-  return atomic_load(&failed) == 0 ? 0 : 1;
+  return check_status();
 }
