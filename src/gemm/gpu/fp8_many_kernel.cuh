@@ -8,8 +8,8 @@
 // stage's product to its sums, for which there are no registers beside another product, the others keep the tensor cores busy.
 //
 // Roles: tile_roles.cuh, and two warps that bring scales. Both blocks go through the same tiles, which the first one claims. A
-// block waits for the other one alone, which runs as it does: to overwrite rows that both read, and
-// for outputs of a group that is quantised.
+// block waits for the other one alone, which runs as it does: for its tiles, to overwrite rows that both read, and for outputs
+// of a group that is quantised.
 #pragma once
 
 #include "arch/cuda/cluster.cuh"
@@ -113,12 +113,7 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
   const int rank = static_cast<int>(ptx::cluster_rank());
   const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
   uint32_t slot = 0, parity = 1;
-  for (int i = 0;; ++i) {
-    const uint32_t entry = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
-    const Tile t = read_entry(room.entry(entry));
-    if (t.shape == kNoTile) break;
-    ptx::mbarrier_arrive(room.taken(entry));
+  for_each_tile(room, [&](const Tile& t) {
     const int units = static_cast<int>(t.shape & 0xffff) / kUnitRows;
     const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
     const int second = K::kGated ? output : output + kBlockWeights / 2;
@@ -136,7 +131,7 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
                                 t.row + unit * kUnitRows + rank * (kUnitRows / 2), kBothBlocks);
       if (++slot == room.num_stages()) slot = 0, parity ^= 1;
     }
-  }
+  });
 }
 
 /// Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit; this thread rows lane / 4 and that + 8 of these, and of each
@@ -169,8 +164,9 @@ __device__ __forceinline__ void release_in_both(const ManyRoom<K>& room, uint32_
 
 /// Warpgroups issue a stage's product one after the other, in a ring. Without an order they would share the tensor cores
 /// evenly, end their products together, and add them to their sums together, while the tensor cores have nothing to do.
-__device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), 256); }
-__device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, 256); }
+inline constexpr int kTurnThreads = 2 * 128;  // who passes a turn, and who takes it
+__device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), kTurnThreads); }
+__device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, kTurnThreads); }
 
 /// The sums of this warpgroup's unit.
 template <class K>

@@ -91,12 +91,7 @@ template <class K, class AnyRoom>
 __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoom& room) {
   const int thread = static_cast<int>(threadIdx.x) - K::kFirstScaleThread;
   uint32_t slot = 0, parity = 1;
-  for (int i = 0;; ++i) {
-    const uint32_t entry = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
-    const Tile t = read_entry(room.entry(entry));
-    if (t.shape == kNoTile) break;
-    ptx::mbarrier_arrive(room.taken(entry));
+  for_each_tile(room, [&](const Tile& t) {
     const TileScales tile = scales_of_tile<K>(p, t, thread);
     FourScales<K> next = read_scales<K>(p, tile, 0, thread);
 #pragma unroll 1
@@ -117,7 +112,7 @@ __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyRoo
         if (++slot == room.num_stages()) slot = 0, parity ^= 1;
       }
     }
-  }
+  });
 }
 
 }  // namespace switchyard::detail::gemm

@@ -48,7 +48,6 @@ class GpuGemm final : public GroupedGemm::Impl {
     params_.column_tiles = static_cast<int>((c.columns() + in_tile - 1) / in_tile);
     params_.inner_blocks = static_cast<int>((c.k + inner() - 1) / inner());
     if (!fp8_) params_.inner_blocks = std::max(3, params_.inner_blocks);
-    params_.most_rows = fp8_ ? kMostFp8Rows : kMostRows;
     params_.gate_rows = static_cast<int>(c.n / 2);
     params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
     params_.activation = c.epilogue == Epilogue::silu ? Activation::silu : Activation::relu;
@@ -67,7 +66,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
     const int blocks = blocks_of_call(kClass, device_, traits_, options);
     const int64_t end = std::min(x.rows, out.rows),
-                  most_tiles = (end / params_.most_rows + config.num_experts) * params_.column_tiles;
+                  most_tiles = (end / most_rows() + config.num_experts) * params_.column_tiles;
     if (most_tiles > kMostTiles) {
       throw Error(ErrorCode::invalid_argument, "GroupedGemm: " + std::to_string(end) + " rows of " +
                                                    std::to_string(config.columns()) + " columns: more than " +
@@ -89,24 +88,23 @@ class GpuGemm final : public GroupedGemm::Impl {
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
-    gpu::Grid grid{blocks, kThreads, params_.shared_bytes};
-    params_.least = 1;
-    params_.most = many ? kFewFp8Rows : INT64_MAX;
-    check(kernel_.launch(grid, stream, params_), "launch");
-    if (!many) return;
-    grid.blocks = blocks / 2 * 2;
-    grid.threads = kManyThreads;
-    GroupedParams params = params_;
-    params.least = kFewFp8Rows + 1;
-    params.most = INT64_MAX;
-    params.most_rows = kMostManyRows;
-    check(many_kernel_.launch(grid, stream, params), "launch");
+    const auto part = [&](const GroupedKernel& kernel, const gpu::Grid& grid, int64_t least, int64_t most, int rows_of_tile) {
+      params_.least = least;
+      params_.most = most;
+      params_.most_rows = rows_of_tile;
+      check(kernel.launch(grid, stream, params_), "launch");
+    };
+    part(kernel_, {blocks, kThreads, params_.shared_bytes}, 1, many ? kFewFp8Rows : INT64_MAX, most_rows());
+    if (many)
+      part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMostManyRows);
   }
 
   static constexpr uint64_t kOutElement = 2;               // bytes of an output that has a map
   static constexpr int64_t kMostTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
 
   uint64_t element() const { return dtype_bytes(config.type); }
+  /// Of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
+  int most_rows() const { return fp8_ ? kMostFp8Rows : kMostRows; }
   /// Elements of the sum in a stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
 
@@ -147,7 +145,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   void map_rows(const ConstRows& x) {
     x_ = {};  // until all maps are there
     const auto k = static_cast<uint64_t>(config.k), rows = static_cast<uint64_t>(x.rows);
-    for (uint32_t step = 1; step <= static_cast<uint32_t>(params_.most_rows / kRowStep); ++step) {
+    for (uint32_t step = 1; step <= static_cast<uint32_t>(most_rows() / kRowStep); ++step) {
       make(&params_.rows[step - 1], x.data, config.type, {{k, 0, inner()}, {rows, k * element(), step * kRowStep}},
            Swizzle::bytes_128, "the rows");
     }

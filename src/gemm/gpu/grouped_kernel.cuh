@@ -130,18 +130,11 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
   }
 }
 
-template <class K>
-GroupedKernel kernel_of() {
-  return {[](int shared_bytes) { return gpu::allow_shared(grouped_kernel<K>, shared_bytes); },
-          [](const gpu::Grid& grid, gpu::Stream stream, const GroupedParams& params) {
-            return gpu::launch(grouped_kernel<K>, grid, stream, params);
-          }};
-}
 template <class Element, ptx::OperandOrder kOrder>
 GroupedKernel kernel_of(Finish finish) {
-  return finish == Finish::plain       ? kernel_of<Kind<Element, kOrder, Finish::plain>>()
-         : finish == Finish::activated ? kernel_of<Kind<Element, kOrder, Finish::activated>>()
-                                       : kernel_of<Kind<Element, kOrder, Finish::gated>>();
+  return finish == Finish::plain       ? grouped_kernel_of<grouped_kernel<Kind<Element, kOrder, Finish::plain>>>()
+         : finish == Finish::activated ? grouped_kernel_of<grouped_kernel<Kind<Element, kOrder, Finish::activated>>>()
+                                       : grouped_kernel_of<grouped_kernel<Kind<Element, kOrder, Finish::gated>>>();
 }
 
 }  // namespace switchyard::detail::gemm

@@ -16,6 +16,14 @@ struct GroupedKernel {
   gpu::Status (*prepare)(int shared_bytes);
   gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const GroupedParams& params);
 };
+template <auto kKernel>
+GroupedKernel grouped_kernel_of() {
+  return {[](int shared_bytes) { return gpu::allow_shared(kKernel, shared_bytes); },
+          [](const gpu::Grid& grid, gpu::Stream stream, const GroupedParams& params) {
+            return gpu::launch(kKernel, grid, stream, params);
+          }};
+}
+
 GroupedKernel kernel_bf16_nk(Finish finish);
 GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);

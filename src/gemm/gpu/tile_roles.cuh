@@ -203,24 +203,32 @@ __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t
   ptx::load_box(stage + kWeightBytes, &p.rows[width / kRowStep - 1], bar, inner, t.row);
 }
 
-/// The thread that loads.
-template <class K>
-__device__ __forceinline__ void load_tiles(const GroupedParams& p, const Room& room) {
-  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
-  uint32_t slot = 0, parity = 1;
+/// `each(tile)` for every tile that the block is told, by a thread that then needs its entry no more.
+template <class AnyRoom, class Each>
+__device__ __forceinline__ void for_each_tile(const AnyRoom& room, Each each) {
   for (int i = 0;; ++i) {
     const uint32_t entry = static_cast<uint32_t>(i & 1);
     ptx::mbarrier_wait(room.told(entry), static_cast<uint32_t>(i >> 1 & 1));
     const Tile t = read_entry(room.entry(entry));
     if (t.shape == kNoTile) break;
     ptx::mbarrier_arrive(room.taken(entry));
+    each(t);
+  }
+}
+
+/// The thread that loads.
+template <class K>
+__device__ __forceinline__ void load_tiles(const GroupedParams& p, const Room& room) {
+  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
+  uint32_t slot = 0, parity = 1;
+  for_each_tile(room, [&](const Tile& t) {
     for (int block = 0; block < p.inner_blocks; ++block) {
       if (block == due_at) ptx::mbarrier_arrive(room.due());
       ptx::mbarrier_wait(room.empty(slot), parity);
       load_stage<K>(p, t, room.stage(slot), room.full(slot), block);
       if (++slot == room.num_stages()) slot = 0, parity ^= 1;
     }
-  }
+  });
 }
 
 /// Where a math warp stands among the stages.

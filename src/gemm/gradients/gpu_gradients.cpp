@@ -26,7 +26,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
     params_.tiles_n = gradient_tiles_n(c.n);
     params_.tiles_k = gradient_tiles_k(c.k);
     params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
-    params_.num_stages = stages_that_fit(params_.shared_bytes, c.num_experts, c.output == DType::f32);
+    params_.num_stages = stages_that_fit(params_.shared_bytes, c.num_experts);
     const int64_t tiles = static_cast<int64_t>(params_.tiles_n) * params_.tiles_k * c.num_experts;
     if (tiles > kMostTiles) {
       throw Error(ErrorCode::invalid_argument, std::string(kWhere) + ": " + std::to_string(c.num_experts) + " experts of " +

@@ -12,13 +12,13 @@ namespace switchyard::detail::gemm {
 /// The boxes of one warp, used in turn. Lane 0 sends them, and alone knows which are on their way.
 template <class K>
 struct Outbox {
-  static constexpr uint32_t kBoxes = boxes_of_warp(sizeof(typename K::Output) == 4), kBytes = kBoxes * kBoxBytes;
+  static constexpr uint32_t kBytes = kBoxesOfWarp * kBoxBytes;
 
   uint32_t first;  ///< address of the first one
   uint32_t slot = 0;
 
   __device__ uint32_t box() const { return first + slot * kBoxBytes; }
-  __device__ void advance() { slot = slot + 1 == kBoxes ? 0 : slot + 1; }
+  __device__ void advance() { slot = slot + 1 == kBoxesOfWarp ? 0 : slot + 1; }
 };
 
 /// Where a warp's gradients go: its first row, and the tile's first column.
@@ -70,7 +70,7 @@ __device__ __forceinline__ void send_gradients(const WeightGradientParams& p, Ou
   constexpr int kColumns = kBoxColumns<typename K::Output>;
 #pragma unroll
   for (int box = 0; box < 2 * kCount / kColumns; ++box) {
-    if (lane() == 0) ptx::bulk_wait_read_but<Outbox<K>::kBoxes - 1>();
+    if (lane() == 0) ptx::bulk_wait_read_but<kBoxesOfWarp - 1>();
     __syncwarp();
     write_box<typename K::Output>(out.box(), d, box);
     ptx::fence_proxy_async_shared();

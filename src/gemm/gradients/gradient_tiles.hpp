@@ -25,9 +25,8 @@ inline constexpr int kEndStages = 2;
 inline constexpr int kGradientBand = 16;
 /// A box of gradients on its way to memory: rows of one warp, and bytes of a row.
 inline constexpr uint32_t kBoxRows = 16, kBoxRowBytes = 128, kBoxBytes = kBoxRows * kBoxRowBytes;
-/// Boxes in shared memory of each of the warps that multiply. `wide`: gradients are float32.
-inline constexpr int kSendingWarps = 8;
-SWITCHYARD_INLINE constexpr uint32_t boxes_of_warp(bool wide) { return wide ? 3 : 3; }
+/// Boxes in shared memory of each of the warps that multiply.
+inline constexpr uint32_t kSendingWarps = 8, kBoxesOfWarp = 3;
 
 SWITCHYARD_INLINE int gradient_tiles_n(int64_t n) { return static_cast<int>((n + kGradientTileN - 1) / kGradientTileN); }
 SWITCHYARD_INLINE int gradient_tiles_k(int64_t k) { return static_cast<int>((k + kGradientTileK - 1) / kGradientTileK); }
@@ -60,9 +59,9 @@ SWITCHYARD_INLINE int tile_stages(int rows) {
 SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
 inline constexpr uint32_t kBesideStages = 1024;
 /// Stages of a block with `shared_bytes` of shared memory; more than kEndStages and kLead on every GPU of sm_90.
-SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts, bool wide) {
+SWITCHYARD_INLINE uint32_t stages_that_fit(uint32_t shared_bytes, int num_experts) {
   constexpr uint32_t kMost = 15;  // barriers that there is room for
-  const uint32_t list = (static_cast<uint32_t>(num_experts) + 1) * 4, boxes = kSendingWarps * boxes_of_warp(wide) * kBoxBytes;
+  const uint32_t list = (static_cast<uint32_t>(num_experts) + 1) * 4, boxes = kSendingWarps * kBoxesOfWarp * kBoxBytes;
   const uint32_t fit = (shared_bytes - kBesideStages - list - boxes) / gradient_stage_bytes();
   return fit < kMost ? fit : kMost;
 }
