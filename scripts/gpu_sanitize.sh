@@ -30,6 +30,10 @@ readonly subset=(
   'gpu_gemm_test *MaskedRows*:*CountsThatCannotBe*:*NoRowsAtAll*:*AsManyExperts*:*NanStays*:*NeighboursHaveNoInfluence*:*MlpGradients*:*RowsOfNobody*'
   'gpu_ledger_test *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
+# Not under racecheck, which does not follow the order in which these reuse the scales of a stage (docs/design/0043).
+readonly without_racecheck=(
+  'gpu_gemm_test Fp8Gemm.QuantisedOutputsAreThoseOfBf16:Fp8Gemm.EveryFormOfTheScales:Fp8Gemm.BitsDependOnTheRowAlone'
+)
 # Two ranks that wait for each other in every call. If these cannot make progress under a tool, nothing else can.
 readonly proof='gpu_acceptance_b_test *B02_CombineOfDispatchedRows/W2_*'
 
@@ -55,7 +59,7 @@ for candidate in compute-sanitizer "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sa
   if command -v "$candidate" >/dev/null; then sanitizer=$candidate; break; fi
 done
 [[ -n $sanitizer ]] || die "compute-sanitizer not found in PATH or ${CUDA_HOME:-/usr/local/cuda}/bin; it comes with the CUDA toolkit"
-for entry in "$planted all" "$proof" "${subset[@]}"; do
+for entry in "$planted all" "$proof" "${subset[@]}" "${without_racecheck[@]}"; do
   [[ -x $bin/${entry%% *} ]] || die "$bin/${entry%% *} is missing: ./dev build --preset cuda --target switchyard_cuda"
 done
 mkdir -p "$logs"
@@ -91,10 +95,12 @@ for tool in "${tools[@]}"; do
     failed=1
     continue
   fi
+  entries=("${subset[@]}")
+  [[ $tool == racecheck ]] || entries+=("${without_racecheck[@]}")
   tests=0 programs=0 errors=0 bad=0
-  for entry in "${subset[@]}"; do
-    read -r program _ sms <<<"$entry"
-    log=$logs/$tool.$program${sms:+.${sms}_sms}.log
+  for number in "${!entries[@]}"; do
+    entry=${entries[number]}
+    log=$logs/$tool.$number.${entry%% *}.log
     run "$tool" "$entry" "$log" || bad=$((bad + 1))
     count=$(passed_in "$log")
     [[ $count -gt 0 ]] || bad=$((bad + 1))
@@ -102,7 +108,7 @@ for tool in "${tools[@]}"; do
     programs=$((programs + $(grep -cE "$report" "$log" || true)))
     errors=$((errors + $(errors_in "$log")))
   done
-  [[ $programs -eq ${#subset[@]} ]] || bad=$((bad + 1))
+  [[ $programs -eq ${#entries[@]} ]] || bad=$((bad + 1))
   if [[ $bad -eq 0 && $errors -eq 0 ]]; then verdict=ok; else verdict=FAILED; failed=1; fi
   echo "$tool: $verdict, $tests tests passed, $programs programs checked, $errors errors (logs: $logs/$tool.*.log)"
 done
