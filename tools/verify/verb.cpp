@@ -97,8 +97,9 @@ void declare(Options& add, VerifyOptions& o) {
   add.footer(
       "\nReceived rows and sums are compared bit by bit with an oracle inside this tool that shares no code with the "
       "library.\n"
-      "A layer's outputs are compared with float32 sums of a single rank, within 1/64 of each token's norm, in fp8 within "
-      "1/100.\n\n" +
+      "A layer's outputs are compared with float32 sums of a single rank, within 1/64 of each token's norm; in fp8 within "
+      "1/100,\n"
+      "and with --intermediate below 1024 also within what sums in another order make of elements between two codes.\n\n" +
       RoutingSource::help() +
       "\nExamples:\n"
       "  switchyard verify\n"
