@@ -72,6 +72,12 @@ __device__ __forceinline__ void bulk_wait_read_but() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
+/// The same, and they are complete and visible to this thread: a release by it covers them.
+template <int kLeft>
+__device__ __forceinline__ void bulk_wait_but() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
 /// Orders this thread's ordinary accesses of shared memory before later bulk copies that are issued behind a barrier.
 __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

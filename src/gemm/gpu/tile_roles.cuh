@@ -100,6 +100,24 @@ __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   return rows < p.least || rows > p.most ? 0 : rows;
 }
 
+/// Replaces values[0], ..., values[count - 1] by the sums of those before each, and values[count] by the sum of all. Called by all
+/// threads behind a barrier of all; the values need another one.
+__device__ __forceinline__ void sum_before(int* values, int count) {
+  if (threadIdx.x < 32) {
+    int sum = 0;
+    for (int e = static_cast<int>(threadIdx.x); e - static_cast<int>(threadIdx.x) < count + 1; e += 32) {
+      const int own = e < count ? values[e] : 0;
+      int before = own;
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, before, step);
+        if (static_cast<int>(threadIdx.x) >= step) before += other;
+      }
+      if (e <= count) values[e] = sum + before - own;
+      sum += __shfl_sync(~0u, before, 31);
+    }
+  }
+}
+
 /// first_tickets[e]: tickets of the experts before e; the last one: of all. Returns the widest tile's width, at least kRowStep.
 /// Called by all threads; ends with a barrier of all.
 __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
@@ -114,19 +132,7 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   }
   atomicMax(widest, mine);
   __syncthreads();
-  if (threadIdx.x < 32) {
-    int sum = 0;
-    for (int e = static_cast<int>(threadIdx.x); e - static_cast<int>(threadIdx.x) < p.num_experts + 1; e += 32) {
-      const int own = e < p.num_experts ? first_tickets[e] : 0;
-      int before = own;
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, before, step);
-        if (static_cast<int>(threadIdx.x) >= step) before += other;
-      }
-      if (e <= p.num_experts) first_tickets[e] = sum + before - own;
-      sum += __shfl_sync(~0u, before, 31);
-    }
-  }
+  sum_before(first_tickets, p.num_experts);
   __syncthreads();
   return *widest;
 }

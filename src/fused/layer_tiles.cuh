@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The roles of a block of the layer's kernel that belong to products: claiming, loading, multiplying, storing. As in
+// gemm/gpu/tile_roles.cuh, but for what they wait for and tell: the loader waits for a tile's rows, and a warp stores and tells
+// of what was stored, so that the warps that multiply never wait for memory.
+#pragma once
+
+#include "fused/layer_room.cuh"
+#include "gemm/gpu/grouped_kernel.cuh"
+
+namespace switchyard::detail::fused {
+
+inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMoverWarp = 11;
+
+/// One thread, as gemm::claim_tiles.
+__device__ __forceinline__ void claim_layer_tiles(const LayerParams& p, const LayerRoom& r, const int* first_tiles) {
+  uint32_t ticket = blockIdx.x;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    if (i > 0) {
+      ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
+      ticket = gridDim.x + atomicAdd(p.counters->tickets, 1u);
+    }
+    const LayerTile t = layer_tile_of(p, first_tiles, ticket);
+    ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    write_layer_tile(r.room.entry(slot), t);
+    ptx::mbarrier_arrive(r.room.told(slot));
+    if (t.tile.shape == gemm::kNoTile) return;
+  }
+}
+
+/// All lanes of a warp: `each(tile)` for every tile of the block; then this warp needs its entry no more.
+template <class Each>
+__device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each each) {
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const LayerTile t = read_layer_tile(r.room.entry(slot));
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(r.room.taken(slot));
+    if (t.tile.shape == gemm::kNoTile) return;
+    each(t);
+  }
+}
+
+/// Until the rows that a tile reads are there.
+__device__ __forceinline__ void await_rows(const LayerParams& p, const LayerRoom& r, const LayerTile& t) {
+  const int rows = static_cast<int>(t.tile.shape >> 16);
+  const uint64_t* const flags =
+      t.down ? p.h_done + int64_t{t.index} * p.up.column_tiles : p.arrived + t.tile.row;
+  const int count = t.down ? p.up.column_tiles : rows;
+  (void)wait_until(p, r, t.down ? Wait::h_done : Wait::arrived, [&] {
+    bool all = true;
+    for (int i = lane(); i < count; i += 32) all = all && ptx::load_acquire<Scope::device>(flags + i) == p.epoch;
+    return all;
+  });
+  __syncwarp();
+  ptx::fence_proxy_async();
+}
+
+/// The warp that loads.
+template <class Up, class Down>
+__device__ __forceinline__ void load_layer_tiles(const LayerParams& p, const LayerRoom& r) {
+  uint32_t slot = 0, parity = 1;
+  for_each_layer_tile(r, [&](const LayerTile& t) {
+    await_rows(p, r, t);
+    if (lane() != 0) return;
+    const gemm::GroupedParams& product = t.down ? p.down : p.up;
+    const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;
+    for (int block = 0; block < product.inner_blocks; ++block) {
+      if (block == due_at) ptx::mbarrier_arrive(r.room.due());
+      ptx::mbarrier_wait(r.room.empty(slot), parity);
+      if (t.down)
+        gemm::load_stage<Down>(p.down, t.tile, r.room.stage(slot), r.room.full(slot), block);
+      else
+        gemm::load_stage<Up>(p.up, t.tile, r.room.stage(slot), r.room.full(slot), block);
+      if (++slot == r.room.num_stages()) slot = 0, parity ^= 1;
+    }
+  });
+}
+
+/// Rows of `kColumns` outputs that a warpgroup has staged, to their place; the warp that stores.
+template <int kColumns>
+__device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const Tile& t, uint32_t staging, int column) {
+  constexpr int kPiecesOfRow = kColumns / 8;
+  const int rows = static_cast<int>(t.shape >> 16), wide = rows / 64, boxes = wide + rows % 64 / 16;
+  if (lane() == 0) {
+    for (int b = 0; b < boxes; ++b) {
+      const int first = b < wide ? b * 64 : wide * 48 + b * 16;
+      ptx::store_box(b < wide ? &g.out_64 : &g.out_16, staging + static_cast<uint32_t>(first * kPiecesOfRow) * 16, column,
+                     t.row + first);
+    }
+    ptx::bulk_commit();
+  }
+  const int in_boxes = rows & ~15;  // an expert's last rows, whose neighbours belong to the next expert
+  for (int i = in_boxes * kPiecesOfRow + lane(); i < rows * kPiecesOfRow; i += 32) {
+    const int row = i / kPiecesOfRow, piece = i % kPiecesOfRow;
+    if (column + piece * 8 >= g.columns) continue;
+    *reinterpret_cast<int4*>(g.out + static_cast<int64_t>(t.row + row) * g.columns + column + piece * 8) =
+        ptx::load_shared_16(staging + gemm::staged_at<kPiecesOfRow>(row, piece));
+  }
+}
+
+/// The warp that stores: both warpgroups hand over a tile half by half; when all of it is stored, its flag says so.
+template <class Up, class Down>
+__device__ __forceinline__ void store_layer_tiles(const LayerParams& p, const LayerRoom& r) {
+  uint32_t parity = 0;
+  for_each_layer_tile(r, [&](const LayerTile& t) {
+    for (int half = 0; half < 2; ++half, parity ^= 1) {
+      for (uint32_t left = 3; left != 0;) {
+        for (int g = 0; g < 2; ++g) {
+          if ((left >> g & 1) == 0) continue;
+          if (!__all_sync(~0u, ptx::mbarrier_try_wait(r.staged(g), parity))) continue;
+          left &= ~(1u << g);
+          constexpr int kUp = Up::kColumns / 4, kDown = Down::kColumns / 4;
+          if (t.down)
+            store_staged<kDown>(p.down, t.tile, r.room.staging(g), t.tile.column_tile * Down::kColumns + (g * 2 + half) * kDown);
+          else
+            store_staged<kUp>(p.up, t.tile, r.room.staging(g), t.tile.column_tile * Up::kColumns + (g * 2 + half) * kUp);
+          __syncwarp();
+          if (lane() == 0) {
+            ptx::bulk_wait_read();
+            ptx::mbarrier_arrive(r.stored(g));
+          }
+        }
+      }
+    }
+    if (lane() == 0) ptx::bulk_wait();
+    __syncwarp();
+    const int columns = (t.down ? p.down : p.up).column_tiles;
+    uint64_t* const flag = (t.down ? p.y_done : p.h_done) + int64_t{t.index} * columns + t.tile.column_tile;
+    if (lane() == 0) ptx::store_release<Scope::device>(flag, p.epoch);
+  });
+}
+
+/// Hands half `half` of this warpgroup's accumulators to the warp that stores.
+template <class K, int kWidth>
+__device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const LayerRoom& r, uint32_t& parity,
+                                          const float (&d)[kWidth / 2]) {
+  constexpr int kColumns = K::kColumns / 4;
+  const int group = gemm::math_group();
+  ptx::mbarrier_wait(r.stored(group), parity ^ 1);
+  parity ^= 1;
+  gemm::stage_outputs<K, kWidth, kColumns>(r.room.staging(group), [&](int i) {
+    if constexpr (K::kInterleaved)
+      return gemm::interleaved_output<kWidth>(g, d, i);
+    else
+      return gemm::activated<K>(g, d[i]);
+  });
+  ptx::fence_proxy_async_shared();
+  ptx::mbarrier_arrive(r.staged(group));
+}
+
+/// As gemm::multiply_tile with gemm::finish_by_halves, but for the end.
+template <class K, int kWidth>
+__device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g, const LayerRoom& r, gemm::Position& at,
+                                                    uint32_t& handed) {
+  float d[2][kWidth / 2];
+  gemm::multiply_block<K, kWidth, true>(r.room, at, d);
+  for (int block = 3; block < g.inner_blocks; ++block) gemm::multiply_block<K, kWidth, false>(r.room, at, d);
+  gemm::Operands s[2];
+  uint32_t slots[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      if (half == 0) {
+        s[block] = gemm::next_stage(r.room, at);
+        slots[block] = at.slot;
+        gemm::advance(r.room, at);
+      }
+#pragma unroll
+      for (int step = 0; step < gemm::kInner / 16; ++step) gemm::multiply<K, kWidth, false>(d[half], s[block], half, step);
+    }
+    ptx::wgmma_commit();
+  }
+  ptx::wgmma_wait<1>();
+  ptx::keep(d[0]);
+  hand_half<K, kWidth>(g, r, handed, d[0]);
+  ptx::wgmma_wait<0>();
+  gemm::release_stage(r.room, slots[0]);
+  gemm::release_stage(r.room, slots[1]);
+  ptx::keep(d[1]);
+  hand_half<K, kWidth>(g, r, handed, d[1]);
+}
+
+}  // namespace switchyard::detail::fused
