@@ -199,12 +199,18 @@ struct LaneRows {
   __device__ float weight_of_lane(int lane) const { return __shfl_sync(kAllLanes, weight, lane); }
 };
 
+/// A lane's sums of one vector, before any row is added: zero.
+template <DType T>
+__device__ __forceinline__ void zero_sum(float* sum) {
+#pragma unroll
+  for (int e = 0; e < RowElements<T>::kPerVector; ++e) sum[e] = 0.0f;
+}
+
 /// Starts a lane's sums: zero, or the bias.
 template <DType T>
 __device__ void start_sum(const ReduceSpec& spec, int64_t v, float* sum) {
   using E = RowElements<T>;
-#pragma unroll
-  for (int e = 0; e < E::kPerVector; ++e) sum[e] = 0.0f;
+  zero_sum<T>(sum);
   if (spec.bias[0] != nullptr) E::widen(static_cast<const uint4*>(spec.bias[0])[v], sum);
   if (spec.bias[1] == nullptr) return;
   float x[E::kPerVector];
@@ -223,35 +229,39 @@ __device__ void add_row(const uint4& v, bool weighted, float weight, float* sum)
 }
 
 /// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them under way, because a load over
-/// NVLink takes microseconds.
+/// NVLink takes microseconds. `spec` and `rows` lie in local memory, where the rows that stream by may have taken their place
+/// in the cache: the loop reads them only for a bias.
 template <DType T, bool kSentinel, int kRows, int kAhead>
-__device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
+__device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int vectors) {
   using E = RowElements<T>;
+  auto* const out = static_cast<uint4*>(spec.out);
+  const bool biased = spec.bias[0] != nullptr;
   const uint4* from[kRows];
   float weights[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int holder = rows.lane_of(i);
     from[i] = static_cast<const uint4*>(rows.row_of_lane(holder));
-    weights[i] = rows.weight_of_lane(holder);
+    weights[i] = rows.weighted ? rows.weight_of_lane(holder) : 1.0f;
   }
-  for (int64_t v = lane; v < vectors; v += 32 * kAhead) {
+  for (int v = lane; v < vectors; v += 32 * kAhead) {
     uint4 x[kAhead][kRows];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int64_t at = v + a * 32 < vectors ? v + a * 32 : v;
+      const int at = v + a * 32 < vectors ? v + a * 32 : v;
 #pragma unroll
       for (int i = 0; i < kRows; ++i) x[a][i] = __ldcs(from[i] + at);
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int64_t at = v + a * 32;
+      const int at = v + a * 32;
       if (at >= vectors) break;
       float sum[E::kPerVector];
-      start_sum<T>(spec, at, sum);
+      zero_sum<T>(sum);
+      if (biased) start_sum<T>(spec, at, sum);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], rows.weighted, weights[i], sum);
-      put(static_cast<uint4*>(spec.out) + at, E::narrow(sum), kSentinel);
+      for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], true, weights[i], sum);
+      put(out + at, E::narrow(sum), kSentinel);
     }
   }
 }
@@ -305,7 +315,7 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
   unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(spec.out) | reinterpret_cast<uintptr_t>(spec.bias[0]) |
                                             reinterpret_cast<uintptr_t>(spec.bias[1]));
   low_bits |= __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(rows.row)));
-  const int64_t vectors = (low_bits & 15u) == 0 ? spec.hidden / RowElements<T>::kPerVector : 0;
+  const int vectors = (low_bits & 15u) == 0 ? static_cast<int>(spec.hidden / RowElements<T>::kPerVector) : 0;
   switch (__popc(rows.lanes)) {
     case 1: reduce_vectors_of<T, kSentinel, 1, 4>(lane, spec, rows, vectors); break;
     case 2: reduce_vectors_of<T, kSentinel, 2, 4>(lane, spec, rows, vectors); break;
@@ -317,7 +327,7 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
     case 8: reduce_vectors_of<T, kSentinel, 8, 1>(lane, spec, rows, vectors); break;
     default: reduce_vectors_of_many<T, kSentinel>(lane, spec, rows, vectors); break;
   }
-  reduce_elements<T, kSentinel>(lane, spec, rows, vectors * RowElements<T>::kPerVector);
+  reduce_elements<T, kSentinel>(lane, spec, rows, int64_t{vectors} * RowElements<T>::kPerVector);
 }
 
 /// Sums a lane's rows. Only the output, the bias, the type and the length of `spec` are used. There are two functions, so that
