@@ -236,13 +236,14 @@ __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRo
   using E = RowElements<T>;
   auto* const out = static_cast<uint4*>(spec.out);
   const bool biased = spec.bias[0] != nullptr;
+  const float mine = rows.weighted ? rows.weight : 1.0f;  // of this lane's row
   const uint4* from[kRows];
   float weights[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int holder = rows.lane_of(i);
     from[i] = static_cast<const uint4*>(rows.row_of_lane(holder));
-    weights[i] = rows.weighted ? rows.weight_of_lane(holder) : 1.0f;
+    weights[i] = __shfl_sync(kAllLanes, mine, holder);
   }
   for (int v = lane; v < vectors; v += 32 * kAhead) {
     uint4 x[kAhead][kRows];
