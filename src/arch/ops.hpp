@@ -145,7 +145,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   A::drain_sources(w);         // sources of all pending copies of this warp have been read
   A::settle(w);                // all pending copies, fills and reductions of this warp are complete
 
-  A::reduce_rows(w, reduce);  // pending, as a copy
+  A::reduce_rows(w, reduce);  // at most 64 rows; pending, as a copy
   // reduce_rows over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if the flag says so. The
   // members rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows side by side.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});

@@ -341,6 +341,68 @@ __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spe
   return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
 }
 
+/// The lane of the n-th set bit, from 0; -1: there is none.
+__device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
+#pragma unroll 1
+  for (; n > 0; --n) lanes &= lanes - 1;
+  return __ffs(static_cast<int>(lanes)) - 1;
+}
+
+/// Those of up to 32 rows in two sets, as one set.
+__device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const LaneRows& second) {
+  const int firsts = __popc(first.lanes), place = lane < firsts ? lane : lane - firsts;
+  const int holder = nth_lane(lane < firsts ? first.lanes : second.lanes, place) & 31;  // of no row: any lane
+  const void *const a = first.row_of_lane(holder), *const b = second.row_of_lane(holder);
+  const float x = first.weight_of_lane(holder), y = second.weight_of_lane(holder);
+  const int n = firsts + __popc(second.lanes);
+  const unsigned lanes = n >= 32 ? kAllLanes : (1u << n) - 1u;
+  return {lane >= n ? nullptr : lane < firsts ? a : b, lane < firsts ? x : y, lanes, first.weighted};
+}
+
+/// More rows than lanes: one element at a time, or one word of a sentinel row, without hurry.
+template <DType T, bool kSentinel>
+__device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const LaneRows& first, const LaneRows& second) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  constexpr int each = kSentinel ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  SWITCHYARD_ROLLED
+  for (int64_t base = 0; base < spec.hidden; base += 32 * each) {
+    const int64_t mine = base + lane * each, left = spec.hidden - mine;
+    Element made[2];
+    SWITCHYARD_ROLLED
+    for (int i = 0; i < each; ++i) {
+      const int64_t c = i < left ? mine + i : 0;
+      float sum = 0.0f;
+      if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
+      if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
+      SWITCHYARD_ROLLED
+      for (uint64_t rows = uint64_t{second.lanes} << 32 | first.lanes; rows != 0; rows &= rows - 1) {
+        const int place = __ffsll(static_cast<long long>(rows)) - 1, holder = place & 31;
+        const LaneRows& set = place < 32 ? first : second;
+        const float x = E::widen_one(static_cast<const Element*>(set.row_of_lane(holder))[c]);
+        const float weight = set.weight_of_lane(holder);
+        sum = __fadd_rn(sum, set.weighted ? __fmul_rn(weight, x) : x);
+      }
+      made[i] = E::narrow_one(sum);
+    }
+    if (left > 0) put_elements(static_cast<Element*>(spec.out), mine, made, left < each ? 1 : each, kSentinel);
+  }
+}
+
+/// Sums the rows of two sets, the first set first: reduce_lane_rows for more places than a warp has lanes.
+template <bool kSentinel>
+__device__ __noinline__ void reduce_two_sets_as(int lane, const ReduceSpec& spec, const LaneRows& first,
+                                                const LaneRows& second) {
+  if (__popc(first.lanes) + __popc(second.lanes) <= 32)
+    return reduce_lane_rows_as<kSentinel>(lane, spec, in_one_set(lane, first, second));
+  with_row_type(spec.type, [&]<DType T>() { reduce_two_sets_typed<T, kSentinel>(lane, spec, first, second); });
+}
+__device__ __forceinline__ void reduce_two_sets(int lane, const ReduceSpec& spec, const LaneRows& first,
+                                                const LaneRows& second) {
+  return spec.sentinel ? reduce_two_sets_as<true>(lane, spec, first, second)
+                       : reduce_two_sets_as<false>(lane, spec, first, second);
+}
+
 /// Asks for `bytes` bytes from `src` on, by all lanes.
 __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 #pragma unroll 1
