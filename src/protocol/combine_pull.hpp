@@ -109,7 +109,7 @@ template <class A>
 SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
   const int32_t* route = p.tables.record_route + record * p.shape.topk;
   if (A::lanes_where(w, p.shape.topk, [&](int k) { return route[k] >= 0; }) == 0) return false;
-  A::reduce_rows_from(
+  A::template reduce_rows_from<kMaxTopk>(
       w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.shape.type, p.shape.hidden}, p.shape.topk,
       p.record_weight != nullptr,
       [&](int k) -> const void* { return route[k] >= 0 ? p.shape.y + route[k] * p.shape.row_bytes : nullptr; },
@@ -141,7 +141,7 @@ struct TokenRows {
   const CombineParams* c;
   int64_t first_route;  ///< of the token
   const SendEntry* entries;
-  int places;     ///< routes (by_route) or ranks
+  int places;     ///< routes (by_route) or ranks: at most K
   bool by_route;  ///< a row per route, else one per rank
 
   /// -1: place i has no row.
@@ -181,10 +181,11 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
   const void* bias0 = p.shape.bias[0] ? p.shape.bias[0] + at : nullptr;
   const void* bias1 = p.shape.bias[1] ? p.shape.bias[1] + at : nullptr;
   const int64_t columns = part.bytes == p.shape.row_bytes ? p.shape.hidden : part.bytes * p.shape.hidden / p.shape.row_bytes;
-  A::reduce_rows_from(w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, columns}, rows.places,
-                      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.shape.topk + i]; });
+  A::template reduce_rows_from<kMaxTopk>(
+      w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, columns}, rows.places,
+      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.shape.topk + i]; });
   if (!p.shape.out_weights || part.begin != 0) return;
-  A::reduce_rows_from(
+  A::template reduce_rows_from<kMaxTopk>(
       w, ReduceSpec{p.shape.out_weights + t * p.shape.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.shape.topk},
       rows.places, false, weights_of, [](int) { return 0.0f; });
 }
