@@ -4,7 +4,7 @@
 // of what was stored, so that the warps that multiply never wait for memory.
 #pragma once
 
-#include "fused/layer_room.cuh"
+#include "exchange/fused/layer_room.cuh"
 #include "gemm/gpu/grouped_kernel.cuh"
 
 namespace switchyard::detail::fused {
@@ -12,13 +12,13 @@ namespace switchyard::detail::fused {
 inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMoverWarp = 11;
 
 /// One thread, as gemm::claim_tiles.
-__device__ __forceinline__ void claim_layer_tiles(const LayerParams& p, const LayerRoom& r, const int* first_tiles) {
+__device__ __forceinline__ void claim_layer_tiles(const FusedParams& p, const LayerRoom& r, const int* first_tiles) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
     if (i > 0) {
       ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
-      ticket = gridDim.x + atomicAdd(p.counters->tickets, 1u);
+      ticket = gridDim.x + atomicAdd(&p.memory.counters->tickets, 1u);
     }
     const LayerTile t = layer_tile_of(p, first_tiles, ticket);
     ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
@@ -43,26 +43,24 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each eac
 }
 
 /// Until the rows that a tile reads are there.
-__device__ __forceinline__ void await_rows(const LayerParams& p, const LayerRoom& r, const LayerTile& t) {
-  const int rows = static_cast<int>(t.tile.shape >> 16);
-  const uint64_t* const flags =
-      t.down ? p.h_done + int64_t{t.index} * p.up.column_tiles : p.arrived + t.tile.row;
-  const int count = t.down ? p.up.column_tiles : rows;
-  (void)wait_until(p, r, t.down ? Wait::h_done : Wait::arrived, [&] {
-    bool all = true;
-    for (int i = lane(); i < count; i += 32) all = all && ptx::load_acquire<Scope::device>(flags + i) == p.epoch;
-    return all;
-  });
+__device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
+  const FusedParams& p = c.p;
+  if (t.down)
+    (void)wait_flags(c, Site::layer_tiles, p.memory.h_done + int64_t{t.index} * p.up.column_tiles, p.up.column_tiles);
+  else
+    (void)wait_flags(c, Site::layer_rows, p.memory.arrived + t.tile.row, static_cast<int>(t.tile.shape >> 16));
   __syncwarp();
   ptx::fence_proxy_async();
 }
 
 /// The warp that loads.
 template <class Up, class Down>
-__device__ __forceinline__ void load_layer_tiles(const LayerParams& p, const LayerRoom& r) {
+__device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
+  const FusedParams& p = c.p;
+  const LayerRoom& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
-    await_rows(p, r, t);
+    await_rows(c, t);
     if (lane() != 0) return;
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;
@@ -102,7 +100,9 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
 
 /// The warp that stores: both warpgroups hand over a tile half by half; when all of it is stored, its flag says so.
 template <class Up, class Down>
-__device__ __forceinline__ void store_layer_tiles(const LayerParams& p, const LayerRoom& r) {
+__device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
+  const FusedParams& p = c.p;
+  const LayerRoom& r = c.r;
   uint32_t parity = 0;
   for_each_layer_tile(r, [&](const LayerTile& t) {
     for (int half = 0; half < 2; ++half, parity ^= 1) {
@@ -127,8 +127,8 @@ __device__ __forceinline__ void store_layer_tiles(const LayerParams& p, const La
     if (lane() == 0) ptx::bulk_wait();
     __syncwarp();
     const int columns = (t.down ? p.down : p.up).column_tiles;
-    uint64_t* const flag = (t.down ? p.y_done : p.h_done) + int64_t{t.index} * columns + t.tile.column_tile;
-    if (lane() == 0) ptx::store_release<Scope::device>(flag, p.epoch);
+    uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) + int64_t{t.index} * columns + t.tile.column_tile;
+    if (lane() == 0) ptx::store_release<Scope::device>(flag, c.word);
   });
 }
 

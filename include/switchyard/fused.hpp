@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// A whole MoE layer in one GPU kernel: rows travel, both products of the experts run and outputs return at the same time.
+/// GPUs of compute capability 9.0 (H100, H200) that reach each other's memory. MoeLayer (layer.hpp) chooses it where it is the
+/// fastest form; this is the same for programs that link the exchange library alone.
+///
+///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: as ExpertMlp (expert.hpp) says
+///
+/// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L those of this rank.
+///
+/// Bits: those of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a combine per_route, called one by one;
+/// they depend on neither num_sms nor timing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "switchyard/group.hpp"
+#include "switchyard/held.hpp"
+#include "switchyard/normal.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard {
+
+/// Fixed properties of a FusedMoe; equal on all ranks.
+struct FusedMoeConfig {
+  int64_t hidden = 0;        ///< H: a multiple of 8
+  int64_t intermediate = 0;  ///< I: a multiple of 8
+  int num_experts = 0;       ///< E >= 1; need not divide by W
+  int topk = 0;              ///< K in [1, kMaxTopk]
+  int64_t max_tokens = 0;    ///< largest T on any rank
+  int64_t capacity = 0;      ///< most rows, one for each route, that a rank takes in a call; 0: those of the worst routing
+  Overflow overflow = Overflow::fail;  ///< of routes beyond a rank's capacity
+};
+
+/// Settings of one call.
+struct FusedMoeCall {
+  void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
+  int num_sms = 0;         ///< multiprocessors, in [1, those of the GPU / ranks on it]; 0: all
+  /// Memory of the rank's GPU, or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the ids must be
+  /// readable. Rows of `out` from T on are not written.
+  const int32_t* device_tokens = nullptr;
+  bool add = false;  ///< the sums begin with the rows that `out` holds, instead of +0
+};
+
+/// Memory of a FusedMoe on the rank with most experts, in bytes. R: capacity, or W * max_tokens * K.
+struct FusedMoeMemory {
+  /// Of the group's symmetric heap: max_tokens rows, max_tokens * K rows that come back, and R * (8 + 4 K) bytes, flags aside.
+  size_t heap_bytes = 0;
+  size_t private_bytes = 0;  ///< R rows of H, twice, and of I, of two bytes each element; tables and flags
+};
+
+namespace detail {
+class FusedImpl;
+}
+
+/// Construction and forward are collective, with what normal.hpp says of collective calls. Destruction is local.
+///
+/// Pointers are memory of the rank's GPU, rows at multiples of 16 bytes. Calls are enqueued: nothing waits for the host, so that
+/// they can be captured and replayed. Calls of one object, graphs included, come one after the other. A rank that does not come
+/// ends the call with PeerTimeout within GroupOptions::timeout.
+class FusedMoe {
+ public:
+  /// `w13` is [L, 2 * I, H]: of each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. bf16; they stay the
+  /// caller's. \throws on all ranks alike, also if only some have cause to: Error(invalid_argument) naming the field;
+  /// Error(unsupported) for other GPUs and for the CPU; Error(heap_exhausted); Error(system); Error(mismatch).
+  FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2);
+  FusedMoe(FusedMoe&&) noexcept;
+  FusedMoe& operator=(FusedMoe&&) noexcept;
+  ~FusedMoe();
+
+  /// Local, need no group.
+  static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world);
+  static size_t heap_bytes_for(const FusedMoeConfig& config, int world);
+
+  /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id outside [0, E) is
+  /// no expert; a token without one gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
+  void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
+
+  /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
+  /// the tokens may write them here, after the call before.
+  void* tokens() const;
+  /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs. Else empty.
+  std::span<const uint8_t> dropped() const;
+  const FusedMoeConfig& config() const;
+  CallStatistics last_call() const;
+
+ private:
+  detail::Held<std::unique_ptr<detail::FusedImpl>, detail::kFusedObject> impl_;
+};
+
+}  // namespace switchyard

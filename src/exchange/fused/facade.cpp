@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public class of the fused layer, its checks and the memory that it needs.
+#include <algorithm>
+#include <limits>
+
+#include "exchange/fused/impl.hpp"
+#include "exchange/fused/sizes.hpp"
+#include "exchange/group/make.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard {
+
+namespace detail {
+
+int64_t most_rows(const FusedMoeConfig& c, int world) {
+  const int64_t worst = c.max_tokens * c.topk * world;
+  return c.capacity > 0 ? std::min(c.capacity, worst) : worst;
+}
+
+void check_config(const FusedMoeConfig& c, int world) {
+  constexpr int64_t kMostColumnTiles = 4095;  // twelve bits of a tile
+  check_range("world", world, 1, kMaxRanks);
+  check_range("FusedMoeConfig::hidden", c.hidden, 8, kMostColumnTiles * 256);
+  check_range("FusedMoeConfig::intermediate", c.intermediate, 8, kMostColumnTiles * 128);
+  if (c.hidden % 8 != 0) invalid_value("FusedMoeConfig::hidden", std::to_string(c.hidden), "a multiple of 8");
+  if (c.intermediate % 8 != 0)
+    invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
+  check_range("FusedMoeConfig::num_experts", c.num_experts, 1, kMostFusedExperts);
+  check_range("FusedMoeConfig::topk", c.topk, 1, kMaxTopk);
+  check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
+  check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
+}
+
+/// Without a base.
+FusedLayout layout_of(const FusedMoeConfig& c, int world) {
+  return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2};
+}
+
+}  // namespace detail
+
+using namespace detail;
+
+FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2)
+    : impl_(group.impl().collective_call("FusedMoe", [&] {
+        if constexpr (kHasGpuCode)
+          if (group.impl().device) return FusedImpl::make_on_gpu(group, config, w13, w2);
+        throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of CPUs; use MoeLayer, or Backend::cuda", "");
+        return std::unique_ptr<FusedImpl>();
+      })) {}
+FusedMoe::FusedMoe(FusedMoe&&) noexcept = default;
+FusedMoe& FusedMoe::operator=(FusedMoe&& other) noexcept {
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
+  return *this;
+}
+FusedMoe::~FusedMoe() { replace_at_home(impl_.pointer(), {}); }
+
+FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world) {
+  check_config(config, world);
+  const int here = ExpertMap{config.num_experts, world}.max_count();
+  const TablesShape tables{world, config.num_experts, here, config.topk, config.max_tokens, true};
+  FusedMemory memory;
+  return {static_cast<size_t>(layout_of(config, world).bytes()),
+          static_cast<size_t>(carve_fused(nullptr, config, most_rows(config, world), here, memory) +
+                              carve_tables(nullptr, tables).bytes)};
+}
+size_t FusedMoe::heap_bytes_for(const FusedMoeConfig& config, int world) {
+  return memory_required(config, world).heap_bytes + kHeapHeaderBytes + 4096;
+}
+
+void FusedMoe::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call) {
+  impl_->collective_call("MoE layer", [&] { impl_->forward(x, ids, weights, out, call); });
+}
+void* FusedMoe::tokens() const { return impl_->tokens(); }
+std::span<const uint8_t> FusedMoe::dropped() const { return impl_->dropped(); }
+const FusedMoeConfig& FusedMoe::config() const { return impl_->config; }
+CallStatistics FusedMoe::last_call() const { return impl_->last_call(); }
+
+}  // namespace switchyard

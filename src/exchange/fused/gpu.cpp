@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fused layer on a GPU: memory, tensor maps, order of streams, launches. The kernel is layer.cu; the plan is normal mode's.
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arch/gpu_tensor_map.hpp"
+#include "exchange/fused/impl.hpp"
+#include "exchange/fused/launch.hpp"
+#include "exchange/gpu/call_order.hpp"
+#include "exchange/normal/launch.hpp"
+#include "heap/gpu/device_guard.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+using gpu::Swizzle;
+
+constexpr int64_t kTokensPerPlanBlock = 64;
+constexpr int kMaxPlanBlocks = 64;
+constexpr uint64_t kElement = 2;
+
+void make_map(CUtensorMap* map, const void* data, std::initializer_list<gpu::Dimension> dimensions, Swizzle swizzle) {
+  if (gpu::make_tensor_map(map, data, gpu::ElementType::bf16, dimensions, swizzle)) return;
+  throw Error(ErrorCode::system, "FusedMoe: the driver makes no tensor map");
+}
+
+/// One of the two products: `n` weights of `k` elements for each expert, rows from `in` to `out`, `rows` of both.
+struct Product {
+  int experts;
+  int64_t n, k;
+  bool gated;
+  const void *weights, *in;
+  void* out;
+  int64_t rows;
+};
+
+/// The narrow boxes are those of the interleaved outputs of gated tiles: gemm/gpu/gpu_gemm.cpp.
+gemm::GroupedParams product_params(const Product& d, const Tables& tables, uint32_t shared_bytes) {
+  gemm::GroupedParams g;
+  g.num_experts = d.experts;
+  g.columns = static_cast<int>(d.gated ? d.n / 2 : d.n);
+  const int in_tile = d.gated ? kUpColumns : kDownColumns;
+  g.column_tiles = (g.columns + in_tile - 1) / in_tile;
+  g.inner_blocks = std::max(3, static_cast<int>((d.k + gemm::kInner - 1) / gemm::kInner));
+  g.gate_rows = static_cast<int>(d.n / 2);
+  g.shared_bytes = shared_bytes;
+  g.gating = {std::numeric_limits<float>::infinity(), 1.F, 0.F};
+  g.ranges.num_rows = tables.kept;
+  g.ranges.wide = true;
+  g.ranges.first_row = tables.first_row;
+  g.ranges.end = d.rows;
+  g.out = static_cast<uint16_t*>(d.out);
+  if (d.experts == 0 || d.rows == 0) return g;
+  const auto n = static_cast<uint64_t>(d.n), k = static_cast<uint64_t>(d.k), e = static_cast<uint64_t>(d.experts),
+             rows = static_cast<uint64_t>(d.rows), row = k * kElement, columns = static_cast<uint64_t>(g.columns);
+  constexpr uint32_t kStage = gemm::kInner;
+  if (d.gated)
+    make_map(&g.weights, d.weights, {{k, 0, kStage}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, n * row, 1}},
+             Swizzle::bytes_128);
+  else
+    make_map(&g.weights, d.weights, {{k, 0, kStage}, {n, row, gemm::kTileColumns}, {e, n * row, 1}}, Swizzle::bytes_128);
+  for (uint32_t step = 1; step <= kFusedRows / kRowStep; ++step)
+    make_map(&g.rows[step - 1], d.in, {{k, 0, kStage}, {rows, row, step * kRowStep}}, Swizzle::bytes_128);
+  const uint32_t box = d.gated ? 32 : 64;
+  const Swizzle swizzle = d.gated ? Swizzle::bytes_64 : Swizzle::bytes_128;
+  make_map(&g.out_64, d.out, {{columns, 0, box}, {rows, columns * kElement, 64}}, swizzle);
+  make_map(&g.out_16, d.out, {{columns, 0, box}, {rows, columns * kElement, 16}}, swizzle);
+  return g;
+}
+
+class CudaFused final : public FusedImpl {
+ public:
+  CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const void* w13, const void* w2)
+      : FusedImpl(group, c), gpu_(gpu) {
+    construct("FusedMoe", "FusedMoeConfig", [&] {
+      check_config(config, world());
+      const DeviceGuard guard(gpu_.device());
+      check_gpu(w13, w2);
+      layout_ = layout_of(config, world());
+      layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
+      make_memory(w13, w2);
+      order_.emplace(gpu_);
+      return hash();
+    });
+  }
+
+  ~CudaFused() override {
+    try {
+      const DeviceGuard guard(gpu_.device());
+      order_.reset();
+      gpu_.let_go(std::move(state_));
+      gpu_.let_go(std::move(memory_));
+    } catch (const Error&) {
+      // Without a context nothing is left to free.
+    }
+  }
+
+  void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& o) override {
+    group_.check_usable("MoE layer");
+    const DeviceGuard guard(gpu_.device());
+    check_call(x, ids, weights, out, o);
+    FusedParams p = params_;
+    p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
+    p.call.moved = order_->moved();
+    p.most_tokens = ids.tokens;
+    p.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
+    p.weights = weights;
+    p.out = static_cast<std::byte*>(out);
+    p.add = o.add;
+    const CallStream at = order_->begin(static_cast<gpu::Stream>(o.stream));
+    const int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
+    PlanParams plan = plan_params(ids, weights, o);
+    plan.call = p.call;
+    plan.words = gpu_.words(at.capture.active);
+    const auto for_tokens = [&](int64_t each) { return static_cast<int>((ids.tokens + each - 1) / each); };
+    const int wanted = std::max(std::min(for_tokens(kTokensPerPlanBlock), kMaxPlanBlocks), for_tokens(kMaxTokensPerPlanBlock));
+    launch_plan(plan, std::clamp(wanted, 1, gpu_.max_blocks()), at.stream);
+    launch_fused(p, blocks, gpu_.limits(), at.stream);
+    order_->end(at, blocks * (gemm::kThreads / 32));
+  }
+
+  void* tokens() const override { return group_.heap->view().local(layout_.x(0)); }
+  std::span<const uint8_t> dropped() const override {
+    if (config.overflow != Overflow::drop_and_report) return {};
+    return {tables_.dropped, static_cast<size_t>(last_tokens_ * config.topk)};
+  }
+  CallStatistics last_call() override {
+    const DeviceGuard guard(gpu_.device());
+    return order_->statistics();
+  }
+
+ private:
+  void check_gpu(const void* w13, const void* w2) {
+    gpu::DeviceTraits traits;
+    check_cuda(gpu::traits_of(&traits, gpu_.device()), "properties of the GPU");
+    if (traits.generation != 9)
+      throw Error(ErrorCode::unsupported, "FusedMoe: GPU " + std::to_string(gpu_.device()) + " (" + traits.name +
+                                              ") has compute capability " + std::to_string(traits.generation) +
+                                              ".x: it needs 9.0 (H100, H200)");
+    if (const int64_t most = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > most)
+      invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens), "at most " + std::to_string(most) + " on this GPU");
+    const bool experts = here() > 0;
+    if (experts && w13 == nullptr) invalid("w13", " is null");
+    if (experts && w2 == nullptr) invalid("w2", " is null");
+    gpu_.check_pointer("w13", w13, 16);
+    gpu_.check_pointer("w2", w2, 16);
+  }
+  void check_call(const void* x, const ExpertIds& ids, const float* weights, const void* out, const FusedMoeCall& o) const {
+    if (ids.topk != config.topk)
+      invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+    check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
+    if (ids.tokens > 0) {
+      if (x == nullptr) invalid("x", " is null");
+      if (ids.data == nullptr) invalid("ids.data", " is null");
+      if (out == nullptr) invalid("out", " is null");
+    }
+    gpu_.check_sms("FusedMoeCall", o.num_sms);
+    gpu_.check_pointer("x", x, 16);
+    gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
+    gpu_.check_pointer("weights", weights, 4);
+    gpu_.check_pointer("out", out, 16);
+    gpu_.check_pointer("FusedMoeCall::device_tokens", o.device_tokens, 4);
+  }
+
+  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  uint64_t hash() const {
+    uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
+    for (const int64_t v : {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk},
+                            config.max_tokens, config.capacity, static_cast<int64_t>(config.overflow)})
+      h = mix_hash(h, static_cast<uint64_t>(v));
+    return h;
+  }
+
+  void make_memory(const void* w13, const void* w2) {
+    const gpu::Stream copies = gpu_.copy_stream();
+    const int64_t rows = layout_.rows;
+    const TablesShape shape{world(), config.num_experts, here(), config.topk, config.max_tokens, true};
+    const int64_t own = carve_fused(nullptr, config, rows, here(), params_.memory);
+    memory_ = DeviceMemory(static_cast<size_t>(own + carve_tables(nullptr, shape).bytes), copies);
+    carve_fused(memory_.as<std::byte>(), config, rows, here(), params_.memory);
+    tables_ = carve_tables(memory_.as<std::byte>(static_cast<size_t>(own)), shape);
+    const auto columns = static_cast<size_t>(world() + config.num_experts);
+    state_ = DeviceMemory(kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, copies);
+    ObjectState initial{};
+    initial.epoch = epoch_before(first_epoch_);
+    check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
+    const auto set_flags = [&](void* flags, int64_t bytes) {
+      const std::vector<uint64_t> words(static_cast<size_t>(bytes) / 8, flag_word(initial.epoch));
+      check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
+      check_cuda(gpu::wait_for_stream(copies), "flags");
+    };
+    set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes());
+    const FusedCounters none{};
+    set_flags(params_.memory.arrived, params_.memory.flags - (reinterpret_cast<std::byte*>(params_.memory.arrived) - memory_.as<std::byte>()));
+    check_cuda(gpu::copy_to_device(params_.memory.counters, &none, sizeof none, copies), "counters");
+    check_cuda(gpu::wait_for_stream(copies), "counters");
+    params_.state = state_.as<ObjectState>();
+    params_.header = tables_.header;
+    params_.layout = layout_;
+    params_.map = ExpertMap{config.num_experts, world()};
+    params_.lag = std::min(kLag, here());
+    params_.ids = tables_.ids;
+    params_.route_row = tables_.route_row;
+    const uint32_t shared = gpu_.limits().shared_bytes;
+    const FusedMemory& m = params_.memory;
+    params_.up = product_params({here(), 2 * config.intermediate, config.hidden, true, w13, m.x_rows, m.h, rows}, tables_, shared);
+    params_.down = product_params({here(), config.hidden, config.intermediate, false, w2, m.h, m.y, rows}, tables_, shared);
+  }
+
+  PlanParams plan_params(const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {
+    last_tokens_ = ids.tokens;
+    PlanParams p;
+    p.control = layout_.control();
+    p.state = state_.as<ObjectState>();
+    p.totals = state_.as<int32_t>(kObjectStateBytes);
+    p.block_counts = p.totals + world() + config.num_experts;
+    p.ids = ids.data;
+    p.ids64 = ids.is_int64;
+    p.tokens = ids.tokens;
+    p.device_tokens = o.device_tokens;
+    p.weights = weights;
+    p.topk = config.topk;
+    p.map = params_.map;
+    p.layout = Layout::expert_major;
+    p.capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
+    p.fail_on_overflow = config.capacity > 0 && config.overflow == Overflow::fail;
+    p.signature = mix_hash(hash(), o.add ? 1 : 0);
+    p.object = mix_hash(group_.nonce, object_);
+    p.tables = tables_;
+    p.soft = gpu_.device_soft_fault();
+    return p;
+  }
+
+  /// Enough for rows to come, so that outputs return early: docs/design/0046-fused-layer.md.
+  static constexpr int kLag = 16;
+
+  CudaRank& gpu_;
+  FusedLayout layout_;
+  Tables tables_;
+  FusedParams params_;   ///< what does not change from call to call
+  DeviceMemory state_;   ///< ObjectState, then the plan's scratch
+  DeviceMemory memory_;  ///< FusedMemory, then tables
+  int64_t last_tokens_ = 0;
+  std::optional<CallOrder> order_;
+};
+
+}  // namespace
+
+std::unique_ptr<FusedImpl> FusedImpl::make_on_gpu(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2) {
+  return std::make_unique<CudaFused>(group, rank_of(group), config, w13, w2);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole MoE layer in one persistent launch: rows are pulled from their sources, both products run tile by tile as rows and
+// intermediate rows come, outputs return to their owners, which sum them.
+//
+// | flag           | written by                        | read by             | order           | scope  | reuse              |
+// | layer_told     | source's last block               | mover               | release/acquire | system | epoch, never reset |
+// | layer_rows     | mover, a row                      | loader, tiles up    | release/acquire | device | epoch, never reset |
+// | layer_tiles    | storer, a tile                    | loader, down; mover | release/acquire | device | epoch, never reset |
+// | layer_returned | mover of the expert's rank, a row | owner's summing warp| release/acquire | system | epoch, never reset |
+//
+// Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for pulls,
+// a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after all its
+// pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So one resident block per rank suffices.
+//
+// Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank sends
+// when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the outputs of
+// all its rows, which others have read by then.
+#include "arch/cuda/cuda_arch.cuh"
+#include "exchange/fused/layer_moves.cuh"
+#include "exchange/fused/layer_sums.cuh"
+#include "exchange/fused/layer_tiles.cuh"
+
+namespace switchyard::detail {
+
+namespace fused {
+
+using Up = gemm::Kind<__nv_bfloat16, ptx::OperandOrder::inner, gemm::Finish::gated>;
+using Down = gemm::Kind<__nv_bfloat16, ptx::OperandOrder::inner, gemm::Finish::plain>;
+
+/// One thread: the group has failed before; the host learns of it. As report_abort(), without a call: a function's registers
+/// would be those of the warps that multiply.
+__device__ __forceinline__ void report_failed(const CallContext& call, uint64_t abort, uint64_t epoch) {
+  if (call.operation == Operation::none) return;
+  if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return;
+  FaultRecord& f = *call.fault;
+  f.site = Site::none;
+  f.operation = call.operation;
+  f.aborted = true;
+  f.mismatch = false;
+  f.epoch = epoch;
+  f.seen_abort = abort;
+  f.awaited_rank = -1;
+  f.expected = f.seen = f.waited_ns = 0;
+  ptx::store_release<Scope::system>(&f.ready, 1);
+}
+
+/// One lane of each warp, last thing: what it moved; and the last warp of the rank ends the call.
+__device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& moved, uint64_t epoch) {
+  p.call.moved[blockIdx.x * (gemm::kThreads / 32) + (threadIdx.x >> 5)] = moved;
+  const uint64_t warps = uint64_t{gridDim.x} * (gemm::kThreads / 32);
+  if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->exits, 1) + 1 != warps) return;
+  *p.memory.counters = FusedCounters{};
+  p.state->epoch = epoch;
+}
+
+__global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  stage_tokens(p);  // what the plan does not touch, while it runs
+  ptx::wait_for_previous();
+  uint64_t abort = 0, epoch = 0;
+  if (threadIdx.x == 0) {
+    abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
+    epoch = epoch_after(p.state->epoch);
+    if (abort != 0) report_failed(p.call, abort, epoch);
+  }
+  if (__syncthreads_or(abort != 0)) return;
+  int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
+  const uint32_t base = ptx::shared_address(shared), list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
+  const uint32_t pieces = (p.up.shared_bytes - list - kPieces * kPieceBytes) & ~127u;
+  const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
+  gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2);
+  const bool goes_on = p.header->status == 0;
+  if (threadIdx.x == 0) {
+    for (int g = 0; g < 2; ++g) {
+      ptx::mbarrier_init(r.staged(g), 128);
+      ptx::mbarrier_init(r.stored(g), 1);
+      ptx::mbarrier_init(r.come(static_cast<uint32_t>(g)), 1);
+    }
+    ptx::store_shared(r.failed(), 0);
+    LayerCall::write(r, flag_word(epoch), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  MoveCounter moved;
+  if (goes_on) {
+    tell_routes(LayerCall(p, r));
+    count_row_tiles_of(p, first_tiles);
+    const int warp = static_cast<int>(threadIdx.x >> 5);
+    if (warp >= gemm::kMathWarps) {
+      ptx::give_registers<56>();
+      if (warp == kLoaderWarp) load_layer_tiles<Up, Down>(LayerCall(p, r));
+      if (warp == kClaimerWarp && lane() == 0) claim_layer_tiles(p, r, first_tiles);
+      if (warp == kStorerWarp) store_layer_tiles<Up, Down>(LayerCall(p, r));
+      if (warp == kMoverWarp) {
+        const LayerCall call(p, r);
+        Pieces rows(r);
+        if (pull_rows(call, rows, moved)) return_rows(call, first_tiles, rows, moved);
+      }
+    } else {
+      ptx::take_registers<224>();
+      uint32_t handed = 0;
+      gemm::multiply_tiles<kFusedRows>(r.room, [&]<int kWidth>(gemm::Position& at, uint32_t entry) {
+        if (read_layer_tile(entry).down)
+          multiply_layer_tile<Down, kWidth>(p.down, r, at, handed);
+        else
+          multiply_layer_tile<Up, kWidth>(p.up, r, at, handed);
+      });
+      sum_tokens<2, 8>(LayerCall(p, r));
+    }
+    __syncwarp();
+  }
+  if (lane() == 0) leave(p, moved, LayerCall(p, r).word >> kFlagValueBits);
+}
+
+}  // namespace fused
+
+namespace {
+
+int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
+const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel, gemm::kThreads, most_shared);
+
+}  // namespace
+
+void launch_fused(const FusedParams& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  layer.launch({blocks, gemm::kThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows that travel: a block's warp that pulls rows of its experts from their sources and then returns outputs to their owners,
+// in pieces through shared memory, by the copy engine.
+#pragma once
+
+#include "exchange/fused/layer_room.cuh"
+
+namespace switchyard::detail::fused {
+
+/// Pieces on their way through shared memory, two at a time. All lanes call; lane 0 issues.
+class Pieces {
+ public:
+  __device__ explicit Pieces(const LayerRoom& r) : r_(r) {}
+
+  /// Starts to load a piece. The stores of the piece before the last one must have been issued.
+  __device__ __forceinline__ void load(const std::byte* from, uint32_t bytes) {
+    const uint32_t slot = loads_++ & 1;
+    if (lane() != 0) return;
+    ptx::bulk_wait_read();
+    ptx::mbarrier_expect(r_.come(slot), bytes);
+    ptx::bulk_load(r_.piece(slot), from, bytes, r_.come(slot));
+  }
+  /// Waits for the oldest piece that was loaded and not yet given. \returns its address
+  __device__ __forceinline__ uint32_t next() {
+    const uint32_t n = stores_++, slot = n & 1;
+    if (lane() == 0) ptx::mbarrier_wait(r_.come(slot), n >> 1 & 1);
+    return r_.piece(slot);
+  }
+
+ private:
+  const LayerRoom& r_;
+  uint32_t loads_ = 0, stores_ = 0;
+};
+
+__device__ __forceinline__ int source_rank(int64_t source) { return static_cast<int>(source >> 48); }
+__device__ __forceinline__ int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
+__device__ __forceinline__ int64_t source_token(int64_t source) { return source & 0xffffffff; }
+
+/// This rank's tokens to where others read them. All threads of all blocks; no wait.
+__device__ __forceinline__ void stage_tokens(const FusedParams& p) {
+  if (p.x == nullptr) return;
+  const int64_t vectors = p.most_tokens * p.layout.row_bytes / 16, step = int64_t{gridDim.x} * blockDim.x;
+  const auto* const from = reinterpret_cast<const uint4*>(p.x);
+  auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
+  constexpr int kAtOnce = 4;
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < vectors; i += kAtOnce * step) {
+    uint4 v[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (i + j * step < vectors) v[j] = __ldcs(from + i + j * step);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (i + j * step < vectors) to[i + j * step] = v[j];
+  }
+}
+
+/// Tells the ranks of this rank's routes where their rows come from and go to, and that stage_tokens() is over. All threads of all
+/// blocks; no wait.
+__device__ __forceinline__ void tell_routes(const LayerCall& c) {
+  const FusedParams& p = c.p;
+  const CallContext& call = p.call;
+  const int topk = p.layout.topk;
+  const int64_t routes = c.tokens * topk;
+  for (int64_t f = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; f < routes; f += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t t = f / topk;
+    const int32_t id = p.ids[f], row = p.route_row[f];
+    if (id < 0 || row < 0) continue;
+    const int rank = p.map.owner(id), first = p.map.first(rank), last = first + p.map.count(rank);
+    const auto row_of = [&](int64_t g) { return p.ids[g] >= first && p.ids[g] < last ? p.route_row[g] : -1; };
+    *call.heap.at(rank, p.layout.source(row)) = pack_source(call.rank(), static_cast<int>(f - t * topk), t);
+    int32_t* const places = call.heap.at(rank, p.layout.places(row));
+    bool lowest = true;
+    for (int64_t g = t * topk; g < (t + 1) * topk; ++g) {
+      const int32_t other = row_of(g);
+      lowest = lowest && (other < 0 || other >= row);
+    }
+    places[0] = lowest ? row : -1;
+    if (!lowest) continue;
+    int n = 1;
+    for (int64_t g = t * topk; g < (t + 1) * topk; ++g)
+      if (const int32_t other = row_of(g); other > row) places[n++] = other;
+    for (; n < topk; ++n) places[n] = -1;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, 1) + 1 != gridDim.x) return;
+  for (int i = 0; i < call.world(); ++i)
+    ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
+}
+
+/// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here.
+__device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
+  const FusedParams& p = c.p;
+  const CallContext& call = p.call;
+  const int64_t row_bytes = p.layout.row_bytes;
+  for (int first = 0; first < call.world(); first += 32) {
+    const int source = first + lane() < call.world() ? first + lane() : call.rank();
+    const uint64_t* const flag = call.heap.local(p.layout.told(source));
+    if (!wait_until(c, Site::layer_told, source,
+                    [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+      return false;
+  }
+  __syncwarp();
+  ptx::fence_proxy_async();
+  constexpr int kBatch = 8;
+  int32_t to = -1, before = -1;  // of this lane: a place of the row whose piece is under way; of the row before it
+  const auto announce = [&](int32_t row) {
+    __syncwarp();
+    if (row >= 0) ptx::store_release<Scope::device>(p.memory.arrived + row, c.word);
+  };
+  // The pieces of all rows form one sequence; a piece is stored once the next one is under way.
+  bool under_way = false, last_piece = false;
+  int64_t at = 0;
+  uint32_t bytes = 0;
+  const auto finish_piece = [&] {
+    if (!under_way) return;
+    const int places = __popc(__ballot_sync(~0u, to >= 0));
+    const uint32_t shared = pieces.next();
+    for (int i = 0; i < places; ++i) {
+      const int32_t row = __shfl_sync(~0u, to, i);
+      if (lane() == 0) ptx::bulk_store(p.memory.x_rows + row * row_bytes + at, shared, bytes);
+    }
+    if (lane() == 0) ptx::bulk_commit();
+    if (__any_sync(~0u, before >= 0)) {
+      if (lane() == 0) ptx::bulk_wait_but<1>();
+      announce(before);
+      before = -1;
+    }
+    if (last_piece) before = to;
+    under_way = false;
+  };
+  for (;;) {
+    const int64_t base = take(&p.memory.counters->pulls, kBatch);
+    if (base >= c.rows) break;
+    const bool first = lane() < kBatch && base + lane() < c.rows && *call.heap.local(p.layout.places(base + lane())) >= 0;
+    for (uint32_t left = __ballot_sync(~0u, first); left != 0; left &= left - 1) {
+      const int64_t row = base + __ffs(static_cast<int>(left)) - 1;
+      const int64_t source = *call.heap.local(p.layout.source(row));
+      const std::byte* const from = call.heap.at(source_rank(source), p.layout.x(source_token(source)));
+      const int32_t place = lane() < p.layout.topk ? call.heap.local(p.layout.places(row))[lane()] : -1;
+      ++moved.payload_rows;
+      (source_rank(source) == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(row_bytes);
+      for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
+        const uint32_t n = static_cast<uint32_t>(row_bytes - b < kPieceBytes ? row_bytes - b : kPieceBytes);
+        pieces.load(from + b, n);
+        finish_piece();
+        to = place;
+        at = b;
+        bytes = n;
+        last_piece = b + kPieceBytes >= row_bytes;
+        under_way = true;
+      }
+    }
+  }
+  finish_piece();
+  if (lane() == 0) ptx::bulk_wait();
+  announce(before);
+  return true;
+}
+
+/// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
+__device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
+  const FusedParams& p = c.p;
+  const CallContext& call = p.call;
+  const int64_t row_bytes = p.layout.row_bytes;
+  constexpr int kParts = kFusedRows / kRowsAtOnce;
+  const int experts = p.up.num_experts, columns = p.down.column_tiles;
+  const int64_t tasks = int64_t{first_tiles[experts]} * kParts;
+  for (;;) {
+    const int64_t task = take(&p.memory.counters->returns, 1);
+    if (task >= tasks) break;
+    const int tile = static_cast<int>(task / kParts), part = static_cast<int>(task % kParts);
+    int low = 0, high = experts;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (first_tiles[middle] <= tile)
+        low = middle;
+      else
+        high = middle;
+    }
+    const RowTile t = row_tile(gemm::rows_of(p.up.ranges, low), tile - first_tiles[low], kFusedRows);
+    const int rows = t.rows - part * kRowsAtOnce < kRowsAtOnce ? t.rows - part * kRowsAtOnce : kRowsAtOnce;
+    if (rows <= 0) continue;
+    const int64_t first = gemm::first_row_of(p.up.ranges, low) + t.first + part * kRowsAtOnce;
+    if (!wait_flags(c, Site::layer_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
+    __syncwarp();
+    ptx::fence_proxy_async();
+    const int64_t source = lane() < rows ? *call.heap.local(p.layout.source(first + lane())) : 0;
+    const int owner = source_rank(source);
+    const int64_t route = source_token(source) * p.layout.topk + source_k(source);
+    std::byte* place = nullptr;  // the row travels there
+    if (lane() < rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
+    moved.remote_bytes += static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
+    bool under_way = false;
+    std::byte* to = nullptr;
+    uint32_t bytes = 0;
+    const auto finish_piece = [&] {
+      if (!under_way) return;
+      const uint32_t shared = pieces.next();
+      if (lane() == 0) {
+        ptx::bulk_store(to, shared, bytes);
+        ptx::bulk_commit();
+      }
+      under_way = false;
+    };
+    for (uint32_t left = __ballot_sync(~0u, place != nullptr); left != 0; left &= left - 1) {
+      const int i = __ffs(static_cast<int>(left)) - 1;
+      auto* const there = reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(place), i));
+      const std::byte* const from = p.memory.y + (first + i) * row_bytes;
+      for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
+        const uint32_t n = static_cast<uint32_t>(row_bytes - b < kPieceBytes ? row_bytes - b : kPieceBytes);
+        pieces.load(from + b, n);
+        finish_piece();
+        to = there + b;
+        bytes = n;
+        under_way = true;
+      }
+    }
+    finish_piece();
+    if (lane() == 0) ptx::bulk_wait();
+    __syncwarp();
+    if (lane() < rows)
+      ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
+  }
+}
+
+}  // namespace switchyard::detail::fused

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The block of the layer's kernel: shared memory, tiles by tickets, waits.
+//
+// Tickets count tiles: of step s those of expert s up, then those of expert s - lag down. A tile up waits for its rows, which
+// come by pulls, which wait for nobody's tickets; a tile down waits for tiles up with lower tickets.
+#pragma once
+
+#include "exchange/fused/launch.hpp"
+#include "gemm/gpu/tile_roles.cuh"
+
+namespace switchyard::detail::fused {
+
+using gemm::lane;
+using gemm::Room;
+using gemm::Tile;
+
+/// What a block has besides the Room of its products.
+struct LayerRoom {
+  Room room;
+  uint32_t pieces;  ///< kPieces buffers of kPieceBytes
+
+  __device__ uint32_t staged(int group) const { return room.base + 336 + 8 * static_cast<uint32_t>(group); }
+  __device__ uint32_t stored(int group) const { return room.base + 352 + 8 * static_cast<uint32_t>(group); }
+  __device__ uint32_t come(uint32_t piece) const { return room.base + 368 + 8 * piece; }
+  __device__ uint32_t failed() const { return room.base + 400; }
+  __device__ uint32_t call() const { return room.base + 416; }
+  __device__ uint32_t piece(uint32_t i) const { return pieces + i * kPieceBytes; }
+};
+
+/// A tile in 16 bytes of shared memory: expert | down << 16; index of the row tile << 12 | column tile; first row; shape.
+struct LayerTile {
+  Tile tile;
+  bool down;
+  int index;  ///< of the row tile among all of the rank
+};
+__device__ __forceinline__ LayerTile read_layer_tile(uint32_t entry) {
+  const int4 e = ptx::load_shared_16(entry);
+  return {{e.x & 0xffff, e.y & 0xfff, e.z, static_cast<uint32_t>(e.w)}, (e.x >> 16) != 0, static_cast<int>(static_cast<uint32_t>(e.y) >> 12)};
+}
+__device__ __forceinline__ void write_layer_tile(uint32_t entry, const LayerTile& t) {
+  ptx::store_shared_16(entry, {t.tile.expert | (t.down ? 1 << 16 : 0), t.index << 12 | t.tile.column_tile, t.tile.row,
+                               static_cast<int>(t.tile.shape)});
+}
+
+/// first_tiles[e]: row tiles of the experts before e; the last one: of all. All threads; ends with a barrier of all.
+__device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* first_tiles) {
+  const int experts = p.up.num_experts;
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x))
+    first_tiles[e] = count_row_tiles(gemm::rows_of(p.up.ranges, e), kFusedRows);
+  __syncthreads();
+  gemm::sum_before(first_tiles, experts);
+  __syncthreads();
+}
+
+/// Tickets before those of step `step`.
+__device__ __forceinline__ int step_tickets(const FusedParams& p, const int* first_tiles, int step) {
+  const int e = p.up.num_experts, up = step < e ? step : e, late = step - p.lag, down = late < 0 ? 0 : late < e ? late : e;
+  return p.up.column_tiles * first_tiles[up] + p.down.column_tiles * first_tiles[down];
+}
+
+__device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const int* first_tiles, uint32_t ticket) {
+  const int experts = p.up.num_experts;
+  if (ticket >= static_cast<uint32_t>(step_tickets(p, first_tiles, experts + p.lag))) return {{0, 0, 0, gemm::kNoTile}, false, 0};
+  int low = 0, high = experts + p.lag;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (static_cast<uint32_t>(step_tickets(p, first_tiles, middle)) <= ticket)
+      low = middle;
+    else
+      high = middle;
+  }
+  int at = static_cast<int>(ticket) - step_tickets(p, first_tiles, low), expert = low;
+  bool down = true;
+  if (low < experts) {
+    const int ups = p.up.column_tiles * (first_tiles[low + 1] - first_tiles[low]);
+    down = at >= ups;
+    if (down) at -= ups;
+  }
+  if (down) expert = low - p.lag;
+  const int64_t rows = gemm::rows_of(p.up.ranges, expert);
+  const TilePlace place = tile_place(at, count_row_tiles(rows, kFusedRows), (down ? p.down : p.up).column_tiles);
+  const RowTile t = row_tile(rows, place.row_tile, kFusedRows);
+  return {{expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, expert) + t.first),
+           static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16},
+          down,
+          first_tiles[expert] + place.row_tile};
+}
+
+/// What only the device knows of a call. 24 bytes of shared memory, because the warps that multiply have no registers for it.
+struct LayerCall {
+  const FusedParams& p;
+  const LayerRoom& r;
+  uint64_t word;  ///< of the call's flags
+  int64_t tokens, rows;
+
+  __device__ __forceinline__ LayerCall(const FusedParams& params, const LayerRoom& room) : p(params), r(room) {
+    const int4 a = ptx::load_shared_16(r.call()), b = ptx::load_shared_16(r.call() + 16);
+    word = static_cast<uint32_t>(a.x) | static_cast<uint64_t>(static_cast<uint32_t>(a.y)) << 32;
+    tokens = static_cast<uint32_t>(a.z);
+    rows = b.x;
+  }
+  __device__ static void write(const LayerRoom& r, uint64_t word, int64_t tokens, int64_t rows) {
+    ptx::store_shared_16(r.call(), {static_cast<int>(word), static_cast<int>(word >> 32), static_cast<int>(tokens), 0});
+    ptx::store_shared_16(r.call() + 16, {static_cast<int>(rows), 0, 0, 0});
+  }
+};
+
+/// One lane, now and then in a wait for rank `rank` that began at `begin`: whether it must end. Then the fault is recorded, told
+/// to all ranks, and all waits of the block end at once. This rank itself has twice the time: what it waits for waits for others.
+__device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, bool look_at_host) {
+  const CallContext& call = c.p.call;
+  if (ptx::load_shared(c.r.failed()) != 0) return true;
+  uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
+  if (abort == 0 && look_at_host) {
+    abort = ptx::load_acquire<Scope::system>(call.host_abort_word);
+    if (abort == 0 && (ptx::load_acquire<Scope::system>(call.left_ranks) >> rank & 1) != 0)
+      abort = make_left_word(rank, static_cast<int>(ErrorCode::system));
+  }
+  const uint64_t waited = ptx::global_timer() - begin;
+  if (abort == 0 && waited < (rank == call.rank() ? 2 : 1) * call.timeout_ns) return false;
+  ptx::store_shared(c.r.failed(), 1);
+  if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return true;
+  const uint64_t spread = abort != 0 ? abort : make_abort_word(call.rank(), static_cast<int>(ErrorCode::peer_timeout), rank);
+  for (int r = 0; r < call.world(); ++r) {
+    uint64_t* const theirs = call.heap.at(r, SymPtr<uint64_t>{0});  // HeapHeader::abort_word
+    if (ptx::load_acquire<Scope::system>(theirs) == 0) ptx::store_release<Scope::system>(theirs, spread);
+  }
+  FaultRecord& f = *call.fault;
+  f.site = site;
+  f.operation = call.operation;
+  f.aborted = abort != 0;
+  f.mismatch = false;
+  f.epoch = c.word >> kFlagValueBits;
+  f.seen_abort = abort;
+  f.awaited_rank = rank;
+  f.expected = c.word;
+  f.seen = 0;
+  f.waited_ns = waited;
+  ptx::store_release<Scope::system>(&f.ready, 1);
+  return true;
+}
+
+/// All lanes of a warp: until ready() holds in every lane; a lane waits for `rank`. False after a fault (recorded): what was
+/// waited for may not be there.
+template <class Ready>
+__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, int rank, Ready ready) {
+  if (__all_sync(~0u, ready())) return true;
+  const uint64_t begin = ptx::global_timer();
+  for (uint32_t polls = 1;; ++polls) {
+    const uint32_t waiting = __ballot_sync(~0u, !ready());
+    if (waiting == 0) return true;
+    if ((polls & 63) != 0) continue;
+    const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
+    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) return false;
+  }
+}
+/// Until `count` flags, of this rank and this GPU, say that they are of this call.
+__device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, const uint64_t* flags, int count) {
+  return wait_until(c, site, c.p.call.rank(), [&] {
+    bool all = true;
+    for (int i = lane(); i < count; i += 32) all = all && flag_reached(ptx::load_acquire<Scope::device>(flags + i), c.word);
+    return all;
+  });
+}
+
+/// The next of the indices 0, 1, 2, ..., `count` at a time; all lanes.
+__device__ __forceinline__ int64_t take(uint64_t* counter, int count) {
+  uint64_t i = 0;
+  if (lane() == 0) i = ptx::add_relaxed(counter, static_cast<uint64_t>(count));
+  return static_cast<int64_t>(__shfl_sync(~0u, i, 0));
+}
+
+}  // namespace switchyard::detail::fused
