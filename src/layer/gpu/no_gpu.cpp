@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a library that was built without CUDA has in place of a layer on GPUs.
+#include "layer/add_rows.hpp"
+#include "layer/gpu/gpu_place.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+[[noreturn]] void no_cuda() { throw Error(ErrorCode::unsupported, "MoeLayer: this library was built without CUDA"); }
+
+}  // namespace
+
+std::unique_ptr<RowAdder> make_gpu_row_adder(const LayerSetup&) { no_cuda(); }
+GpuPlace current_gpu_place() { no_cuda(); }
+
+}  // namespace switchyard::detail
