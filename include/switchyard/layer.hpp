@@ -124,8 +124,8 @@ struct MoeLayerMemory {
 /// Threads: one thread at a time for all objects of a group.
 ///
 /// Errors: as in normal.hpp, of whichever step finds them; arguments are refused before any rank has moved a row, but for
-/// `out`, which combine checks. A rank that refuses ends the call of its peers with PeerFailed. capacity_exceeded leaves the
-/// layer usable; `out` is not written then.
+/// `out`, which combine checks. A rank that refuses ends the call of its peers with PeerFailed. capacity_exceeded, which on
+/// GPUs comes from Group::check(), leaves the layer usable; `out` is not written then.
 class MoeLayer {
  public:
   /// `w13` [L, 2 * I, H] and `w2` [L, H, I] are those of this rank's experts, as the constructor of ExpertMlp takes them; they
