@@ -150,16 +150,16 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeLayers, testing::ValuesIn(gpu_cases()), [](c
 // The bits depend on neither the exchange nor on capacity.
 TEST(GpuMoeLayer, HasTheBitsOfEveryExchange) {
   const MoeCase normal{.c = {.name = "normal", .tokens = {61, 40}}};
-  MoeCase masked = normal, tight = normal;
-  masked.c.masked = true;
-  tight.capacity = 330;
+  std::vector<MoeCase> cases(3, normal);
+  cases[1].c.masked = true;
+  cases[2].capacity = 330;  // no rank gets more than 303
   size_t heap = 0;
-  for (const MoeCase* m : {&normal, &masked, &tight}) heap += m->heap_bytes(Backend::cuda);
+  for (const MoeCase& m : cases) heap += m.heap_bytes(Backend::cuda);
   on_gpus(2, heap, [&](Station& me) {
     std::vector<std::vector<std::byte>> results;
-    for (const MoeCase* m : {&normal, &masked, &tight}) {
+    for (const MoeCase& m : cases) {
       GpuRig rig(me);
-      Rank rank(rig, me.group, *m);
+      Rank rank(rig, me.group, m);
       rank.write(5);
       me.meet();
       rank.forward();
