@@ -88,7 +88,8 @@ struct MoeLayerConfig {
 struct MoeLayerCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
   /// CUDA: most multiprocessors of each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the exchange takes what
-  /// is tuned, or its default; the products take all, or where ranks share a GPU, the rank's part of them.
+  /// is tuned, or its default; the products take all, or where ranks share a GPU, the rank's part of them, and no more than
+  /// GroupOptions::num_sms.
   int num_sms = 0;
   /// Memory of the rank (CUDA: of its GPU), or null: T when the call runs, so that it can vary in a graph; clamped to [0,
   /// tokens of the ids]. All of the ids must be readable. Rows of `out` from T on are not written.
@@ -116,10 +117,9 @@ struct MoeLayerMemory {
 /// neither the exchange nor on capacity, where nothing is dropped, with CombineOrder::per_route and without `add`.
 ///
 /// CPU: forward is synchronous on the calling thread (the exchange with the group's workers). CUDA: pointers are memory of the
-/// rank's GPU, rows, weights and `out` at multiples of 16 bytes; that GPU is current when the layer is made and called. Calls
-/// are enqueued; nothing asks the host for a count, so that every call can be captured in a graph and replayed with other
-/// tokens, routing and weights, also with another T by device_tokens. Calls of one layer, graphs included, come one after the
-/// other.
+/// rank's GPU, which need not be current, rows, weights and `out` at multiples of 16 bytes. Calls are enqueued; nothing asks
+/// the host for a count, so that every call can be captured in a graph and replayed with other tokens, routing and weights,
+/// also with another T by device_tokens. Calls of one layer, graphs included, come one after the other.
 ///
 /// Threads: one thread at a time for all objects of a group.
 ///

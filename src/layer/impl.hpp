@@ -12,7 +12,7 @@
 namespace switchyard {
 
 struct MoeLayer::Impl {
-  explicit Impl(const detail::LayerSetup& setup) : config(setup.config), backend(setup.backend) {}
+  explicit Impl(const detail::LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}
   virtual ~Impl() = default;
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -26,6 +26,7 @@ struct MoeLayer::Impl {
 
   const MoeLayerConfig config;
   const Backend backend;
+  const int gpu;  ///< that is current in forward() and make_rows(); -1: none
 };
 
 namespace detail {

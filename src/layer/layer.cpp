@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kClass = "MoeLayer";
 
+using detail::CurrentGpu;
 using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
@@ -55,15 +56,20 @@ std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config,
   mine.report = detail::attempt([&] {
     setup = detail::set_up(config, group.size(), backend);
     mine.hash = setup.hash();
+    if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
+    setup.gpu = mine.place.device;
+    const CurrentGpu current(setup.gpu);
     mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
-    if (backend == Backend::cuda) mine.place = detail::current_gpu_place();
   });
   const std::vector<Claim> all = compare(group, mine);
   LayerExperts experts{std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0};
   auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
                                                            : detail::make_low_latency_layer(group, setup, std::move(experts));
   Claim rows;
-  rows.report = detail::attempt([&] { made->make_rows(); });
+  rows.report = detail::attempt([&] {
+    const CurrentGpu current(setup.gpu);
+    made->make_rows();
+  });
   compare(group, rows);
   return made;
 }
@@ -92,6 +98,7 @@ void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights
     const bool allowed = ids.tokens >= 0 && ids.tokens <= impl.config.max_tokens;  // the exchange refuses the others
     if (call.device_tokens && allowed) some.tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.tokens);
   }
+  const CurrentGpu current(impl.gpu);
   impl.forward({x, some.tokens, impl.config.hidden, impl.config.row_type()}, some, weights, out, now);
 }
 

@@ -161,7 +161,7 @@ uint64_t LayerSetup::hash() const {
 LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   check_sizes(given, world);
   check_kinds(given, backend);
-  LayerSetup s{given, world, backend};
+  LayerSetup s{given, world, backend, -1};
   s.config.form = MoeForm::separate;
   if (given.exchange != MoeExchange::automatic) return s;
   const int64_t tokens = given.max_tokens;

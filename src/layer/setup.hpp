@@ -15,6 +15,7 @@ struct LayerSetup {
   MoeLayerConfig config;
   int world = 1;
   Backend backend = Backend::cpu;
+  int gpu = -1;  ///< of this rank; CPU: none
 
   /// Experts of a rank; rank 0 has most.
   int experts_of(int rank) const;

@@ -81,9 +81,9 @@ switchyard_code_t sy_moe_layer_memory_required(const sy_moe_layer_config* config
 switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
 /// Collective. `w13` [L, 2 * I, H] and `w2` [L, H, I] are those of this rank's experts, as sy_expert_mlp_create takes them;
-/// they may be NULL on a rank without experts. GPUs: the rank's GPU is current, here and in calls. Errors, on all ranks alike:
-/// invalid_argument naming the member; unsupported; heap_exhausted; system; mismatch if configurations differ. The group can be
-/// used afterwards. (A struct that is none, or `layer` NULL, ends the call of the others with peer_failed.)
+/// they may be NULL on a rank without experts. Errors, on all ranks alike: invalid_argument naming the member; unsupported;
+/// heap_exhausted; system; mismatch if configurations differ. The group can be used afterwards. (A struct that is none, or
+/// `layer` NULL, ends the call of the others with peer_failed.)
 switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
                                       sy_moe_layer** layer);
 /// Local. CUDA: no call or graph of the layer may be under way.

@@ -11,6 +11,8 @@ namespace {
 }  // namespace
 
 std::unique_ptr<RowAdder> make_gpu_row_adder(const LayerSetup&) { no_cuda(); }
-GpuPlace current_gpu_place() { no_cuda(); }
+GpuPlace gpu_place_of(const Group&) { no_cuda(); }
+CurrentGpu::CurrentGpu(int) {}
+CurrentGpu::~CurrentGpu() = default;
 
 }  // namespace switchyard::detail

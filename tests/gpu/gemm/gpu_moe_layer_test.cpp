@@ -237,6 +237,19 @@ TEST(GpuMoeLayer, DropsBeyondCapacity) {
   });
 }
 
+/// Enqueues while another GPU is current, where there is one; the layer does not mind.
+template <class Enqueue>
+void elsewhere(Station& me, const Enqueue& enqueue) {
+  int devices = 0, after = -1;
+  must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  const int other = (me.device() + 1) % devices;
+  must(cudaSetDevice(other), "cudaSetDevice");
+  enqueue();
+  must(cudaGetDevice(&after), "cudaGetDevice");
+  me.f.equal(other, after, "current GPU");
+  must(cudaSetDevice(me.device()), "cudaSetDevice");
+}
+
 // What a layer takes of the heap is what it says, no more; so does one that is captured never.
 TEST(GpuMoeLayer, FitsIntoItsMemory) {
   for (const bool masked : {false, true}) {
@@ -254,7 +267,8 @@ TEST(GpuMoeLayer, FitsIntoItsMemory) {
       std::byte* const out = me.room(input.x.size());
       me.meet();
       for (int call = 0; call < 3; ++call)
-        layer.forward(x, switchyard::ExpertIds::of(ids, 60, m.c.topk), nullptr, out, {.stream = me.stream()});
+        elsewhere(
+            me, [&] { layer.forward(x, switchyard::ExpertIds::of(ids, 60, m.c.topk), nullptr, out, {.stream = me.stream()}); });
       me.meet();
       me.group.check();
       me.f.equal(std::string(masked ? "separate, low_latency, bf16 wgmma:sm_90a" : "separate, normal, bf16 wgmma:sm_90a"),
