@@ -40,6 +40,7 @@ inline constexpr char kPreparedObject[] = "ledger";
 inline constexpr char kHandleObject[] = "handle";
 inline constexpr char kTraceObject[] = "Trace";
 inline constexpr char kExpertObject[] = "ExpertMlp";
+inline constexpr char kMoeLayerObject[] = "MoeLayer";
 inline constexpr char kGemmObject[] = "GroupedGemm";
 inline constexpr char kWeightGradientObject[] = "WeightGradient";
 inline constexpr char kSwigluGradientObject[] = "SwigluGradient";

@@ -122,9 +122,10 @@ struct CombineOptions {
   /// Expert-major: float32 [T, K] that replaces the weights given to dispatch; CombineOrder::per_route only.
   const float* weights = nullptr;
   bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if dispatch or `weights` gave any)
-  const void* bias[2] = {nullptr, nullptr};  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
-  void* stream = nullptr;                    ///< CUDA: as in DispatchOptions
-  int num_sms = 0;                           ///< CUDA: as in DispatchOptions
+  /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
+  const void* bias[2] = {nullptr, nullptr};
+  void* stream = nullptr;  ///< CUDA: as in DispatchOptions
+  int num_sms = 0;         ///< CUDA: as in DispatchOptions
 };
 
 /// What DeepEP's get_dispatch_layout returns. Local. \throws Error(invalid_argument) naming the argument.

@@ -148,6 +148,8 @@ inline Status close_memory(void* memory) { return cudaIpcCloseMemHandle(memory);
 
 inline Status count_devices(int* count) { return cudaGetDeviceCount(count); }
 inline Status current_device(int* device) { return cudaGetDevice(device); }
+/// For the calling thread. Makes a context on the device if it has none.
+inline Status make_current(int device) { return cudaSetDevice(device); }
 /// "0000:1b:00.0"
 inline Status pci_address(char* text, int room, int device) { return cudaDeviceGetPCIBusId(text, room, device); }
 inline Status can_access(int* can, int device, int peer) { return cudaDeviceCanAccessPeer(can, device, peer); }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "capi/objects.hpp"
+#include "capi/share_group.hpp"
 #include "capi/structs.hpp"
 
 using namespace switchyard;
@@ -18,6 +19,8 @@ std::unique_ptr<sy_group> wrap(Group group) {
 }  // namespace
 
 extern "C" {
+
+void sy_internal_share_group_1(const sy_group* group, std::shared_ptr<Group>* share) noexcept { *share = group->group; }
 
 switchyard_code_t sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups) {
   return guarded([&] {

@@ -42,7 +42,7 @@ static inline sy_group_options patient_options(size_t heap_bytes) {
   return o;
 }
 
-/* Runs `body(rank, group)` on two threads, each a rank of one group. In c_consumer.c. */
+/* Runs `body(rank, group)` on two threads, each a rank of one group. In c_check.c. */
 void run_two_ranks(void (*body)(int rank, sy_group* group), const sy_group_options* options);
 
 /* In c_errors.c, c_low_latency.c, c_ledger.c. */

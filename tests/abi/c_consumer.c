@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Uses the C ABI as a C11 program does. Two ranks are two threads; expected values come from the loops in this file.
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "c_check.h"
@@ -54,31 +53,6 @@ static sy_normal_config make_config(sy_layout layout, sy_staging staging) {
 }
 
 // ---- Two ranks as threads ----
-
-typedef struct Thread {
-  int rank;
-  sy_group* group;
-  void (*body)(int rank, sy_group* group);
-} Thread;
-
-static void* run_thread(void* argument) {
-  const Thread* me = argument;
-  me->body(me->rank, me->group);
-  return NULL;
-}
-
-void run_two_ranks(void (*body)(int rank, sy_group* group), const sy_group_options* options) {
-  sy_group* groups[kWorld] = {NULL, NULL};
-  CHECK_OK(sy_group_in_process(kWorld, options, groups));
-  pthread_t threads[kWorld];
-  Thread ranks[kWorld];
-  for (int r = 0; r < kWorld; ++r) {
-    ranks[r] = (Thread){r, groups[r], body};
-    if (pthread_create(&threads[r], NULL, run_thread, &ranks[r]) != 0) abort();
-  }
-  for (int r = 0; r < kWorld; ++r) pthread_join(threads[r], NULL);
-  for (int r = 0; r < kWorld; ++r) CHECK_OK(sy_group_destroy(groups[r]));
-}
 
 // What the threads of one run have in common; written before they start.
 static sy_layout layout_of_run;

@@ -239,6 +239,7 @@ int main(void) {
   layer_of_low_latency(group, mlp);
   CHECK_OK(sy_group_destroy(group));
   CHECK_OK(sy_expert_mlp_destroy(mlp));
+  run_moe_layer_tests();
   run_layer_error_tests();
   run_gradient_error_tests();
   return check_status();

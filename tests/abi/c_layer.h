@@ -6,6 +6,7 @@
 #include "switchyard/c/expert.h"
 #include "switchyard/c/gemm.h"
 #include "switchyard/c/gemm_gradients.h"
+#include "switchyard/c/layer.h"
 
 static inline sy_const_row_view bf16_rows(const void* data, int64_t rows, int64_t cols) {
   sy_const_row_view v = SWITCHYARD_CONST_ROW_VIEW_INIT;
@@ -31,6 +32,7 @@ static inline sy_expert_shape small_shape(int64_t hidden, int64_t intermediate, 
   return s;
 }
 
-/* In c_layer_errors.c, c_gradient_errors.c. */
+/* In c_moe_layer.c, c_layer_errors.c, c_gradient_errors.c. */
+void run_moe_layer_tests(void);
 void run_layer_error_tests(void);
 void run_gradient_error_tests(void);

@@ -3,8 +3,11 @@
 
 #include <cstdio>
 #include <span>
+#include <thread>
+#include <vector>
 
 #include "switchyard/expert.hpp"
+#include "switchyard/layer.hpp"
 
 using namespace switchyard;
 
@@ -14,6 +17,17 @@ ExpertMlp make(const mlp_case& of) {
   ExpertOptions options;
   options.storage = of.views_weights ? WeightStorage::view : WeightStorage::packed;
   return ExpertMlp({of.hidden, of.intermediate, of.experts}, of.w13, of.w2, options);
+}
+
+MoeLayerConfig moe_config(const moe_case& of) {
+  MoeLayerConfig config;
+  config.hidden = of.experts.hidden;
+  config.intermediate = of.experts.intermediate;
+  config.num_experts = 2 * of.experts.experts;
+  config.topk = of.topk;
+  config.max_tokens = of.tokens;
+  config.exchange = of.low_latency ? MoeExchange::low_latency : MoeExchange::normal;
+  return config;
 }
 
 }  // namespace
@@ -46,5 +60,28 @@ void reference_facts(const mlp_case* of, size_t* weight_bytes, size_t* scratch_b
   *weight_bytes = mlp.memory().weight_bytes;
   *scratch_bytes = mlp.memory().scratch_bytes;
   std::snprintf(implementation, size, "%s", mlp.implementation().c_str());
+}
+
+void reference_moe(const moe_case* of, int add, uint16_t* const out[2]) {
+  const MoeLayerConfig config = moe_config(*of);
+  GroupOptions options;
+  options.heap_bytes = MoeLayer::heap_bytes_for(config, 2);
+  std::vector<Group> groups = Group::in_process(2, options);
+  const auto run = [&](size_t r) {
+    MoeLayer layer(groups[r], config, of->w13[r], of->w2[r]);
+    layer.forward(of->x[r], ExpertIds::of(of->ids[r], of->tokens, of->topk), of->weights[r], out[r], {.add = add != 0});
+  };
+  std::thread other(run, size_t{1});
+  run(0);
+  other.join();
+}
+
+void reference_moe_memory(const moe_case* of, size_t bytes[5]) {
+  const MoeLayerMemory m = MoeLayer::memory_required(moe_config(*of), 2);
+  bytes[0] = m.heap_bytes;
+  bytes[1] = m.private_bytes;
+  bytes[2] = m.weight_bytes;
+  bytes[3] = m.scratch_bytes;
+  bytes[4] = MoeLayer::heap_bytes_for(moe_config(*of), 2);
 }
 }

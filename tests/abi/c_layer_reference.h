@@ -25,6 +25,20 @@ void reference_rank_major(const mlp_case* of, const uint16_t* x, const int32_t* 
 /* ExpertMlp::memory(), of weights and of scratch, and implementation(), cut to `size`. */
 void reference_facts(const mlp_case* of, size_t* weight_bytes, size_t* scratch_bytes, char* implementation, size_t size);
 
+/* A layer of two ranks, each with half of the experts, that are threads of their own group here. */
+typedef struct moe_case {
+  mlp_case experts; /* of each rank; w13 and w2 are not used */
+  const uint16_t *w13[2], *w2[2], *x[2];
+  const int32_t* ids[2];
+  const float* weights[2];
+  int64_t tokens;
+  int topk, low_latency;
+} moe_case;
+/* Writes `out` of both ranks as MoeLayer does. `add`: to what they hold. */
+void reference_moe(const moe_case* of, int add, uint16_t* const out[2]);
+/* MoeLayer::memory_required(): heap, private, weights, scratch; and heap_bytes_for(). */
+void reference_moe_memory(const moe_case* of, size_t bytes[5]);
+
 #ifdef __cplusplus
 }
 #endif

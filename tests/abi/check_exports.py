@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_exports.py LIBRARY SOURCE_DIR: the shared library exports the C functions of its headers completely, the public C++ API, and
 nothing else. A public header that belongs to another library than libswitchyard says so ("Library switchyard_layer"). What
-libswitchyard exports for libraries that stand on it is declared in src/capi/keep_exception.hpp."""
+libswitchyard exports for libraries that stand on it is declared in the headers of src/capi that INNER_HEADERS names."""
 import re
 import subprocess
 import sys
@@ -12,6 +12,7 @@ PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switch
 # A template function is demangled with its result first: "switchyard::DType switchyard::detail::f<...>(...)".
 INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
 EXCHANGE = "switchyard"
+INNER_HEADERS = ("keep_exception.hpp", "share_group.hpp")
 
 
 def library_of(header):
@@ -44,7 +45,8 @@ def main():
     public = source / "include" / "switchyard"
     headers = [text for text in (path.read_text(encoding="utf-8") for path in sorted(public.glob("c/*.h"))) if library_of(text) == name]
     declared = {function for text in headers for function in functions(text)}
-    inner = functions((source / "src" / "capi" / "keep_exception.hpp").read_text(encoding="utf-8")) if name == EXCHANGE else set()
+    texts = [(source / "src" / "capi" / header).read_text(encoding="utf-8") for header in INNER_HEADERS if name == EXCHANGE]
+    inner = {function for text in texts for function in functions(text)}
     documented = {word for path in public.rglob("*.hpp") for word in re.findall(r"\w+", without_comments(path.read_text(encoding="utf-8")))}
 
     names = exported(library)

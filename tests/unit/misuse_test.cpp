@@ -9,6 +9,7 @@
 
 #include "switchyard/expert.hpp"
 #include "switchyard/group.hpp"
+#include "switchyard/layer.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
@@ -229,6 +230,22 @@ TEST(MisusedTrace, EmptyOrOutOfRange) {
     expect_invalid("rank is " + std::to_string(rank), [&] { other.serialize(rank); });
   }
   EXPECT_TRUE(other.slices().empty());
+}
+
+TEST(MisusedMoeLayer, MovedFrom) {
+  std::vector<Group> groups = Group::in_process(1);
+  MoeLayerConfig config;
+  config.hidden = config.intermediate = 8;
+  config.num_experts = config.topk = 1;
+  const std::vector<uint16_t> weights(2 * 8 * 8);
+  MoeLayer layer(groups[0], config, weights.data(), weights.data()), other = std::move(layer);
+  const std::string empty = "MoeLayer is empty";
+  // NOLINTBEGIN(bugprone-use-after-move)
+  expect_invalid(empty, [&] { layer.forward(nullptr, {}, nullptr, nullptr); });
+  expect_invalid(empty, [&] { (void)layer.dropped(); });
+  expect_invalid(empty, [&] { layer.config(); });
+  expect_invalid(empty, [&] { layer.implementation(); });
+  // NOLINTEND(bugprone-use-after-move)
 }
 
 TEST(MisusedExpertMlp, MovedFrom) {

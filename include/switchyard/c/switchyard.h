@@ -367,10 +367,11 @@ typedef struct sy_combine_options {
   /// Rank-major: float32 [M, K], returned as sums over ranks in `out_weights` (rows themselves are not multiplied).
   /// Expert-major: float32 [T, K] that replaces the weights given to dispatch; SWITCHYARD_ORDER_PER_ROUTE only.
   const float* weights;
-  const void* bias[2];  ///< rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]
-  void* stream;         ///< CUDA: as in sy_dispatch_options
-  int32_t num_sms;      ///< CUDA: as in sy_dispatch_options
-  int32_t reserved;     ///< must be 0
+  /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
+  const void* bias[2];
+  void* stream;      ///< CUDA: as in sy_dispatch_options
+  int32_t num_sms;   ///< CUDA: as in sy_dispatch_options
+  int32_t reserved;  ///< must be 0
 } sy_combine_options;
 #define SWITCHYARD_COMBINE_OPTIONS_INIT \
   { sizeof(sy_combine_options), SWITCHYARD_ORDER_PER_RANK, 1, NULL, {NULL, NULL}, NULL, 0, 0 }

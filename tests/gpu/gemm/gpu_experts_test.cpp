@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/gemm/gpu_rig.hpp"
 #include "gpu/harness/object_rig.hpp"
 #include "unit/expert/expert_layer.hpp"
 
@@ -23,23 +24,6 @@ using switchyard::Rows;
 using switchyard::WeightStorage;
 using switchyard::testing::ExpertLayer;
 using switchyard::testing::LayerCase;
-
-/// A rank's GPU.
-class GpuRig {
- public:
-  static constexpr Backend kBackend = Backend::cuda;
-  explicit GpuRig(Station& station) : station_(station) {}
-  void* room(size_t bytes) { return station_.room(std::max<size_t>(bytes, 4)); }
-  void write(void* to, const void* from, size_t bytes) {
-    if (bytes > 0) must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, station_.stream()), "copy to the device");
-    must(cudaStreamSynchronize(station_.stream()), "copy to the device");
-  }
-  void read(void* to, const void* from, size_t bytes) { station_.read(to, from, bytes); }
-  void* stream() const { return station_.stream(); }
-
- private:
-  Station& station_;
-};
 
 /// The cases of both backends, and both again in f16.
 std::vector<LayerCase> gpu_cases() {

@@ -30,6 +30,7 @@ struct LayerCase {
   int64_t hidden = 256, intermediate = 136;
   std::vector<int64_t> tokens;  ///< of each rank
   int idle = -1;                ///< the expert that no token chooses
+  int only = -1;                ///< the expert that all tokens choose with all their routes; -1: they choose among all
   int world() const { return static_cast<int>(tokens.size()); }
   int64_t most_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
   size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
@@ -104,7 +105,7 @@ struct LayerInput {
     std::mt19937 random(seed + 500);
     for (int64_t i = 0; i < tokens * c.topk; ++i) {
       const int id = static_cast<int>(random() % static_cast<uint32_t>(c.experts));
-      ids.push_back(id == c.idle || random() % 12 == 0 ? -1 : id);
+      ids.push_back(id == c.idle || random() % 12 == 0 ? -1 : c.only >= 0 ? c.only : id);
       weights.push_back(0.25f + static_cast<float>(random() % 100) / 128);
     }
   }
@@ -120,8 +121,10 @@ struct LayerWeights {
                        static_cast<uint32_t>(7001 + 2 * expert))) {}
 };
 
-/// [tokens, H] of `rank` in call `call`: float64, and nothing is rounded on the way.
-inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, int rank) {
+/// [tokens, H] of `rank` in call `call`: float64, and nothing is rounded on the way. `dropped`: [tokens, topk], routes that
+/// count for nothing; may be empty.
+inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, int rank,
+                                           const std::vector<uint8_t>& dropped = {}) {
   const auto h = static_cast<size_t>(c.hidden), width = static_cast<size_t>(c.intermediate);
   const auto widened = [&](const std::vector<std::byte>& from) {
     std::vector<double> out(from.size() / dtype_bytes(c.type));
@@ -141,7 +144,7 @@ inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, in
     const LayerWeights weights(c, e);
     const std::vector<double> w13 = widened(weights.w13), w2 = widened(weights.w2);
     for (size_t f = 0; f < input.ids.size(); ++f) {
-      if (input.ids[f] != e) continue;
+      if (input.ids[f] != e || (!dropped.empty() && dropped[f] != 0)) continue;
       const size_t row = f / static_cast<size_t>(c.topk) * h;
       for (size_t i = 0; i < width; ++i) {
         const double gate = dot(&w13[i * h], &x[row], h), up = dot(&w13[(width + i) * h], &x[row], h);

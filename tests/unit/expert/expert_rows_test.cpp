@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <exception>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,11 +12,13 @@
 #include "gemm_testing.hpp"
 #include "switchyard/expert.hpp"
 #include "unit/expert/expert_layer.hpp"
+#include "unit/expert/host_rig.hpp"
 
 namespace switchyard {
 namespace {
 
 using testing::ExpertLayer;
+using testing::HostRig;
 using testing::LayerCase;
 using testing::normal_bf16;
 
@@ -179,24 +180,6 @@ TEST(MostRows, AreThoseOfAWorstCaseDispatch) {
     EXPECT_EQ(d.x.rows, layout == Layout::rank_major ? 7 : 4 * 4 + 20);  // a row for each of four experts, 17 for the fifth
   }
 }
-
-/// A rank that is a thread.
-class HostRig {
- public:
-  static constexpr Backend kBackend = Backend::cpu;
-  void* room(size_t bytes) {
-    memory_.push_back(std::make_unique<std::byte[]>(bytes));
-    return memory_.back().get();
-  }
-  void write(void* to, const void* from, size_t bytes) {
-    std::copy_n(static_cast<const std::byte*>(from), bytes, static_cast<std::byte*>(to));
-  }
-  void read(void* to, const void* from, size_t bytes) { write(to, from, bytes); }
-  void* stream() const { return nullptr; }
-
- private:
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
-};
 
 class ExpertLayers : public ::testing::TestWithParam<LayerCase> {};
 

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole layer.
+#include "switchyard/layer.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "capi/errors.hpp"
+#include "capi/share_group.hpp"
+#include "capi/sized.hpp"
+#include "capi/views.hpp"
+#include "switchyard/c/layer.h"
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+// NOLINTBEGIN(readability-identifier-naming): names of the C ABI
+struct sy_moe_layer {
+  std::shared_ptr<Group> group;
+  MoeLayer layer;
+  std::string implementation = layer.implementation();
+};
+// NOLINTEND(readability-identifier-naming)
+
+namespace {
+
+constexpr sy_moe_layer_config kConfig = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
+constexpr sy_moe_layer_call kCall = SWITCHYARD_MOE_LAYER_CALL_INIT;
+constexpr MoeLayerConfig kDefaults;
+
+// The macros say what the C++ defaults are, and members keep their places for ever: new ones are appended.
+static_assert(kConfig.type == static_cast<int>(kDefaults.type) && kConfig.order == static_cast<int>(kDefaults.order) &&
+              kConfig.exchange == static_cast<int>(kDefaults.exchange) && kConfig.form == static_cast<int>(kDefaults.form) &&
+              kConfig.overflow == static_cast<int>(kDefaults.overflow) &&
+              kConfig.captured == static_cast<int>(kDefaults.captured) &&
+              kConfig.storage == static_cast<int>(kDefaults.storage) &&
+              kConfig.row_scales == static_cast<int>(kDefaults.row_scales) &&
+              kConfig.weight_scales == static_cast<int>(kDefaults.weight_scales));
+static_assert(kCall.num_sms == MoeLayerCall{}.num_sms && kCall.add == static_cast<int>(MoeLayerCall{}.add));
+static_assert(offsetof(sy_moe_layer_config, num_experts) == 40 && offsetof(sy_moe_layer_config, w13_scales) == 88 &&
+              sizeof(sy_moe_layer_config) == 104 && sizeof(sy_moe_layer_memory) == 48 &&
+              offsetof(sy_moe_layer_call, num_sms) == 24 && sizeof(sy_moe_layer_call) == 32);
+static_assert(SWITCHYARD_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange::automatic) &&
+              SWITCHYARD_MOE_EXCHANGE_NORMAL == static_cast<int>(MoeExchange::normal) &&
+              SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY == static_cast<int>(MoeExchange::low_latency) &&
+              SWITCHYARD_MOE_FORM_AUTOMATIC == static_cast<int>(MoeForm::automatic) &&
+              SWITCHYARD_MOE_FORM_SEPARATE == static_cast<int>(MoeForm::separate));
+
+MoeLayerConfig to_config(const sy_moe_layer_config* config) {
+  const sy_moe_layer_config c = read_struct(config, kConfig, "config");
+  require_range("config->reserved", c.reserved, 0, 0);
+  MoeLayerConfig result;
+  result.hidden = c.hidden;
+  result.intermediate = c.intermediate;
+  result.num_experts = c.num_experts;
+  result.topk = c.topk;
+  result.max_tokens = c.max_tokens;
+  result.type = to_enum<DType>("config->type", c.type);
+  result.order = to_enum<CombineOrder>("config->order", c.order);
+  result.exchange = to_enum<MoeExchange>("config->exchange", c.exchange);
+  result.form = to_enum<MoeForm>("config->form", c.form);
+  result.capacity = c.capacity;
+  result.overflow = to_enum<Overflow>("config->overflow", c.overflow);
+  result.captured = to_bool("config->captured", c.captured);
+  result.storage = to_enum<WeightStorage>("config->storage", c.storage);
+  result.row_scales = to_enum<ScaleKind>("config->row_scales", c.row_scales);
+  result.weight_scales = to_enum<ScaleKind>("config->weight_scales", c.weight_scales);
+  result.w13_scales = c.w13_scales;
+  result.w2_scales = c.w2_scales;
+  return result;
+}
+
+MoeLayerCall to_layer_call(const sy_moe_layer_call* call) {
+  if (!call) return {};
+  const sy_moe_layer_call c = read_struct(call, kCall, "call");
+  return {c.stream, c.num_sms, c.device_tokens, to_bool("call->add", c.add)};
+}
+
+/// Collective. NULL: nobody but the caller can be told.
+template <class Body>
+switchyard_code_t collective_on(sy_moe_layer* layer, Body&& body) noexcept {
+  if (!layer) return guarded([] { require(nullptr, "layer"); });
+  return collective(*layer->group, std::forward<Body>(body));
+}
+
+}  // namespace
+
+extern "C" {
+
+switchyard_code_t sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
+                                               sy_moe_layer_memory* memory) {
+  return guarded([&] {
+    check_struct(memory, sizeof *memory, "memory");
+    const MoeLayerMemory m = MoeLayer::memory_required(to_config(config), world, to_enum<Backend>("backend", backend));
+    write_struct(memory, sy_moe_layer_memory{sizeof(sy_moe_layer_memory), m.heap_bytes, m.private_bytes, m.weight_bytes,
+                                             m.scratch_bytes, m.total()});
+  });
+}
+
+switchyard_code_t sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes) {
+  return guarded([&] {
+    require(bytes, "bytes");
+    *bytes = MoeLayer::heap_bytes_for(to_config(config), world, to_enum<Backend>("backend", backend));
+  });
+}
+
+switchyard_code_t sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2,
+                                      sy_moe_layer** layer) {
+  if (layer) *layer = nullptr;
+  if (!group) return guarded([] { require(nullptr, "group"); });
+  std::shared_ptr<Group> share;
+  sy_internal_share_group_1(group, &share);
+  return collective(*share, [&] {
+    require(layer, "layer");
+    *layer = std::make_unique<sy_moe_layer>(sy_moe_layer{share, MoeLayer(*share, to_config(config), w13, w2)}).release();
+  });
+}
+
+switchyard_code_t sy_moe_layer_destroy(sy_moe_layer* layer) {
+  delete layer;
+  return SWITCHYARD_OK;
+}
+
+switchyard_code_t sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights,
+                                       void* out, const sy_moe_layer_call* call) {
+  return collective_on(layer, [&] { layer->layer.forward(x, to_ids(ids), weights, out, to_layer_call(call)); });
+}
+
+switchyard_code_t sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count) {
+  return guarded([&] {
+    require(layer, "layer");
+    require(dropped, "dropped");
+    require(count, "count");
+    const std::span<const uint8_t> routes = layer->layer.dropped();
+    *dropped = routes.empty() ? nullptr : routes.data();
+    *count = static_cast<int64_t>(routes.size());
+  });
+}
+
+switchyard_code_t sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text) {
+  return guarded([&] {
+    require(layer, "layer");
+    require(text, "text");
+    *text = layer->implementation.c_str();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adds a layer's rows to what `out` holds, where combine cannot begin its sums with them: out = round(float32(out) +
+// float32(sum)), for each element.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "layer/setup.hpp"
+
+namespace switchyard::detail {
+
+/// Holds the sums of a call, [max_tokens, H], in memory of the rank.
+class RowAdder {
+ public:
+  virtual ~RowAdder() = default;
+  virtual void* sums() = 0;
+  /// Rows of `out` can be added to: it is there, and aligned.
+  virtual bool takes(const void* out) const = 0;
+  /// Adds the first T rows of sums(): `tokens`, or what call.device_tokens says of it. `num_sms` bounds the kernel; 0: all.
+  virtual void add(void* out, int64_t tokens, const MoeLayerCall& call, int num_sms) = 0;
+};
+
+/// Throw Error(system) without memory.
+std::unique_ptr<RowAdder> make_row_adder(const LayerSetup& setup);
+std::unique_ptr<RowAdder> make_gpu_row_adder(const LayerSetup& setup);
+
+}  // namespace switchyard::detail

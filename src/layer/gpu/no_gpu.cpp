@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a library that was built without CUDA has in place of a layer on GPUs.
+#include "layer/add_rows.hpp"
+#include "layer/gpu/gpu_place.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+[[noreturn]] void no_cuda() { throw Error(ErrorCode::unsupported, "MoeLayer: this library was built without CUDA"); }
+
+}  // namespace
+
+std::unique_ptr<RowAdder> make_gpu_row_adder(const LayerSetup&) { no_cuda(); }
+GpuPlace gpu_place_of(const Group&) { no_cuda(); }
+CurrentGpu::CurrentGpu(int) {}
+CurrentGpu::~CurrentGpu() = default;
+
+}  // namespace switchyard::detail

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/layer.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heap/collective_step.hpp"
+#include "layer/gpu/gpu_place.hpp"
+#include "layer/impl.hpp"
+
+namespace switchyard {
+namespace {
+
+constexpr const char* kClass = "MoeLayer";
+
+using detail::CurrentGpu;
+using detail::GpuPlace;
+using detail::LayerExperts;
+using detail::LayerSetup;
+
+/// What a rank tells the others of its share of a construction.
+struct Claim {
+  detail::StepReport report;
+  uint64_t hash = 0;
+  GpuPlace place;
+};
+
+/// Collective. Throws on all ranks alike if one has failed or has other settings.
+std::vector<Claim> compare(Group& group, const Claim& mine) {
+  std::vector<Claim> all(static_cast<size_t>(group.size()));
+  group.all_gather(&mine, sizeof mine, all.data());
+  for (size_t r = 0; r < all.size(); ++r) detail::raise_if_failed(all[r].report, kClass, r);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].hash != all[0].hash)
+      throw Error(ErrorCode::mismatch,
+                  std::string(kClass) + ": ranks 0 and " + std::to_string(r) + " have different MoeLayerConfigs");
+  return all;
+}
+
+/// Most multiprocessors of a product of this rank, whose GPU other ranks may share: their kernels wait on some for what this
+/// rank does next, and a product ends only when all its blocks have run. 0: all.
+int product_sms(const std::vector<Claim>& all, const GpuPlace& mine, const GroupOptions& options) {
+  const auto here = std::count_if(all.begin(), all.end(), [&](const Claim& c) { return c.place.uuid == mine.uuid; });
+  int most = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
+  if (options.num_sms > 0) most = most > 0 ? std::min(most, options.num_sms) : options.num_sms;
+  return std::min(most, mine.multiprocessors);
+}
+
+std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2) {
+  LayerSetup setup;
+  std::optional<ExpertMlp> mlp;
+  Claim mine;
+  const Backend backend = group.options().backend;
+  mine.report = detail::attempt([&] {
+    setup = detail::set_up(config, group.size(), backend);
+    mine.hash = setup.hash();
+    if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
+    setup.gpu = mine.place.device;
+    const CurrentGpu current(setup.gpu);
+    if (setup.config.form == MoeForm::fused) return;
+    mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
+  });
+  const std::vector<Claim> all = compare(group, mine);
+  if (setup.config.form == MoeForm::fused) return detail::make_fused_layer(group, setup, w13, w2);
+  LayerExperts experts{std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0};
+  auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
+                                                           : detail::make_low_latency_layer(group, setup, std::move(experts));
+  Claim rows;
+  rows.report = detail::attempt([&] {
+    const CurrentGpu current(setup.gpu);
+    made->make_rows();
+  });
+  compare(group, rows);
+  return made;
+}
+
+}  // namespace
+
+MoeLayer::MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2)
+    : impl_(make(group, config, w13, w2)) {}
+MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
+MoeLayer::~MoeLayer() = default;
+
+MoeLayerMemory MoeLayer::memory_required(const MoeLayerConfig& config, int world, Backend backend) {
+  return detail::set_up(config, world, backend).memory();
+}
+size_t MoeLayer::heap_bytes_for(const MoeLayerConfig& config, int world, Backend backend) {
+  return detail::set_up(config, world, backend).heap_bytes();
+}
+
+void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) {
+  Impl& impl = *impl_;
+  ExpertIds some = ids;
+  MoeLayerCall now = call;
+  if (impl.backend == Backend::cpu) {
+    now.device_tokens = nullptr;
+    const bool allowed = ids.tokens >= 0 && ids.tokens <= impl.config.max_tokens;  // the exchange refuses the others
+    if (call.device_tokens && allowed) some.tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.tokens);
+  }
+  const CurrentGpu current(impl.gpu);
+  impl.forward({x, some.tokens, impl.config.hidden, impl.config.row_type()}, some, weights, out, now);
+}
+
+std::span<const uint8_t> MoeLayer::dropped() const { return impl_->dropped(); }
+const MoeLayerConfig& MoeLayer::config() const { return impl_->config; }
+std::string MoeLayer::implementation() const { return impl_->implementation(); }
+
+}  // namespace switchyard

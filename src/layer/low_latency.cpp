@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer of separate calls around low-latency mode. All rows are made once.
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "layer/add_rows.hpp"
+#include "layer/impl.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+class LowLatencyLayer final : public MoeLayer::Impl {
+ public:
+  LowLatencyLayer(Group& group, const LayerSetup& setup, LayerExperts experts)
+      : Impl(setup), exchange_(group, setup.low_latency()), experts_(std::move(experts)), setup_(setup) {}
+
+  void make_rows() override {
+    received_ = exchange_.make_output();
+    made_ = exchange_.make_rows(config.row_type());
+    add_ = make_row_adder(setup_);
+  }
+
+  void forward(const ConstRows& x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) override {
+    LowLatencyDispatchOptions there;
+    there.weights = weights;
+    there.stream = call.stream;
+    there.num_sms = call.num_sms;
+    there.device_tokens = call.device_tokens;
+    exchange_.dispatch(x, ids, received_, there);
+    experts_.mlp.forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
+    // An `out` that is not allowed is given to combine, which says so, to the other ranks too.
+    const bool adds = call.add && add_->takes(out);
+    LowLatencyCombineOptions back;
+    back.order = config.order;
+    back.stream = call.stream;
+    back.num_sms = call.num_sms;
+    exchange_.combine(made_, received_, adds ? add_->sums() : out, back);
+    if (adds) add_->add(out, ids.tokens, call, experts_.call(call).num_sms);
+  }
+  std::string implementation() const override { return "separate, low_latency, " + experts_.mlp.implementation(); }
+
+ private:
+  LowLatencyExchange exchange_;
+  LayerExperts experts_;
+  LayerSetup setup_;
+  LowLatencyOutput received_;
+  LowLatencyRows made_;
+  std::unique_ptr<RowAdder> add_;
+};
+
+}  // namespace
+
+std::unique_ptr<MoeLayer::Impl> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts) {
+  return std::make_unique<LowLatencyLayer>(group, setup, std::move(experts));
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer of separate calls around normal mode. The rows of a call live until it returns; on GPUs the pool hands their memory
+// out in the order of streams.
+#include <utility>
+
+#include "layer/impl.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+class NormalLayer final : public MoeLayer::Impl {
+ public:
+  NormalLayer(Group& group, const LayerSetup& setup, LayerExperts experts)
+      : Impl(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {
+    // Calls of a layer come one after the other, so its graphs never run at the same time.
+    if (setup.backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
+  }
+
+  void forward(const ConstRows& x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) override {
+    last_ = {};
+    Dispatched d = exchange_.dispatch(x, ids, weights, dispatch_options(call));
+    {
+      const RowBuffer y = exchange_.allocate_rows(d.handle, config.row_type(), call.stream);
+      experts_.mlp.forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
+      exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
+    }
+    if (config.overflow != Overflow::drop_and_report) return;
+    d.block.reset();  // the tables are to stay, not the rows
+    last_ = std::move(d);
+  }
+  std::span<const uint8_t> dropped() const override { return last_.dropped; }
+  std::string implementation() const override { return "separate, normal, " + experts_.mlp.implementation(); }
+
+ private:
+  DispatchOptions dispatch_options(const MoeLayerCall& call) const {
+    DispatchOptions o;
+    if (config.type == DType::fp8_e4m3) o.quantize = config.row_scales;
+    if (config.capacity > 0) o.size = SizePolicy::capacity;
+    o.capacity = config.capacity;
+    o.overflow = config.overflow;
+    o.stream = call.stream;
+    o.num_sms = call.num_sms;
+    o.device_tokens = call.device_tokens;
+    return o;
+  }
+  CombineOptions combine_options(const MoeLayerCall& call, const void* out) const {
+    CombineOptions o;
+    o.order = config.order;
+    if (call.add) o.bias[0] = out;
+    o.stream = call.stream;
+    o.num_sms = call.num_sms;
+    return o;
+  }
+
+  NormalExchange exchange_;
+  LayerExperts experts_;
+  Dispatched last_;  ///< drop_and_report: of the last call, without its rows
+};
+
+}  // namespace
+
+std::unique_ptr<MoeLayer::Impl> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts) {
+  return std::make_unique<NormalLayer>(group, setup, std::move(experts));
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/setup.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+
+#include "base/enum_text.hpp"
+#include "base/mix_hash.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+[[noreturn]] void refuse(const char* member, const std::string& given, const std::string& allowed,
+                         ErrorCode code = ErrorCode::invalid_argument) {
+  const std::string field = std::string("MoeLayerConfig::") + member;
+  throw Error(code, field + " = " + given + ": must be " + allowed, field);
+}
+
+void check_range(const char* member, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    refuse(member, std::to_string(value), "in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
+}
+
+template <NamedEnum E>
+void check_enum(const char* member, E value) {
+  if (!is_named(value)) refuse(member, text_of(value), numbered_names<E>());
+}
+
+void check_sizes(const MoeLayerConfig& c, int world) {
+  if (world < 1 || world > kMaxRanks)
+    throw Error(ErrorCode::invalid_argument,
+                "world = " + std::to_string(world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]", "world");
+  constexpr int64_t kMostColumns = int64_t{1} << 24;
+  check_range("hidden", c.hidden, 1, kMostColumns);
+  check_range("intermediate", c.intermediate, 1, kMostColumns);
+  check_range("num_experts", c.num_experts, 1, 1 << 20);
+  check_range("topk", c.topk, 1, kMaxTopk);
+  check_range("max_tokens", c.max_tokens, 0, int64_t{1} << 26);
+  check_range("capacity", c.capacity, 0, int64_t{1} << 31);
+}
+
+void check_kinds(const MoeLayerConfig& c, Backend backend) {
+  check_enum("type", c.type);
+  check_enum("order", c.order);
+  check_enum("exchange", c.exchange);
+  check_enum("form", c.form);
+  check_enum("overflow", c.overflow);
+  check_enum("storage", c.storage);
+  check_enum("row_scales", c.row_scales);
+  check_enum("weight_scales", c.weight_scales);
+  if (!is_named(backend))
+    throw Error(ErrorCode::invalid_argument, "backend = " + text_of(backend) + ": must be " + numbered_names<Backend>(),
+                "backend");
+  if (c.type == DType::f32) refuse("type", "f32", "bf16, and on GPUs f16 or fp8_e4m3");
+  if (backend == Backend::cpu && c.type != DType::bf16)
+    refuse("type", to_string(c.type), "bf16 on the CPU", ErrorCode::unsupported);
+  if (c.type == DType::fp8_e4m3) {
+    if (c.row_scales == ScaleKind::none) refuse("row_scales", "none", "f32 or ue8m0 for fp8_e4m3");
+    if (c.weight_scales == ScaleKind::none) refuse("weight_scales", "none", "f32 or ue8m0 for fp8_e4m3");
+  }
+  if (backend == Backend::cuda && c.storage != WeightStorage::view)
+    refuse("storage", "packed", "view on GPUs, as the weights are read where the caller has them");
+  if (c.exchange != MoeExchange::low_latency) return;
+  check_range("max_tokens (low_latency)", c.max_tokens, 1, 65535);
+  if (c.capacity != 0) refuse("capacity", std::to_string(c.capacity), "0 for low_latency, which has room for any routing");
+}
+
+/// Normal mode, with the memory that it computes itself.
+NormalConfig expert_major(const MoeLayerConfig& config) {
+  NormalConfig c;
+  c.hidden = config.hidden;
+  c.num_experts = config.num_experts;
+  c.topk = config.topk;
+  c.max_tokens = config.max_tokens;
+  c.layout = Layout::expert_major;
+  c.row_type = config.row_type();
+  return c;
+}
+
+}  // namespace
+
+int LayerSetup::experts_of(int rank) const {
+  return first_expert(config.num_experts, world, rank + 1) - first_expert(config.num_experts, world, rank);
+}
+
+NormalConfig LayerSetup::normal() const {
+  NormalConfig c = expert_major(config);
+  const auto left_out = static_cast<size_t>(most_rows(c, world) - rows());
+  const size_t usual = NormalExchange::memory_required(c, world, backend).pool_bytes;
+  c.pool_bytes = usual - 2 * left_out * row_bytes();  // of rows that come and of those that go back
+  if (backend == Backend::cuda && config.captured) c.pool_bytes *= 2;
+  return c;
+}
+
+LowLatencyConfig LayerSetup::low_latency() const {
+  LowLatencyConfig c;
+  c.hidden = config.hidden;
+  c.num_experts = config.num_experts;
+  c.topk = config.topk;
+  c.max_tokens = config.max_tokens;
+  c.row_type = config.row_type();
+  c.scales = config.type == DType::fp8_e4m3 ? config.row_scales : ScaleKind::none;
+  return c;
+}
+
+FusedMoeConfig LayerSetup::fused() const {
+  FusedMoeConfig c;
+  c.hidden = config.hidden;
+  c.intermediate = config.intermediate;
+  c.num_experts = config.num_experts;
+  c.topk = config.topk;
+  c.max_tokens = config.max_tokens;
+  c.capacity = config.capacity;
+  c.overflow = config.overflow;
+  return c;
+}
+
+int64_t LayerSetup::rows() const {
+  if (config.exchange == MoeExchange::low_latency) return experts_of(0) * config.max_tokens * world;
+  const int64_t most = most_rows(expert_major(config), world);
+  return config.capacity > 0 ? std::min(config.capacity, most) : most;
+}
+
+ExpertOptions LayerSetup::expert_options() const {
+  ExpertOptions o;
+  o.backend = backend;
+  o.type = config.type;
+  o.storage = config.storage;
+  o.route_scratch_bytes = 0;  // of forward_rank_major, which a layer does not call
+  o.max_rows = rows();
+  o.w13_scales = config.w13_scales;
+  o.w2_scales = config.w2_scales;
+  o.weight_scales = config.weight_scales;
+  return o;
+}
+
+MoeLayerMemory LayerSetup::memory() const {
+  MoeLayerMemory m;
+  if (config.form == MoeForm::fused) {
+    const FusedMoeMemory fused_memory = FusedMoe::memory_required(fused(), world);
+    m.heap_bytes = fused_memory.heap_bytes;
+    m.scratch_bytes = fused_memory.private_bytes;
+    return m;
+  }
+  const ExpertMemory experts = ExpertMlp::memory_required(shape_of(0), expert_options());
+  m.weight_bytes = experts.weight_bytes;
+  m.scratch_bytes = experts.scratch_bytes;
+  if (config.exchange == MoeExchange::normal) {
+    m.heap_bytes = NormalExchange::memory_required(normal(), world, backend).total();
+    return m;
+  }
+  const LowLatencyConfig c = low_latency();
+  m.heap_bytes = LowLatencyExchange::memory_required(c, world).total();
+  const auto sent = static_cast<size_t>(c.hidden) * dtype_bytes(config.type) + scale_row_bytes(c.hidden, c.scales);
+  const auto ranks = static_cast<size_t>(world), tokens = static_cast<size_t>(c.max_tokens);
+  const size_t tables = static_cast<size_t>(rows()) * 8 + static_cast<size_t>(experts_of(0)) * (4 + 8 * ranks) +
+                        (ranks + 1) * tokens * static_cast<size_t>(c.topk) * 8 + ranks * 8 + 4096;
+  m.private_bytes = static_cast<size_t>(rows()) * (sent + row_bytes()) + tables + sum_bytes();
+  return m;
+}
+
+size_t LayerSetup::heap_bytes() const {
+  if (config.form == MoeForm::fused) return FusedMoe::heap_bytes_for(fused(), world);
+  return config.exchange == MoeExchange::normal ? NormalExchange::heap_bytes_for(normal(), world, backend)
+                                                : LowLatencyExchange::heap_bytes_for(low_latency(), world);
+}
+
+uint64_t LayerSetup::hash() const {
+  uint64_t hash = 0;
+  for (const int64_t v :
+       {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
+        config.capacity, int64_t{config.captured}, static_cast<int64_t>(config.type), static_cast<int64_t>(config.order),
+        static_cast<int64_t>(config.exchange), static_cast<int64_t>(config.form), static_cast<int64_t>(config.overflow),
+        static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
+    hash = mix_hash(hash, static_cast<uint64_t>(v));
+  return hash;
+}
+
+LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
+  check_sizes(given, world);
+  check_kinds(given, backend);
+  LayerSetup s{given, world, backend, -1};
+  MoeLayerConfig& c = s.config;
+  const bool fuses = backend == Backend::cuda && c.type == DType::bf16 && c.order == CombineOrder::per_route &&
+                     c.exchange != MoeExchange::low_latency;
+  if (c.form == MoeForm::fused) {
+    if (!fuses) refuse("form", "fused", "separate or automatic, but for bf16 on GPUs, normal mode, per_route", ErrorCode::unsupported);
+    c.exchange = MoeExchange::normal;
+    return s;
+  }
+  if (c.exchange == MoeExchange::automatic) {
+    const bool decodes = c.capacity == 0 && c.max_tokens >= 1 && c.max_tokens <= kMostDecodeTokens &&
+                         s.experts_of(0) * c.max_tokens * world <= kMostDecodeRows;
+    c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
+  }
+  c.form = MoeForm::separate;
+  return s;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a layer's settings mean: which exchange and form, how each part is configured, and its memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "switchyard/fused.hpp"
+#include "switchyard/layer.hpp"
+#include "switchyard/low_latency.hpp"
+
+namespace switchyard::detail {
+
+/// Checked settings, with the exchange and the form chosen.
+struct LayerSetup {
+  MoeLayerConfig config;
+  int world = 1;
+  Backend backend = Backend::cpu;
+  int gpu = -1;  ///< of this rank; CPU: none
+
+  /// Experts of a rank; rank 0 has most.
+  int experts_of(int rank) const;
+  ExpertShape shape_of(int rank) const { return {config.hidden, config.intermediate, experts_of(rank)}; }
+  /// For the rows of a rank with most experts.
+  ExpertOptions expert_options() const;
+  NormalConfig normal() const;
+  LowLatencyConfig low_latency() const;
+  FusedMoeConfig fused() const;
+  /// Rows that a rank with most experts has memory for; low latency: that each of its calls has.
+  int64_t rows() const;
+  size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.row_type()); }
+  /// Low latency: [max_tokens, H], for calls that add.
+  size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
+  MoeLayerMemory memory() const;
+  size_t heap_bytes() const;
+  /// Of what must be equal on all ranks.
+  uint64_t hash() const;
+};
+
+/// Throws Error(invalid_argument) naming the field, or Error(unsupported).
+LayerSetup set_up(const MoeLayerConfig& config, int world, Backend backend);
+
+}  // namespace switchyard::detail

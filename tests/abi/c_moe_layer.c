@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole layer through the C ABI on two ranks: the bits of the C++ class, its memory, and what is refused.
+#include "c_layer.h"
+#include "c_layer_reference.h"
+
+enum { kHidden = 24, kWidth = 16, kExperts = 2, kTokens = 7, kTopk = 2, kWorld = 2 };
+enum { kWrong = SWITCHYARD_INVALID_ARGUMENT };
+
+static uint16_t w13[kWorld][kExperts * 2 * kWidth * kHidden], w2[kWorld][kExperts * kHidden * kWidth];
+static uint16_t x[kWorld][kTokens * kHidden];
+static int32_t ids[kWorld][kTokens * kTopk];
+static float weights[kWorld][kTokens * kTopk];
+// What ranks of one run share; written before they start.
+static int low_latency_of_run;
+static uint16_t expected[2][kWorld][kTokens * kHidden];  // without and with add
+
+static moe_case make_case(int low_latency) {
+  const moe_case c = {.experts = {kHidden, kWidth, kExperts, 0, NULL, NULL},
+                      .w13 = {w13[0], w13[1]},
+                      .w2 = {w2[0], w2[1]},
+                      .x = {x[0], x[1]},
+                      .ids = {ids[0], ids[1]},
+                      .weights = {weights[0], weights[1]},
+                      .tokens = kTokens,
+                      .topk = kTopk,
+                      .low_latency = low_latency};
+  return c;
+}
+
+static sy_moe_layer_config make_config(int low_latency) {
+  sy_moe_layer_config c = SWITCHYARD_MOE_LAYER_CONFIG_INIT;
+  c.hidden = kHidden;
+  c.intermediate = kWidth;
+  c.num_experts = kWorld * kExperts;
+  c.topk = kTopk;
+  c.max_tokens = kTokens;
+  c.exchange = low_latency ? SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY : SWITCHYARD_MOE_EXCHANGE_NORMAL;
+  return c;
+}
+
+static void make_numbers(void) {
+  for (int r = 0; r < kWorld; ++r) {
+    const mlp_case c = {kHidden, kWidth, kExperts, 0, NULL, NULL};
+    static uint16_t others[kExperts * 2 * kWidth * kHidden], unused[kExperts * kHidden * kWidth];
+    reference_weights(11 + (uint64_t)r, &c, w13[r], w2[r]);
+    reference_weights(21 + (uint64_t)r, &c, others, unused);
+    memcpy(x[r], others, sizeof x[r]);
+    for (int f = 0; f < kTokens * kTopk; ++f) {
+      ids[r][f] = (3 * f + r) % 5;  // 4 is no expert
+      weights[r][f] = 0.5f + 0.125f * (float)(f % 4);
+    }
+  }
+}
+
+static void make_expected(int low_latency) {
+  const moe_case c = make_case(low_latency);
+  for (int add = 0; add < 2; ++add) {
+    uint16_t* const out[kWorld] = {expected[add][0], expected[add][1]};
+    for (int r = 0; r < kWorld; ++r) memcpy(out[r], x[1 - r], sizeof x[r]);
+    reference_moe(&c, add, out);
+  }
+}
+
+static void two_calls(int rank, sy_group* group) {
+  const sy_moe_layer_config config = make_config(low_latency_of_run);
+  sy_moe_layer* layer = NULL;
+  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
+  const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
+  uint16_t out[kTokens * kHidden];
+  memset(out, 0xff, sizeof out);
+  CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, NULL));
+  CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);
+  sy_moe_layer_call call = SWITCHYARD_MOE_LAYER_CALL_INIT;
+  call.add = 1;
+  memcpy(out, x[1 - rank], sizeof out);
+  CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, &call));
+  CHECK(memcmp(out, expected[1][rank], sizeof out) == 0);
+  const int32_t tokens = 3;
+  call.add = 0;
+  call.device_tokens = &tokens;
+  memset(out, 0xff, sizeof out);
+  CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, &call));
+  CHECK(out[3 * kHidden - 1] != 0xffff && out[3 * kHidden] == 0xffff);
+
+  const uint8_t* dropped = (const uint8_t*)out;
+  int64_t count = 1;
+  CHECK_OK(sy_moe_layer_dropped(layer, &dropped, &count));
+  CHECK(dropped == NULL && count == 0);
+  const char *text = NULL, *begin = low_latency_of_run ? "separate, low_latency, " : "separate, normal, ";
+  CHECK_OK(sy_moe_layer_implementation(layer, &text));
+  CHECK(strncmp(text, begin, strlen(begin)) == 0);
+  CHECK_FAILS(sy_moe_layer_dropped(layer, NULL, &count), kWrong, "dropped is NULL");
+  CHECK_FAILS(sy_moe_layer_dropped(layer, &dropped, NULL), kWrong, "count is NULL");
+  CHECK_FAILS(sy_moe_layer_implementation(layer, NULL), kWrong, "text is NULL");
+  CHECK_OK(sy_moe_layer_destroy(layer));
+}
+
+// Routes beyond a capacity of one row are dropped; the table says which, and nothing else has a sum.
+static void drops(int rank, sy_group* group) {
+  sy_moe_layer_config config = make_config(0);
+  config.capacity = 1;
+  config.overflow = SWITCHYARD_OVERFLOW_DROP_AND_REPORT;
+  sy_moe_layer* layer = NULL;
+  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
+  const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
+  uint16_t out[kTokens * kHidden];
+  CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, NULL));
+  const uint8_t* dropped = NULL;
+  int64_t count = 0, kept = 0;
+  CHECK_OK(sy_moe_layer_dropped(layer, &dropped, &count));
+  CHECK(count == kTokens * kTopk && dropped != NULL);
+  for (int f = 0; f < count; ++f) kept += ids[rank][f] < kWorld * kExperts && !dropped[f];
+  int kept_of_both[kWorld] = {0, 0};
+  const int mine = (int)kept;
+  CHECK_OK(sy_group_all_gather(group, &mine, sizeof mine, kept_of_both));
+  CHECK(kept_of_both[0] + kept_of_both[1] == kWorld);  // a row on each rank
+  CHECK_OK(sy_moe_layer_destroy(layer));
+}
+
+static void memory(int low_latency) {
+  const moe_case c = make_case(low_latency);
+  size_t bytes[5], heap_bytes = 0;
+  reference_moe_memory(&c, bytes);
+  sy_moe_layer_config config = make_config(low_latency);
+  sy_moe_layer_memory m = SWITCHYARD_MOE_LAYER_MEMORY_INIT;
+  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &m));
+  CHECK(m.heap_bytes == bytes[0] && m.private_bytes == bytes[1] && m.weight_bytes == bytes[2] && m.scratch_bytes == bytes[3]);
+  CHECK(m.total_bytes == bytes[0] + bytes[1] + bytes[2] + bytes[3]);
+  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, &heap_bytes));
+  CHECK(heap_bytes == bytes[4]);
+  config.topk = 0;
+  CHECK_FAILS(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &m), kWrong, "MoeLayerConfig::topk = 0");
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, NULL), kWrong, "bytes is NULL");
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 7, &heap_bytes), kWrong, "backend = 7");
+  config.exchange = 9;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->exchange = 9");
+  config = make_config(low_latency);
+  config.reserved = 1;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->reserved = 1");
+  config = make_config(low_latency);
+  config.struct_size = 40;  // of a program that knows no further members: there are no experts then
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "MoeLayerConfig::num_experts = 0");
+}
+
+// All ranks hear of a config that one does not allow, and go on; of a struct that is none they hear as of a failed rank.
+static void refusals(int rank, sy_group* group) {
+  sy_moe_layer_config config = make_config(0);
+  config.topk = rank == 0 ? kTopk : 99;
+  sy_moe_layer* layer = NULL;
+  CHECK_FAILS(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer), kWrong, "rank 1: MoeLayerConfig::topk = 99");
+  CHECK(layer == NULL);
+  config.topk = kTopk;
+  CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
+  const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
+  uint16_t out[kTokens * kHidden];
+  CHECK_FAILS(sy_moe_layer_forward(NULL, x[rank], &routing, NULL, out, NULL), kWrong, "layer is NULL");
+  sy_moe_layer* none = layer;
+  CHECK_FAILS(sy_moe_layer_create(NULL, &config, w13[rank], w2[rank], &none), kWrong, "group is NULL");
+  CHECK(none == NULL);
+  sy_moe_layer_call call = SWITCHYARD_MOE_LAYER_CALL_INIT;
+  call.add = rank == 0 ? 2 : 0;
+  if (rank == 0)
+    CHECK_FAILS(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, &call), kWrong, "call->add = 2");
+  else
+    CHECK_FAILS(sy_moe_layer_forward(layer, x[rank], &routing, NULL, out, &call), SWITCHYARD_PEER_FAILED, "rank 0");
+  CHECK_OK(sy_moe_layer_destroy(layer));
+  CHECK_OK(sy_moe_layer_destroy(NULL));
+}
+
+void run_moe_layer_tests(void) {
+  const sy_group_options options = patient_options(1 << 20);
+  make_numbers();
+  for (low_latency_of_run = 0; low_latency_of_run < 2; ++low_latency_of_run) {
+    make_expected(low_latency_of_run);
+    run_two_ranks(two_calls, &options);
+    memory(low_latency_of_run);
+  }
+  run_two_ranks(drops, &options);
+  run_two_ranks(refusals, &options);
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// MoeLayer on GPUs (unit/layer/moe_rank.hpp): the bits of the same calls made by hand, against float64, in graphs, with T on
+// the device, beyond capacity; two ranks, which may share a GPU.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "gpu/gemm/gpu_rig.hpp"
+#include "gpu/harness/object_rig.hpp"
+#include "unit/layer/moe_rank.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::Backend;
+using switchyard::DType;
+using switchyard::MoeLayer;
+using switchyard::MoeLayerCall;
+using switchyard::MoeForm;
+using switchyard::MoeLayerConfig;
+using switchyard::Overflow;
+using switchyard::testing::MoeCase;
+using switchyard::testing::MoeRank;
+using Rank = MoeRank<GpuRig>;
+
+/// The cases of both backends, and both modes again in f16 and in fp8.
+std::vector<MoeCase> gpu_cases() {
+  std::vector<MoeCase> all = switchyard::testing::moe_cases();
+  for (const bool masked : {false, true}) {
+    const std::string mode = masked ? "masked_" : "normal_";
+    all.push_back({.c = {.name = mode + "f16", .masked = masked, .type = DType::f16, .tokens = {70, 33}}});
+    all.push_back({.c = {.name = mode + "fp8", .masked = masked, .intermediate = 144, .tokens = {44, 61}}, .fp8 = true});
+  }
+  const std::vector<MoeCase> separate = all;
+  for (MoeCase m : separate) {
+    if (m.c.masked || m.fp8 || m.c.type != DType::bf16 || m.order != switchyard::CombineOrder::per_route) continue;
+    m.c.name = "fused_" + m.c.name;
+    m.form = MoeForm::fused;
+    all.push_back(m);
+  }
+  return all;
+}
+
+/// A call of a test: `enqueue()` is one of the layer. All ranks are idle before and after. `rows`: as Rank::judge() has it.
+template <class Enqueue>
+void run_call(Station& me, Rank& rank, uint32_t call, bool add, const Enqueue& enqueue, int64_t rows = -1) {
+  rank.write(call);
+  me.meet();
+  if (rows >= 0) {
+    const auto t = static_cast<int32_t>(rows);
+    must(cudaMemcpyAsync(rank.device_tokens(), &t, 4, cudaMemcpyHostToDevice, me.stream()), "T");
+  }
+  me.meet();
+  enqueue();
+  me.meet();
+  rank.by_hand(add);
+  me.meet();
+  me.f.equal(std::string(), rank.judge(call, add, rows), "call " + std::to_string(call));
+  me.meet();
+}
+
+class GpuMoeLayers : public testing::TestWithParam<MoeCase> {};
+
+TEST_P(GpuMoeLayers, GiveTheBitsOfTheirCalls) {
+  const MoeCase& m = GetParam();
+  on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
+    GpuRig rig(me);
+    Rank rank(rig, me.group, m);
+    for (uint32_t call = 0; call < 3; ++call) run_call(me, rank, call, false, [&] { rank.forward(); });
+    run_call(me, rank, 3, false, [&] { rank.forward({.num_sms = 8}); });
+    me.group.check();
+    me.meet();
+  });
+}
+
+TEST_P(GpuMoeLayers, AddToWhatIsThere) {
+  const MoeCase& m = GetParam();
+  on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
+    GpuRig rig(me);
+    Rank rank(rig, me.group, m);
+    for (uint32_t call = 0; call < 2; ++call) run_call(me, rank, call, true, [&] { rank.forward({.add = true}); });
+    me.group.check();
+    me.meet();
+  });
+}
+
+TEST_P(GpuMoeLayers, ReadTheNumberOfTokens) {
+  const MoeCase& m = GetParam();
+  on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
+    GpuRig rig(me);
+    Rank rank(rig, me.group, m);
+    for (const bool add : {false, true}) {
+      for (const int64_t rows : {int64_t{5}, int64_t{0}, int64_t{1000}}) {
+        const MoeLayerCall call{.device_tokens = rank.device_tokens(), .add = add};
+        run_call(
+            me, rank, 1, add, [&] { rank.forward(call); }, rows);
+      }
+    }
+    me.group.check();
+    me.meet();
+  });
+}
+
+/// A captured call.
+class Graph {
+ public:
+  template <class Enqueue>
+  Graph(Station& me, const Enqueue& enqueue) : me_(me) {
+    must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    enqueue();
+    must(cudaStreamEndCapture(me.stream(), &graph_), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(exec_, me.stream()), "cudaGraphUpload");
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch() { must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch"); }
+  void destroy() {
+    must(cudaGraphExecDestroy(exec_), "cudaGraphExecDestroy");
+    must(cudaGraphDestroy(graph_), "cudaGraphDestroy");
+  }
+
+ private:
+  Station& me_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+// Two graphs of one layer, and calls without a graph, in turn, with other rows, routing, weights and T each time.
+TEST_P(GpuMoeLayers, InGraphs) {
+  const MoeCase& m = GetParam();
+  on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
+    GpuRig rig(me);
+    Rank rank(rig, me.group, m);
+    run_call(me, rank, 0, false, [&] { rank.forward(); });
+    Graph plain(me, [&] { rank.forward(); });
+    Graph adding(me, [&] { rank.forward({.device_tokens = rank.device_tokens(), .add = true}); });
+    for (uint32_t call = 1; call < 7; ++call) {
+      if (call % 3 == 0)
+        run_call(me, rank, call, false, [&] { rank.forward(); });
+      else if (call % 2 == 0)
+        run_call(me, rank, call, false, [&] { plain.launch(); });
+      else
+        run_call(
+            me, rank, call, true, [&] { adding.launch(); }, call == 1 ? 1000 : 3 * call);
+    }
+    me.group.check();
+    plain.destroy();
+    adding.destroy();
+    me.meet();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeLayers, testing::ValuesIn(gpu_cases()), [](const auto& c) { return c.param.c.name; });
+
+// The bits depend on neither the exchange nor on capacity.
+TEST(GpuMoeLayer, HasTheBitsOfEveryExchange) {
+  const MoeCase normal{.c = {.name = "normal", .tokens = {61, 40}}};
+  std::vector<MoeCase> cases(3, normal);
+  cases[1].c.masked = true;
+  cases[2].capacity = 330;  // no rank gets more than 303
+  size_t heap = 0;
+  for (const MoeCase& m : cases) heap += m.heap_bytes(Backend::cuda);
+  on_gpus(2, heap, [&](Station& me) {
+    std::vector<std::vector<std::byte>> results;
+    for (const MoeCase& m : cases) {
+      GpuRig rig(me);
+      Rank rank(rig, me.group, m);
+      rank.write(5);
+      me.meet();
+      rank.forward();
+      me.meet();
+      results.push_back(rank.result());
+      me.group.check();
+      me.meet();
+    }
+    me.f.check(results[0] == results[1], "low latency gives other bits than normal mode");
+    me.f.check(results[0] == results[2], "capacity changes bits");
+    me.meet();
+  });
+}
+
+MoeCase with_capacity(Overflow overflow, MoeForm form) {
+  return {.c = {.name = "capacity", .tokens = {40, 30}, .only = 4}, .capacity = 140, .overflow = overflow, .form = form};
+}
+
+// The kernels find it, all ranks hear of it from their group, nothing is written, and the layer goes on.
+class GpuMoeForms : public testing::TestWithParam<MoeForm> {};
+
+TEST_P(GpuMoeForms, FailBeyondCapacity) {
+  const MoeCase m = with_capacity(Overflow::fail, GetParam());
+  on_gpus(2, m.heap_bytes(Backend::cuda), [&](Station& me) {
+    GpuRig rig(me);
+    Rank rank(rig, me.group, m);
+    for (int again = 0; again < 2; ++again) {
+      rank.write(0);
+      me.meet();
+      const Outcome enqueued = outcome_of([&] { rank.forward(); });
+      me.f.equal(static_cast<int>(ErrorCode::ok), static_cast<int>(enqueued.code), "enqueued: " + enqueued.text);
+      me.meet();
+      const Outcome found = outcome_of([&] { me.group.check(); });
+      me.f.equal(static_cast<int>(ErrorCode::capacity_exceeded), static_cast<int>(found.code), found.text);
+      me.f.check(rank.result() == rank.base_of(0), "out was written");
+      me.meet();
+      const auto few = int32_t{20};  // 60 routes of each rank at most
+      must(cudaMemcpyAsync(rank.device_tokens(), &few, 4, cudaMemcpyHostToDevice, me.stream()), "T");
+      me.meet();
+      rank.forward({.device_tokens = rank.device_tokens()});
+      me.meet();
+      const std::vector<std::byte> got = rank.result(), base = rank.base_of(0);
+      const auto behind = static_cast<std::ptrdiff_t>(20 * m.c.row_bytes());
+      me.f.check(std::equal(got.begin() + behind, got.end(), base.begin() + behind), "rows behind T were written");
+      me.f.check(!std::equal(got.begin(), got.begin() + behind, base.begin()), "rows of tokens were not written");
+      me.group.check();
+      me.meet();
+    }
+  });
+}
+
+TEST_P(GpuMoeForms, DropBeyondCapacity) {
+  const MoeCase m = with_capacity(Overflow::drop_and_report, GetParam());
+  on_gpus(2, m.heap_bytes(Backend::cuda), [&](Station& me) {
+    GpuRig rig(me);
+    Rank rank(rig, me.group, m);
+    const auto judge_drops = [&] {
+      const std::vector<uint8_t> dropped = rank.dropped();
+      me.f.equal(static_cast<size_t>(rank.tokens() * m.c.topk), dropped.size(), "size of dropped()");
+      const bool some = std::count(dropped.begin(), dropped.end(), 1) > 0;
+      me.f.check(some == (me.rank() == 1), some ? "routes of rank 0 were dropped" : "nothing was dropped");
+    };
+    for (uint32_t call = 0; call < 2; ++call) {
+      run_call(me, rank, call, false, [&] { rank.forward(); });
+      judge_drops();
+      me.meet();
+    }
+    Graph graph(me, [&] { rank.forward(); });  // dropped() is of its last launch from here on
+    for (uint32_t call = 2; call < 4; ++call) {
+      run_call(me, rank, call, false, [&] { graph.launch(); });
+      judge_drops();
+      me.meet();
+    }
+    me.group.check();
+    graph.destroy();
+    me.meet();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms, testing::Values(MoeForm::separate, MoeForm::fused),
+                         [](const auto& form) { return std::string(to_string(form.param)); });
+
+/// Enqueues while another GPU is current, where there is one; the layer does not mind.
+template <class Enqueue>
+void elsewhere(Station& me, const Enqueue& enqueue) {
+  int devices = 0, after = -1;
+  must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+  const int other = (me.device() + 1) % devices;
+  must(cudaSetDevice(other), "cudaSetDevice");
+  enqueue();
+  must(cudaGetDevice(&after), "cudaGetDevice");
+  me.f.equal(other, after, "current GPU");
+  must(cudaSetDevice(me.device()), "cudaSetDevice");
+}
+
+// What a layer takes of the heap is what it says, no more; so does one that is captured never.
+TEST(GpuMoeLayer, FitsIntoItsMemory) {
+  for (const bool masked : {false, true}) {
+    MoeCase m{.c = {.name = masked ? "masked" : "normal", .masked = masked, .tokens = {60, 60}}};
+    MoeLayerConfig config = m.moe();
+    config.captured = masked;
+    on_gpus(2, MoeLayer::heap_bytes_for(config, 2, Backend::cuda), [&](Station& me) {
+      GpuRig rig(me);
+      const int first = switchyard::first_expert(m.c.experts, 2, me.rank());
+      const auto w = make_weights(rig, m, first, switchyard::first_expert(m.c.experts, 2, me.rank() + 1));
+      MoeLayer layer(me.group, config, w.w13, w.w2);
+      const switchyard::testing::LayerInput input(m.c, 1, me.rank());
+      void* const x = me.upload(input.x.data(), input.x.size());
+      const auto* ids = static_cast<const int32_t*>(me.upload(input.ids.data(), input.ids.size() * 4));
+      std::byte* const out = me.room(input.x.size());
+      me.meet();
+      for (int call = 0; call < 3; ++call)
+        elsewhere(
+            me, [&] { layer.forward(x, switchyard::ExpertIds::of(ids, 60, m.c.topk), nullptr, out, {.stream = me.stream()}); });
+      me.meet();
+      me.group.check();
+      me.f.equal(std::string(masked ? "separate, low_latency, bf16 wgmma:sm_90a" : "separate, normal, bf16 wgmma:sm_90a"),
+                 layer.implementation(), "implementation");
+      me.meet();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a MoeLayer is made of: which exchange is chosen, its memory, and what is refused, on all ranks alike.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/outcome.hpp"
+#include "switchyard/layer.hpp"
+#include "switchyard/low_latency.hpp"
+#include "unit/expert/host_rig.hpp"
+#include "unit/layer/moe_rank.hpp"
+
+namespace switchyard {
+namespace {
+
+using harness::Outcome;
+using harness::outcome_of;
+using testing::HostRig;
+using testing::MoeCase;
+
+MoeLayerConfig small() {
+  MoeLayerConfig c;
+  c.hidden = 32;
+  c.intermediate = 16;
+  c.num_experts = 4;
+  c.topk = 2;
+  c.max_tokens = 8;
+  return c;
+}
+
+MoeLayerConfig on_gpus(DType type = DType::bf16) {
+  MoeLayerConfig c = small();
+  c.type = type;
+  c.storage = WeightStorage::view;
+  return c;
+}
+
+void expect_text(const Outcome& found, ErrorCode code, const std::string& part) {
+  EXPECT_EQ(harness::code_name(found.code), harness::code_name(code)) << found.text;
+  EXPECT_NE(found.text.find(part), std::string::npos) << "'" << found.text << "' should contain '" << part << "'";
+}
+
+/// The exchange that a layer of `world` ranks has, found by what it takes of the heap.
+MoeExchange exchange_of(MoeLayerConfig config, int world) {
+  const auto bytes = [&](MoeExchange exchange) {
+    config.exchange = exchange;
+    return MoeLayer::heap_bytes_for(config, world);
+  };
+  const size_t chosen = bytes(MoeExchange::automatic);
+  const bool low_latency =
+      config.max_tokens >= 1 && config.max_tokens <= 65535 && config.capacity == 0 && chosen == bytes(MoeExchange::low_latency);
+  EXPECT_TRUE(low_latency || chosen == bytes(MoeExchange::normal));
+  return low_latency ? MoeExchange::low_latency : MoeExchange::normal;
+}
+
+TEST(MoeLayerSetup, ChoosesTheExchange) {
+  MoeLayerConfig c = small();
+  const auto chosen = [&](int64_t tokens, int experts, int world) {
+    c.max_tokens = tokens;
+    c.num_experts = experts;
+    return exchange_of(c, world);
+  };
+  EXPECT_EQ(chosen(1, 4, 1), MoeExchange::low_latency);
+  EXPECT_EQ(chosen(256, 4, 2), MoeExchange::low_latency);
+  EXPECT_EQ(chosen(257, 4, 2), MoeExchange::normal);
+  EXPECT_EQ(chosen(0, 4, 2), MoeExchange::normal);
+  EXPECT_EQ(chosen(256, 256, 8), MoeExchange::low_latency);  // 32 * 8 * 256 = 65536 rows
+  EXPECT_EQ(chosen(256, 257, 8), MoeExchange::normal);       // rank 0 has 33
+  EXPECT_EQ(chosen(128, 256, 8), MoeExchange::low_latency);
+  c.capacity = 100;
+  EXPECT_EQ(chosen(1, 4, 1), MoeExchange::normal);
+}
+
+TEST(MoeLayerSetup, SaysWhatWasChosen) {
+  MoeLayerConfig config = small();
+  GroupOptions options;
+  options.heap_bytes = MoeLayer::heap_bytes_for(config, 1);
+  std::vector<Group> groups = Group::in_process(1, options);
+  HostRig rig;
+  void* const weights = rig.room(4 * 2 * 16 * 32 * 2);
+  MoeLayer layer(groups[0], config, weights, weights);
+  EXPECT_EQ(layer.config().exchange, MoeExchange::low_latency);
+  EXPECT_EQ(layer.config().form, MoeForm::separate);
+  EXPECT_EQ(layer.config().capacity, 0);
+  const std::string text = layer.implementation();
+  EXPECT_EQ(text.find("separate, low_latency, "), 0u) << text;
+  EXPECT_TRUE(layer.dropped().empty());
+}
+
+// The formulas of docs/layer.md.
+TEST(MoeLayerSetup, SaysItsMemory) {
+  constexpr int kWorld = 2;
+  MoeLayerConfig c = on_gpus();
+  c.exchange = MoeExchange::normal;
+  NormalConfig normal;
+  normal.hidden = c.hidden;
+  normal.num_experts = c.num_experts;
+  normal.topk = c.topk;
+  normal.max_tokens = c.max_tokens;
+  normal.layout = Layout::expert_major;
+  const MemoryRequirement usual = NormalExchange::memory_required(normal, kWorld, Backend::cuda);
+  const int64_t rows = most_rows(normal, kWorld);
+  EXPECT_EQ(rows, kWorld * 8 * 2);
+  c.captured = false;
+  MoeLayerMemory m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
+  EXPECT_EQ(m.heap_bytes, usual.total());
+  EXPECT_EQ(m.scratch_bytes, static_cast<size_t>(rows) * 16 * 2);
+  EXPECT_EQ(m.private_bytes + m.weight_bytes, 0u);
+  c.captured = true;
+  EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).heap_bytes, usual.total() + usual.pool_bytes);
+  c.capacity = 10;
+  m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
+  const auto round = [](size_t bytes) { return (bytes + 4095) / 4096 * 4096; };
+  const size_t pool = usual.pool_bytes - 2 * static_cast<size_t>(rows - 10) * 32 * 2;
+  EXPECT_EQ(m.heap_bytes, usual.control_bytes + round(2 * pool));
+  EXPECT_EQ(m.scratch_bytes, 10u * 16 * 2);
+  c.capacity = 1000;
+  EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).scratch_bytes, static_cast<size_t>(rows) * 16 * 2);
+
+  c = on_gpus(DType::fp8_e4m3);
+  c.exchange = MoeExchange::low_latency;
+  LowLatencyConfig low;
+  low.hidden = c.hidden;
+  low.num_experts = c.num_experts;
+  low.topk = c.topk;
+  low.max_tokens = c.max_tokens;
+  m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
+  EXPECT_EQ(m.heap_bytes, LowLatencyExchange::memory_required(low, kWorld).total());
+  const size_t kept = 2 * kWorld * 8;  // experts of rank 0, ranks, tokens
+  EXPECT_EQ(m.scratch_bytes, kept * (16 + 16));
+  const size_t tables = kept * 8 + 2 * (4 + 8 * kWorld) + (kWorld + 1) * 8 * 2 * 8 + kWorld * 8 + 4096;
+  EXPECT_EQ(m.private_bytes, kept * (32 + 16 + 64) + tables + 8 * 64);
+  EXPECT_EQ(m.total(), m.heap_bytes + m.scratch_bytes + m.private_bytes);
+}
+
+TEST(MoeLayerSetup, ErrorsNameTheField) {
+  const auto refused = [](const std::string& part, const std::function<void(MoeLayerConfig&)>& change,
+                          Backend backend = Backend::cpu, ErrorCode code = ErrorCode::invalid_argument) {
+    MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
+    change(c);
+    expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), code, part);
+    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes_for(c, 2, backend); }), code, part);
+  };
+  refused("MoeLayerConfig::hidden = 0: must be in [1, 16777216]", [](auto& c) { c.hidden = 0; });
+  refused("MoeLayerConfig::intermediate = -1: must be in [1, ", [](auto& c) { c.intermediate = -1; });
+  refused("MoeLayerConfig::num_experts = 0: must be in [1, 1048576]", [](auto& c) { c.num_experts = 0; });
+  refused("MoeLayerConfig::topk = 33: must be in [1, 32]", [](auto& c) { c.topk = 33; });
+  refused("MoeLayerConfig::max_tokens = -1: must be in [0, ", [](auto& c) { c.max_tokens = -1; });
+  refused("MoeLayerConfig::capacity = -5: must be in [0, ", [](auto& c) { c.capacity = -5; });
+  refused("MoeLayerConfig::type = f32: must be bf16, and on GPUs f16 or fp8_e4m3", [](auto& c) { c.type = DType::f32; });
+  refused(
+      "MoeLayerConfig::type = f16: must be bf16 on the CPU", [](auto& c) { c.type = DType::f16; }, Backend::cpu,
+      ErrorCode::unsupported);
+  refused("MoeLayerConfig::type = 9: must be bf16 (0)", [](auto& c) { c.type = static_cast<DType>(9); });
+  refused("MoeLayerConfig::order = 7: must be per_rank (0) or per_route (1)",
+          [](auto& c) { c.order = static_cast<CombineOrder>(7); });
+  refused("MoeLayerConfig::exchange = 3: must be automatic (0), normal (1) or low_latency (2)",
+          [](auto& c) { c.exchange = static_cast<MoeExchange>(3); });
+  refused("MoeLayerConfig::form = 2: must be automatic (0) or separate (1)", [](auto& c) { c.form = static_cast<MoeForm>(2); });
+  refused("MoeLayerConfig::overflow = 2", [](auto& c) { c.overflow = static_cast<Overflow>(2); });
+  refused("MoeLayerConfig::storage = 2", [](auto& c) { c.storage = static_cast<WeightStorage>(2); });
+  refused("MoeLayerConfig::row_scales = 3", [](auto& c) { c.row_scales = static_cast<ScaleKind>(3); });
+  refused("MoeLayerConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
+  const auto low_latency = [](auto& c) { c.exchange = MoeExchange::low_latency; };
+  refused("MoeLayerConfig::max_tokens (low_latency) = 0: must be in [1, 65535]", [&](auto& c) {
+    low_latency(c);
+    c.max_tokens = 0;
+  });
+  refused("MoeLayerConfig::capacity = 4: must be 0 for low_latency", [&](auto& c) {
+    low_latency(c);
+    c.capacity = 4;
+  });
+  refused(
+      "MoeLayerConfig::storage = packed: must be view on GPUs", [](auto& c) { c.storage = WeightStorage::packed; },
+      Backend::cuda);
+  const auto fp8 = [](auto& c) { c.type = DType::fp8_e4m3; };
+  refused(
+      "MoeLayerConfig::row_scales = none: must be f32 or ue8m0 for fp8_e4m3",
+      [&](auto& c) {
+        fp8(c);
+        c.row_scales = ScaleKind::none;
+      },
+      Backend::cuda);
+  refused(
+      "MoeLayerConfig::weight_scales = none: must be f32 or ue8m0 for fp8_e4m3",
+      [&](auto& c) {
+        fp8(c);
+        c.weight_scales = ScaleKind::none;
+      },
+      Backend::cuda);
+  refused(
+      "backend = 5: must be cpu (0) or cuda (1)", [](auto&) {}, static_cast<Backend>(5));
+  expect_text(outcome_of([] { (void)MoeLayer::memory_required(small(), 65); }), ErrorCode::invalid_argument,
+              "world = 65: must be in [1, 64]");
+}
+
+/// How the construction of a layer ends on each of two ranks; `change` is asked for the settings of a rank. A group that
+/// survived makes a layer afterwards.
+std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
+                                   bool without_weights = false) {
+  if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes_for(small(), 2);
+  return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), heap_bytes), [&](Group& group) {
+    HostRig rig;
+    void* const weights = rig.room(2 * 2 * 16 * 32 * 2);
+    MoeLayerConfig config = small();
+    change(group.rank(), config);
+    const Outcome end = outcome_of([&] { MoeLayer layer(group, config, without_weights ? nullptr : weights, weights); });
+    group.barrier();  // the group can be used
+    if (heap_bytes >= MoeLayer::heap_bytes_for(small(), 2)) MoeLayer(group, small(), weights, weights);
+    if (end.code != ErrorCode::ok) throw Error(end.code, end.text);
+  });
+}
+
+TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
+  const auto both = [](const std::vector<Outcome>& all, ErrorCode code, const std::string& part) {
+    for (const Outcome& found : all) expect_text(found, code, part);
+  };
+  both(constructions([](int rank, MoeLayerConfig& c) { c.topk = rank == 1 ? 0 : 2; }), ErrorCode::invalid_argument,
+       "MoeLayer, rank 1: MoeLayerConfig::topk = 0: must be in [1, 32]");
+  both(constructions([](int rank, MoeLayerConfig& c) { c.intermediate = rank == 1 ? 24 : 16; }), ErrorCode::mismatch,
+       "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+  both(constructions([](int, MoeLayerConfig&) {}, 0, true), ErrorCode::invalid_argument,
+       "MoeLayer, rank 0: ExpertMlp: w13 is null");
+  both(constructions([](int, MoeLayerConfig&) {}, size_t{1} << 14), ErrorCode::heap_exhausted, "");
+  both(constructions([](int, MoeLayerConfig& c) {
+         c.exchange = MoeExchange::normal;
+         c.hidden = 36;
+       }),
+       ErrorCode::invalid_argument, "hidden = 36");
+}
+
+/// How a call ends on each of two ranks, the first of which gives what is not allowed.
+std::vector<Outcome> calls(MoeExchange exchange, const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
+  MoeLayerConfig config = small();
+  config.exchange = exchange;
+  const size_t bytes = MoeLayer::heap_bytes_for(config, 2);
+  return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), bytes), [&](Group& group) {
+    HostRig rig;
+    void* const weights = rig.room(2 * 2 * 16 * 32 * 2);
+    const void* const x = rig.room(8 * 32 * 2);
+    void* const out = rig.room(8 * 32 * 2);
+    const std::vector<int32_t> ids(16, 3);
+    MoeLayer layer(group, config, weights, weights);
+    group.barrier();
+    if (group.rank() == 0) return wrong(layer, x, out);
+    layer.forward(x, ExpertIds::of(ids.data(), 8, 2), nullptr, out, {});
+  });
+}
+
+TEST(MoeLayerSetup, ACallThatIsRefusedEndsThoseOfItsPeers) {
+  const std::vector<int32_t> ids(24, 3);
+  for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
+    const auto refused = [&](const std::string& part, const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
+      const std::vector<Outcome> found = calls(exchange, wrong);
+      expect_text(found[0], ErrorCode::invalid_argument, part);
+      expect_text(found[1], ErrorCode::peer_failed, "rank 0");
+    };
+    refused("ids.topk = 3",
+            [&](MoeLayer& l, const void* x, void* out) { l.forward(x, ExpertIds::of(ids.data(), 8, 3), nullptr, out); });
+    refused("ids.tokens = 9",
+            [&](MoeLayer& l, const void* x, void* out) { l.forward(x, ExpertIds::of(ids.data(), 9, 2), nullptr, out); });
+    refused("ids.tokens = 9", [&](MoeLayer& l, const void* x, void* out) {
+      const int32_t tokens = 3;
+      l.forward(x, ExpertIds::of(ids.data(), 9, 2), nullptr, out, {.device_tokens = &tokens});
+    });
+    refused("x.data",
+            [&](MoeLayer& l, const void*, void* out) { l.forward(nullptr, ExpertIds::of(ids.data(), 8, 2), nullptr, out); });
+    for (const bool add : {false, true}) {
+      refused("out is null", [&](MoeLayer& l, const void* x, void*) {
+        l.forward(x, ExpertIds::of(ids.data(), 8, 2), nullptr, nullptr, {.add = add});
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace switchyard

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of a MoeLayer and the same layer made by hand of dispatch, ExpertMlp and combine, which must give the same bits;
+// both against float64. The same for both backends: tests of a backend bring a Rig (unit/expert/expert_layer.hpp).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "switchyard/layer.hpp"
+#include "unit/expert/expert_layer.hpp"
+
+namespace switchyard::testing {
+
+/// A layer of LayerCase with more settings.
+struct MoeCase {
+  LayerCase c;  ///< `masked`: low latency
+  CombineOrder order = CombineOrder::per_route;
+  bool fp8 = false;  ///< tokens of c.type, bf16; tokens become fp8 on the way, weights are fp8
+  WeightStorage storage = WeightStorage::view;
+  int64_t capacity = 0;
+  Overflow overflow = Overflow::fail;
+  MoeForm form = MoeForm::automatic;
+
+  DType type() const { return fp8 ? DType::fp8_e4m3 : c.type; }
+  MoeLayerConfig moe() const {
+    MoeLayerConfig m;
+    m.hidden = c.hidden;
+    m.intermediate = c.intermediate;
+    m.num_experts = c.experts;
+    m.topk = c.topk;
+    m.max_tokens = c.most_tokens();
+    m.type = type();
+    m.order = order;
+    m.exchange = c.masked ? MoeExchange::low_latency : MoeExchange::normal;
+    m.capacity = capacity;
+    m.overflow = overflow;
+    m.form = form;
+    m.storage = storage;
+    return m;
+  }
+  NormalConfig normal() const {
+    NormalConfig n = c.normal();
+    n.expert_alignment = 1;
+    return n;
+  }
+  LowLatencyConfig low_latency() const {
+    LowLatencyConfig l = c.low_latency();
+    if (fp8) l.scales = ScaleKind::f32;
+    return l;
+  }
+  /// Of fp8: codes have three bits behind the point, in rows, weights and the rows between; their errors are independent.
+  double tolerance() const { return fp8 ? 0.12 : c.tolerance(); }
+  /// Of both layers.
+  size_t heap_bytes(Backend backend) const {
+    return MoeLayer::heap_bytes_for(moe(), c.world(), backend) +
+           (c.masked ? LowLatencyExchange::heap_bytes_for(low_latency(), c.world())
+                     : NormalExchange::heap_bytes_for(normal(), c.world(), backend));
+  }
+};
+
+inline void PrintTo(const MoeCase& c, std::ostream* out) { *out << c.c.name; }
+
+/// Those of separate calls, all tokens to one expert, and per_rank.
+inline std::vector<MoeCase> moe_cases() {
+  std::vector<MoeCase> all;
+  for (const LayerCase& c : layer_cases()) all.push_back({.c = c});
+  for (const bool masked : {false, true}) {
+    const std::string mode = masked ? "masked_" : "normal_";
+    all.push_back({.c = {.name = mode + "one_expert", .masked = masked, .tokens = {30, 21}, .only = 4}});
+    all.push_back({.c = {.name = mode + "per_rank", .masked = masked, .tokens = {35, 50}}, .order = CombineOrder::per_rank});
+  }
+  return all;
+}
+
+/// Weights of all experts of a rank, in its memory.
+struct RankWeights {
+  std::byte *w13 = nullptr, *w2 = nullptr;
+  float *w13_scales = nullptr, *w2_scales = nullptr;
+};
+
+/// bf16 as e4m3 codes with a scale of 1 / 64.
+inline std::vector<std::byte> fp8_codes(const std::vector<std::byte>& bf16) {
+  std::vector<std::byte> codes(bf16.size() / 2);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    oracle::store(DType::fp8_e4m3, codes.data(), at, 64 * oracle::load(DType::bf16, bf16.data(), at));
+  }
+  return codes;
+}
+
+template <class Rig>
+RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
+  const LayerCase& c = m.c;
+  const auto here = static_cast<size_t>(end - first);
+  const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.type());
+  RankWeights w{static_cast<std::byte*>(rig.room(2 * here * bytes)), static_cast<std::byte*>(rig.room(here * bytes))};
+  for (int e = first; e < end; ++e) {
+    LayerWeights of(c, e);
+    if (m.fp8) {
+      of.w13 = fp8_codes(of.w13);
+      of.w2 = fp8_codes(of.w2);
+    }
+    const auto at = static_cast<size_t>(e - first) * bytes;
+    rig.write(w.w13 + 2 * at, of.w13.data(), 2 * bytes);
+    rig.write(w.w2 + at, of.w2.data(), bytes);
+  }
+  if (!m.fp8) return w;
+  const auto blocks = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
+  const std::vector<float> scales(2 * here * blocks, 1.0f / 64);
+  w.w13_scales = static_cast<float*>(rig.room(2 * here * blocks * 4));
+  w.w2_scales = static_cast<float*>(rig.room(here * blocks * 4));
+  rig.write(w.w13_scales, scales.data(), 2 * here * blocks * 4);
+  rig.write(w.w2_scales, scales.data(), here * blocks * 4);
+  return w;
+}
+
+/// One rank's arguments of a call.
+struct MoeArguments {
+  ConstRows x;
+  ExpertIds ids;
+  const float* weights = nullptr;
+};
+
+/// The calls of a layer, one by one.
+class MoeByHand {
+ public:
+  MoeByHand(Group& group, const MoeCase& m, const RankWeights& w) : m_(m) {
+    const int first = first_expert(m.c.experts, m.c.world(), group.rank());
+    const int end = first_expert(m.c.experts, m.c.world(), group.rank() + 1);
+    ExpertOptions options;
+    options.backend = group.options().backend;
+    options.type = m.type();
+    options.storage = m.storage;
+    options.w13_scales = w.w13_scales;
+    options.w2_scales = w.w2_scales;
+    if (m.c.masked) {
+      low_latency_.emplace(group, m.low_latency());
+      received_ = low_latency_->make_output();
+      made_ = low_latency_->make_rows(m.c.type);
+      options.max_rows = received_.x.rows;
+    } else {
+      normal_.emplace(group, m.normal());
+      options.max_rows = most_rows(m.normal(), m.c.world());
+    }
+    mlp_.emplace(ExpertShape{m.c.hidden, m.c.intermediate, end - first}, w.w13, w.w2, options);
+  }
+
+  /// `base`: rows that the sums begin with, or null; normal mode.
+  void call(const MoeArguments& a, void* out, const void* base, void* stream) {
+    const ExpertCall experts{.stream = stream};
+    if (m_.c.masked) {
+      low_latency_->dispatch(a.x, a.ids, received_, {.weights = a.weights, .stream = stream});
+      mlp_->forward(received_.x, ExpertRows::of(received_), made_, experts);
+      return low_latency_->combine(made_, received_, out, {.order = m_.order, .stream = stream});
+    }
+    DispatchOptions send;
+    send.stream = stream;
+    send.overflow = m_.overflow;
+    if (m_.fp8) send.quantize = ScaleKind::f32;
+    if (m_.capacity > 0) send.size = SizePolicy::capacity;
+    send.capacity = m_.capacity;
+    CombineOptions back;
+    back.stream = stream;
+    back.order = m_.order;
+    back.bias[0] = base;
+    const Dispatched d = normal_->dispatch(a.x, a.ids, a.weights, send);
+    const RowBuffer y = normal_->allocate_rows(d.handle, m_.c.type, stream);
+    mlp_->forward(d.x, ExpertRows::of(d), y.rows(), experts);
+    normal_->combine(y.rows(), d.handle, out, back);
+  }
+
+ private:
+  MoeCase m_;
+  std::optional<NormalExchange> normal_;
+  std::optional<LowLatencyExchange> low_latency_;
+  LowLatencyOutput received_;
+  LowLatencyRows made_;
+  std::optional<ExpertMlp> mlp_;
+};
+
+/// A rank's memory, a MoeLayer and a MoeByHand. Construction and destruction are collective: all ranks are idle then.
+template <class Rig>
+class MoeRank {
+ public:
+  MoeRank(Rig& rig, Group& group, const MoeCase& m) : rig_(rig), m_(m), rank_(group.rank()) {
+    const auto tokens = static_cast<size_t>(m.c.most_tokens()), routes = tokens * static_cast<size_t>(m.c.topk);
+    for (void** rows : {&x_, &out_, &base_, &expected_}) *rows = rig.room(tokens * m.c.row_bytes());
+    ids_ = static_cast<int32_t*>(rig.room(routes * 4));
+    weights_ = static_cast<float*>(rig.room(routes * 4));
+    tokens_ = static_cast<int32_t*>(rig.room(4));
+    const RankWeights w =
+        make_weights(rig, m, first_expert(m.c.experts, m.c.world(), rank_), first_expert(m.c.experts, m.c.world(), rank_ + 1));
+    MoeLayerConfig config = m.moe();
+    config.w13_scales = w.w13_scales;
+    config.w2_scales = w.w2_scales;
+    layer_.emplace(group, config, w.w13, w.w2);
+    by_hand_.emplace(group, m, w);
+  }
+
+  /// The inputs of the calls from now on, T itself in device_tokens(), and rows to add to in out.
+  void write(uint32_t call) {
+    const LayerInput input(m_.c, call, rank_);
+    rig_.write(x_, input.x.data(), input.x.size());
+    rig_.write(ids_, input.ids.data(), input.ids.size() * 4);
+    rig_.write(weights_, input.weights.data(), input.weights.size() * 4);
+    const std::vector<std::byte> base = base_of(call);
+    for (void* to : {base_, out_, expected_}) rig_.write(to, base.data(), base.size());
+    const auto t = static_cast<int32_t>(tokens());
+    rig_.write(tokens_, &t, 4);
+  }
+  /// Collective, as by_hand().
+  void forward(MoeLayerCall call = {}) {
+    call.stream = rig_.stream();
+    layer_->forward(x_, arguments().ids, weights_, out_, call);
+  }
+  void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
+
+  /// Idle. Empty, or what is wrong with the results of call `call`: other bits than by hand, or too far from float64. `rows`,
+  /// on GPUs: of a call with so many tokens, while by hand all went through; those behind are to be as they were.
+  std::string judge(uint32_t call, bool add, int64_t rows = -1) {
+    const std::vector<std::byte> got = read(out_);
+    std::vector<std::byte> expected = read(expected_);
+    const std::vector<std::byte> base = base_of(call);
+    if (add && m_.c.masked) {
+      for (int64_t i = 0; i < tokens() * m_.c.hidden; ++i)
+        oracle::store(m_.c.type, expected.data(), i,
+                      oracle::load(m_.c.type, base.data(), i) + oracle::load(m_.c.type, expected.data(), i));
+    }
+    const std::string who = m_.c.name + ", call " + std::to_string(call) + ", rank " + std::to_string(rank_) + ": ";
+    const bool all = rows < 0 || rows >= tokens();
+    if (!all) {
+      const auto behind = static_cast<std::ptrdiff_t>(static_cast<size_t>(rows) * m_.c.row_bytes());
+      std::copy(base.begin() + behind, base.end(), expected.begin() + behind);
+    }
+    if (got != expected) return who + "other bits than by hand";
+    if (!all) return "";
+    std::vector<double> exact = layer_reference(m_.c, call, rank_, dropped());
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+      const auto at = static_cast<int64_t>(i);
+      if (add) exact[i] += static_cast<double>(oracle::load(m_.c.type, base.data(), at));
+      const double d = static_cast<double>(oracle::load(m_.c.type, got.data(), at)) - exact[i];
+      error += d * d;
+      norm += exact[i] * exact[i];
+    }
+    if (exact.empty() || (norm > 0 && std::sqrt(error / norm) <= m_.tolerance())) return "";
+    return who + "off by " + std::to_string(std::sqrt(error)) + ", the reference has a norm of " +
+           std::to_string(std::sqrt(norm));
+  }
+
+  int64_t tokens() const { return m_.c.tokens[static_cast<size_t>(rank_)]; }
+  int32_t* device_tokens() { return tokens_; }
+  /// Idle. Of the last forward; empty if nothing is dropped ever.
+  std::vector<uint8_t> dropped() {
+    const std::span<const uint8_t> of = layer_->dropped();
+    std::vector<uint8_t> copy(of.size());
+    rig_.read(copy.data(), of.data(), copy.size());
+    return copy;
+  }
+  std::vector<std::byte> result() { return read(out_); }
+  std::vector<std::byte> base_of(uint32_t call) const {
+    return normal_rows(m_.c.type, tokens() * m_.c.hidden, 1, 90000 + 100 * call + static_cast<uint32_t>(rank_));
+  }
+  MoeLayer& layer() { return *layer_; }
+
+ private:
+  MoeArguments arguments() const {
+    return {{x_, tokens(), m_.c.hidden, m_.c.type}, ExpertIds::of(ids_, tokens(), m_.c.topk), weights_};
+  }
+  std::vector<std::byte> read(const void* from) {
+    std::vector<std::byte> rows(static_cast<size_t>(tokens()) * m_.c.row_bytes());
+    rig_.read(rows.data(), from, rows.size());
+    return rows;
+  }
+
+  Rig& rig_;
+  MoeCase m_;
+  int rank_;
+  void *x_ = nullptr, *out_ = nullptr, *base_ = nullptr, *expected_ = nullptr;
+  int32_t *ids_ = nullptr, *tokens_ = nullptr;
+  float* weights_ = nullptr;
+  std::optional<MoeLayer> layer_;
+  std::optional<MoeByHand> by_hand_;
+};
+
+}  // namespace switchyard::testing
