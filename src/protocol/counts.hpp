@@ -25,6 +25,11 @@ SWITCHYARD_FN void publish_all(typename A::Warp& w, const CallContext& call, con
       site);
 }
 
+/// Calls that begin with counts.
+SWITCHYARD_FN constexpr bool sends_counts(Operation operation) {
+  return operation == Operation::dispatch || operation == Operation::layer;
+}
+
 /// True if rank `r`, whose flag of counts this is, sends counts in this very call; the mismatch is recorded.
 template <class A>
 struct CountsCame {
@@ -41,7 +46,7 @@ template <class A>
 SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
                                    WarpSpan<A>* span = nullptr) {
   const auto strayed = [&](typename A::Warp& warp, int r) {
-    return call.operation != Operation::dispatch &&
+    return !sends_counts(call.operation) &&
            A::out_of_line(warp, CountsCame<A>{}, &call,
                           static_cast<const uint64_t*>(call.heap.local(control.flag(Site::counts, r))), r);
   };
