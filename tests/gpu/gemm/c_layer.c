@@ -373,6 +373,7 @@ int main(void) {
   experts(stream);
   layers(stream);
   run_gradient_tests(stream);
+  run_moe_layer_on_gpu(stream);
   CHECK(cudaStreamDestroy(stream) == cudaSuccess);
   CHECK(cudaGetLastError() == cudaSuccess);
   return check_status();

@@ -47,3 +47,5 @@ static inline float float_of(uint16_t bf16) {
 
 /* In c_gradients.c: the calls of switchyard/c/gemm_gradients.h. */
 void run_gradient_tests(cudaStream_t stream);
+/* In c_moe_layer.c: those of switchyard/c/layer.h. */
+void run_moe_layer_on_gpu(cudaStream_t stream);

@@ -153,7 +153,7 @@ class MoeByHand {
 
   /// `base`: rows that the sums begin with, or null; normal mode.
   void call(const MoeArguments& a, void* out, const void* base, void* stream) {
-    const ExpertCall experts{.stream = stream};
+    const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs: ranks may share one; bits do not depend on it
     if (m_.c.masked) {
       low_latency_->dispatch(a.x, a.ids, received_, {.weights = a.weights, .stream = stream});
       mlp_->forward(received_.x, ExpertRows::of(received_), made_, experts);
