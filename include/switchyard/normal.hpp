@@ -105,14 +105,16 @@ struct DispatchOptions {
   Padding padding = Padding::zero;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
-  /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms. Rank-major rows
-  /// that are not quantised on the way take no more than 32: more slow the link down.
+  /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms, or under direct
+  /// staging with `quantize` all. Rank-major rows that are not quantised on the way take no more than 32: more slow the link
+  /// down.
   int num_sms = 0;
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
 };
 
-/// Multiprocessors that a call on a GPU uses unless told otherwise, or tuned (tuning.hpp). docs/design says why.
+/// Multiprocessors that a call on a GPU uses unless told otherwise, or tuned (tuning.hpp), or DispatchOptions::quantize makes
+/// rows. docs/design says why.
 inline constexpr int kDefaultSms = 24;
 
 /// Options of one combine; equal on all ranks (pointers aside).
