@@ -145,10 +145,12 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   A::drain_sources(w);         // sources of all pending copies of this warp have been read
   A::settle(w);                // all pending copies, fills and reductions of this warp are complete
 
-  A::reduce_rows(w, reduce);  // pending, as a copy
+  A::reduce_rows(w, reduce);  // at most 64 rows; pending, as a copy
   // reduce_rows over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if the flag says so. The
   // members rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows side by side.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
+  // The same where n is never more: on a GPU the code for more rows than lanes goes, which costs registers wherever it stands.
+  A::template reduce_rows_from<kMaxTopk>(w, reduce, n, false, AnyDestination{}, AnyWeight{});
   // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) turns x[0 .. n), the elements
   // from `column` on, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the warp's scratch,
   // where a row must have room.

@@ -109,7 +109,7 @@ template <class A>
 SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
   const int32_t* route = p.tables.record_route + record * p.shape.topk;
   if (A::lanes_where(w, p.shape.topk, [&](int k) { return route[k] >= 0; }) == 0) return false;
-  A::reduce_rows_from(
+  A::template reduce_rows_from<kMaxTopk>(
       w, ReduceSpec{out, nullptr, nullptr, 0, {nullptr, nullptr}, p.shape.type, p.shape.hidden}, p.shape.topk,
       p.record_weight != nullptr,
       [&](int k) -> const void* { return route[k] >= 0 ? p.shape.y + route[k] * p.shape.row_bytes : nullptr; },
@@ -141,7 +141,7 @@ struct TokenRows {
   const CombineParams* c;
   int64_t first_route;  ///< of the token
   const SendEntry* entries;
-  int places;     ///< routes (by_route) or ranks
+  int places;     ///< routes (by_route) or ranks: at most K
   bool by_route;  ///< a row per route, else one per rank
 
   /// -1: place i has no row.
@@ -181,10 +181,11 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
   const void* bias0 = p.shape.bias[0] ? p.shape.bias[0] + at : nullptr;
   const void* bias1 = p.shape.bias[1] ? p.shape.bias[1] + at : nullptr;
   const int64_t columns = part.bytes == p.shape.row_bytes ? p.shape.hidden : part.bytes * p.shape.hidden / p.shape.row_bytes;
-  A::reduce_rows_from(w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, columns}, rows.places,
-                      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.shape.topk + i]; });
+  A::template reduce_rows_from<kMaxTopk>(
+      w, ReduceSpec{p.shape.out + at, nullptr, nullptr, 0, {bias0, bias1}, p.shape.type, columns}, rows.places,
+      rows.by_route && p.weights, row_of, [&](int i) { return p.weights[t * p.shape.topk + i]; });
   if (!p.shape.out_weights || part.begin != 0) return;
-  A::reduce_rows_from(
+  A::template reduce_rows_from<kMaxTopk>(
       w, ReduceSpec{p.shape.out_weights + t * p.shape.topk, nullptr, nullptr, 0, {nullptr, nullptr}, DType::f32, p.shape.topk},
       rows.places, false, weights_of, [](int) { return 0.0f; });
 }
@@ -233,29 +234,51 @@ SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t
   return {parts > 1 ? whole : tokens, parts};
 }
 
-/// Owner side: sums this warp's share of all tokens. Pending.
+/// Owner side: sums the parts that are assigned to this warp, from part `item` on, and adds to call.moved what it moved.
+/// `left`: how many parts this warp has taken, the first of which is `item`; 0: it has this one, and takes no other. Called out
+/// of line: whole tokens keep more in registers without it. Settled on return.
 template <class A>
-SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
+struct PullParts {
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CombineParams* params, int64_t item, int left) const {
+    const CombineParams& p = *params;
+    MoveCounter moved = p.call.moved[w.index()];
+    const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
+    const int64_t end = share.whole + (p.tokens - share.whole) * share.parts;
+    WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce, item, left);
+    while (item < end) {
+      const auto of = static_cast<int>(item - share.whole), t = of / share.parts;
+      reduce_token<A>(w, p, share.whole + t, part_of_row(p.shape.row_bytes, of - t * share.parts, share.parts), moved);
+      if (left == 0) break;
+      items.done();
+      item = items.item(w);
+    }
+    A::settle(w);
+    p.call.moved[w.index()] = moved;
+    return true;
+  }
+};
+
+/// Owner side: sums this warp's share of all tokens. Settled on return; call.moved has what the warp moved here, and `moved`
+/// before.
+template <class A>
+SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
   WorkQueue<A> items(p.work.pulls_next, A::kTakenAtOnce);
   if (share.whole > 0) pull_and_reduce<A>(w, p, items, share.whole, moved);
-  const int64_t end = share.whole + (p.tokens - share.whole) * share.parts;
-  const bool queued = share.whole > 0;  // else no warp has more than one, which it need not ask for
-  for (int64_t i = queued ? items.item(w) : w.index(); i < end;) {
-    const auto of = static_cast<int>(i - share.whole), t = of / share.parts;
-    reduce_token<A>(w, p, share.whole + t, part_of_row(p.shape.row_bytes, of - t * share.parts, share.parts), moved);
-    if (!queued) break;
-    items.done();
-    i = items.item(w);
+  p.call.moved[w.index()] = moved;
+  if (share.parts > 1) {
+    const bool queued = share.whole > 0;  // else no warp has more than one part, which it need not ask for
+    const int64_t first = queued ? items.item(w) : w.index();
+    A::out_of_line(w, PullParts<A>{}, &p, first, queued ? items.left() : 0);
   }
+  A::settle(w);
 }
 
 /// Every warp, last thing: tells the ranks whose rows others read in place that this one has pulled what it needs; warp 0 of
 /// such a rank waits until all have. A rank in `ranks_without_readers`, of whom others read nothing, is told nothing, because
-/// it may be gone, and its warp 0 waits for its own warps only.
+/// it may be gone, and its warp 0 waits for its own warps only. The caller has set call.moved.
 template <class A>
-SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const MoveCounter& moved,
-                             uint64_t ranks_without_readers = 0) {
+SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64_t ranks_without_readers = 0) {
   const CallContext& call = p.call;
   const int self = call.rank();
   const auto flag_of = [&](int writer) { return p.shape.control.flag(Site::pulled, writer); };
@@ -269,7 +292,6 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, const 
         },
         Site::pulled);
   }
-  call.moved[w.index()] = moved;
   if (w.index() != 0) return true;
   WarpSpan<A> span(w, call, Event::wait_pulled, -1);
   const bool by_itself = (ranks_without_readers >> self & 1) != 0;
@@ -316,11 +338,12 @@ SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
     if (!wait_outputs<A>(w, p)) return false;
     WarpSpan<A> span(w, call, Event::pull_reduce);
     pull_all<A>(w, p, moved);
-    A::settle(w);
-    span.set_arg(static_cast<int64_t>(moved.payload_rows));
-    span.set_bytes(moved.remote_bytes);
+    span.set_arg(static_cast<int64_t>(call.moved[w.index()].payload_rows));
+    span.set_bytes(call.moved[w.index()].remote_bytes);
+  } else {
+    call.moved[w.index()] = moved;
   }
-  return end_pulls<A>(w, p, moved);
+  return end_pulls<A>(w, p);
 }
 
 }  // namespace switchyard::detail

@@ -149,14 +149,15 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
     pushing = pushing_ranks<A>(w, p);
     if (!sum_tokens<A>(w, p, pushing, moved)) return false;
   }
-  return end_pulls<A>(w, p, moved, pushing);
+  call.moved[w.index()] = moved;
+  return end_pulls<A>(w, p, pushing);
 }
 
 /// Kernel body of combine with direct staging.
 template <class A>
 SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
-  if (p.shape.layout == Layout::expert_major && p.shape.order == CombineOrder::per_route) return combine_routes<A>(w, p);
-  return combine_in_place<A>(w, p);
+  if (p.shape.layout == Layout::rank_major) return combine_pull<A>(w, p);
+  return p.shape.order == CombineOrder::per_route ? combine_routes<A>(w, p) : combine_sums<A>(w, p);
 }
 
 }  // namespace switchyard::detail

@@ -112,13 +112,8 @@ SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   if (p.staging.reduce_here && w.block() < makers) make_sums<A>(w, p, makers * w.warps_per_block(), moved);
   if (!wait_placements<A>(w, call, p.shape.control, Site::placement)) return false;
   if (all_agree<A>(w, call, p.shape.control, p.staging.place.signature) && !pull_sums<A>(w, p, moved)) return false;
-  return end_pulls<A>(w, p, moved);
-}
-
-/// Of the kernel bodies of combine with direct staging the one that does not push.
-template <class A>
-SWITCHYARD_FN bool combine_in_place(typename A::Warp& w, const CombineParams& p) {
-  return p.shape.layout == Layout::expert_major ? combine_sums<A>(w, p) : combine_pull<A>(w, p);
+  call.moved[w.index()] = moved;
+  return end_pulls<A>(w, p);
 }
 
 }  // namespace switchyard::detail

@@ -246,7 +246,7 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
     if (!wait_ledger_rows<A>(w, p, senders & ~here)) return false;
     here |= senders;
     const int32_t* row_of = p.row_of + t * p.topk;
-    A::reduce_rows_from(
+    A::template reduce_rows_from<kMaxTopk>(
         w, sum, p.topk, p.probs != nullptr,
         [&](int k) -> const void* { return row_of[k] >= 0 ? buffer + row_of[k] * p.row_bytes + at : nullptr; },
         [&](int k) { return p.probs[t * p.topk + k]; });

@@ -69,7 +69,7 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
   std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, k)) + at;
   if (p.expert_scale != nullptr) {
     const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns, true};
-    A::reduce_rows_from(
+    A::template reduce_rows_from<1>(
         w, scaled, 1, true, [&](int) -> const void* { return from; }, [&](int) { return p.expert_scale[expert]; });
   } else {
     A::multicast_sentinel(
@@ -119,7 +119,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
     const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
     std::byte* to = p.call.heap.at(owner, l.return_row(p.call.epoch, t, p.call.rank())) + at;
     const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece), true};
-    A::reduce_rows_from(
+    A::template reduce_rows_from<kMaxTopk>(
         w, sum, l.topk, true,
         [&](int k) -> const void* { return routes[k].row >= 0 ? p.y + routes[k].row * p.row_bytes + at : nullptr; },
         [&](int k) { return routes[k].weight; });

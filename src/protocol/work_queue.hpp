@@ -16,6 +16,9 @@ class WorkQueue {
  public:
   /// `batch`: how many indices are taken at a time. More than one pays where an item is less work than taking its index.
   SWITCHYARD_FN explicit WorkQueue(uint64_t* counter, int batch = 1) : counter_(counter), batch_(batch) {}
+  /// Goes on with what another queue of this warp has taken: `item` and the indices behind it, `left` in all.
+  SWITCHYARD_FN WorkQueue(uint64_t* counter, int batch, int64_t item, int left)
+      : counter_(counter), batch_(batch), left_(left), item_(item) {}
 
   /// The index that this warp works on: the same until done() is called.
   SWITCHYARD_FN int64_t item(typename A::Warp& w) {
@@ -30,6 +33,9 @@ class WorkQueue {
     ++item_;
     --left_;
   }
+
+  /// How many indices this warp has taken and not ended its work on.
+  SWITCHYARD_FN int left() const { return left_; }
 
   /// Makes `counter` begin again at 0. One warp calls this after every warp has seen the end of the work, and is ordered behind
   /// them all (by an acquire) and before the next take (by a release).

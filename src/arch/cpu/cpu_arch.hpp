@@ -84,10 +84,10 @@ struct BasicCpu {
     }
   }
 
-  template <class Row, class Weight>
+  template <int kMostPlaces = kMaxRanks, class Row, class Weight>
   static void reduce_rows_from(Warp& w, const ReduceSpec& given, int places, bool weighted, Row&& row_of, Weight&& weight_of) {
-    const void* rows[64];
-    float weights[64];
+    const void* rows[kMaxRanks];
+    float weights[kMaxRanks];
     ReduceSpec spec = given;
     spec.n = 0;
     for (int i = 0; i < places; ++i) {

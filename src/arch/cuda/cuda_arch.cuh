@@ -207,46 +207,41 @@ struct CudaArch : CudaMover<kBulk> {
   }
 
   __device__ static void reduce_rows(Warp& w, const ReduceSpec& spec) {
-    if (spec.n <= kLanes) {
-      const bool mine = w.lane_ < spec.n;
-      const float weight = mine && spec.weights != nullptr ? spec.weights[w.lane_] : 0.0f;
-      reduce_lane_rows(w.lane_, spec,
-                       LaneRows{mine ? spec.rows[w.lane_] : nullptr, weight, lanes_below(spec.n), spec.weights != nullptr});
-    } else {
-      reduce_array_rows(w.lane_, spec);
-    }
+    const auto set_from = [&](int base) {
+      const int i = base + w.lane_;
+      const bool mine = i < spec.n;
+      const float weight = mine && spec.weights != nullptr ? spec.weights[i] : 0.0f;
+      return LaneRows{mine ? spec.rows[i] : nullptr, weight, __ballot_sync(kAllLanes, mine), spec.weights != nullptr};
+    };
+    if (spec.n <= kLanes)
+      reduce_lane_rows(w.lane_, spec, set_from(0));
+    else
+      reduce_two_sets(w.lane_, spec, set_from(0), set_from(kLanes));
     w.lane_writes_ = true;
   }
 
-  template <class Row, class Weight>
+  template <int kMostPlaces = kMaxRanks, class Row, class Weight>
   __device__ static void reduce_rows_from(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of,
                                           Weight&& weight_of) {
-    if (places <= kLanes) {
-      const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
-      const float weight = row != nullptr && weighted ? weight_of(w.lane_) : 0.0f;
-      const unsigned lanes = __ballot_sync(kAllLanes, row != nullptr);
-      if constexpr (kInlineAll)
-        with_row_type(spec.type, [&]<DType T>() {
-          reduce_whole<T>(w.lane_, static_cast<uint4*>(spec.out), row, weighted ? weight : 1.0f, lanes,
-                          static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.sentinel);
-        });
-      else
-        reduce_lane_rows(w.lane_, spec, LaneRows{row, weight, lanes, weighted});
-      w.lane_writes_ = true;
-    } else if constexpr (!kInlineAll) {  // more ranks than lanes
-      const void* rows[64];
-      float weights[64];
-      ReduceSpec all = spec;
-      all.n = 0;
-      for (int i = 0; i < places; ++i) {
-        rows[all.n] = row_of(i);
-        if (rows[all.n] == nullptr) continue;
-        weights[all.n++] = weighted ? weight_of(i) : 0.0f;
-      }
-      all.rows = rows;
-      all.weights = weighted ? weights : nullptr;
-      reduce_rows(w, all);
+    const auto set_from = [&](int base) {
+      const int i = base + w.lane_;
+      const void* const row = i < places ? static_cast<const void*>(row_of(i)) : nullptr;
+      const float weight = row != nullptr && weighted ? weight_of(i) : 0.0f;
+      return LaneRows{row, weight, __ballot_sync(kAllLanes, row != nullptr), weighted};
+    };
+    const LaneRows rows = set_from(0);
+    if constexpr (kInlineAll) {
+      with_row_type(spec.type, [&]<DType T>() {
+        reduce_whole<T>(w.lane_, static_cast<uint4*>(spec.out), rows.row, weighted ? rows.weight : 1.0f, rows.lanes,
+                        static_cast<int>(spec.hidden) / RowElements<T>::kPerVector, spec.sentinel);
+      });
+    } else if (kMostPlaces <= kLanes || places <= kLanes) {
+      reduce_lane_rows(w.lane_, spec, rows);
+    } else {
+      static_assert(kMostPlaces <= 2 * kLanes);
+      reduce_two_sets(w.lane_, spec, rows, set_from(kLanes));
     }
+    w.lane_writes_ = true;
   }
 
   template <class F>
@@ -456,9 +451,6 @@ struct CudaArch : CudaMover<kBulk> {
   }
 
   __device__ static int lane_id() { return static_cast<int>(threadIdx.x) % kLanes; }
-
-  /// The first n lanes, at most 32.
-  __device__ static unsigned lanes_below(int n) { return n >= kLanes ? kAllLanes : (1u << n) - 1u; }
 };
 
 using Cuda = CudaArch<true>;

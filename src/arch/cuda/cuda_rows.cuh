@@ -199,12 +199,18 @@ struct LaneRows {
   __device__ float weight_of_lane(int lane) const { return __shfl_sync(kAllLanes, weight, lane); }
 };
 
+/// A lane's sums of one vector, before any row is added: zero.
+template <DType T>
+__device__ __forceinline__ void zero_sum(float* sum) {
+#pragma unroll
+  for (int e = 0; e < RowElements<T>::kPerVector; ++e) sum[e] = 0.0f;
+}
+
 /// Starts a lane's sums: zero, or the bias.
 template <DType T>
 __device__ void start_sum(const ReduceSpec& spec, int64_t v, float* sum) {
   using E = RowElements<T>;
-#pragma unroll
-  for (int e = 0; e < E::kPerVector; ++e) sum[e] = 0.0f;
+  zero_sum<T>(sum);
   if (spec.bias[0] != nullptr) E::widen(static_cast<const uint4*>(spec.bias[0])[v], sum);
   if (spec.bias[1] == nullptr) return;
   float x[E::kPerVector];
@@ -223,35 +229,40 @@ __device__ void add_row(const uint4& v, bool weighted, float weight, float* sum)
 }
 
 /// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them under way, because a load over
-/// NVLink takes microseconds.
+/// NVLink takes microseconds. `spec` and `rows` lie in local memory, where the rows that stream by may have taken their place
+/// in the cache: the loop reads them only for a bias.
 template <DType T, bool kSentinel, int kRows, int kAhead>
-__device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
+__device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int vectors) {
   using E = RowElements<T>;
+  auto* const out = static_cast<uint4*>(spec.out);
+  const bool biased = spec.bias[0] != nullptr;
+  const float mine = rows.weighted ? rows.weight : 1.0f;  // of this lane's row
   const uint4* from[kRows];
   float weights[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int holder = rows.lane_of(i);
     from[i] = static_cast<const uint4*>(rows.row_of_lane(holder));
-    weights[i] = rows.weight_of_lane(holder);
+    weights[i] = __shfl_sync(kAllLanes, mine, holder);
   }
-  for (int64_t v = lane; v < vectors; v += 32 * kAhead) {
+  for (int v = lane; v < vectors; v += 32 * kAhead) {
     uint4 x[kAhead][kRows];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int64_t at = v + a * 32 < vectors ? v + a * 32 : v;
+      const int at = v + a * 32 < vectors ? v + a * 32 : v;
 #pragma unroll
       for (int i = 0; i < kRows; ++i) x[a][i] = __ldcs(from[i] + at);
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int64_t at = v + a * 32;
+      const int at = v + a * 32;
       if (at >= vectors) break;
       float sum[E::kPerVector];
-      start_sum<T>(spec, at, sum);
+      zero_sum<T>(sum);
+      if (biased) start_sum<T>(spec, at, sum);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], rows.weighted, weights[i], sum);
-      put(static_cast<uint4*>(spec.out) + at, E::narrow(sum), kSentinel);
+      for (int i = 0; i < kRows; ++i) add_row<T>(x[a][i], true, weights[i], sum);
+      put(out + at, E::narrow(sum), kSentinel);
     }
   }
 }
@@ -305,7 +316,7 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
   unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(spec.out) | reinterpret_cast<uintptr_t>(spec.bias[0]) |
                                             reinterpret_cast<uintptr_t>(spec.bias[1]));
   low_bits |= __reduce_or_sync(kAllLanes, static_cast<unsigned>(reinterpret_cast<uintptr_t>(rows.row)));
-  const int64_t vectors = (low_bits & 15u) == 0 ? spec.hidden / RowElements<T>::kPerVector : 0;
+  const int vectors = (low_bits & 15u) == 0 ? static_cast<int>(spec.hidden / RowElements<T>::kPerVector) : 0;
   switch (__popc(rows.lanes)) {
     case 1: reduce_vectors_of<T, kSentinel, 1, 4>(lane, spec, rows, vectors); break;
     case 2: reduce_vectors_of<T, kSentinel, 2, 4>(lane, spec, rows, vectors); break;
@@ -317,7 +328,7 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
     case 8: reduce_vectors_of<T, kSentinel, 8, 1>(lane, spec, rows, vectors); break;
     default: reduce_vectors_of_many<T, kSentinel>(lane, spec, rows, vectors); break;
   }
-  reduce_elements<T, kSentinel>(lane, spec, rows, vectors * RowElements<T>::kPerVector);
+  reduce_elements<T, kSentinel>(lane, spec, rows, int64_t{vectors} * RowElements<T>::kPerVector);
 }
 
 /// Sums a lane's rows. Only the output, the bias, the type and the length of `spec` are used. There are two functions, so that
@@ -328,6 +339,68 @@ __device__ __noinline__ void reduce_lane_rows_as(int lane, const ReduceSpec& spe
 }
 __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spec, const LaneRows& rows) {
   return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
+}
+
+/// The lane of the n-th set bit, from 0; -1: there is none.
+__device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
+#pragma unroll 1
+  for (; n > 0; --n) lanes &= lanes - 1;
+  return __ffs(static_cast<int>(lanes)) - 1;
+}
+
+/// Those of up to 32 rows in two sets, as one set.
+__device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const LaneRows& second) {
+  const int firsts = __popc(first.lanes), place = lane < firsts ? lane : lane - firsts;
+  const int holder = nth_lane(lane < firsts ? first.lanes : second.lanes, place) & 31;  // of no row: any lane
+  const void *const a = first.row_of_lane(holder), *const b = second.row_of_lane(holder);
+  const float x = first.weight_of_lane(holder), y = second.weight_of_lane(holder);
+  const int n = firsts + __popc(second.lanes);
+  const unsigned lanes = n >= 32 ? kAllLanes : (1u << n) - 1u;
+  return {lane >= n ? nullptr : lane < firsts ? a : b, lane < firsts ? x : y, lanes, first.weighted};
+}
+
+/// More rows than lanes: one element at a time, or one word of a sentinel row, without hurry.
+template <DType T, bool kSentinel>
+__device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const LaneRows& first, const LaneRows& second) {
+  using E = RowElements<T>;
+  using Element = typename E::Element;
+  constexpr int each = kSentinel ? 4 / static_cast<int>(sizeof(Element)) : 1;
+  SWITCHYARD_ROLLED
+  for (int64_t base = 0; base < spec.hidden; base += 32 * each) {
+    const int64_t mine = base + lane * each, left = spec.hidden - mine;
+    Element made[2];
+    SWITCHYARD_ROLLED
+    for (int i = 0; i < each; ++i) {
+      const int64_t c = i < left ? mine + i : 0;
+      float sum = 0.0f;
+      if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c]);
+      if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c]));
+      SWITCHYARD_ROLLED
+      for (uint64_t rows = uint64_t{second.lanes} << 32 | first.lanes; rows != 0; rows &= rows - 1) {
+        const int place = __ffsll(static_cast<long long>(rows)) - 1, holder = place & 31;
+        const LaneRows& set = place < 32 ? first : second;
+        const float x = E::widen_one(static_cast<const Element*>(set.row_of_lane(holder))[c]);
+        const float weight = set.weight_of_lane(holder);
+        sum = __fadd_rn(sum, set.weighted ? __fmul_rn(weight, x) : x);
+      }
+      made[i] = E::narrow_one(sum);
+    }
+    if (left > 0) put_elements(static_cast<Element*>(spec.out), mine, made, left < each ? 1 : each, kSentinel);
+  }
+}
+
+/// Sums the rows of two sets, the first set first: reduce_lane_rows for more places than a warp has lanes.
+template <bool kSentinel>
+__device__ __noinline__ void reduce_two_sets_as(int lane, const ReduceSpec& spec, const LaneRows& first,
+                                                const LaneRows& second) {
+  if (__popc(first.lanes) + __popc(second.lanes) <= 32)
+    return reduce_lane_rows_as<kSentinel>(lane, spec, in_one_set(lane, first, second));
+  with_row_type(spec.type, [&]<DType T>() { reduce_two_sets_typed<T, kSentinel>(lane, spec, first, second); });
+}
+__device__ __forceinline__ void reduce_two_sets(int lane, const ReduceSpec& spec, const LaneRows& first,
+                                                const LaneRows& second) {
+  return spec.sentinel ? reduce_two_sets_as<true>(lane, spec, first, second)
+                       : reduce_two_sets_as<false>(lane, spec, first, second);
 }
 
 /// Asks for `bytes` bytes from `src` on, by all lanes.

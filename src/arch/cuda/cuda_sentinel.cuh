@@ -150,13 +150,6 @@ struct ToldRows {
   }
 };
 
-/// The lane of the n-th set bit, from 0.
-__device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
-#pragma unroll 1
-  for (; n > 0; --n) lanes &= lanes - 1;
-  return __ffs(static_cast<int>(lanes)) - 1;
-}
-
 /// reduce_whole of sentinel rows, for kernels in which everything runs once. It asks for each row once, and again when the
 /// row's last word has arrived. \returns a lane whose row has not arrived after `looks` looks, or -1.
 template <DType T>

@@ -141,32 +141,4 @@ __device__ void map_row_lanes(int lane, void* out, const void* src, DType type, 
   with_combined_type(type, [&]<DType T>() { map_typed<T>(lane, out, src, hidden, f, sentinel); });
 }
 
-/// More rows than lanes: one element at a time, without hurry.
-template <DType T>
-__device__ void reduce_array_typed(int lane, const ReduceSpec& spec) {
-  using E = RowElements<T>;
-  using Element = typename E::Element;
-  const int each = spec.sentinel ? 4 / static_cast<int>(sizeof(Element)) : 1;
-  for (int64_t c = lane * each; c < spec.hidden; c += 32 * each) {
-    Element made[2];
-    const int here = spec.hidden - c < each ? 1 : each;
-    for (int e = 0; e < here; ++e) {
-      float sum = 0.0f;
-      if (spec.bias[0] != nullptr) sum = E::widen_one(static_cast<const Element*>(spec.bias[0])[c + e]);
-      if (spec.bias[1] != nullptr) sum = __fadd_rn(sum, E::widen_one(static_cast<const Element*>(spec.bias[1])[c + e]));
-      for (int i = 0; i < spec.n; ++i) {
-        float x = E::widen_one(static_cast<const Element*>(spec.rows[i])[c + e]);
-        if (spec.weights != nullptr) x = __fmul_rn(spec.weights[i], x);
-        sum = __fadd_rn(sum, x);
-      }
-      made[e] = E::narrow_one(sum);
-    }
-    put_elements(static_cast<Element*>(spec.out), c, made, here, spec.sentinel);
-  }
-}
-
-__device__ __noinline__ inline void reduce_array_rows(int lane, const ReduceSpec& spec) {
-  with_combined_type(spec.type, [&]<DType T>() { reduce_array_typed<T>(lane, spec); });
-}
-
 }  // namespace switchyard::detail

@@ -34,16 +34,27 @@ __device__ void end_combine(const CudaCombineParams& given, const CallContext& c
     (void)end_unmoved(call, given.words, given.c.shape.control, given.state, standing, given.soft, failed_rank);
 }
 
-/// Rows that are pushed have a kernel of their own: together, all would keep less in registers.
-SWITCHYARD_FN inline bool pushes_rows(const CombineParams& c) {
-  return c.shape.layout == Layout::expert_major && c.shape.order == CombineOrder::per_route;
+/// The bodies of combine with direct staging have a kernel each: together, all would keep less in registers.
+enum class Body { pull, sums, routes };
+
+Body body_of(const SumShape& shape) {
+  if (shape.layout == Layout::rank_major) return Body::pull;
+  return shape.order == CombineOrder::per_route ? Body::routes : Body::sums;
+}
+
+/// \returns false after a fault (recorded)
+template <class A, Body kBody>
+__device__ bool run(CudaWarp& w, const CombineParams& c) {
+  if constexpr (kBody == Body::pull) return combine_pull<A>(w, c);
+  if constexpr (kBody == Body::sums) return combine_sums<A>(w, c);
+  if constexpr (kBody == Body::routes) return combine_routes<A>(w, c);
 }
 
 }  // namespace
 
 namespace normal {
 
-template <class A, bool kPushes>
+template <class A, Body kBody>
 __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
     combine_kernel(const __grid_constant__ CudaCombineParams given, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
@@ -58,7 +69,7 @@ __global__ void __launch_bounds__(kSumWarps* kLanes, 1)
   const KernelTrace<A> trace(w, c.call.device_trace, Event::combine, pack_launch(c.call.epoch, given.state, header.tokens));
   if (threadIdx.x == 0) complete(c, given, header);
   __syncthreads();
-  if (!(kPushes ? combine_routes<A>(w, c) : combine_in_place<A>(w, c))) return Cuda::settle(w);
+  if (!run<A, kBody>(w, c)) return Cuda::settle(w);
   const bool moved = placements_agree(w, c.call, c.shape.control, c.staging.place.signature);
   Cuda::settle(w);
   if (w.index() == 0) end_combine(given, c.call, standing, moved);
@@ -103,8 +114,8 @@ constexpr CudaShape shape_of(int warps, int world) {
   return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
 }
 
-template <class A, bool kPushes>
-const Kernel<const CudaCombineParams, const CudaShape> direct("combine kernel", normal::combine_kernel<A, kPushes>,
+template <class A, Body kBody>
+const Kernel<const CudaCombineParams, const CudaShape> direct("combine kernel", normal::combine_kernel<A, kBody>,
                                                               kSumWarps* kLanes, [](const DeviceLimits&) {
                                                                 return static_cast<int>(
                                                                     shape_of(kSumWarps, kMaxRanks).shared_bytes());
@@ -118,8 +129,12 @@ const Kernel<const CudaCombineParams, const RingParts, const CudaShape> through_
 // The kernels that record, if the call is traced.
 const auto& kernel_for(const CudaCombineParams& p) {
   const bool traced = p.c.call.device_trace.records != nullptr;
-  if (pushes_rows(p.c)) return traced ? direct<CudaTraced, true> : direct<Cuda, true>;
-  return traced ? direct<CudaTraced, false> : direct<Cuda, false>;
+  switch (body_of(p.c.shape)) {
+    case Body::pull: return traced ? direct<CudaTraced, Body::pull> : direct<Cuda, Body::pull>;
+    case Body::sums: return traced ? direct<CudaTraced, Body::sums> : direct<Cuda, Body::sums>;
+    case Body::routes: break;
+  }
+  return traced ? direct<CudaTraced, Body::routes> : direct<Cuda, Body::routes>;
 }
 const auto& ring_kernel_for(const CudaCombineParams& p) {
   return p.c.call.device_trace.records != nullptr ? through_rings<CudaTraced> : through_rings<Cuda>;
