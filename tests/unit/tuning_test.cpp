@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "exchange/normal/launch_shape.hpp"
 #include "switchyard/status.hpp"
@@ -290,14 +291,15 @@ TEST(TuningLaunch, WithoutATuningNothingChanges) {
   EXPECT_EQ(combine_of(sms, 64), (Launch{64, 20, 0}));
 }
 
-/// Files that are older than the key say nothing of such dispatches: these take all that the rank has.
-TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrAllMultiprocessors) {
+/// Files that are older than the key say nothing of such dispatches: these take their default.
+TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   TuningValues tuned = normal_values(48, 40);
-  for (const int most : {132, 16, 1}) {
-    EXPECT_EQ(quantising_dispatch_of({}, 0, most), (Launch{most, 14, 0}));
-    EXPECT_EQ(quantising_dispatch_of(tuned, 0, most), (Launch{most, 14, 0})) << "warps and stages are of other dispatches";
+  for (const auto& [most, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
+    EXPECT_EQ(quantising_dispatch_of({}, 0, most), (Launch{blocks, 14, 0}));
+    EXPECT_EQ(quantising_dispatch_of(tuned, 0, most), (Launch{blocks, 14, 0})) << "warps and stages are of other dispatches";
   }
   EXPECT_EQ(quantising_dispatch_of(tuned, 48), (Launch{48, 14, 0}));
+  EXPECT_EQ(quantising_dispatch_of(tuned, 132), (Launch{132, 14, 0})) << "the default is no limit";
   tuned.quantized_dispatch_sms = 96;
   EXPECT_EQ(quantising_dispatch_of(tuned, 0), (Launch{96, 14, 0}));
   EXPECT_EQ(quantising_dispatch_of(tuned, 0, 66), (Launch{66, 14, 0}));

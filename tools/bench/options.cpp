@@ -7,6 +7,7 @@
 
 #include "check/low_latency_rank.hpp"
 #include "cli/verb.hpp"
+#include "switchyard/normal.hpp"
 #include "switchyard/tuning.hpp"
 
 namespace switchyard::tool {
@@ -112,7 +113,7 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
     return std::min<int64_t>(value > 0 ? value : usual > 0 ? usual : most, most);
   };
   const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none;
-  o.sms = quantises ? chosen(tuned.quantized_dispatch_sms, 0)
+  o.sms = quantises ? chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)
                     : chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms, mode.usual_sms);
   o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms, mode.usual_sms);
 }

@@ -37,13 +37,13 @@ TuneDimension warps(const char* name, int TuningValues::*target, int most, std::
 }
 
 std::vector<TuneStage> normal_stages(int most) {
-  const int usual = std::min(kDefaultSms, most);
+  const int usual = std::min(kDefaultSms, most), usual_quantising = std::min(kDefaultQuantizingSms, most);
   const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"},
       quantised{"/quantized_dispatch/p50_us"};
   // Without a tuning stages follow from the row's size: 0 is that choice.
   return {{sms("dispatch_sms", &TuningValues::dispatch_sms, usual, most, dispatch),
            sms("combine_sms", &TuningValues::combine_sms, usual, most, combine),
-           sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, most, most, quantised)},
+           sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, usual_quantising, most, quantised)},
           {{"dispatch_warps", &TuningValues::dispatch_warps, with_usual({6, 8, 10, 12}, kMostDispatchWarps, kMostDispatchWarps),
             kMostDispatchWarps, dispatch, false},
            {"combine_warps", &TuningValues::combine_warps,

@@ -26,11 +26,11 @@ struct LaunchShape {
 /// A call of normal mode under direct staging that asks for `asked` multiprocessors (0: as tuned) of `most`. Warps and stages
 /// were found with the multiprocessors of their entry: they are in force in calls that run on as many as a call that asks for
 /// none. So it does not matter who names the number, nor whether the entry leaves it to the default, nor whether the rank has
-/// fewer. A quantising dispatch computes more than it stores: untuned it takes all multiprocessors, and its warps and stages
-/// are always the library's own.
+/// fewer. A quantising dispatch computes more than it stores: it has a default of its own, and its warps and stages are always
+/// the library's own.
 inline LaunchShape normal_launch(const TuningValues& tuned, NormalCall call, int asked, int most) {
   if (call == NormalCall::quantising_dispatch)
-    return {blocks_of_call(asked, tuned.quantized_dispatch_sms, most, most), kMoveWarps, 0};
+    return {blocks_of_call(asked, tuned.quantized_dispatch_sms, kDefaultQuantizingSms, most), kMoveWarps, 0};
   const bool combines = call == NormalCall::combine;
   const int sms = combines ? tuned.combine_sms : tuned.dispatch_sms;
   LaunchShape launch{blocks_of_call(asked, sms, kDefaultSms, most), combines ? kSumWarps : kMoveWarps, 0};

@@ -128,10 +128,10 @@ TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGive
   using Sms = std::pair<int64_t, int64_t>;
   unsetenv("SWITCHYARD_TUNING");
   EXPECT_EQ(chosen("normal", "rank_major", "none"), (Sms{16, 48}));
-  EXPECT_EQ(chosen("normal", "rank_major", "f32"), (Sms{132, 48}));
+  EXPECT_EQ(chosen("normal", "rank_major", "f32"), (Sms{64, 48}));
   EXPECT_EQ(chosen("normal", "expert_major", "none"), (Sms{48, 112}));
-  EXPECT_EQ(chosen("normal", "expert_major", "ue8m0"), (Sms{132, 112}));
-  EXPECT_EQ(chosen("layer", "rank_major", "f32"), (Sms{132, 112})) << "rows of a layer are expert-major";
+  EXPECT_EQ(chosen("normal", "expert_major", "ue8m0"), (Sms{64, 112}));
+  EXPECT_EQ(chosen("layer", "rank_major", "f32"), (Sms{64, 112})) << "rows of a layer are expert-major";
   for (const char* quantize : {"none", "f32"}) EXPECT_EQ(chosen("normal", "rank_major", quantize, "ring"), (Sms{24, 24}));
   TuningOverride file;
   file.set({{{"NVIDIA H200", TuningMode::normal, 2, 7168, 4096}, {.dispatch_sms = 20, .quantized_dispatch_sms = 96}}});

@@ -26,7 +26,7 @@ TuningKey key_of(const std::string& device, int64_t tokens) { return {device, Tu
 struct Machine {
   std::function<double(const TuningValues&)> dispatch, combine;
   std::vector<std::string> measured;
-  std::function<double(const TuningValues&)> quantised = [](const TuningValues& v) {  // all multiprocessors are best
+  std::function<double(const TuningValues&)> quantised = [](const TuningValues& v) {  // the default is best
     return v.quantized_dispatch_sms == 0 ? 50.0 : 100.0;
   };
   json operator()(const TuningValues& v, const std::string& what) {
@@ -57,21 +57,22 @@ TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
   EXPECT_EQ(within.combine_sms, 96);  // 1000 / 96 is within half of 1000 / 132
 }
 
-/// They are sought in the same measurements as those of the other calls. All that a rank has are the library's own choice.
+/// They are sought in the same measurements as those of the other calls. The library's own choice is 64.
 TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
   size_t most_measured = 0;
   const auto found = [&](const std::function<double(int sms)>& us) {
     Machine m{[](const TuningValues& v) { return 100.0 + std::abs(sms_of(v.dispatch_sms) - 16); },
               [](const TuningValues& v) { return 100.0 + std::abs(sms_of(v.combine_sms) - 48); },
               {},
-              [&](const TuningValues& v) { return us(v.quantized_dispatch_sms > 0 ? v.quantized_dispatch_sms : 132); }};
+              [&](const TuningValues& v) { return us(v.quantized_dispatch_sms > 0 ? v.quantized_dispatch_sms : 64); }};
     const TuningValues values = m.normal(0).values;
     most_measured = std::max(most_measured, m.measured.size());
     EXPECT_EQ(values.dispatch_sms, 16);
     EXPECT_EQ(values.combine_sms, 48);
     return values.quantized_dispatch_sms;
   };
-  EXPECT_EQ(found([](int sms) { return 1000.0 / sms; }), 0) << "all, the default, is left out";
+  EXPECT_EQ(found([](int sms) { return 1000.0 / sms; }), 132);
+  EXPECT_EQ(found([](int sms) { return 1000.0 / std::min(sms, 64); }), 0) << "64, the default, is left out";
   EXPECT_EQ(found([](int sms) { return 1000.0 / std::min(sms, 96); }), 96);
   EXPECT_EQ(found([](int sms) { return 100.0 + std::abs(sms - 24); }), 24) << "the default of other calls is not this one's";
   const std::vector<TuneStage> stages = tune_stages(TuningMode::normal, 7168, 8, 132);
@@ -238,13 +239,17 @@ TEST(TuneCompare, NoFigureMayBeSlowerByMoreThanTheSlack) {
 
 TEST(TuneCompare, DispatchesThatQuantiseAreAFigure) {
   TuningValues values = kFewerSms;
-  values.quantized_dispatch_sms = 96;
+  values.quantized_dispatch_sms = 48;
   const auto dropped = [&](double quantised) {
     return Compared{TuningMode::normal_expert_major, 132, {}}(values, {{normal_run(100, 100), normal_run(100, 100, quantised)}})
         .dropped;
   };
   EXPECT_EQ(dropped(103.1), "slower by more than the slack: quantized_dispatch (+3.1 %)");
   EXPECT_EQ(dropped(100), "");
+  values.quantized_dispatch_sms = 96;
+  EXPECT_EQ(dropped(100), "not faster by more than the slack, nor do calls take fewer multiprocessors")
+      << "more than by default";
+  EXPECT_EQ(dropped(96), "");
   values = kMoreSms;
   EXPECT_EQ(dropped(96), "") << "a gain of these alone is one";
 }
