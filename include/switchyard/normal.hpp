@@ -105,15 +105,21 @@ struct DispatchOptions {
   Padding padding = Padding::zero;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
-  /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms. Rank-major rows
-  /// that are not quantised on the way take no more than 32: more slow the link down.
+  /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms, or under direct
+  /// staging with `quantize` kDefaultQuantizingSms. Rank-major rows that are not quantised on the way take no more than 32:
+  /// more slow the link down.
   int num_sms = 0;
   /// Device memory, or null: T at the time the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
 };
 
-/// Multiprocessors that a call on a GPU uses unless told otherwise, or tuned (tuning.hpp). docs/design says why.
+/// Multiprocessors that a call on a GPU uses unless told otherwise, or tuned (tuning.hpp), or it is a dispatch under direct
+/// staging that quantises. docs/design says why.
 inline constexpr int kDefaultSms = 24;
+
+/// Multiprocessors that a dispatch under direct staging that quantises rows on the way uses unless told otherwise, or tuned; at
+/// most those that the rank has. Two such calls on two streams fit a GPU of 132. docs/tuning.md says what more of them gain.
+inline constexpr int kDefaultQuantizingSms = 64;
 
 /// Options of one combine; equal on all ranks (pointers aside).
 struct CombineOptions {

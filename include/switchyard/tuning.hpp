@@ -47,6 +47,9 @@ struct TuningValues {
   int pieces = 0;           ///< low_latency, and flat with it: LowLatencyConfig::pieces
   int warps = 0;            ///< flat, ledger: warps per block, in [1, kMostLowLatencyWarps] and [1, kMostLedgerWarps]
   int chunk_kib = 0;        ///< ledger: rows return in copies of about this many KiB, at least a row; in [1, kMostChunkKib]
+  /// normal, direct staging: of dispatches that quantise rows on the way, instead of `dispatch_sms`; 0:
+  /// kDefaultQuantizingSms. The warps and stages of an entry are for the other dispatches.
+  int quantized_dispatch_sms = 0;
 
   bool operator==(const TuningValues&) const = default;
 };

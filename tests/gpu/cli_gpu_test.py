@@ -238,6 +238,22 @@ class Tune(unittest.TestCase):
                                  "uniform", env={"SWITCHYARD_TUNING": str(path)})
             self.assertEqual(code, 0, out + err)
 
+    @unittest.skipUnless(BACKEND == "cuda", "of GPUs")
+    def test_dispatches_that_quantise_are_measured_beside_the_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            found = Path(folder, "a.json")
+            code, out, err = run("tune", *SMALL, "--ranks", "2", "--modes", "normal_expert_major", "--iterations", "20", "--out",
+                                 str(Path(folder, "a.tuning")), "--json", str(found))
+            self.assertEqual(code, 0, out + err)
+            document = json.loads(found.read_text())
+        taken = [one["quantized_config"]["sms"] for one in document["runs"]]
+        self.assertEqual(taken[0], min(64, max(taken)), "untuned: 64, or all that the rank has, which are tried, too")
+        self.assertIn(4, taken)
+        for one in document["runs"]:
+            self.assertEqual((one["config"]["quantize"], one["quantized_config"]["quantize"]), ("none", "f32"))
+            self.assertGreater(one["quantized_dispatch"]["p50_us"], 0)
+        self.assertIn("quantized_dispatch", {gain["of"] for gain in document["chosen"][0]["gains"]})
+
 
 class Doctor(unittest.TestCase):
     def test_names_the_gpus(self):

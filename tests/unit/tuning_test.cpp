@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "exchange/normal/launch_shape.hpp"
 #include "switchyard/status.hpp"
@@ -68,6 +69,8 @@ TEST(TuningParse, EveryValueAndBack) {
       "device=\"x = # y\" mode=ledger ranks=1 hidden=1 tokens=1",
       "device=\"H200\" mode=normal_expert_major ranks=4 hidden=7168 tokens=4096 dispatch_warps=14 combine_warps=20",
       "device=\"cpu\" mode=low_latency ranks=2 hidden=7168 tokens=128 dispatch_sms=1 dispatch_warps=16",
+      "device=\"H200\" mode=normal ranks=2 hidden=7168 tokens=4096 dispatch_sms=16 quantized_dispatch_sms=1024",
+      "device=\"H200\" mode=normal_expert_major ranks=2 hidden=7168 tokens=4096 quantized_dispatch_sms=1",
   };
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
@@ -85,6 +88,8 @@ TEST(TuningParse, EveryValueAndBack) {
   EXPECT_EQ(file.entries[4].values, TuningValues{});
   EXPECT_EQ(file.entries[5].values, (TuningValues{0, 0, 0, 14, 0, 20}));
   EXPECT_EQ(file.entries[6].values, (TuningValues{1, 0, 0, 16}));
+  EXPECT_EQ(file.entries[7].values, (TuningValues{16, 0, 0, 0, 0, 0, 0, 0, 0, 1024}));
+  EXPECT_EQ(file.entries[8].values, (TuningValues{0, 0, 0, 0, 0, 0, 0, 0, 0, 1}));
 }
 
 TEST(TuningParse, SpacesCommentsAndOrderDoNotMatter) {
@@ -110,7 +115,12 @@ TEST(TuningParse, EveryErrorNamesFileLineKeyGivenAndAllowed) {
        "line 3: unknown key 'piece': mode low_latency has device, mode, ranks, hidden, tokens, dispatch_sms, combine_sms, "
        "dispatch_warps, combine_warps, pieces"},
       {kHeader + cpu + " dispatch_stages=2", "line 2: unknown key 'dispatch_stages': mode low_latency has"},
-      {kHeader + "device=g mode=normal pieces=3" + kShape, "unknown key 'pieces': mode normal has"},
+      {kHeader + "device=g mode=normal pieces=3" + kShape,
+       "unknown key 'pieces': mode normal has device, mode, ranks, hidden, tokens, dispatch_sms, combine_sms, "
+       "quantized_dispatch_sms, dispatch_warps"},
+      {kHeader + cpu + " quantized_dispatch_sms=3", "unknown key 'quantized_dispatch_sms': mode low_latency has"},
+      {kHeader + "device=g mode=normal quantized_dispatch_sms=1025" + kShape,
+       "quantized_dispatch_sms = '1025': must be an integer in [1, 1024]"},
       {kHeader + "device=g mode=flat dispatch_sms=3" + kShape,
        "unknown key 'dispatch_sms': mode flat has device, mode, ranks, hidden, tokens, sms, warps"},
       {kHeader + "device=g mode=ledger combine_warps=3" + kShape,
@@ -216,13 +226,18 @@ struct Launch {
 std::ostream& operator<<(std::ostream& out, const Launch& l) {
   return out << l.blocks << " blocks, " << l.warps << " warps, " << l.stages << " stages";
 }
-Launch dispatch_of(const TuningValues& tuned, int asked, int most = 132) {
-  const auto launch = switchyard::detail::normal_launch(tuned, false, asked, most);
+Launch launch_of(switchyard::detail::NormalCall call, const TuningValues& tuned, int asked, int most) {
+  const auto launch = switchyard::detail::normal_launch(tuned, call, asked, most);
   return {launch.blocks, launch.warps, launch.stages};
 }
+Launch dispatch_of(const TuningValues& tuned, int asked, int most = 132) {
+  return launch_of(switchyard::detail::NormalCall::dispatch, tuned, asked, most);
+}
+Launch quantising_dispatch_of(const TuningValues& tuned, int asked, int most = 132) {
+  return launch_of(switchyard::detail::NormalCall::quantising_dispatch, tuned, asked, most);
+}
 Launch combine_of(const TuningValues& tuned, int asked, int most = 132) {
-  const auto launch = switchyard::detail::normal_launch(tuned, true, asked, most);
-  return {launch.blocks, launch.warps, launch.stages};
+  return launch_of(switchyard::detail::NormalCall::combine, tuned, asked, most);
 }
 TuningValues normal_values(int dispatch_sms, int combine_sms) {
   TuningValues v;
@@ -274,6 +289,23 @@ TEST(TuningLaunch, WithoutATuningNothingChanges) {
   sms.dispatch_sms = sms.combine_sms = 64;
   EXPECT_EQ(dispatch_of(sms, 0), (Launch{64, 14, 0}));
   EXPECT_EQ(combine_of(sms, 64), (Launch{64, 20, 0}));
+}
+
+/// Files that are older than the key say nothing of such dispatches: these take their default.
+TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
+  TuningValues tuned = normal_values(48, 40);
+  for (const auto& [most, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
+    EXPECT_EQ(quantising_dispatch_of({}, 0, most), (Launch{blocks, 14, 0}));
+    EXPECT_EQ(quantising_dispatch_of(tuned, 0, most), (Launch{blocks, 14, 0})) << "warps and stages are of other dispatches";
+  }
+  EXPECT_EQ(quantising_dispatch_of(tuned, 48), (Launch{48, 14, 0}));
+  EXPECT_EQ(quantising_dispatch_of(tuned, 132), (Launch{132, 14, 0})) << "the default is no limit";
+  tuned.quantized_dispatch_sms = 96;
+  EXPECT_EQ(quantising_dispatch_of(tuned, 0), (Launch{96, 14, 0}));
+  EXPECT_EQ(quantising_dispatch_of(tuned, 0, 66), (Launch{66, 14, 0}));
+  EXPECT_EQ(quantising_dispatch_of(tuned, 24), (Launch{24, 14, 0})) << "what the call says wins";
+  EXPECT_EQ(dispatch_of(tuned, 0), (Launch{48, 8, 1})) << "other calls are as before";
+  EXPECT_EQ(combine_of(tuned, 0), (Launch{40, 12, 0}));
 }
 
 /// The layouts of normal mode have entries of their own, with the same keys.

@@ -7,6 +7,7 @@
 
 #include "check/low_latency_rank.hpp"
 #include "cli/verb.hpp"
+#include "switchyard/normal.hpp"
 #include "switchyard/tuning.hpp"
 
 namespace switchyard::tool {
@@ -105,13 +106,16 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t most) {
   if (o.sms > 0) return;
   const Mode& mode = exchange_of(o);
   const Layout layout = mode_named(o.mode).has_layouts ? layout_named(o.layout) : Layout::expert_major;
-  const TuningValues tuned =
-      Tuning::from_environment().find({gpu, mode.tuning_of(layout), static_cast<int>(o.ranks), o.hidden, o.tokens});
-  const auto chosen = [&](int value) {
-    return std::min<int64_t>(value > 0 ? value : mode.usual_sms > 0 ? mode.usual_sms : most, most);
+  const TuningKey key{gpu, mode.tuning_of(layout), static_cast<int>(o.ranks), o.hidden, o.tokens};
+  const bool direct = staging_named(o.staging) == Staging::direct;  // rings take nothing from a tuning
+  const TuningValues tuned = direct ? Tuning::from_environment().find(key) : TuningValues{};
+  const auto chosen = [&](int value, int usual) {
+    return std::min<int64_t>(value > 0 ? value : usual > 0 ? usual : most, most);
   };
-  o.sms = chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms);
-  o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms);
+  const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none;
+  o.sms = quantises ? chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)
+                    : chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms, mode.usual_sms);
+  o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms, mode.usual_sms);
 }
 
 }  // namespace switchyard::tool

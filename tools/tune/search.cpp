@@ -37,11 +37,13 @@ TuneDimension warps(const char* name, int TuningValues::*target, int most, std::
 }
 
 std::vector<TuneStage> normal_stages(int most) {
-  const int usual = std::min(kDefaultSms, most);
-  const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"};
+  const int usual = std::min(kDefaultSms, most), usual_quantising = std::min(kDefaultQuantizingSms, most);
+  const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"},
+      quantised{"/quantized_dispatch/p50_us"};
   // Without a tuning stages follow from the row's size: 0 is that choice.
   return {{sms("dispatch_sms", &TuningValues::dispatch_sms, usual, most, dispatch),
-           sms("combine_sms", &TuningValues::combine_sms, usual, most, combine)},
+           sms("combine_sms", &TuningValues::combine_sms, usual, most, combine),
+           sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, usual_quantising, most, quantised)},
           {{"dispatch_warps", &TuningValues::dispatch_warps, with_usual({6, 8, 10, 12}, kMostDispatchWarps, kMostDispatchWarps),
             kMostDispatchWarps, dispatch, false},
            {"combine_warps", &TuningValues::combine_warps,
@@ -225,7 +227,7 @@ TuneFound tune_search(const std::vector<TuneStage>& stages, double slack, const 
 std::vector<std::string> tune_figures(TuningMode mode) {
   switch (mode) {
     case TuningMode::normal:
-    case TuningMode::normal_expert_major: return {"/dispatch/p50_us", "/combine/p50_us"};
+    case TuningMode::normal_expert_major: return {"/dispatch/p50_us", "/combine/p50_us", "/quantized_dispatch/p50_us"};
     case TuningMode::low_latency:
       return {"/dispatch/p50_us", "/combine_per_route/p50_us", "/combine_per_rank/p50_us", "/both_per_route/p50_us",
               "/both_per_rank/p50_us"};

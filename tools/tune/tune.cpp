@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "bench/driver.hpp"
 #include "cli/build_info.hpp"
@@ -70,7 +71,7 @@ struct TuneMode {
   int64_t alignment;
   int64_t usual_tokens;
   bool on_cpu;                                            ///< has something to tune there
-  bool quantised;                                         ///< --quantize applies
+  bool quantised;                                         ///< --quantize applies to every row
   void (*check)(const BenchOptions& shape);               ///< throws what is wrong before anything is measured
   json (*measured)(const BenchOptions& shape, int gpus);  ///< \throws RankError, UsageError
 };
@@ -91,6 +92,12 @@ const TuneMode& tune_mode_named(const std::string& name) {
   return *std::find_if(std::begin(kModes), std::end(kModes), [&](const TuneMode& m) { return name == to_string(m.tuning); });
 }
 
+/// Scales of the dispatches that quantise, where these are measured beside those that do not: in normal mode. Else "".
+std::string quantised_beside(const TuneOptions& o, const TuneMode& mode) {
+  if (&mode.mode != &kNormal) return "";
+  return scales_named(o.quantize) == ScaleKind::none ? to_string(ScaleKind::f32) : o.quantize;
+}
+
 /// Where is tuned, the same for all shapes.
 struct Place {
   std::string device = "cpu";
@@ -106,6 +113,7 @@ struct Place {
 struct Shape {
   TuningKey key;
   BenchOptions base;
+  std::optional<BenchOptions> quantising = {};  ///< what is measured beside it; see quantised_beside()
 };
 struct Tuned {
   TuningEntry entry;
@@ -195,9 +203,12 @@ std::vector<Shape> shapes_of(const TuneOptions& o, const Place& place) {
     if (std::find(o.modes.begin(), o.modes.end(), to_string(mode.tuning)) == o.modes.end()) continue;
     const std::vector<int64_t> usual{mode.usual_tokens};
     for (const int64_t hidden : o.hidden)
-      for (const int64_t tokens : o.tokens.empty() ? usual : o.tokens)
-        shapes.push_back(
-            {{place.device, mode.tuning, static_cast<int>(o.ranks), hidden, tokens}, base_of(o, place, mode, hidden, tokens)});
+      for (const int64_t tokens : o.tokens.empty() ? usual : o.tokens) {
+        const TuningKey key{place.device, mode.tuning, static_cast<int>(o.ranks), hidden, tokens};
+        Shape& shape = shapes.emplace_back(Shape{key, base_of(o, place, mode, hidden, tokens)});
+        const std::string scales = quantised_beside(o, mode);
+        if (!scales.empty()) shape.quantising.emplace(shape.base).quantize = scales;
+      }
   }
   return shapes;
 }
@@ -258,16 +269,19 @@ class Tuner {
   json measured(const Shape& shape, const std::vector<TuningEntry>& entries, const TuningValues& values,
                 const std::string& what, bool limits) {
     override_.set(entries);
-    BenchOptions o = shape.base;
-    o.limits = limits;
-    o.pieces = values.pieces;  // asked for, so that a number that this device cannot have is refused
-    if (place_.gpus > 0) choose_sms(o, place_.device, place_.most_sms);
+    const auto once = [&](BenchOptions o, bool with_limits) {
+      o.limits = with_limits;
+      o.pieces = values.pieces;  // asked for, so that a number that this device cannot have is refused
+      if (place_.gpus > 0) choose_sms(o, place_.device, place_.most_sms);
+      return mode_of(shape.key.mode).measured(o, place_.gpus);
+    };
     progress_.stage(fmt::format("{}, {}, hidden {}: {}", to_string(shape.key.mode), counted(shape.key.tokens, "token"),
                                 shape.key.hidden, what),
                     1);
     json run;
     try {
-      run = mode_of(shape.key.mode).measured(o, place_.gpus);
+      run = once(shape.base, limits);
+      if (shape.quantising) add_quantised(run, once(*shape.quantising, false));
       progress_.finish(times_of(run));
     } catch (const RankError& error) {
       run = {{"problem", error.what()}};
@@ -279,9 +293,15 @@ class Tuner {
     return run;
   }
 
+  static void add_quantised(json& run, const json& quantised) {
+    run["quantized_dispatch"] = quantised.at("dispatch");
+    run["quantized_config"] = quantised.at("config");
+    if (run.at("verified") == true) run["verified"] = quantised.at("verified");
+  }
+
   static std::string times_of(const json& run) {
     std::string out;
-    for (const char* key : {"dispatch", "combine", "combine_per_route", "combine_per_rank", "all_to_all"})
+    for (const char* key : {"dispatch", "combine", "quantized_dispatch", "combine_per_route", "combine_per_rank", "all_to_all"})
       if (run.contains(key))
         out += fmt::format("{}{} {:.1f} us", out.empty() ? "" : ", ", key, run.at(key).at("p50_us").get<double>());
     if (run.contains("kernel_us") && !run.at("kernel_us").is_null())
@@ -323,6 +343,8 @@ CommentedEntry commented(const TuneOptions& o, const Place& place, const Tuned& 
                                   counted(o.ranks, "rank"), o.processes ? "processes" : "threads", o.routing);
   if (mode_of(t.entry.key.mode).quantised && scales_named(o.quantize) != ScaleKind::none)
     about += ", fp8 rows (" + o.quantize + ")";
+  const std::string beside = quantised_beside(o, mode_of(t.entry.key.mode));
+  if (!beside.empty()) about += ", quantized_dispatch with " + beside + " scales";
   for (const std::string& limit : {place.limit_text, t.limits})
     if (!limit.empty()) about += "; " + limit;
   out.comments.push_back(about);

@@ -19,7 +19,7 @@ struct TuneOptions {
   std::vector<int64_t> tokens;     ///< empty: by mode
   std::vector<int64_t> hidden{7168};
   int64_t experts = 0, topk = 0;
-  std::string quantize = "f32";  ///< low_latency
+  std::string quantize = "f32";  ///< low_latency; normal: of the dispatches that quantise, f32 if none
   std::string routing = "uniform";
   int64_t iterations = 100, warmup = 10;
   int64_t slack = 3;  ///< per cent

@@ -23,7 +23,8 @@ void declare(Options& add, TuneOptions& o) {
   add.integers("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 16");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
-  add.choice("--quantize", o.quantize, kQuantize, "low_latency: rows are sent as fp8 with these scales");
+  add.choice("--quantize", o.quantize, kQuantize,
+             "Scales of rows that are sent as fp8: of low_latency all, of normal those of quantized_dispatch (none: f32)");
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   add.group("How");
   add.integer("--iterations", o.iterations, 20, 1 << 20, "Timed iterations of a measurement");

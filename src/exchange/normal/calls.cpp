@@ -78,6 +78,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
+                                            format.quantize,
                                             ids.tokens,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
@@ -120,6 +121,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
+                                            format.quantize,
                                             x.rows,
                                             {{"x.data", x.data, 16}, {"x.scales", x.scales, 16}}});
   Dispatch d(x, format, o);
@@ -185,6 +187,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                             "CombineOptions",
                                             o.stream,
                                             o.num_sms,
+                                            false,
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
                                              {"out", out, 16},

@@ -87,6 +87,7 @@ class NormalImpl : protected ExchangeBase {
     const char* options;  ///< type that has `num_sms`, for errors
     void* stream;
     int num_sms;
+    bool quantises;  ///< a dispatch that makes fp8 rows of others on the way
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };

@@ -43,6 +43,7 @@ constexpr int kMostSms = 1024;
 constexpr ValueKey kValues[] = {
     {"dispatch_sms", &TuningValues::dispatch_sms, kMostSms, kNormal | kLowLatency},
     {"combine_sms", &TuningValues::combine_sms, kMostSms, kNormal | kLowLatency},
+    {"quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, kMostSms, kNormal},
     {"sms", &TuningValues::sms, kMostSms, kWhole},
     {"dispatch_warps", &TuningValues::dispatch_warps, kMostDispatchWarps, kNormal},
     {"dispatch_warps", &TuningValues::dispatch_warps, kMostLowLatencyWarps, kLowLatency},

@@ -3,11 +3,16 @@
 #include "tools/bench/points.hpp"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <utility>
 
 #include "switchyard/status.hpp"
+#include "switchyard/tuning.hpp"
 #include "tools/bench/driver.hpp"
 #include "tools/cli/verb.hpp"
 #include "tools/device/rank_device.hpp"
+#include "tools/tune/file.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -104,6 +109,34 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   EXPECT_THROW(normal->check(o), Error);
   o.staging = "direct";  // then nothing asks for them
   EXPECT_NO_THROW(normal->check(o));
+}
+
+/// What the library does in a call that names no number, for the built-in tuning and for a shape whose entry says more.
+TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGivesThem) {
+  const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct") {
+    BenchOptions o;
+    o.backend = "cuda";
+    o.mode = mode;
+    o.layout = layout;
+    o.quantize = quantize;
+    o.staging = staging;
+    o.ranks = 2;
+    o.tokens = 4096;
+    choose_sms(o, "NVIDIA H200", 132);
+    return std::pair(o.sms, o.combine_sms);
+  };
+  using Sms = std::pair<int64_t, int64_t>;
+  unsetenv("SWITCHYARD_TUNING");
+  EXPECT_EQ(chosen("normal", "rank_major", "none"), (Sms{16, 48}));
+  EXPECT_EQ(chosen("normal", "rank_major", "f32"), (Sms{64, 48}));
+  EXPECT_EQ(chosen("normal", "expert_major", "none"), (Sms{48, 112}));
+  EXPECT_EQ(chosen("normal", "expert_major", "ue8m0"), (Sms{64, 112}));
+  EXPECT_EQ(chosen("layer", "rank_major", "f32"), (Sms{64, 112})) << "rows of a layer are expert-major";
+  for (const char* quantize : {"none", "f32"}) EXPECT_EQ(chosen("normal", "rank_major", quantize, "ring"), (Sms{24, 24}));
+  TuningOverride file;
+  file.set({{{"NVIDIA H200", TuningMode::normal, 2, 7168, 4096}, {.dispatch_sms = 20, .quantized_dispatch_sms = 96}}});
+  EXPECT_EQ(chosen("normal", "rank_major", "none"), (Sms{20, 24}));
+  EXPECT_EQ(chosen("normal", "rank_major", "f32"), (Sms{96, 24}));
 }
 
 }  // namespace

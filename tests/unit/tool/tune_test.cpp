@@ -26,9 +26,14 @@ TuningKey key_of(const std::string& device, int64_t tokens) { return {device, Tu
 struct Machine {
   std::function<double(const TuningValues&)> dispatch, combine;
   std::vector<std::string> measured;
+  std::function<double(const TuningValues&)> quantised = [](const TuningValues& v) {  // the default is best
+    return v.quantized_dispatch_sms == 0 ? 50.0 : 100.0;
+  };
   json operator()(const TuningValues& v, const std::string& what) {
     measured.push_back(what);
-    return {{"dispatch", {{"p50_us", dispatch(v)}}}, {"combine", {{"p50_us", combine(v)}}}};
+    return {{"dispatch", {{"p50_us", dispatch(v)}}},
+            {"combine", {{"p50_us", combine(v)}}},
+            {"quantized_dispatch", {{"p50_us", quantised(v)}}}};
   }
   TuneFound normal(double slack = 0.03) {
     return tune_search(tune_stages(TuningMode::normal, 7168, 8, 132), slack,
@@ -50,6 +55,34 @@ TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
   const auto within = m.normal(0.5).values;
   EXPECT_EQ(within.dispatch_sms, 4);
   EXPECT_EQ(within.combine_sms, 96);  // 1000 / 96 is within half of 1000 / 132
+}
+
+/// They are sought in the same measurements as those of the other calls. The library's own choice is 64.
+TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
+  size_t most_measured = 0;
+  const auto found = [&](const std::function<double(int sms)>& us) {
+    Machine m{[](const TuningValues& v) { return 100.0 + std::abs(sms_of(v.dispatch_sms) - 16); },
+              [](const TuningValues& v) { return 100.0 + std::abs(sms_of(v.combine_sms) - 48); },
+              {},
+              [&](const TuningValues& v) { return us(v.quantized_dispatch_sms > 0 ? v.quantized_dispatch_sms : 64); }};
+    const TuningValues values = m.normal(0).values;
+    most_measured = std::max(most_measured, m.measured.size());
+    EXPECT_EQ(values.dispatch_sms, 16);
+    EXPECT_EQ(values.combine_sms, 48);
+    return values.quantized_dispatch_sms;
+  };
+  EXPECT_EQ(found([](int sms) { return 1000.0 / sms; }), 132);
+  EXPECT_EQ(found([](int sms) { return 1000.0 / std::min(sms, 64); }), 0) << "64, the default, is left out";
+  EXPECT_EQ(found([](int sms) { return 1000.0 / std::min(sms, 96); }), 96);
+  EXPECT_EQ(found([](int sms) { return 100.0 + std::abs(sms - 24); }), 24) << "the default of other calls is not this one's";
+  const std::vector<TuneStage> stages = tune_stages(TuningMode::normal, 7168, 8, 132);
+  size_t candidates = 0;
+  for (const TuneStage& stage : stages) {
+    size_t most = 0;
+    for (const TuneDimension& d : stage) most = std::max(most, d.candidates.size());
+    candidates += most;
+  }
+  EXPECT_EQ(most_measured, candidates);
 }
 
 TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
@@ -77,7 +110,7 @@ TEST(TuneSearch, TheDefaultStaysUnlessBeatenTwice) {
   EXPECT_EQ(calls, 2);
   for (const TuneTrial& t : found.trials) {
     if (t.chosen) {
-      EXPECT_EQ(t.usual, t.name.find("sms") == std::string::npos) << t.name;
+      EXPECT_EQ(t.usual, t.name != "dispatch_sms" && t.name != "combine_sms") << t.name;
     }
   }
   Machine sure{[](const TuningValues& v) { return v.dispatch_warps == 12 ? 90.0 : 100.0; },
@@ -128,8 +161,8 @@ TEST(TuneSearch, WhatThereIsToTune) {
     return all;
   };
   using Names = std::vector<std::string>;
-  EXPECT_EQ(names(TuningMode::normal),
-            (Names{"dispatch_sms", "combine_sms", "dispatch_warps", "combine_warps", "dispatch_stages"}));
+  EXPECT_EQ(names(TuningMode::normal), (Names{"dispatch_sms", "combine_sms", "quantized_dispatch_sms", "dispatch_warps",
+                                              "combine_warps", "dispatch_stages"}));
   EXPECT_EQ(names(TuningMode::low_latency),
             (Names{"dispatch_sms", "combine_sms", "dispatch_warps", "combine_warps", "pieces"}));
   EXPECT_EQ(names(TuningMode::flat), (Names{"sms", "warps"}));
@@ -166,8 +199,10 @@ struct Compared {
     });
   }
 };
-json normal_run(double dispatch, double combine) {
-  return {{"dispatch", {{"p50_us", dispatch}}}, {"combine", {{"p50_us", combine}}}};
+json normal_run(double dispatch, double combine, double quantised = 100) {
+  return {{"dispatch", {{"p50_us", dispatch}}},
+          {"combine", {{"p50_us", combine}}},
+          {"quantized_dispatch", {{"p50_us", quantised}}}};
 }
 json low_latency_run(double dispatch, double combine, double both) {
   json run = {{"dispatch", {{"p50_us", dispatch}}}};
@@ -200,6 +235,23 @@ TEST(TuneCompare, NoFigureMayBeSlowerByMoreThanTheSlack) {
   EXPECT_EQ(dropped_normal(kFewerSms, 103.1, 100), "slower by more than the slack: dispatch (+3.1 %)");
   EXPECT_EQ(dropped_normal(kMoreSms, 50, 104), "slower by more than the slack: combine (+4.0 %)") << "whatever the other gains";
   EXPECT_EQ(dropped_normal(kWarpsOnly, 105, 106), "slower by more than the slack: dispatch (+5.0 %), combine (+6.0 %)");
+}
+
+TEST(TuneCompare, DispatchesThatQuantiseAreAFigure) {
+  TuningValues values = kFewerSms;
+  values.quantized_dispatch_sms = 48;
+  const auto dropped = [&](double quantised) {
+    return Compared{TuningMode::normal_expert_major, 132, {}}(values, {{normal_run(100, 100), normal_run(100, 100, quantised)}})
+        .dropped;
+  };
+  EXPECT_EQ(dropped(103.1), "slower by more than the slack: quantized_dispatch (+3.1 %)");
+  EXPECT_EQ(dropped(100), "");
+  values.quantized_dispatch_sms = 96;
+  EXPECT_EQ(dropped(100), "not faster by more than the slack, nor do calls take fewer multiprocessors")
+      << "more than by default";
+  EXPECT_EQ(dropped(96), "");
+  values = kMoreSms;
+  EXPECT_EQ(dropped(96), "") << "a gain of these alone is one";
 }
 
 /// Whatever a stage looks at is compared in the end.
@@ -238,7 +290,7 @@ TEST(TuneCompare, OfThreeRoundsInTurnTheBestOfEachFigure) {
   const TuneVerdict kept =
       compared(kWarpsOnly, {{normal_run(100, 120), normal_run(120, 100)}, {normal_run(130, 100), normal_run(90, 130)}});
   EXPECT_EQ(compared.measured, (std::vector<std::string>{"without", "with", "without", "with", "without", "with"}));
-  ASSERT_EQ(kept.gains.size(), 2u);
+  ASSERT_EQ(kept.gains.size(), 3u);
   EXPECT_EQ(kept.gains[0].of, "dispatch");
   EXPECT_EQ(kept.gains[0].before, 100);
   EXPECT_EQ(kept.gains[0].after, 90);
@@ -254,7 +306,7 @@ TEST(TuneCompare, WithoutValuesOrOnceDroppedNothingIsGained) {
   const TuneVerdict none = compared({}, {{normal_run(100, 120), normal_run(1, 1)}});
   EXPECT_TRUE(compared.measured.empty());
   EXPECT_EQ(none.dropped, "");
-  ASSERT_EQ(none.gains.size(), 2u);
+  ASSERT_EQ(none.gains.size(), 3u);
   EXPECT_EQ(none.gains[1].before, 120);
   EXPECT_EQ(none.gains[1].after, 120);
   const TuneVerdict dropped = compared(kWarpsOnly, {{normal_run(100, 120), normal_run(110, 120)}});
