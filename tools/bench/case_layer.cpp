@@ -27,14 +27,15 @@ using nlohmann::json;
 struct Section {
   const char* key;
   void (*call)(LayerRank&, CombineOrder);
-  bool in_parts;  ///< only where up and down can be called one by one
+  enum Where { everywhere, in_parts, fuses } where;  ///< only where up and down can be called one by one, or the layer at once
 };
-constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r.dispatch(); }, false},
-                                 {"combine", [](LayerRank& r, CombineOrder order) { r.combine(order); }, false},
-                                 {"up", [](LayerRank& r, CombineOrder) { r.up(); }, true},
-                                 {"down", [](LayerRank& r, CombineOrder) { r.down(); }, true},
-                                 {"experts", [](LayerRank& r, CombineOrder) { r.experts(); }, false},
-                                 {"layer", [](LayerRank& r, CombineOrder order) { r.layer(order); }, false}};
+constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r.dispatch(); }, Section::everywhere},
+                                 {"combine", [](LayerRank& r, CombineOrder order) { r.combine(order); }, Section::everywhere},
+                                 {"up", [](LayerRank& r, CombineOrder) { r.up(); }, Section::in_parts},
+                                 {"down", [](LayerRank& r, CombineOrder) { r.down(); }, Section::in_parts},
+                                 {"experts", [](LayerRank& r, CombineOrder) { r.experts(); }, Section::everywhere},
+                                 {"layer", [](LayerRank& r, CombineOrder order) { r.layer(order); }, Section::everywhere},
+                                 {"fused", [](LayerRank& r, CombineOrder) { r.fused(); }, Section::fuses}};
 constexpr int64_t kTurns = 4;
 
 /// Tokens of a rank whose results are computed once more, by all threads that its share of the cores allows up to a bound: a
@@ -63,6 +64,7 @@ Point make_point(const BenchOptions& o) {
   p.spec.quantize = scales_named(o.quantize);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
+    p.spec.fused = on_gpus(o) && p.spec.quantize == ScaleKind::none;
   } else {
     LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
     config.scale_order = scale_order_named(o.scale_order);
@@ -105,7 +107,8 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads) {
   for (int64_t turn = 0; turn < kTurns; ++turn) {
     const int64_t count = o.iterations * (turn + 1) / kTurns - o.iterations * turn / kTurns;
     for (const Section& section : kSections) {
-      if (section.in_parts && !rank.in_parts()) continue;
+      if (section.where == Section::in_parts && !rank.in_parts()) continue;
+      if (section.where == Section::fuses && !rank.fuses()) continue;
       for (const double seconds : clock->time([&] { section.call(rank, p.order()); }, o.warmup, count))
         out[section.key].push_back(seconds);
     }
@@ -117,6 +120,16 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads) {
     rank.layer(p.order());
     const std::vector<std::byte> last = rank.outputs();
     group.barrier();
+    if (rank.fuses()) {
+      rank.prepare(0);
+      rank.fused();
+      const std::vector<std::byte> at_once = rank.outputs();
+      group.barrier();
+      checks.push_back(rank.check("fused layer", at_once, kCheckedTokens, threads));
+      if (p.order() == CombineOrder::per_route)
+        checks.push_back({"the fused layer has the bits of separate calls", at_once == last, at_once == last ? "" : "they differ",
+                          static_cast<int64_t>(last.size())});
+    }
     checks.push_back(rank.check("layer", first, kCheckedTokens, threads));
     checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",
                       static_cast<int64_t>(last.size())});
@@ -139,8 +152,9 @@ struct Run : MeasuredPoint {
     return rows * 2 * matrices * static_cast<double>(options.hidden) * static_cast<double>(options.intermediate) / p50(key) /
            1e12;
   }
-  /// How much longer a layer takes than its products.
-  double over_experts() const { return p50("layer") / p50("experts"); }
+  bool fuses() const { return times.count("fused") > 0; }
+  /// How much longer a layer takes than its products: "layer" or "fused".
+  double over_experts(const char* key = "layer") const { return p50(key) / p50("experts"); }
 };
 
 class LayerBench final : public BenchCaseOf<Run> {
@@ -156,7 +170,8 @@ class LayerBench final : public BenchCaseOf<Run> {
   void check(const BenchOptions& o) const override {
     const Point p = make_point(o);
     if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
-    const double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec));
+    const double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
+                        static_cast<double>(layer_fused_bytes(p.spec));
     const std::string sizes = fmt::format("--ranks {} --tokens {} --hidden {} --intermediate {} --experts {}", o.ranks,
                                           o.tokens, o.hidden, o.intermediate, p.options.experts);
     if (!gpus_) return require_memory(sizes, static_cast<double>(o.ranks) * rank, machine_.memory_available);
@@ -177,11 +192,14 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
   void print() const override {
     const bool parts = any_run_in_parts();
+    const bool fused = std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fuses(); });
     std::vector<std::string> header{"ranks", "tokens", "experts", "rows"};
     if (on_gpus(any())) header.emplace_back("SMs");
     header.emplace_back("dispatch");
     if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
-    header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down", "checked"});
+    header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down"});
+    if (fused) header.insert(header.end(), {"fused", tail(), "over up + down"});
+    header.emplace_back("checked");
     PointTable table(any(), {"ranks", "tokens", "experts", "sms"}, header);
     for (const Run& r : runs_) {
       const BenchOptions& o = r.options;
@@ -192,12 +210,19 @@ class LayerBench final : public BenchCaseOf<Run> {
       if (parts)
         cells.insert(cells.end(), {us(r.p50("up")), rate(r.tflops("up", 2)), us(r.p50("down")), rate(r.tflops("down", 1))});
       cells.insert(cells.end(), {us(r.p50("combine")), us(r.p50("experts")), rate(r.tflops("experts", 3)), us(r.p50("layer")),
-                                 us(r.times.at("layer").p99), fmt::format("{:.3f}", r.over_experts()), checked_cell(r)});
+                                 us(r.times.at("layer").p99), fmt::format("{:.3f}", r.over_experts())});
+      if (r.fuses())
+        cells.insert(cells.end(),
+                     {us(r.p50("fused")), us(r.times.at("fused").p99), fmt::format("{:.3f}", r.over_experts("fused"))});
+      else if (fused)
+        cells.insert(cells.end(), 3, "-");
+      cells.push_back(checked_cell(r));
       table.row(o, cells);
     }
     fmt::print("\n{}", table.text());
     fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; the others by themselves. up + down: both products "
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the same in one kernel, "
+        "per_route; the others by themselves. up + down: both products "
         "without exchange,\n  on the same rows; over up + down: how many times as long the layer takes. TFLOP/s: of a rank's "
         "rows, padding aside.\n",
         on_gpus(any()) ? ", cold L2" : "");
@@ -268,6 +293,10 @@ class LayerBench final : public BenchCaseOf<Run> {
                 {"checks", checks_json(r.checks)},
                 {"verified", verified_json(r)}};
     for (const auto& [key, times] : r.times) out[key] = to_json(times);
+    if (r.fuses()) {
+      out["tflops"]["fused"] = r.tflops("fused", 3);
+      out["fused_over_experts"] = r.over_experts("fused");
+    }
     if (r.in_parts()) {
       out["tflops"]["up"] = r.tflops("up", 2);
       out["tflops"]["down"] = r.tflops("down", 1);

@@ -78,11 +78,11 @@ LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t 
     return;
   }
   if (shape.num_local_experts == 0) return;
-  const BothWeights weights = fp8(quantize) ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
+  weights_ = fp8(quantize) ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
   const int64_t width = shape.intermediate;
   between_ = {device.allocate(at(max_rows * width) * dtype_bytes(type_of(quantize))), max_rows, width, type_of(quantize),
               device.allocate(at(max_rows) * scale_row_bytes(width, quantize)),       quantize};
-  make_products(weights);
+  make_products(weights_);
   device.wait();
 }
 

@@ -47,6 +47,9 @@ class LayerExperts {
   bool in_parts() const { return !mlp_; }
   void up(const ConstRows& x, const ExpertRows& rows);
   void down(const ExpertRows& rows, const Rows& y);
+  /// The weights on a GPU, as ExpertMlp takes them.
+  const void* w13() const { return weights_.up.data; }
+  const void* w2() const { return weights_.down.data; }
   /// Both, on either backend.
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
 
@@ -72,6 +75,7 @@ class LayerExperts {
   std::optional<ExpertMlp> mlp_;
   std::optional<GroupedGemm> up_, down_;  ///< neither on a rank without experts
   Rows between_;                          ///< [max_rows, I], in fp8 with scales
+  BothWeights weights_;                   ///< on a GPU
 };
 
 }  // namespace switchyard::tool

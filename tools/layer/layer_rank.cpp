@@ -22,6 +22,18 @@ ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
 
 int64_t width_step(ScaleKind quantize) { return quantize != ScaleKind::none ? 16 : 8; }
 
+FusedMoeConfig fused_config(const LayerSpec& spec) {
+  const Scenario& s = spec.scenario;
+  const auto& exchange = std::get<NormalConfig>(spec.exchange);
+  FusedMoeConfig c;
+  c.hidden = s.hidden;
+  c.intermediate = spec.intermediate;
+  c.num_experts = exchange.num_experts;
+  c.topk = exchange.topk;
+  c.max_tokens = exchange.max_tokens;
+  return c;
+}
+
 /// A device has room for it also where there is nothing.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
@@ -40,7 +52,14 @@ void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize
                                width_step(quantize)));
 }
 
-size_t layer_heap_bytes(const LayerSpec& spec) { return exchange_heap_bytes(spec.exchange, spec.scenario.world, spec.backend); }
+size_t layer_heap_bytes(const LayerSpec& spec) {
+  const size_t separate = exchange_heap_bytes(spec.exchange, spec.scenario.world, spec.backend);
+  return separate + (spec.fused ? FusedMoe::heap_bytes_for(fused_config(spec), spec.scenario.world) : 0);
+}
+
+size_t layer_fused_bytes(const LayerSpec& spec) {
+  return spec.fused ? FusedMoe::memory_required(fused_config(spec), spec.scenario.world).private_bytes : 0;
+}
 
 size_t layer_device_bytes(const LayerSpec& spec) {
   const Scenario& s = spec.scenario;
@@ -69,6 +88,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
   exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
+  if (spec.fused) fused_.emplace(group, fused_config(spec), experts_.w13(), experts_.w2());
 }
 
 void LayerRank::prepare(uint64_t set) {
@@ -79,6 +99,10 @@ void LayerRank::prepare(uint64_t set) {
   input_.x = {rows_, x_.rows(), s.hidden, kLayerType};
   device_.wait();
   group_.barrier();
+}
+
+void LayerRank::fused() {
+  fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream()});
 }
 
 void LayerRank::layer(CombineOrder order) {

@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "check/check_result.hpp"
 #include "layer/exchange.hpp"
 #include "layer/experts.hpp"
+#include "switchyard/fused.hpp"
 
 namespace switchyard::tool {
 
@@ -24,6 +26,7 @@ struct LayerSpec {
   /// GPUs. Not none: a layer in fp8: rows cross with scales of this kind, and those between the products have such too; a
   /// low-latency exchange is configured for them.
   ScaleKind quantize = ScaleKind::none;
+  bool fused = false;  ///< the rank also has the same layer in one kernel: GPUs, normal mode, not in fp8
 };
 /// What experts on GPUs take: multiples of 16 in fp8, else of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
@@ -31,8 +34,10 @@ bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quanti
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// Symmetric memory of each rank.
 size_t layer_heap_bytes(const LayerSpec& spec);
-/// Of the rank that takes most: memory besides, on GPUs of its GPU.
+/// Of the rank that takes most: memory of its device besides.
 size_t layer_device_bytes(const LayerSpec& spec);
+/// Of the rank that takes most: memory that the layer in one kernel takes by itself.
+size_t layer_fused_bytes(const LayerSpec& spec);
 
 class LayerRank {
  public:
@@ -48,6 +53,9 @@ class LayerRank {
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine(CombineOrder order) { exchange_->combine(order, out_); }
   void layer(CombineOrder order);
+  /// The same as layer() with CombineOrder::per_route, in one kernel; only if fuses().
+  void fused();
+  bool fuses() const { return fused_.has_value(); }
   /// up() and down() can be called instead of experts(): on GPUs.
   bool in_parts() const { return experts_.in_parts(); }
 
@@ -66,6 +74,7 @@ class LayerRank {
   int rank_;
   LayerExperts experts_;
   std::unique_ptr<LayerExchange> exchange_;
+  std::optional<FusedMoe> fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;
   void *rows_ = nullptr, *out_ = nullptr;
