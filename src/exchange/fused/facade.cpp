@@ -23,8 +23,7 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::hidden", c.hidden, 8, kMostColumnTiles * 256);
   check_range("FusedMoeConfig::intermediate", c.intermediate, 8, kMostColumnTiles * 128);
   if (c.hidden % 8 != 0) invalid_value("FusedMoeConfig::hidden", std::to_string(c.hidden), "a multiple of 8");
-  if (c.intermediate % 8 != 0)
-    invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
+  if (c.intermediate % 8 != 0) invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
   check_range("FusedMoeConfig::num_experts", c.num_experts, 1, kMostFusedExperts);
   check_range("FusedMoeConfig::topk", c.topk, 1, kMaxTopk);
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
