@@ -5,6 +5,7 @@
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/sizes.hpp"
+#include "exchange/group/enum_checks.hpp"
 #include "exchange/group/make.hpp"
 #include "switchyard/status.hpp"
 
@@ -28,6 +29,7 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::topk", c.topk, 1, kMaxTopk);
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
+  check_enum("FusedMoeConfig::overflow", c.overflow);
 }
 
 /// Without a base.
