@@ -46,7 +46,6 @@ gemm::GroupedParams product_params(const Product& d, const Tables& tables, uint3
   const int in_tile = d.gated ? kUpColumns : kDownColumns;
   g.column_tiles = (g.columns + in_tile - 1) / in_tile;
   g.inner_blocks = std::max(3, static_cast<int>((d.k + gemm::kInner - 1) / gemm::kInner));
-  g.gate_rows = static_cast<int>(d.n / 2);
   g.shared_bytes = shared_bytes;
   g.gating = {std::numeric_limits<float>::infinity(), 1.F, 0.F};
   g.ranges.num_rows = tables.kept;
