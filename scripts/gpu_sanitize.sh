@@ -20,7 +20,7 @@ die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
 
 # The subset: program, filter and, if not the tests' own, multiprocessors of a rank. Two ranks, all kinds of calls: both layouts
 # and stagings, cached calls, drops and padding, rows that are copied in bulk, quantised rows, weights and biases, ordinary,
-# symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route; then the other modes, and the grouped GEMM.
+# symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route; then the other modes, the grouped GEMM and the fused layer.
 readonly subset=(
   'gpu_acceptance_a_test */W2_*:-*A12*'
   'gpu_acceptance_b_test *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
@@ -28,6 +28,7 @@ readonly subset=(
   'gpu_low_latency_test *C01*/W2_*:*C02*/W2_*:*C05*/W2_*:*C10*/W2_*'
   'gpu_flat_test *E15*/W2_*:*TypesAndOptions*/W2_*'
   'gpu_gemm_test *MaskedRows*:*CountsThatCannotBe*:*NoRowsAtAll*:*AsManyExperts*:*NanStays*:*NeighboursHaveNoInfluence*:*MlpGradients*:*RowsOfNobody*'
+  'gpu_moe_layer_test *GiveTheBitsOfTheirCalls/fused_normal_all:*InGraphs/fused_normal_no_tokens'
   'gpu_ledger_test *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
 # Not under racecheck, which does not follow the order in which these reuse the scales of a stage (docs/design/0043).

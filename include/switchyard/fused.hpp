@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// A whole MoE layer in one GPU kernel: rows travel, both products of the experts run and outputs return at the same time.
-/// GPUs of compute capability 9.0 (H100, H200) that reach each other's memory. MoeLayer (layer.hpp) chooses it where it is the
-/// fastest form; this is the same for programs that link the exchange library alone.
+/// GPUs of compute capability 9.0 (H100, H200) that reach each other's memory. MoeLayer (layer.hpp) has it as MoeForm::fused;
+/// this is the same for programs that link the exchange library alone. docs/concepts/fused.md says how it works.
 ///
 ///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: as ExpertMlp (expert.hpp) says
 ///
@@ -47,7 +47,8 @@ struct FusedMoeCall {
 
 /// Memory of a FusedMoe on the rank with most experts, in bytes. R: capacity, or W * max_tokens * K.
 struct FusedMoeMemory {
-  /// Of the group's symmetric heap: max_tokens rows, max_tokens * K rows that come back, and R * (8 + 4 K) bytes, flags aside.
+  /// Of the group's symmetric heap: max_tokens rows, max_tokens * K rows that come back, and R * (8 + 4 K) bytes, counts and
+  /// flags aside.
   size_t heap_bytes = 0;
   size_t private_bytes = 0;  ///< R rows of H, twice, and of I, of two bytes each element; tables and flags
 };
@@ -58,9 +59,9 @@ class FusedImpl;
 
 /// Construction and forward are collective, with what normal.hpp says of collective calls. Destruction is local.
 ///
-/// Pointers are memory of the rank's GPU, rows at multiples of 16 bytes. Calls are enqueued: nothing waits for the host, so that
-/// they can be captured and replayed. Calls of one object, graphs included, come one after the other. A rank that does not come
-/// ends the call with PeerTimeout within GroupOptions::timeout.
+/// Pointers are memory of the rank's GPU, rows at multiples of 16 bytes. Calls are enqueued: nothing waits for the host, so
+/// that they can be captured and replayed. Calls of one object, graphs included, come one after the other. A rank that does not
+/// come ends the call with PeerTimeout within GroupOptions::timeout.
 class FusedMoe {
  public:
   /// `w13` is [L, 2 * I, H]: of each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. bf16; they stay the
@@ -75,14 +76,15 @@ class FusedMoe {
   static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world);
   static size_t heap_bytes_for(const FusedMoeConfig& config, int world);
 
-  /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id outside [0, E) is
-  /// no expert; a token without one gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
+  /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id outside [0,
+  /// E) is no expert; a token without one gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
 
   /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
   /// the tokens may write them here, after the call before.
   void* tokens() const;
-  /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs. Else empty.
+  /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs. Else
+  /// empty.
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;

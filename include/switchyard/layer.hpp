@@ -48,7 +48,7 @@ inline constexpr int64_t kMostDecodeTokens = 256, kMostDecodeRows = 65536;
 
 /// How a layer is computed. The results of all forms are the same bits.
 enum class MoeForm : uint8_t {
-  automatic = 0,  ///< the library chooses
+  automatic = 0,  ///< the library chooses: separate, so far
   separate = 1,   ///< dispatch, two products and combine, one call after the other on one stream
   /// GPUs, bf16, normal mode, CombineOrder::per_route: one kernel in which rows travel while products run (fused.hpp).
   fused = 2,
@@ -108,7 +108,7 @@ struct MoeLayerMemory {
   size_t heap_bytes = 0;     ///< of the group's symmetric heap, its header aside
   size_t private_bytes = 0;  ///< low latency: rows that come, rows that go back, and a call's sums; at most this
   size_t weight_bytes = 0;   ///< CPU, WeightStorage::packed
-  size_t scratch_bytes = 0;  ///< of the experts; GPUs: rows between the two products
+  size_t scratch_bytes = 0;  ///< of the experts; GPUs: rows between the two products; fused: FusedMoeMemory::private_bytes
   size_t total() const { return heap_bytes + private_bytes + weight_bytes + scratch_bytes; }
 };
 

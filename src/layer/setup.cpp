@@ -185,7 +185,8 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   const bool fuses = backend == Backend::cuda && c.type == DType::bf16 && c.order == CombineOrder::per_route &&
                      c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
-    if (!fuses) refuse("form", "fused", "separate or automatic, but for bf16 on GPUs, normal mode, per_route", ErrorCode::unsupported);
+    if (!fuses)
+      refuse("form", "fused", "separate or automatic, but for bf16 on GPUs, normal mode, per_route", ErrorCode::unsupported);
     c.exchange = MoeExchange::normal;
     return s;
   }

@@ -117,6 +117,23 @@ static void drops(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
+// The fused form: for GPUs and normal mode alone, with tokens and what comes back in the heap.
+static void fused_memory(sy_moe_layer_config config) {
+  const switchyard_code_t unsupported = SWITCHYARD_UNSUPPORTED;
+  const size_t rows = kTokens * (1 + kTopk) * kHidden * sizeof(uint16_t);
+  sy_moe_layer_memory m = SWITCHYARD_MOE_LAYER_MEMORY_INIT;
+  size_t heap_bytes = 0;
+  config.form = SWITCHYARD_MOE_FORM_FUSED;
+  config.storage = SWITCHYARD_WEIGHTS_VIEW;
+  config.exchange = SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &heap_bytes), unsupported, "::form = fused");
+  config.exchange = SWITCHYARD_MOE_EXCHANGE_NORMAL;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, &heap_bytes), unsupported, "::form = fused");
+  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &m));
+  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &heap_bytes));
+  CHECK(m.heap_bytes > rows && heap_bytes > m.heap_bytes && m.scratch_bytes > 0 && m.weight_bytes == 0);
+}
+
 static void memory(int low_latency) {
   const moe_case c = make_case(low_latency);
   size_t bytes[5], heap_bytes = 0;
@@ -134,6 +151,10 @@ static void memory(int low_latency) {
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 7, &heap_bytes), kWrong, "backend = 7");
   config.exchange = 9;
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->exchange = 9");
+  config = make_config(low_latency);
+  config.form = 3;
+  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->form = 3");
+  fused_memory(config);
   config = make_config(low_latency);
   config.reserved = 1;
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->reserved = 1");

@@ -47,6 +47,12 @@ inline constexpr std::chrono::milliseconds kSoon{1200};
 
 inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
 
+/// It ended so, with a text that has `part`.
+inline void expect_text(const Outcome& found, switchyard::ErrorCode code, const std::string& part) {
+  EXPECT_EQ(code_name(found.code), code_name(code)) << found.text;
+  EXPECT_NE(found.text.find(part), std::string::npos) << "'" << found.text << "' should contain '" << part << "'";
+}
+
 inline switchyard::GroupOptions options_with(std::chrono::milliseconds timeout, size_t heap = size_t{8} << 20) {
   switchyard::GroupOptions o;
   o.heap_bytes = heap;

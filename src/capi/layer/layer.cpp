@@ -48,7 +48,8 @@ static_assert(SWITCHYARD_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange:
               SWITCHYARD_MOE_EXCHANGE_NORMAL == static_cast<int>(MoeExchange::normal) &&
               SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY == static_cast<int>(MoeExchange::low_latency) &&
               SWITCHYARD_MOE_FORM_AUTOMATIC == static_cast<int>(MoeForm::automatic) &&
-              SWITCHYARD_MOE_FORM_SEPARATE == static_cast<int>(MoeForm::separate));
+              SWITCHYARD_MOE_FORM_SEPARATE == static_cast<int>(MoeForm::separate) &&
+              SWITCHYARD_MOE_FORM_FUSED == static_cast<int>(MoeForm::fused));
 
 MoeLayerConfig to_config(const sy_moe_layer_config* config) {
   const sy_moe_layer_config c = read_struct(config, kConfig, "config");

@@ -5,6 +5,7 @@
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/sizes.hpp"
+#include "exchange/group/enum_checks.hpp"
 #include "exchange/group/make.hpp"
 #include "switchyard/status.hpp"
 
@@ -23,12 +24,12 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::hidden", c.hidden, 8, kMostColumnTiles * 256);
   check_range("FusedMoeConfig::intermediate", c.intermediate, 8, kMostColumnTiles * 128);
   if (c.hidden % 8 != 0) invalid_value("FusedMoeConfig::hidden", std::to_string(c.hidden), "a multiple of 8");
-  if (c.intermediate % 8 != 0)
-    invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
+  if (c.intermediate % 8 != 0) invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
   check_range("FusedMoeConfig::num_experts", c.num_experts, 1, kMostFusedExperts);
   check_range("FusedMoeConfig::topk", c.topk, 1, kMaxTopk);
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
+  check_enum("FusedMoeConfig::overflow", c.overflow);
 }
 
 /// Without a base.

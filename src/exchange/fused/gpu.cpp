@@ -46,7 +46,6 @@ gemm::GroupedParams product_params(const Product& d, const Tables& tables, uint3
   const int in_tile = d.gated ? kUpColumns : kDownColumns;
   g.column_tiles = (g.columns + in_tile - 1) / in_tile;
   g.inner_blocks = std::max(3, static_cast<int>((d.k + gemm::kInner - 1) / gemm::kInner));
-  g.gate_rows = static_cast<int>(d.n / 2);
   g.shared_bytes = shared_bytes;
   g.gating = {std::numeric_limits<float>::infinity(), 1.F, 0.F};
   g.ranges.num_rows = tables.kept;
@@ -142,7 +141,8 @@ class CudaFused final : public FusedImpl {
                                               ") has compute capability " + std::to_string(traits.generation) +
                                               ".x: it needs 9.0 (H100, H200)");
     if (const int64_t most = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > most)
-      invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens), "at most " + std::to_string(most) + " on this GPU");
+      invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens),
+                    "at most " + std::to_string(most) + " on this GPU");
     const bool experts = here() > 0;
     if (experts && w13 == nullptr) invalid("w13", " is null");
     if (experts && w2 == nullptr) invalid("w2", " is null");
@@ -151,7 +151,8 @@ class CudaFused final : public FusedImpl {
   }
   void check_call(const void* x, const ExpertIds& ids, const float* weights, const void* out, const FusedMoeCall& o) const {
     if (ids.topk != config.topk)
-      invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+      invalid("ids.topk",
+              " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
     check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
     if (ids.tokens > 0) {
       if (x == nullptr) invalid("x", " is null");
@@ -195,7 +196,8 @@ class CudaFused final : public FusedImpl {
     };
     set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes());
     const FusedCounters none{};
-    set_flags(params_.memory.arrived, params_.memory.flags - (reinterpret_cast<std::byte*>(params_.memory.arrived) - memory_.as<std::byte>()));
+    set_flags(params_.memory.arrived,
+              params_.memory.flags - (reinterpret_cast<std::byte*>(params_.memory.arrived) - memory_.as<std::byte>()));
     check_cuda(gpu::copy_to_device(params_.memory.counters, &none, sizeof none, copies), "counters");
     check_cuda(gpu::wait_for_stream(copies), "counters");
     params_.state = state_.as<ObjectState>();
@@ -207,7 +209,8 @@ class CudaFused final : public FusedImpl {
     params_.route_row = tables_.route_row;
     const uint32_t shared = gpu_.limits().shared_bytes;
     const FusedMemory& m = params_.memory;
-    params_.up = product_params({here(), 2 * config.intermediate, config.hidden, true, w13, m.x_rows, m.h, rows}, tables_, shared);
+    params_.up =
+        product_params({here(), 2 * config.intermediate, config.hidden, true, w13, m.x_rows, m.h, rows}, tables_, shared);
     params_.down = product_params({here(), config.hidden, config.intermediate, false, w2, m.h, m.y, rows}, tables_, shared);
   }
 
@@ -235,7 +238,7 @@ class CudaFused final : public FusedImpl {
     return p;
   }
 
-  /// Enough for rows to come, so that outputs return early: docs/design/0046-fused-layer.md.
+  /// Enough for rows to come, so that outputs return early: docs/design/0047-fused-layer.md.
   static constexpr int kLag = 16;
 
   CudaRank& gpu_;

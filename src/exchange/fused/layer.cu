@@ -8,13 +8,14 @@
 // | layer_tiles    | storer, a tile                    | loader, down; mover | release/acquire | device | epoch, never reset |
 // | layer_returned | mover of the expert's rank, a row | owner's summing warp| release/acquire | system | epoch, never reset |
 //
-// Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for pulls,
-// a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after all its
-// pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So one resident block per rank suffices.
+// Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
+// pulls, a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after
+// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So one resident block per rank
+// suffices.
 //
-// Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank sends
-// when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the outputs of
-// all its rows, which others have read by then.
+// Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
+// sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
+// outputs of all its rows, which others have read by then.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_moves.cuh"
 #include "exchange/fused/layer_sums.cuh"

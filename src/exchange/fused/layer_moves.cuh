@@ -54,8 +54,8 @@ __device__ __forceinline__ void stage_tokens(const FusedParams& p) {
   }
 }
 
-/// Tells the ranks of this rank's routes where their rows come from and go to, and that stage_tokens() is over. All threads of all
-/// blocks; no wait.
+/// Tells the ranks of this rank's routes where their rows come from and go to, and that stage_tokens() is over. All threads of
+/// all blocks; no wait.
 __device__ __forceinline__ void tell_routes(const LayerCall& c) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -88,6 +88,24 @@ __device__ __forceinline__ void tell_routes(const LayerCall& c) {
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
 }
 
+/// Stores the next piece to the rows that the first lanes name; the others name none, which is negative. `first`: its place in
+/// row 0.
+__device__ __forceinline__ void store_to_rows(Pieces& pieces, std::byte* first, int64_t row_bytes, int32_t row,
+                                              uint32_t bytes) {
+  const int rows = __popc(__ballot_sync(~0u, row >= 0));
+  const uint32_t shared = pieces.next();
+  for (int i = 0; i < rows; ++i) {
+    const int32_t to = __shfl_sync(~0u, row, i);
+    if (lane() == 0) ptx::bulk_store(first + to * row_bytes, shared, bytes);
+  }
+  if (lane() == 0) ptx::bulk_commit();
+}
+/// Tells that the row that each lane names has come.
+__device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
+  __syncwarp();
+  if (row >= 0) ptx::store_release<Scope::device>(c.p.memory.arrived + row, c.word);
+}
+
 /// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here.
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
@@ -96,34 +114,23 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
     const uint64_t* const flag = call.heap.local(p.layout.told(source));
-    if (!wait_until(c, Site::layer_told, source,
-                    [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+    if (!wait_until(c, Site::layer_told, source, [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
       return false;
   }
   __syncwarp();
   ptx::fence_proxy_async();
   constexpr int kBatch = 8;
   int32_t to = -1, before = -1;  // of this lane: a place of the row whose piece is under way; of the row before it
-  const auto announce = [&](int32_t row) {
-    __syncwarp();
-    if (row >= 0) ptx::store_release<Scope::device>(p.memory.arrived + row, c.word);
-  };
   // The pieces of all rows form one sequence; a piece is stored once the next one is under way.
   bool under_way = false, last_piece = false;
   int64_t at = 0;
   uint32_t bytes = 0;
   const auto finish_piece = [&] {
     if (!under_way) return;
-    const int places = __popc(__ballot_sync(~0u, to >= 0));
-    const uint32_t shared = pieces.next();
-    for (int i = 0; i < places; ++i) {
-      const int32_t row = __shfl_sync(~0u, to, i);
-      if (lane() == 0) ptx::bulk_store(p.memory.x_rows + row * row_bytes + at, shared, bytes);
-    }
-    if (lane() == 0) ptx::bulk_commit();
+    store_to_rows(pieces, p.memory.x_rows + at, row_bytes, to, bytes);
     if (__any_sync(~0u, before >= 0)) {
       if (lane() == 0) ptx::bulk_wait_but<1>();
-      announce(before);
+      announce(c, before);
       before = -1;
     }
     if (last_piece) before = to;
@@ -154,8 +161,21 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   }
   finish_piece();
   if (lane() == 0) ptx::bulk_wait();
-  announce(before);
+  announce(c, before);
   return true;
+}
+
+/// Whose row tile `tile` of the rank is, as count_row_tiles_of() numbers them.
+__device__ __forceinline__ int expert_of_tile(const int* first_tiles, int experts, int tile) {
+  int low = 0, high = experts;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_tiles[middle] <= tile)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
 }
 
 /// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
@@ -170,18 +190,11 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     const int64_t task = take(&p.memory.counters->returns, 1);
     if (task >= tasks) break;
     const int tile = static_cast<int>(task / kParts), part = static_cast<int>(task % kParts);
-    int low = 0, high = experts;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (first_tiles[middle] <= tile)
-        low = middle;
-      else
-        high = middle;
-    }
-    const RowTile t = row_tile(gemm::rows_of(p.up.ranges, low), tile - first_tiles[low], kFusedRows);
+    const int expert = expert_of_tile(first_tiles, experts, tile);
+    const RowTile t = row_tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert], kFusedRows);
     const int rows = t.rows - part * kRowsAtOnce < kRowsAtOnce ? t.rows - part * kRowsAtOnce : kRowsAtOnce;
     if (rows <= 0) continue;
-    const int64_t first = gemm::first_row_of(p.up.ranges, low) + t.first + part * kRowsAtOnce;
+    const int64_t first = gemm::first_row_of(p.up.ranges, expert) + t.first + part * kRowsAtOnce;
     if (!wait_flags(c, Site::layer_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
     __syncwarp();
     ptx::fence_proxy_async();
@@ -190,7 +203,8 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     const int64_t route = source_token(source) * p.layout.topk + source_k(source);
     std::byte* place = nullptr;  // the row travels there
     if (lane() < rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
-    moved.remote_bytes += static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
+    moved.remote_bytes +=
+        static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
     bool under_way = false;
     std::byte* to = nullptr;
     uint32_t bytes = 0;
@@ -219,8 +233,7 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     finish_piece();
     if (lane() == 0) ptx::bulk_wait();
     __syncwarp();
-    if (lane() < rows)
-      ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
+    if (lane() < rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
   }
 }
 

@@ -35,7 +35,9 @@ struct LayerTile {
 };
 __device__ __forceinline__ LayerTile read_layer_tile(uint32_t entry) {
   const int4 e = ptx::load_shared_16(entry);
-  return {{e.x & 0xffff, e.y & 0xfff, e.z, static_cast<uint32_t>(e.w)}, (e.x >> 16) != 0, static_cast<int>(static_cast<uint32_t>(e.y) >> 12)};
+  return {{e.x & 0xffff, e.y & 0xfff, e.z, static_cast<uint32_t>(e.w)},
+          (e.x >> 16) != 0,
+          static_cast<int>(static_cast<uint32_t>(e.y) >> 12)};
 }
 __device__ __forceinline__ void write_layer_tile(uint32_t entry, const LayerTile& t) {
   ptx::store_shared_16(entry, {t.tile.expert | (t.down ? 1 << 16 : 0), t.index << 12 | t.tile.column_tile, t.tile.row,
@@ -60,7 +62,8 @@ __device__ __forceinline__ int step_tickets(const FusedParams& p, const int* fir
 
 __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const int* first_tiles, uint32_t ticket) {
   const int experts = p.up.num_experts;
-  if (ticket >= static_cast<uint32_t>(step_tickets(p, first_tiles, experts + p.lag))) return {{0, 0, 0, gemm::kNoTile}, false, 0};
+  if (ticket >= static_cast<uint32_t>(step_tickets(p, first_tiles, experts + p.lag)))
+    return {{0, 0, 0, gemm::kNoTile}, false, 0};
   int low = 0, high = experts + p.lag;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -105,8 +108,9 @@ struct LayerCall {
   }
 };
 
-/// One lane, now and then in a wait for rank `rank` that began at `begin`: whether it must end. Then the fault is recorded, told
-/// to all ranks, and all waits of the block end at once. This rank itself has twice the time: what it waits for waits for others.
+/// One lane, now and then in a wait for rank `rank` that began at `begin`: whether it must end. Then the fault is recorded,
+/// told to all ranks, and all waits of the block end at once. This rank itself has twice the time: what it waits for waits for
+/// others.
 __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, bool look_at_host) {
   const CallContext& call = c.p.call;
   if (ptx::load_shared(c.r.failed()) != 0) return true;

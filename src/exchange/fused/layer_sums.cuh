@@ -23,6 +23,40 @@ __device__ __forceinline__ void add_weighted(const uint4& v, float weight, bool 
   for (int i = 0; i < 8; ++i) sum[i] = __fadd_rn(sum[i], weighted ? __fmul_rn(weight, x[i]) : x[i]);
 }
 
+__device__ __forceinline__ uint4 rounded(const float (&sum)[8]) {
+  return {gemm::pack<__nv_bfloat16>(sum[0], sum[1]), gemm::pack<__nv_bfloat16>(sum[2], sum[3]),
+          gemm::pack<__nv_bfloat16>(sum[4], sum[5]), gemm::pack<__nv_bfloat16>(sum[6], sum[7])};
+}
+
+/// Adds vectors v, v + 32, ... below `end` of the rows of the lanes in `left`, ascending; `at` and `weight`: of this lane's
+/// row.
+template <int kVectors, int kAtOnce>
+__device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, float weight, bool weighted, int v, int end,
+                                         float (&sum)[kVectors][8]) {
+  while (left != 0) {
+    const int n = __popc(left);
+    uint4 x[kAtOnce][kVectors];
+    float w[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (j >= n) break;
+      const int k = __ffs(static_cast<int>(left)) - 1;
+      left &= left - 1;
+      w[j] = __shfl_sync(~0u, weight, k);
+      const auto* const from = reinterpret_cast<const uint4*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(at), k));
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u)
+        if (v + 32 * u < end) x[j][u] = __ldcs(from + v + 32 * u);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (j >= n) break;
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) add_weighted(x[j][u], w[j], weighted, sum[u]);
+    }
+  }
+}
+
 /// Sums of tokens out of their routes' rows, k ascending, in float32 from +0 or the row of `out`, rounded once: as combine
 /// per_route. kVectors of 16 bytes of each row, of kAtOnce rows, are under way in each lane.
 template <int kVectors, int kAtOnce>
@@ -58,38 +92,10 @@ __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
         for (int u = 0; u < kVectors; ++u)
           if (v + 32 * u < end) widen(out[32 * u], sum[u]);
       }
-      for (uint32_t left = kept; left != 0;) {
-        const int n = __popc(left);
-        uint4 x[kAtOnce][kVectors];
-        float w[kAtOnce];
+      add_rows<kVectors, kAtOnce>(kept, at, weight, p.weights != nullptr, v, end, sum);
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          if (j >= n) break;
-          const int k = __ffs(static_cast<int>(left)) - 1;
-          left &= left - 1;
-          w[j] = __shfl_sync(~0u, weight, k);
-          const auto* const from = reinterpret_cast<const uint4*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(at), k));
-#pragma unroll
-          for (int u = 0; u < kVectors; ++u)
-            if (v + 32 * u < end) x[j][u] = __ldcs(from + v + 32 * u);
-        }
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          if (j >= n) break;
-#pragma unroll
-          for (int u = 0; u < kVectors; ++u) add_weighted(x[j][u], w[j], p.weights != nullptr, sum[u]);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kVectors; ++u) {
-        if (v + 32 * u >= end) continue;
-        uint4 o;
-        o.x = gemm::pack<__nv_bfloat16>(sum[u][0], sum[u][1]);
-        o.y = gemm::pack<__nv_bfloat16>(sum[u][2], sum[u][3]);
-        o.z = gemm::pack<__nv_bfloat16>(sum[u][4], sum[u][5]);
-        o.w = gemm::pack<__nv_bfloat16>(sum[u][6], sum[u][7]);
-        out[32 * u] = o;
-      }
+      for (int u = 0; u < kVectors; ++u)
+        if (v + 32 * u < end) out[32 * u] = rounded(sum[u]);
     }
   }
 }

@@ -113,7 +113,8 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
           left &= ~(1u << g);
           constexpr int kUp = Up::kColumns / 4, kDown = Down::kColumns / 4;
           if (t.down)
-            store_staged<kDown>(p.down, t.tile, r.room.staging(g), t.tile.column_tile * Down::kColumns + (g * 2 + half) * kDown);
+            store_staged<kDown>(p.down, t.tile, r.room.staging(g),
+                                t.tile.column_tile * Down::kColumns + (g * 2 + half) * kDown);
           else
             store_staged<kUp>(p.up, t.tile, r.room.staging(g), t.tile.column_tile * Up::kColumns + (g * 2 + half) * kUp);
           __syncwarp();

@@ -67,12 +67,12 @@ struct FusedCounters {
 
 /// Memory of this rank alone. Flags hold the word of the call: epochs, never reset.
 struct FusedMemory {
-  std::byte* x_rows = nullptr;   ///< [rows, H] of its experts
-  std::byte* h = nullptr;        ///< [rows, I]
-  std::byte* y = nullptr;        ///< [rows, H]
-  uint64_t* arrived = nullptr;   ///< [rows] of x_rows
-  uint64_t* h_done = nullptr;    ///< [row tiles, column tiles of up]
-  uint64_t* y_done = nullptr;    ///< [row tiles, column tiles of down]
+  std::byte* x_rows = nullptr;  ///< [rows, H] of its experts
+  std::byte* h = nullptr;       ///< [rows, I]
+  std::byte* y = nullptr;       ///< [rows, H]
+  uint64_t* arrived = nullptr;  ///< [rows] of x_rows
+  uint64_t* h_done = nullptr;   ///< [row tiles, column tiles of up]
+  uint64_t* y_done = nullptr;   ///< [row tiles, column tiles of down]
   FusedCounters* counters = nullptr;
   int64_t flags = 0;  ///< bytes of the counters and flags, which come first
 };

@@ -100,8 +100,8 @@ __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   return rows < p.least || rows > p.most ? 0 : rows;
 }
 
-/// Replaces values[0], ..., values[count - 1] by the sums of those before each, and values[count] by the sum of all. Called by all
-/// threads behind a barrier of all; the values need another one.
+/// Replaces values[0], ..., values[count - 1] by the sums of those before each, and values[count] by the sum of all. Called by
+/// all threads behind a barrier of all; the values need another one.
 __device__ __forceinline__ void sum_before(int* values, int count) {
   if (threadIdx.x < 32) {
     int sum = 0;

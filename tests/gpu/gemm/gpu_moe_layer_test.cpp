@@ -16,9 +16,9 @@ namespace {
 
 using switchyard::Backend;
 using switchyard::DType;
+using switchyard::MoeForm;
 using switchyard::MoeLayer;
 using switchyard::MoeLayerCall;
-using switchyard::MoeForm;
 using switchyard::MoeLayerConfig;
 using switchyard::Overflow;
 using switchyard::testing::MoeCase;

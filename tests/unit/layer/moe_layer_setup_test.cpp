@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "harness/outcome.hpp"
+#include "switchyard/fused.hpp"
 #include "switchyard/layer.hpp"
 #include "switchyard/low_latency.hpp"
 #include "unit/expert/host_rig.hpp"
@@ -15,6 +16,7 @@
 namespace switchyard {
 namespace {
 
+using harness::expect_text;
 using harness::Outcome;
 using harness::outcome_of;
 using testing::HostRig;
@@ -35,11 +37,6 @@ MoeLayerConfig on_gpus(DType type = DType::bf16) {
   c.type = type;
   c.storage = WeightStorage::view;
   return c;
-}
-
-void expect_text(const Outcome& found, ErrorCode code, const std::string& part) {
-  EXPECT_EQ(harness::code_name(found.code), harness::code_name(code)) << found.text;
-  EXPECT_NE(found.text.find(part), std::string::npos) << "'" << found.text << "' should contain '" << part << "'";
 }
 
 /// The exchange that a layer of `world` ranks has, found by what it takes of the heap.
@@ -158,7 +155,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
           [](auto& c) { c.order = static_cast<CombineOrder>(7); });
   refused("MoeLayerConfig::exchange = 3: must be automatic (0), normal (1) or low_latency (2)",
           [](auto& c) { c.exchange = static_cast<MoeExchange>(3); });
-  refused("MoeLayerConfig::form = 2: must be automatic (0) or separate (1)", [](auto& c) { c.form = static_cast<MoeForm>(2); });
+  refused("::form = 3: must be automatic (0), separate (1) or fused (2)", [](auto& c) { c.form = static_cast<MoeForm>(3); });
   refused("MoeLayerConfig::overflow = 2", [](auto& c) { c.overflow = static_cast<Overflow>(2); });
   refused("MoeLayerConfig::storage = 2", [](auto& c) { c.storage = static_cast<WeightStorage>(2); });
   refused("MoeLayerConfig::row_scales = 3", [](auto& c) { c.row_scales = static_cast<ScaleKind>(3); });
@@ -196,6 +193,52 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
               "world = 65: must be in [1, 64]");
 }
 
+// The memory of a fused layer is that of FusedMoe, with whatever exchange it may have; nothing of the separate calls is added.
+TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
+  MoeLayerConfig c = on_gpus();
+  c.form = MoeForm::fused;
+  FusedMoeConfig f;
+  f.hidden = c.hidden;
+  f.intermediate = c.intermediate;
+  f.num_experts = c.num_experts;
+  f.topk = c.topk;
+  f.max_tokens = c.max_tokens;
+  for (const MoeExchange exchange : {MoeExchange::automatic, MoeExchange::normal}) {
+    for (const int64_t capacity : {int64_t{0}, int64_t{5}}) {
+      for (const int world : {1, 2, 3}) {
+        c.exchange = exchange;
+        c.capacity = f.capacity = capacity;
+        const FusedMoeMemory fused = FusedMoe::memory_required(f, world);
+        const MoeLayerMemory layer = MoeLayer::memory_required(c, world, Backend::cuda);
+        EXPECT_EQ(layer.heap_bytes, fused.heap_bytes);
+        EXPECT_EQ(layer.scratch_bytes, fused.private_bytes);
+        EXPECT_EQ(layer.total(), fused.heap_bytes + fused.private_bytes);
+        EXPECT_EQ(MoeLayer::heap_bytes_for(c, world, Backend::cuda), FusedMoe::heap_bytes_for(f, world));
+      }
+    }
+  }
+  c.hidden = 36;
+  expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, Backend::cuda); }), ErrorCode::invalid_argument,
+              "hidden = 36: must be a multiple of 8");
+}
+
+// Named by the field that asks for it, also where another one could change.
+TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
+  const auto refused = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
+    MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
+    c.form = MoeForm::fused;
+    change(c);
+    const std::string part = "MoeLayerConfig::form = fused: must be separate or automatic, ";
+    expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), ErrorCode::unsupported, part);
+    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes_for(c, 2, backend); }), ErrorCode::unsupported, part);
+  };
+  refused(Backend::cpu, [](auto&) {});
+  refused(Backend::cuda, [](auto& c) { c.type = DType::f16; });
+  refused(Backend::cuda, [](auto& c) { c.type = DType::fp8_e4m3; });
+  refused(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; });
+  refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
+}
+
 /// How the construction of a layer ends on each of two ranks; `change` is asked for the settings of a rank. A group that
 /// survived makes a layer afterwards.
 std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
@@ -221,6 +264,10 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
        "MoeLayer, rank 1: MoeLayerConfig::topk = 0: must be in [1, 32]");
   both(constructions([](int rank, MoeLayerConfig& c) { c.intermediate = rank == 1 ? 24 : 16; }), ErrorCode::mismatch,
        "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+  both(constructions([](int, MoeLayerConfig& c) { c.form = MoeForm::fused; }), ErrorCode::unsupported,
+       "MoeLayer, rank 0: MoeLayerConfig::form = fused: must be ");
+  both(constructions([](int rank, MoeLayerConfig& c) { c.form = rank == 1 ? MoeForm::fused : MoeForm::separate; }),
+       ErrorCode::unsupported, "MoeLayer, rank 1: MoeLayerConfig::form = fused: must be ");
   both(constructions([](int, MoeLayerConfig&) {}, 0, true), ErrorCode::invalid_argument,
        "MoeLayer, rank 0: ExpertMlp: w13 is null");
   both(constructions([](int, MoeLayerConfig&) {}, size_t{1} << 14), ErrorCode::heap_exhausted, "");

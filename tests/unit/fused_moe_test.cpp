@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// What FusedMoe says without a GPU: its memory, the fields that it refuses, and that a group of CPUs has none, on all ranks
+// alike. What it computes is checked where GPUs are: gpu/gemm/gpu_moe_layer_test.cpp.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "harness/outcome.hpp"
+#include "switchyard/fused.hpp"
+
+namespace switchyard {
+namespace {
+
+using harness::expect_text;
+using harness::Outcome;
+using harness::outcome_of;
+
+FusedMoeConfig small() {
+  FusedMoeConfig c;
+  c.hidden = 256;
+  c.intermediate = 128;
+  c.num_experts = 4;
+  c.topk = 2;
+  c.max_tokens = 64;
+  return c;
+}
+
+/// What the change of one field adds to the memory of two ranks.
+FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, FusedMoeConfig c = small()) {
+  const FusedMoeMemory before = FusedMoe::memory_required(c, 2);
+  change(c);
+  const FusedMoeMemory after = FusedMoe::memory_required(c, 2);
+  return {after.heap_bytes - before.heap_bytes, after.private_bytes - before.private_bytes};
+}
+
+// The formulas of docs/layer.md. Sizes are chosen so that nothing is rounded but where it says so.
+TEST(FusedMoeMemory, FollowsTheFormula) {
+  constexpr size_t kRows = 2 * 64 * 2, kElement = 2, kFlag = 8;
+  // The rows that lie in memory, twice as wide: tokens and inbox in the heap, x and y apart.
+  FusedMoeMemory more = added_by([](auto& c) { c.hidden = 512; });
+  EXPECT_EQ(more.heap_bytes, (64 + 64 * 2) * 256 * kElement);
+  const size_t tiles = kRows / 176 + 2;
+  const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
+  EXPECT_EQ(more.private_bytes, 2 * kRows * 256 * kElement + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag));
+  more = added_by([](auto& c) { c.intermediate = 1280; });
+  EXPECT_EQ(more.heap_bytes, 0u);
+  EXPECT_EQ(more.private_bytes, kRows * 1152 * kElement + rounded(10 * tiles * kFlag) - rounded(tiles * kFlag));
+  // Twice the tokens: twice the rows.
+  more = added_by([](auto& c) { c.max_tokens = 128; });
+  EXPECT_EQ(more.heap_bytes, 64 * 3 * 256 * kElement + 64 * 2 * kFlag + kRows * (8 + 4 * 2));
+  EXPECT_GE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag);
+  EXPECT_LE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // and tables
+  // No capacity, one that never binds, and one that does: only rows of experts become fewer.
+  more = added_by([](auto& c) { c.capacity = 1 << 20; });
+  EXPECT_EQ(more.heap_bytes + more.private_bytes, 0u);
+  FusedMoeConfig bounded = small();
+  bounded.capacity = 64;
+  more = added_by([](auto& c) { c.capacity = 0; }, bounded);
+  EXPECT_EQ(more.heap_bytes, (kRows - 64) * (8 + 4 * 2));
+  const size_t flags = rounded((64 / 176 + 2) * kFlag);
+  EXPECT_EQ(more.private_bytes, (kRows - 64) * ((2 * 256 + 128) * kElement + kFlag) + 2 * (rounded(tiles * kFlag) - flags));
+}
+
+TEST(FusedMoeMemory, IsThatOfARankWithMostExperts) {
+  FusedMoeConfig c = small();
+  c.num_experts = 5;  // three and two
+  EXPECT_GE(FusedMoe::memory_required(c, 2).private_bytes, FusedMoe::memory_required(small(), 2).private_bytes);
+  c.num_experts = 1;  // one rank has none
+  EXPECT_GT(FusedMoe::memory_required(c, 2).private_bytes, 0u);
+  c.max_tokens = 0;
+  EXPECT_GT(FusedMoe::memory_required(c, 2).heap_bytes, 0u);  // counts and flags
+  EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, size_t{1} << 14);
+  EXPECT_GT(FusedMoe::heap_bytes_for(c, 2), FusedMoe::memory_required(c, 2).heap_bytes);
+}
+
+TEST(FusedMoeConfigs, ErrorsNameTheField) {
+  const auto refused = [](const std::string& part, const std::function<void(FusedMoeConfig&)>& change, int world = 2) {
+    FusedMoeConfig c = small();
+    change(c);
+    expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, world); }), ErrorCode::invalid_argument, part);
+    expect_text(outcome_of([&] { (void)FusedMoe::heap_bytes_for(c, world); }), ErrorCode::invalid_argument, part);
+  };
+  refused(
+      "world = 0: must be in [1, 64]", [](auto&) {}, 0);
+  refused(
+      "world = 65: must be in [1, 64]", [](auto&) {}, 65);
+  refused("FusedMoeConfig::hidden = 0: must be in [8, 1048320]", [](auto& c) { c.hidden = 0; });
+  refused("FusedMoeConfig::hidden = 1048328: must be in [8, ", [](auto& c) { c.hidden = 1048328; });
+  refused("FusedMoeConfig::hidden = 36: must be a multiple of 8", [](auto& c) { c.hidden = 36; });
+  refused("FusedMoeConfig::intermediate = 0: must be in [8, 524160]", [](auto& c) { c.intermediate = 0; });
+  refused("FusedMoeConfig::intermediate = 524168: must be in [8, ", [](auto& c) { c.intermediate = 524168; });
+  refused("FusedMoeConfig::intermediate = 20: must be a multiple of 8", [](auto& c) { c.intermediate = 20; });
+  refused("FusedMoeConfig::num_experts = 0: must be in [1, 4608]", [](auto& c) { c.num_experts = 0; });
+  refused("FusedMoeConfig::num_experts = 4609: must be in [1, ", [](auto& c) { c.num_experts = 4609; });
+  refused("FusedMoeConfig::topk = 0: must be in [1, 32]", [](auto& c) { c.topk = 0; });
+  refused("FusedMoeConfig::topk = 33: must be in [1, 32]", [](auto& c) { c.topk = 33; });
+  refused("FusedMoeConfig::max_tokens = -1: must be in [0, 536870911]", [](auto& c) { c.max_tokens = -1; });
+  refused("FusedMoeConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
+  refused("FusedMoeConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
+  refused("FusedMoeConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
+  refused("FusedMoeConfig::overflow = 7: must be fail (0) or drop_and_report (1)",
+          [](auto& c) { c.overflow = static_cast<Overflow>(7); });
+}
+
+// All ranks hear the same, of settings that are right or wrong, and the group goes on.
+TEST(FusedMoes, NeedAGroupOfGpus) {
+  const auto options = harness::options_with(std::chrono::seconds(20));
+  const std::vector<Outcome> ends = harness::outcomes(2, options, [&](Group& group) {
+    std::vector<Outcome> tries;
+    for (const bool wrong : {false, true}) {
+      FusedMoeConfig config = small();
+      if (wrong && group.rank() == 1) config.topk = 0;
+      tries.push_back(outcome_of([&] { FusedMoe layer(group, config, nullptr, nullptr); }));
+      group.barrier();
+    }
+    group.check();
+    for (const Outcome& end : tries) expect_text(end, ErrorCode::unsupported, "FusedMoe: the group is of CPUs");
+  });
+  for (const Outcome& end : ends) EXPECT_EQ(harness::code_name(end.code), "ok") << end.text;
+}
+
+}  // namespace
+}  // namespace switchyard
