@@ -127,8 +127,8 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads) {
       group.barrier();
       checks.push_back(rank.check("fused layer", at_once, kCheckedTokens, threads));
       if (p.order() == CombineOrder::per_route)
-        checks.push_back({"the fused layer has the bits of separate calls", at_once == last, at_once == last ? "" : "they differ",
-                          static_cast<int64_t>(last.size())});
+        checks.push_back({"the fused layer has the bits of separate calls", at_once == last,
+                          at_once == last ? "" : "they differ", static_cast<int64_t>(last.size())});
     }
     checks.push_back(rank.check("layer", first, kCheckedTokens, threads));
     checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",

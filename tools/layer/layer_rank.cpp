@@ -101,9 +101,7 @@ void LayerRank::prepare(uint64_t set) {
   group_.barrier();
 }
 
-void LayerRank::fused() {
-  fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream()});
-}
+void LayerRank::fused() { fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream()}); }
 
 void LayerRank::layer(CombineOrder order) {
   dispatch();

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   const uint32_t base = ptx::shared_address(shared), list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
   const uint32_t pieces = (p.up.shared_bytes - list - kPieces * kPieceBytes) & ~127u;
   const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
-  gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2);
+  gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // the loader and the storer read tiles, too
   const bool goes_on = p.header->status == 0;
   if (threadIdx.x == 0) {
     for (int g = 0; g < 2; ++g) {

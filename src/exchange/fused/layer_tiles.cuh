@@ -35,8 +35,7 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each eac
     const uint32_t slot = static_cast<uint32_t>(i & 1);
     ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
     const LayerTile t = read_layer_tile(r.room.entry(slot));
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(r.room.taken(slot));
+    ptx::mbarrier_arrive(r.room.taken(slot));
     if (t.tile.shape == gemm::kNoTile) return;
     each(t);
   }
