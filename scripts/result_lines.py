@@ -60,6 +60,9 @@ def problems(names):
 
 
 def main():
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if len(sys.argv) > 1 else 2
     check = sys.argv[1:2] == ["--check"]
     names = sys.argv[2:] if check else sys.argv[1:]
     if check:
