@@ -103,6 +103,18 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
   refused("FusedMoeConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
   refused("FusedMoeConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
   refused("FusedMoeConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
+  // Tiles have numbers of twenty bits, tickets of thirty: (2^20 - 2) * 176 and, for 4095 + 4095 columns of tiles, fewer.
+  refused("FusedMoeConfig::capacity = 184549025: must be at most 184549024 rows of a rank", [](auto& c) {
+    c.max_tokens = 100 << 20;
+    c.capacity = 184549025;
+  });
+  refused("FusedMoeConfig::max_tokens = 104857600: must be fewer, or capacity at most 184549024 rows",
+          [](auto& c) { c.max_tokens = 100 << 20; });
+  refused("FusedMoeConfig::max_tokens = 8388608: must be fewer, or capacity at most 23073952 rows", [](auto& c) {
+    c.hidden = 1048320;
+    c.intermediate = 524160;
+    c.max_tokens = 8 << 20;
+  });
   refused("FusedMoeConfig::overflow = 7: must be fail (0) or drop_and_report (1)",
           [](auto& c) { c.overflow = static_cast<Overflow>(7); });
 }

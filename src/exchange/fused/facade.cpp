@@ -2,6 +2,7 @@
 // The public class of the fused layer, its checks and the memory that it needs.
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/sizes.hpp"
@@ -18,6 +19,18 @@ int64_t most_rows(const FusedMoeConfig& c, int world) {
   return c.capacity > 0 ? std::min(c.capacity, worst) : worst;
 }
 
+namespace {
+
+/// Rows for whose tiles a tile has bits, and tickets numbers.
+int64_t countable_rows(const FusedMoeConfig& c, int world) {
+  constexpr int64_t kMostTiles = int64_t{1} << 20, kMostTickets = int64_t{1} << 30;
+  const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
+  const int64_t tiles = std::min(kMostTiles, kMostTickets / columns) - ExpertMap{c.num_experts, world}.max_count();
+  return tiles * kFusedRows;
+}
+
+}  // namespace
+
 void check_config(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMostColumnTiles = 4095;  // twelve bits of a tile
   check_range("world", world, 1, kMaxRanks);
@@ -30,6 +43,11 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
   check_enum("FusedMoeConfig::overflow", c.overflow);
+  const int64_t most = countable_rows(c, world);
+  if (most_rows(c, world) <= most) return;
+  const std::string rows = std::to_string(most) + " rows of a rank, for these widths";
+  if (c.capacity > most) invalid_value("FusedMoeConfig::capacity", std::to_string(c.capacity), "at most " + rows);
+  invalid_value("FusedMoeConfig::max_tokens", std::to_string(c.max_tokens), "fewer, or capacity at most " + rows);
 }
 
 /// Without a base.
