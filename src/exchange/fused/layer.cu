@@ -10,8 +10,10 @@
 //
 // Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
 // pulls, a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after
-// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So one resident block per rank
-// suffices.
+// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So what blocks wait for ends,
+// whatever their number, once all blocks of all ranks have begun: each has a share of the telling, and its first ticket is its
+// own number. The launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they
+// end.
 //
 // Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
 // sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
