@@ -10,10 +10,8 @@
 //
 // Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
 // pulls, a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after
-// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So what blocks wait for ends,
-// whatever their number, once all blocks of all ranks have begun: each has a share of the telling, and its first ticket is its
-// own number. The launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they
-// end.
+// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. All work is taken by those who are
+// there, telling and the first tickets included, so one resident block per rank suffices.
 //
 // Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
 // sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
@@ -58,7 +56,8 @@ __device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& m
 
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  stage_tokens(p);  // what the plan does not touch, while it runs
+  const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
+  const int64_t staged = stage_tokens(p, part);  // what the plan does not touch, while it runs
   ptx::wait_for_previous();
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   }
   if (__syncthreads_or(abort != 0)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
-  const uint32_t base = ptx::shared_address(shared), list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
+  const uint32_t list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
   const uint32_t pieces = (p.up.shared_bytes - list - kPieces * kPieceBytes) & ~127u;
   const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
   gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // the loader and the storer read tiles, too
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   __syncthreads();
   MoveCounter moved;
   if (goes_on) {
-    tell_routes(LayerCall(p, r));
+    tell_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {

@@ -36,54 +36,96 @@ __device__ __forceinline__ int source_rank(int64_t source) { return static_cast<
 __device__ __forceinline__ int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
 __device__ __forceinline__ int64_t source_token(int64_t source) { return source & 0xffffffff; }
 
-/// This rank's tokens to where others read them. All threads of all blocks; no wait.
-__device__ __forceinline__ void stage_tokens(const FusedParams& p) {
-  if (p.x == nullptr) return;
-  const int64_t vectors = p.most_tokens * p.layout.row_bytes / 16, step = int64_t{gridDim.x} * blockDim.x;
-  const auto* const from = reinterpret_cast<const uint4*>(p.x);
-  auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
-  constexpr int kAtOnce = 4;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < vectors; i += kAtOnce * step) {
-    uint4 v[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (i + j * step < vectors) v[j] = __ldcs(from + i + j * step);
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (i + j * step < vectors) to[i + j * step] = v[j];
+/// Tokens in parts, which blocks take: two for each, so that all end at about the same time.
+struct TokenParts {
+  int64_t tokens, each;
+
+  __device__ TokenParts(const FusedParams& p, int64_t number) : tokens(number) {
+    const int64_t parts = 2 * int64_t{gridDim.x};
+    each = (p.most_tokens + parts - 1) / parts;
+    if (each == 0) each = 1;
+  }
+  /// At least one, so that somebody tells.
+  __device__ int64_t count() const { return tokens > 0 ? (tokens + each - 1) / each : 1; }
+  __device__ int64_t begin(int64_t part) const { return part * each; }
+  __device__ int64_t end(int64_t part) const { return begin(part) + each < tokens ? begin(part) + each : tokens; }
+};
+/// All threads of a block: `each(part)` for the parts that it takes. `shared`: four bytes of shared memory. Returns their
+/// number; all threads have ended them then.
+template <class Each>
+__device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenParts& parts, uint32_t shared, Each each) {
+  for (int64_t taken = 0;; ++taken) {
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::store_shared(shared, static_cast<uint32_t>(ptx::add_relaxed(counter, 1)));
+    __syncthreads();
+    const int64_t part = ptx::load_shared(shared);
+    if (part >= parts.count()) return taken;
+    each(part);
   }
 }
 
-/// Tells the ranks of this rank's routes where their rows come from and go to, and that stage_tokens() is over. All threads of
-/// all blocks; no wait.
-__device__ __forceinline__ void tell_routes(const LayerCall& c) {
-  const FusedParams& p = c.p;
+/// This rank's tokens to where others read them. All threads of a block; no wait. \returns parts that the block has done
+__device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
+  if (p.x == nullptr) return 0;
+  const TokenParts parts(p, p.most_tokens);
+  const int64_t row = p.layout.row_bytes / 16;
+  const auto* const from = reinterpret_cast<const uint4*>(p.x);
+  auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
+  constexpr int kAtOnce = 4;
+  return take_parts(&p.memory.counters->stagings, parts, shared, [&](int64_t part) {
+    const int64_t end = parts.end(part) * row, step = blockDim.x;
+    for (int64_t i = parts.begin(part) * row + threadIdx.x; i < end; i += kAtOnce * step) {
+      uint4 v[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j * step < end) v[j] = __ldcs(from + i + j * step);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j * step < end) to[i + j * step] = v[j];
+    }
+  });
+}
+
+/// Tells the rank of route f's expert where its row comes from and, if it is the lowest of its token's rows there, where it
+/// goes.
+__device__ __forceinline__ void tell_route(const FusedParams& p, int64_t f) {
   const CallContext& call = p.call;
   const int topk = p.layout.topk;
-  const int64_t routes = c.tokens * topk;
-  for (int64_t f = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; f < routes; f += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t t = f / topk;
-    const int32_t id = p.ids[f], row = p.route_row[f];
-    if (id < 0 || row < 0) continue;
-    const int rank = p.map.owner(id), first = p.map.first(rank), last = first + p.map.count(rank);
-    const auto row_of = [&](int64_t g) { return p.ids[g] >= first && p.ids[g] < last ? p.route_row[g] : -1; };
-    *call.heap.at(rank, p.layout.source(row)) = pack_source(call.rank(), static_cast<int>(f - t * topk), t);
-    int32_t* const places = call.heap.at(rank, p.layout.places(row));
-    bool lowest = true;
-    for (int64_t g = t * topk; g < (t + 1) * topk; ++g) {
-      const int32_t other = row_of(g);
-      lowest = lowest && (other < 0 || other >= row);
-    }
-    places[0] = lowest ? row : -1;
-    if (!lowest) continue;
-    int n = 1;
-    for (int64_t g = t * topk; g < (t + 1) * topk; ++g)
-      if (const int32_t other = row_of(g); other > row) places[n++] = other;
-    for (; n < topk; ++n) places[n] = -1;
+  const int64_t t = f / topk;
+  const int32_t id = p.ids[f], row = p.route_row[f];
+  if (id < 0 || row < 0) return;
+  const int rank = p.map.owner(id), first = p.map.first(rank), last = first + p.map.count(rank);
+  const auto row_of = [&](int64_t g) { return p.ids[g] >= first && p.ids[g] < last ? p.route_row[g] : -1; };
+  *call.heap.at(rank, p.layout.source(row)) = pack_source(call.rank(), static_cast<int>(f - t * topk), t);
+  int32_t* const places = call.heap.at(rank, p.layout.places(row));
+  bool lowest = true;
+  for (int64_t g = t * topk; g < (t + 1) * topk; ++g) {
+    const int32_t other = row_of(g);
+    lowest = lowest && (other < 0 || other >= row);
   }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, 1) + 1 != gridDim.x) return;
+  places[0] = lowest ? row : -1;
+  if (!lowest) return;
+  int n = 1;
+  for (int64_t g = t * topk; g < (t + 1) * topk; ++g)
+    if (const int32_t other = row_of(g); other > row) places[n++] = other;
+  for (; n < topk; ++n) places[n] = -1;
+}
+
+/// Tells the ranks of this rank's routes what they must know, and, once all parts of this and of stage_tokens() are done, that
+/// it is there. All threads of a block, which has done `staged` of those; no wait.
+__device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
+  const FusedParams& p = c.p;
+  const CallContext& call = p.call;
+  const TokenParts parts(p, c.tokens);
+  const int topk = p.layout.topk;
+  const int64_t done = staged + take_parts(&p.memory.counters->tellings, parts, shared, [&](int64_t part) {
+                         for (int64_t f = parts.begin(part) * topk + threadIdx.x; f < parts.end(part) * topk; f += blockDim.x)
+                           tell_route(p, f);
+                       });
+  if (threadIdx.x != 0 || done == 0) return;
+  const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.most_tokens).count() : 0);
+  const uint64_t before = ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, static_cast<uint64_t>(done));
+  if (before + static_cast<uint64_t>(done) != static_cast<uint64_t>(all)) return;
   for (int i = 0; i < call.world(); ++i)
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
 }

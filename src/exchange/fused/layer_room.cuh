@@ -14,6 +14,9 @@ using gemm::lane;
 using gemm::Room;
 using gemm::Tile;
 
+/// Where a block keeps the part of its tokens that it is at: behind its barriers, within kFixedBytes.
+inline constexpr uint32_t kPartAt = 448;
+
 /// What a block has besides the Room of its products.
 struct LayerRoom {
   Room room;

@@ -13,14 +13,10 @@ inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMover
 
 /// One thread, as gemm::claim_tiles.
 __device__ __forceinline__ void claim_layer_tiles(const FusedParams& p, const LayerRoom& r, const int* first_tiles) {
-  uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
-    if (i > 0) {
-      ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
-      ticket = gridDim.x + atomicAdd(&p.memory.counters->tickets, 1u);
-    }
-    const LayerTile t = layer_tile_of(p, first_tiles, ticket);
+    if (i > 0) ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
+    const LayerTile t = layer_tile_of(p, first_tiles, atomicAdd(&p.memory.counters->tickets, 1u));
     ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
     write_layer_tile(r.room.entry(slot), t);
     ptx::mbarrier_arrive(r.room.told(slot));

@@ -61,7 +61,7 @@ struct FusedLayout {
 
 /// Counters of this rank alone; 0 between calls.
 struct FusedCounters {
-  uint64_t told, pulls, returns, sums, exits;
+  uint64_t stagings, tellings, told, pulls, returns, sums, exits;
   uint32_t tickets;
 };
 
