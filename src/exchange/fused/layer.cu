@@ -54,6 +54,7 @@ __device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& m
   p.state->epoch = epoch;
 }
 
+template <class A>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
@@ -84,30 +85,36 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   }
   __syncthreads();
   MoveCounter moved;
+  CudaWarp w{CudaWarp::Bare{}};
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
+                             pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (goes_on) {
     tell_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
       ptx::give_registers<56>();
-      if (warp == kLoaderWarp) load_layer_tiles<Up, Down>(LayerCall(p, r));
+      if (warp == kLoaderWarp) load_layer_tiles<A, Up, Down>(LayerCall(p, r));
       if (warp == kClaimerWarp && lane() == 0) claim_layer_tiles(p, r, first_tiles);
       if (warp == kStorerWarp) store_layer_tiles<Up, Down>(LayerCall(p, r));
       if (warp == kMoverWarp) {
         const LayerCall call(p, r);
         Pieces rows(r);
-        if (pull_rows(call, rows, moved)) return_rows(call, first_tiles, rows, moved);
+        if (pull_rows<A>(call, rows, moved)) return_rows<A>(call, first_tiles, rows, moved);
       }
     } else {
       ptx::take_registers<224>();
       uint32_t handed = 0;
       gemm::multiply_tiles<kFusedRows>(r.room, [&]<int kWidth>(gemm::Position& at, uint32_t entry) {
-        if (read_layer_tile(entry).down)
+        const bool down = read_layer_tile(entry).down;
+        const RoleSpan<A> span(down ? Event::expert_down : Event::expert_up);
+        if (down)
           multiply_layer_tile<Down, kWidth>(p.down, r, at, handed);
         else
           multiply_layer_tile<Up, kWidth>(p.up, r, at, handed);
+        span.end(kWidth);
       });
-      sum_tokens<2, 8>(LayerCall(p, r));
+      sum_tokens<A, 2, 8>(LayerCall(p, r));
     }
     __syncwarp();
   }
@@ -118,13 +125,21 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
 
 namespace {
 
+/// Dynamic shared memory of a block; a traced kernel has tracks besides.
 int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel, gemm::kThreads, most_shared);
+constexpr int kTrackBytes = 1024;
+int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - kTrackBytes; }
+const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, most_shared);
+const Kernel<const FusedParams> traced_layer("layer kernel", fused::layer_kernel<CudaTraced>, gemm::kThreads,
+                                             most_traced_shared);
 
 }  // namespace
 
-void launch_fused(const FusedParams& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
-  layer.launch({blocks, gemm::kThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+void launch_fused(const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  FusedParams p = given;
+  const bool traced = p.call.device_trace.records != nullptr;
+  p.up.shared_bytes = static_cast<uint32_t>(traced ? most_traced_shared(limits) : most_shared(limits));
+  (traced ? traced_layer : layer).launch({blocks, gemm::kThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
 }
 
 }  // namespace switchyard::detail

@@ -149,6 +149,7 @@ __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
 }
 
 /// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here.
+template <class A>
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -156,11 +157,13 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
     const uint64_t* const flag = call.heap.local(p.layout.told(source));
-    if (!wait_until(c, Site::layer_told, source, [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+    if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source,
+                       [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
       return false;
   }
   __syncwarp();
   ptx::fence_proxy_async();
+  const RoleSpan<A> span(Event::pull_rows);
   constexpr int kBatch = 8;
   int32_t to = -1, before = -1;  // of this lane: a place of the row whose piece is under way; of the row before it
   // The pieces of all rows form one sequence; a piece is stored once the next one is under way.
@@ -204,6 +207,7 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   finish_piece();
   if (lane() == 0) ptx::bulk_wait();
   announce(c, before);
+  span.end(static_cast<int64_t>(moved.payload_rows), record_bytes(moved.remote_bytes));
   return true;
 }
 
@@ -221,6 +225,7 @@ __device__ __forceinline__ int expert_of_tile(const int* first_tiles, int expert
 }
 
 /// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
+template <class A>
 __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -237,16 +242,18 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     const int rows = t.rows - part * kRowsAtOnce < kRowsAtOnce ? t.rows - part * kRowsAtOnce : kRowsAtOnce;
     if (rows <= 0) continue;
     const int64_t first = gemm::first_row_of(p.up.ranges, expert) + t.first + part * kRowsAtOnce;
-    if (!wait_flags(c, Site::layer_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
+    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
     __syncwarp();
+    const RoleSpan<A> span(Event::return_rows);
     ptx::fence_proxy_async();
     const int64_t source = lane() < rows ? *call.heap.local(p.layout.source(first + lane())) : 0;
     const int owner = source_rank(source);
     const int64_t route = source_token(source) * p.layout.topk + source_k(source);
     std::byte* place = nullptr;  // the row travels there
     if (lane() < rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
-    moved.remote_bytes +=
+    const uint64_t leaves =
         static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
+    moved.remote_bytes += leaves;
     bool under_way = false;
     std::byte* to = nullptr;
     uint32_t bytes = 0;
@@ -276,6 +283,8 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     if (lane() == 0) ptx::bulk_wait();
     __syncwarp();
     if (lane() < rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
+    __syncwarp();
+    span.end(rows, record_bytes(leaves));
   }
 }
 

@@ -5,6 +5,7 @@
 // come by pulls, which wait for nobody's tickets; a tile down waits for tiles up with lower tickets.
 #pragma once
 
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/fused/launch.hpp"
 #include "gemm/gpu/tile_roles.cuh"
 
@@ -111,6 +112,22 @@ struct LayerCall {
   }
 };
 
+/// A span of this warp's track, from construction to end(), of an arch that traces. All lanes.
+template <class A>
+class RoleSpan {
+ public:
+  __device__ __forceinline__ explicit RoleSpan(Event event) : event_(event) {
+    if constexpr (requires { A::kDeviceTracing; }) begin_ = A::ticks();
+  }
+  __device__ __forceinline__ void end(int64_t arg, uint32_t bytes = 0) const {
+    if constexpr (requires { A::kDeviceTracing; }) A::record(static_cast<uint16_t>(event_), begin_, A::ticks(), arg, bytes);
+  }
+
+ private:
+  Event event_;
+  uint64_t begin_ = 0;
+};
+
 /// One lane, now and then in a wait for rank `rank` that began at `begin`: whether it must end. Then the fault is recorded,
 /// told to all ranks, and all waits of the block end at once. This rank itself has twice the time: what it waits for waits for
 /// others.
@@ -149,21 +166,26 @@ __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank
 
 /// All lanes of a warp: until ready() holds in every lane; a lane waits for `rank`. False after a fault (recorded): what was
 /// waited for may not be there.
-template <class Ready>
-__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, int rank, Ready ready) {
+template <class A, class Ready>
+__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
   if (__all_sync(~0u, ready())) return true;
+  const RoleSpan<A> span(event);
   const uint64_t begin = ptx::global_timer();
   for (uint32_t polls = 1;; ++polls) {
     const uint32_t waiting = __ballot_sync(~0u, !ready());
-    if (waiting == 0) return true;
+    if (waiting == 0) {
+      span.end(rank);
+      return true;
+    }
     if ((polls & 63) != 0) continue;
     const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
     if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) return false;
   }
 }
 /// Until `count` flags, of this rank and this GPU, say that they are of this call.
-__device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, const uint64_t* flags, int count) {
-  return wait_until(c, site, c.p.call.rank(), [&] {
+template <class A>
+__device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
+  return wait_until<A>(c, site, event, c.p.call.rank(), [&] {
     bool all = true;
     for (int i = lane(); i < count; i += 32) all = all && flag_reached(ptx::load_acquire<Scope::device>(flags + i), c.word);
     return all;

@@ -38,24 +38,27 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each eac
 }
 
 /// Until the rows that a tile reads are there.
+template <class A>
 __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
   const FusedParams& p = c.p;
   if (t.down)
-    (void)wait_flags(c, Site::layer_tiles, p.memory.h_done + int64_t{t.index} * p.up.column_tiles, p.up.column_tiles);
+    (void)wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.h_done + int64_t{t.index} * p.up.column_tiles,
+                        p.up.column_tiles);
   else
-    (void)wait_flags(c, Site::layer_rows, p.memory.arrived + t.tile.row, static_cast<int>(t.tile.shape >> 16));
+    (void)wait_flags<A>(c, Site::layer_rows, Event::wait_tile_rows, p.memory.arrived + t.tile.row,
+                        static_cast<int>(t.tile.shape >> 16));
   __syncwarp();
   ptx::fence_proxy_async();
 }
 
 /// The warp that loads.
-template <class Up, class Down>
+template <class A, class Up, class Down>
 __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
   const LayerRoom& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
-    await_rows(c, t);
+    await_rows<A>(c, t);
     if (lane() != 0) return;
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;
