@@ -130,6 +130,11 @@ __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, 
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
 }
 
+/// Of the piece of a row that begins at `at`.
+__device__ __forceinline__ uint32_t piece_bytes(int64_t row_bytes, int64_t at) {
+  return static_cast<uint32_t>(row_bytes - at < kPieceBytes ? row_bytes - at : kPieceBytes);
+}
+
 /// Stores the next piece to the rows that the first lanes name; the others name none, which is negative. `first`: its place in
 /// row 0.
 __device__ __forceinline__ void store_to_rows(Pieces& pieces, std::byte* first, int64_t row_bytes, int32_t row,
@@ -193,12 +198,11 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
       ++moved.payload_rows;
       (source_rank(source) == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(row_bytes);
       for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
-        const uint32_t n = static_cast<uint32_t>(row_bytes - b < kPieceBytes ? row_bytes - b : kPieceBytes);
-        pieces.load(from + b, n);
+        pieces.load(from + b, piece_bytes(row_bytes, b));
         finish_piece();
         to = place;
         at = b;
-        bytes = n;
+        bytes = piece_bytes(row_bytes, b);
         last_piece = b + kPieceBytes >= row_bytes;
         under_way = true;
       }
@@ -224,33 +228,42 @@ __device__ __forceinline__ int expert_of_tile(const int* first_tiles, int expert
   return low;
 }
 
+/// Rows that are returned together: some of a row tile, or none behind its end.
+struct ReturnedRows {
+  int tile, rows;
+  int64_t first;
+};
+inline constexpr int kReturnsOfTile = kFusedRows / kRowsAtOnce;
+__device__ __forceinline__ ReturnedRows returned_rows(const FusedParams& p, const int* first_tiles, int64_t task) {
+  const int tile = static_cast<int>(task / kReturnsOfTile), before = static_cast<int>(task % kReturnsOfTile) * kRowsAtOnce;
+  const int expert = expert_of_tile(first_tiles, p.up.num_experts, tile);
+  const RowTile t = row_tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert], kFusedRows);
+  const int left = t.rows - before;
+  return {tile, left < kRowsAtOnce ? left : kRowsAtOnce, gemm::first_row_of(p.up.ranges, expert) + t.first + before};
+}
+
 /// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
 template <class A>
 __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.row_bytes;
-  constexpr int kParts = kFusedRows / kRowsAtOnce;
-  const int experts = p.up.num_experts, columns = p.down.column_tiles;
-  const int64_t tasks = int64_t{first_tiles[experts]} * kParts;
+  const int columns = p.down.column_tiles;
+  const int64_t tasks = int64_t{first_tiles[p.up.num_experts]} * kReturnsOfTile;
   for (;;) {
     const int64_t task = take(&p.memory.counters->returns, 1);
     if (task >= tasks) break;
-    const int tile = static_cast<int>(task / kParts), part = static_cast<int>(task % kParts);
-    const int expert = expert_of_tile(first_tiles, experts, tile);
-    const RowTile t = row_tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert], kFusedRows);
-    const int rows = t.rows - part * kRowsAtOnce < kRowsAtOnce ? t.rows - part * kRowsAtOnce : kRowsAtOnce;
-    if (rows <= 0) continue;
-    const int64_t first = gemm::first_row_of(p.up.ranges, expert) + t.first + part * kRowsAtOnce;
-    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
+    const ReturnedRows r = returned_rows(p, first_tiles, task);
+    if (r.rows <= 0) continue;
+    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + int64_t{r.tile} * columns, columns)) return;
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);
     ptx::fence_proxy_async();
-    const int64_t source = lane() < rows ? *call.heap.local(p.layout.source(first + lane())) : 0;
+    const int64_t source = lane() < r.rows ? *call.heap.local(p.layout.source(r.first + lane())) : 0;
     const int owner = source_rank(source);
     const int64_t route = source_token(source) * p.layout.topk + source_k(source);
     std::byte* place = nullptr;  // the row travels there
-    if (lane() < rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
+    if (lane() < r.rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
     const uint64_t leaves =
         static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
     moved.remote_bytes += leaves;
@@ -269,22 +282,21 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     for (uint32_t left = __ballot_sync(~0u, place != nullptr); left != 0; left &= left - 1) {
       const int i = __ffs(static_cast<int>(left)) - 1;
       auto* const there = reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(place), i));
-      const std::byte* const from = p.memory.y + (first + i) * row_bytes;
+      const std::byte* const from = p.memory.y + (r.first + i) * row_bytes;
       for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
-        const uint32_t n = static_cast<uint32_t>(row_bytes - b < kPieceBytes ? row_bytes - b : kPieceBytes);
-        pieces.load(from + b, n);
+        pieces.load(from + b, piece_bytes(row_bytes, b));
         finish_piece();
         to = there + b;
-        bytes = n;
+        bytes = piece_bytes(row_bytes, b);
         under_way = true;
       }
     }
     finish_piece();
     if (lane() == 0) ptx::bulk_wait();
     __syncwarp();
-    if (lane() < rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
+    if (lane() < r.rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
     __syncwarp();
-    span.end(rows, record_bytes(leaves));
+    span.end(r.rows, record_bytes(leaves));
   }
 }
 
