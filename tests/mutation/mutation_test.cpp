@@ -115,6 +115,10 @@ const char* redundant_because(Site site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
     case Site::expert_count: return "its value is all that it says: it is posted, without an order";
+    case Site::layer_told:
+    case Site::layer_rows:
+    case Site::layer_tiles:
+    case Site::layer_returned: return "only the kernel of a fused layer has it: no op of a CPU arch";
     case Site::counts:
     case Site::placement:
     case Site::rows:

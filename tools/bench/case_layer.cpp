@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer in separate calls: dispatch, the experts' products, combine.
+// A whole MoE layer in separate calls: dispatch, the experts' products, combine; and where it can be, in one kernel.
 //
 // Rules: those of the exchange's own mode. Around normal mode, calls on GPUs are timed from event to event, around low-latency
 // mode in replayed graphs; before each timed call the L2 cache is filled with other lines and all GPUs meet. Timed are the
