@@ -4,6 +4,7 @@
 #pragma once
 
 #include "exchange/fused/layer_room.cuh"
+#include "protocol/fused_routes.hpp"
 
 namespace switchyard::detail::fused {
 
@@ -32,10 +33,6 @@ class Pieces {
   uint32_t loads_ = 0, stores_ = 0;
 };
 
-__device__ __forceinline__ int source_rank(int64_t source) { return static_cast<int>(source >> 48); }
-__device__ __forceinline__ int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
-__device__ __forceinline__ int64_t source_token(int64_t source) { return source & 0xffffffff; }
-
 /// This rank's tokens to where others read them. All threads of all blocks; no wait.
 __device__ __forceinline__ void stage_tokens(const FusedParams& p) {
   if (p.x == nullptr) return;
@@ -59,28 +56,10 @@ __device__ __forceinline__ void stage_tokens(const FusedParams& p) {
 __device__ __forceinline__ void tell_routes(const LayerCall& c) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const int topk = p.layout.topk;
-  const int64_t routes = c.tokens * topk;
-  for (int64_t f = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; f < routes; f += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t t = f / topk;
-    const int32_t id = p.ids[f], row = p.route_row[f];
-    if (id < 0 || row < 0) continue;
-    const int rank = p.map.owner(id), first = p.map.first(rank), last = first + p.map.count(rank);
-    const auto row_of = [&](int64_t g) { return p.ids[g] >= first && p.ids[g] < last ? p.route_row[g] : -1; };
-    *call.heap.at(rank, p.layout.source(row)) = pack_source(call.rank(), static_cast<int>(f - t * topk), t);
-    int32_t* const places = call.heap.at(rank, p.layout.places(row));
-    bool lowest = true;
-    for (int64_t g = t * topk; g < (t + 1) * topk; ++g) {
-      const int32_t other = row_of(g);
-      lowest = lowest && (other < 0 || other >= row);
-    }
-    places[0] = lowest ? row : -1;
-    if (!lowest) continue;
-    int n = 1;
-    for (int64_t g = t * topk; g < (t + 1) * topk; ++g)
-      if (const int32_t other = row_of(g); other > row) places[n++] = other;
-    for (; n < topk; ++n) places[n] = -1;
-  }
+  const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk};
+  const int64_t count = c.tokens * routes.topk, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t f = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; f < count; f += step)
+    tell_route(call.heap, p.layout, routes, f);
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, 1) + 1 != gridDim.x) return;
@@ -165,26 +144,13 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   return true;
 }
 
-/// Whose row tile `tile` of the rank is, as count_row_tiles_of() numbers them.
-__device__ __forceinline__ int expert_of_tile(const int* first_tiles, int experts, int tile) {
-  int low = 0, high = experts;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first_tiles[middle] <= tile)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 /// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
 __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.row_bytes;
   constexpr int kParts = kFusedRows / kRowsAtOnce;
-  const int experts = p.up.num_experts, columns = p.down.column_tiles;
+  const int experts = p.up.num_experts;
   const int64_t tasks = int64_t{first_tiles[experts]} * kParts;
   for (;;) {
     const int64_t task = take(&p.memory.counters->returns, 1);
@@ -195,7 +161,8 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     const int rows = t.rows - part * kRowsAtOnce < kRowsAtOnce ? t.rows - part * kRowsAtOnce : kRowsAtOnce;
     if (rows <= 0) continue;
     const int64_t first = gemm::first_row_of(p.up.ranges, expert) + t.first + part * kRowsAtOnce;
-    if (!wait_flags(c, Site::layer_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
+    const FlagRange tiles = awaited_by_return(tile, p.down.column_tiles);
+    if (!wait_flags(c, Site::layer_tiles, p.memory.y_done + tiles.first, tiles.count)) return;
     __syncwarp();
     ptx::fence_proxy_async();
     const int64_t source = lane() < rows ? *call.heap.local(p.layout.source(first + lane())) : 0;
