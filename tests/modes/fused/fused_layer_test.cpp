@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/draw.hpp"
 #include "harness/fleet.hpp"
 #include "modes/fused/fused_rig.hpp"
 
@@ -129,6 +130,33 @@ TEST(FusedLayer, OneRouteOfEachToken) {
   s.topk = 1;
   s.tile_rows = 1;
   expect_exact(s);
+}
+
+/// SWITCHYARD_RANDOM_LAYERS: how many, instead of 40.
+TEST(FusedLayer, RandomShapes) {
+  const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 40);
+  for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {
+    Draw draw(i);
+    FusedScenario s;
+    s.world = static_cast<int>(draw.between(1, 5));
+    s.experts = static_cast<int>(draw.between(1, 20));
+    s.topk = static_cast<int>(draw.between(1, 8));
+    s.tokens.clear();
+    for (int r = 0; r < s.world; ++r) s.tokens.push_back(draw.one_in(4) ? 0 : draw.between(1, 30));
+    s.one_expert = draw.one_in(6);
+    if (draw.one_in(3)) s.capacity = draw.between(0, 20);
+    s.lag = static_cast<int>(draw.between(0, 22));
+    s.up_columns = static_cast<int>(draw.between(1, 5));
+    s.down_columns = static_cast<int>(draw.between(1, 5));
+    s.tile_rows = static_cast<int>(draw.between(1, 20));
+    s.weighted = draw.one_in(2);
+    s.add = draw.one_in(3);
+    s.in_heap = draw.one_in(3);
+    s.blocks = static_cast<int>(draw.between(1, 2));
+    s.warps = static_cast<int>(draw.between(1, 2));
+    s.deferred = draw.one_in(2);
+    expect_exact(s);
+  }
 }
 
 /// Nobody goes on without a rank's tokens, and nobody waits for ever.
