@@ -4,6 +4,7 @@
 #pragma once
 
 #include "exchange/fused/layer_room.cuh"
+#include "protocol/fused_routes.hpp"
 
 namespace switchyard::detail::fused {
 
@@ -31,10 +32,6 @@ class Pieces {
   const LayerRoom& r_;
   uint32_t loads_ = 0, stores_ = 0;
 };
-
-__device__ __forceinline__ int source_rank(int64_t source) { return static_cast<int>(source >> 48); }
-__device__ __forceinline__ int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
-__device__ __forceinline__ int64_t source_token(int64_t source) { return source & 0xffffffff; }
 
 /// Tokens in parts, which blocks take: two for each, so that all end at about the same time.
 struct TokenParts {
@@ -86,41 +83,17 @@ __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t s
   });
 }
 
-/// Tells the rank of route f's expert where its row comes from and, if it is the lowest of its token's rows there, where it
-/// goes.
-__device__ __forceinline__ void tell_route(const FusedParams& p, int64_t f) {
-  const CallContext& call = p.call;
-  const int topk = p.layout.topk;
-  const int64_t t = f / topk;
-  const int32_t id = p.ids[f], row = p.route_row[f];
-  if (id < 0 || row < 0) return;
-  const int rank = p.map.owner(id), first = p.map.first(rank), last = first + p.map.count(rank);
-  const auto row_of = [&](int64_t g) { return p.ids[g] >= first && p.ids[g] < last ? p.route_row[g] : -1; };
-  *call.heap.at(rank, p.layout.source(row)) = pack_source(call.rank(), static_cast<int>(f - t * topk), t);
-  int32_t* const places = call.heap.at(rank, p.layout.places(row));
-  bool lowest = true;
-  for (int64_t g = t * topk; g < (t + 1) * topk; ++g) {
-    const int32_t other = row_of(g);
-    lowest = lowest && (other < 0 || other >= row);
-  }
-  places[0] = lowest ? row : -1;
-  if (!lowest) return;
-  int n = 1;
-  for (int64_t g = t * topk; g < (t + 1) * topk; ++g)
-    if (const int32_t other = row_of(g); other > row) places[n++] = other;
-  for (; n < topk; ++n) places[n] = -1;
-}
-
 /// Tells the ranks of this rank's routes what they must know, and, once all parts of this and of stage_tokens() are done, that
 /// it is there. All threads of a block, which has done `staged` of those; no wait.
 __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const TokenParts parts(p, c.tokens);
-  const int topk = p.layout.topk;
+  const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk};
+  const int topk = routes.topk;
   const int64_t done = staged + take_parts(&p.memory.counters->tellings, parts, shared, [&](int64_t part) {
                          for (int64_t f = parts.begin(part) * topk + threadIdx.x; f < parts.end(part) * topk; f += blockDim.x)
-                           tell_route(p, f);
+                           tell_route(call.heap, p.layout, routes, f);
                        });
   if (threadIdx.x != 0 || done == 0) return;
   const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.most_tokens).count() : 0);
@@ -215,19 +188,6 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   return true;
 }
 
-/// Whose row tile `tile` of the rank is, as count_row_tiles_of() numbers them.
-__device__ __forceinline__ int expert_of_tile(const int* first_tiles, int experts, int tile) {
-  int low = 0, high = experts;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first_tiles[middle] <= tile)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
-
 /// Rows that are returned together: some of a row tile, or none behind its end.
 struct ReturnedRows {
   int tile, rows;
@@ -248,14 +208,14 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.row_bytes;
-  const int columns = p.down.column_tiles;
   const int64_t tasks = int64_t{first_tiles[p.up.num_experts]} * kReturnsOfTile;
   for (;;) {
     const int64_t task = take(&p.memory.counters->returns, 1);
     if (task >= tasks) break;
     const ReturnedRows r = returned_rows(p, first_tiles, task);
     if (r.rows <= 0) continue;
-    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + int64_t{r.tile} * columns, columns)) return;
+    const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles);
+    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + tiles.first, tiles.count)) return;
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);
     ptx::fence_proxy_async();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block of the layer's kernel: shared memory, tiles by tickets, waits.
 //
-// Tickets count tiles: of step s those of expert s up, then those of expert s - lag down. A tile up waits for its rows, which
-// come by pulls, which wait for nobody's tickets; a tile down waits for tiles up with lower tickets.
+// Which tile a ticket is, and what it waits for: protocol/fused_tickets.hpp.
 #pragma once
 
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/fused/launch.hpp"
 #include "gemm/gpu/tile_roles.cuh"
+#include "protocol/fused_tickets.hpp"
 
 namespace switchyard::detail::fused {
 
@@ -58,39 +58,22 @@ __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* fi
   __syncthreads();
 }
 
-/// Tickets before those of step `step`.
-__device__ __forceinline__ int step_tickets(const FusedParams& p, const int* first_tiles, int step) {
-  const int e = p.up.num_experts, up = step < e ? step : e, late = step - p.lag, down = late < 0 ? 0 : late < e ? late : e;
-  return p.up.column_tiles * first_tiles[up] + p.down.column_tiles * first_tiles[down];
+/// `first_tiles`: as count_row_tiles_of() makes it.
+__device__ __forceinline__ TicketOrder ticket_order(const FusedParams& p, const int* first_tiles) {
+  return {first_tiles, p.up.num_experts, p.lag, p.up.column_tiles, p.down.column_tiles};
 }
 
 __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const int* first_tiles, uint32_t ticket) {
-  const int experts = p.up.num_experts;
-  if (ticket >= static_cast<uint32_t>(step_tickets(p, first_tiles, experts + p.lag)))
-    return {{0, 0, 0, gemm::kNoTile}, false, 0};
-  int low = 0, high = experts + p.lag;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (static_cast<uint32_t>(step_tickets(p, first_tiles, middle)) <= ticket)
-      low = middle;
-    else
-      high = middle;
-  }
-  int at = static_cast<int>(ticket) - step_tickets(p, first_tiles, low), expert = low;
-  bool down = true;
-  if (low < experts) {
-    const int ups = p.up.column_tiles * (first_tiles[low + 1] - first_tiles[low]);
-    down = at >= ups;
-    if (down) at -= ups;
-  }
-  if (down) expert = low - p.lag;
-  const int64_t rows = gemm::rows_of(p.up.ranges, expert);
-  const TilePlace place = tile_place(at, count_row_tiles(rows, kFusedRows), (down ? p.down : p.up).column_tiles);
+  const TicketOrder order = ticket_order(p, first_tiles);
+  if (ticket >= static_cast<uint32_t>(count_tickets(order))) return {{0, 0, 0, gemm::kNoTile}, false, 0};
+  const TicketPlace tile = ticket_place(order, ticket);
+  const int64_t rows = gemm::rows_of(p.up.ranges, tile.expert);
+  const TilePlace place = tile_place(tile.at, count_row_tiles(rows, kFusedRows), (tile.down ? p.down : p.up).column_tiles);
   const RowTile t = row_tile(rows, place.row_tile, kFusedRows);
-  return {{expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, expert) + t.first),
+  return {{tile.expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, tile.expert) + t.first),
            static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16},
-          down,
-          first_tiles[expert] + place.row_tile};
+          tile.down,
+          first_tiles[tile.expert] + place.row_tile};
 }
 
 /// What only the device knows of a call. 24 bytes of shared memory, because the warps that multiply have no registers for it.
