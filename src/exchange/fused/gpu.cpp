@@ -4,7 +4,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "arch/gpu_tensor_map.hpp"
 #include "exchange/fused/impl.hpp"
@@ -19,8 +18,6 @@ namespace {
 
 using gpu::Swizzle;
 
-constexpr int64_t kTokensPerPlanBlock = 64;
-constexpr int kMaxPlanBlocks = 64;
 constexpr uint64_t kElement = 2;
 
 void make_map(CUtensorMap* map, const void* data, std::initializer_list<gpu::Dimension> dimensions, Swizzle swizzle) {
@@ -111,13 +108,14 @@ class CudaFused final : public FusedImpl {
     p.out = static_cast<std::byte*>(out);
     p.add = o.add;
     const CallStream at = order_->begin(static_cast<gpu::Stream>(o.stream));
+    if (at.capture.active)
+      for (const void* used : {x, static_cast<const void*>(out)})
+        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(used)) keep_in_graph(holder, at.capture.graph);
     const int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
     PlanParams plan = plan_params(ids, weights, o);
     plan.call = p.call;
     plan.words = gpu_.words(at.capture.active);
-    const auto for_tokens = [&](int64_t each) { return static_cast<int>((ids.tokens + each - 1) / each); };
-    const int wanted = std::max(std::min(for_tokens(kTokensPerPlanBlock), kMaxPlanBlocks), for_tokens(kMaxTokensPerPlanBlock));
-    launch_plan(plan, std::clamp(wanted, 1, gpu_.max_blocks()), at.stream);
+    launch_plan(plan, plan_blocks(ids.tokens, gpu_.max_blocks()), at.stream);
     launch_fused(p, blocks, gpu_.limits(), at.stream);
     order_->end(at, blocks * (gemm::kThreads / 32));
   }
@@ -190,16 +188,11 @@ class CudaFused final : public FusedImpl {
     initial.epoch = epoch_before(first_epoch_);
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
     const auto set_flags = [&](void* flags, int64_t bytes) {
-      const std::vector<uint64_t> words(static_cast<size_t>(bytes) / 8, flag_word(initial.epoch));
-      check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
-      check_cuda(gpu::wait_for_stream(copies), "flags");
+      set_device_flags(flags, bytes, flag_word(initial.epoch), copies);
     };
     set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes());
-    const FusedCounters none{};
     set_flags(params_.memory.arrived,
               params_.memory.flags - (reinterpret_cast<std::byte*>(params_.memory.arrived) - memory_.as<std::byte>()));
-    check_cuda(gpu::copy_to_device(params_.memory.counters, &none, sizeof none, copies), "counters");
-    check_cuda(gpu::wait_for_stream(copies), "counters");
     params_.state = state_.as<ObjectState>();
     params_.header = tables_.header;
     params_.layout = layout_;

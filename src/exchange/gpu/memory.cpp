@@ -22,4 +22,10 @@ DeviceMemory::~DeviceMemory() {
   if ((stream_ ? gpu::release_in_order(data_, stream_) : gpu::release(data_)) != gpu::kOk) gpu::forget_error();
 }
 
+void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream) {
+  const std::vector<uint64_t> words(static_cast<size_t>(bytes) / sizeof word, word);
+  check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * sizeof word, stream), "flags");
+  check_cuda(gpu::wait_for_stream(stream), "flags");
+}
+
 }  // namespace switchyard::detail

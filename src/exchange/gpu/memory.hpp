@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -34,6 +35,9 @@ class DeviceMemory {
   std::byte* data_ = nullptr;
   gpu::Stream stream_ = nullptr;  ///< the device's copy stream, if the memory is of the device's pool
 };
+
+/// Sets flags in device memory to `word`: at construction, the epoch before the first. Waits for `stream`.
+void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream);
 
 /// Memory whose last user let go of it where no CUDA function may be called, or while graphs may still run. Any thread.
 class DeviceGraves {

@@ -149,10 +149,9 @@ class CudaLedger final : public LedgerImpl {
     ledgers_ = DeviceMemory(static_cast<size_t>(bytes) * static_cast<size_t>(config.max_ledgers), copies);
     state_ = DeviceMemory(kSendsDoneAt + sizeof(uint64_t) * kMaxRanks, copies);
     const EpochState initial{epoch_before(first_epoch_), 0};
-    const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
-    check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, copies), "flags");
+    set_device_flags(flags, layout_.flags_bytes(), flag_word(initial.epoch), copies);
     if (layout_.has_sentinel_rows())
       check_cuda(
           gpu::fill(group_.heap->view().local(layout_.buffer(first_epoch_)), static_cast<int>(sentinel_copies().blank & 0xffu),

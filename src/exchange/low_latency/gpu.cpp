@@ -2,7 +2,6 @@
 // Low-latency mode on a GPU: memory, order of streams, launches. The algorithms are in protocol/low_latency_*.hpp.
 #include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "exchange/gpu/call_order.hpp"
 #include "exchange/low_latency/impl.hpp"
@@ -83,10 +82,9 @@ class CudaLowLatency final : public LowLatencyImpl {
   void initialize() {
     state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
     const LowLatencyState initial{epoch_before(first_epoch_), 0};
-    const std::vector<uint64_t> words(static_cast<size_t>(layout_.flags_bytes()) / 8, flag_word(initial.epoch));
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
-    check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, gpu_.copy_stream()), "flags");
+    set_device_flags(flags, layout_.flags_bytes(), flag_word(initial.epoch), gpu_.copy_stream());
     layout_.for_each_sentinel_row([&](int64_t offset, int64_t bytes) {
       check_cuda(gpu::fill(flags + offset, 0, static_cast<size_t>(bytes), gpu_.copy_stream()), "rows that come back");
     });

@@ -12,17 +12,6 @@
 
 namespace switchyard::detail {
 
-namespace {
-
-/// Initial value of every flag: the epoch before the first.
-void set_device_flags(std::byte* flags, int64_t bytes, uint64_t word, gpu::Stream stream) {
-  const std::vector<uint64_t> words(static_cast<size_t>(bytes) / 8, word);
-  check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * 8, stream), "flags");
-  check_cuda(gpu::wait_for_stream(stream), "flags");
-}
-
-}  // namespace
-
 CudaNormal::CudaNormal(Group& group, CudaRank& gpu, const NormalConfig& c) : NormalImpl(group, c, CountsAt::device), gpu_(gpu) {
   construct([&] {
     const DeviceGuard guard(gpu_.device());

@@ -8,13 +8,6 @@
 
 namespace switchyard::detail {
 
-namespace {
-
-constexpr int64_t kTokensPerPlanBlock = 64;
-constexpr int kMaxPlanBlocks = 64;  // each block sums the counts of those before it
-
-}  // namespace
-
 // ---- dispatch ----
 
 const CudaHandle& CudaNormal::tables_of(const HandleData& h) { return static_cast<const CudaHandle&>(*h.device); }
@@ -86,9 +79,7 @@ PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing,
 void CudaNormal::plan(Call& given, const Routing& routing, HandleData& h, const Placement* offer) {
   auto& call = static_cast<CudaCall&>(given);
   call.plan = plan_params(call, routing, tables_of(h).tables, offer);
-  const auto blocks_for = [&](int64_t tokens) { return static_cast<int>((routing.ids.tokens + tokens - 1) / tokens); };
-  const int wanted = std::max(std::min(blocks_for(kTokensPerPlanBlock), kMaxPlanBlocks), blocks_for(kMaxTokensPerPlanBlock));
-  launch_plan(call.plan, std::clamp(wanted, 1, gpu_.max_blocks()), call.stream());
+  launch_plan(call.plan, plan_blocks(routing.ids.tokens, gpu_.max_blocks()), call.stream());
 }
 
 bool CudaNormal::await_counts(Call& given, HandleData& h, std::exception_ptr& error) {

@@ -3,6 +3,9 @@
 // without waiting; failures of the launch throw Error(system).
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "arch/gpu_runtime.hpp"
 #include "exchange/gpu/kernel.hpp"
 #include "exchange/gpu/state.hpp"
@@ -109,6 +112,13 @@ inline void set_idle(PlanParams& p, const IdleCall& idle) {
   p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
 }
 
+/// Blocks of a plan of `tokens` tokens, at most `most`: each sums the counts of those before it.
+inline int plan_blocks(int64_t tokens, int most) {
+  constexpr int64_t kUsualTokens = 64, kUsualMost = 64;
+  const auto of = [&](int64_t each) { return (tokens + each - 1) / each; };
+  const int64_t wanted = std::max(std::min(of(kUsualTokens), kUsualMost), of(kMaxTokensPerPlanBlock));
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
+}
 void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream);
 /// `after_plan`: the kernel before on the stream is the plan of the same call; this one's launch overlaps it.
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
