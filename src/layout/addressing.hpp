@@ -32,6 +32,9 @@ struct ExpertMap {
 SWITCHYARD_FN constexpr int64_t pack_source(int rank, int k, int64_t token) {
   return (static_cast<int64_t>(rank) << 48) | (static_cast<int64_t>(k) << 32) | token;
 }
+SWITCHYARD_FN constexpr int source_rank(int64_t source) { return static_cast<int>(source >> 48); }
+SWITCHYARD_FN constexpr int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
+SWITCHYARD_FN constexpr int64_t source_token(int64_t source) { return source & 0xffffffff; }
 
 /// Token range of channel c: consecutive ranges of ceil(tokens / channels).
 SWITCHYARD_FN constexpr int64_t channel_begin(int64_t tokens, int channels, int c) {

@@ -57,8 +57,10 @@ class Blocks {
 void append_calls(Tracer& tracer, Launches launches, const HostTime& host) {
   for (const auto& [key, plan] : launches) {
     if (key.first != static_cast<uint32_t>(Event::plan)) continue;
-    const auto call = launches.find({static_cast<uint32_t>(Event::dispatch), key.second});
-    if (call != launches.end()) call->second.begin = std::min(call->second.begin, plan.begin);
+    for (const Event with_plan : {Event::dispatch, Event::layer}) {
+      const auto call = launches.find({static_cast<uint32_t>(with_plan), key.second});
+      if (call != launches.end()) call->second.begin = std::min(call->second.begin, plan.begin);
+    }
   }
   std::vector<TraceRecord> calls;
   for (const auto& [key, launch] : launches)

@@ -14,6 +14,7 @@
 #include "arch/cpu/order_table.hpp"
 #include "layout/sites.hpp"
 #include "modes/flat/flat_script.hpp"
+#include "modes/fused/fused_rig.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 #include "modes/normal/scenario.hpp"
@@ -43,13 +44,16 @@ enum class Phase {
   ledger,
   ledger_sentinel,
   low_latency,
-  flat
+  flat,
+  fused
 };
 constexpr Phase kPhases[] = {
     Phase::dispatch,       Phase::cached, Phase::combine_in_place, Phase::combine_ordinary, Phase::combine_sums,
-    Phase::combine_routes, Phase::ledger, Phase::ledger_sentinel,  Phase::low_latency,      Phase::flat};
+    Phase::combine_routes, Phase::ledger, Phase::ledger_sentinel,  Phase::low_latency,      Phase::flat,
+    Phase::fused};
 constexpr const char* kPhaseNames[] = {"dispatch",       "cached", "combine_in_place", "combine_ordinary", "combine_sums",
-                                       "combine_routes", "ledger", "ledger_sentinel",  "low_latency",      "flat"};
+                                       "combine_routes", "ledger", "ledger_sentinel",  "low_latency",      "flat",
+                                       "fused"};
 
 /// One order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -107,6 +111,11 @@ constexpr Use kUses[] = {
     {Site::call_header, Phase::flat, Staging::direct},
     {Site::message, Phase::flat, Staging::direct},
     {Site::returned, Phase::flat, Staging::direct},
+    {Site::layer_told, Phase::fused, Staging::direct},
+    {Site::layer_rows, Phase::fused, Staging::direct},
+    {Site::layer_tiles, Phase::fused, Staging::direct},
+    {Site::layer_returned, Phase::fused, Staging::direct},
+    {Site::local_sends, Phase::fused, Staging::direct},  // before layer_told: tokens and what is told of routes
 };
 
 /// Why nothing can see this flag's orders weakened; null if they must be seen.
@@ -115,10 +124,6 @@ const char* redundant_because(Site site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
     case Site::expert_count: return "its value is all that it says: it is posted, without an order";
-    case Site::layer_told:
-    case Site::layer_rows:
-    case Site::layer_tiles:
-    case Site::layer_returned: return "only the kernel of a fused layer has it: no op of a CPU arch";
     case Site::counts:
     case Site::placement:
     case Site::rows:
@@ -130,6 +135,10 @@ const char* redundant_because(Site site) {
     case Site::call_header:
     case Site::message:
     case Site::returned:
+    case Site::layer_told:
+    case Site::layer_rows:
+    case Site::layer_tiles:
+    case Site::layer_returned:
     case Site::local_sends: break;
   }
   return nullptr;
@@ -304,6 +313,20 @@ void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>
   }
 }
 
+/// Whole layers, without a group: calls with nothing between them but what stands for a plan.
+std::vector<std::string> run_fused(const std::optional<Mutant>& mutant) {
+  FusedScenario s;
+  s.world = 3;
+  s.experts = 5;
+  s.topk = 3;
+  s.tokens = {17, 16, 15};
+  s.up_columns = s.down_columns = 2;
+  s.blocks = s.warps = 2;
+  s.calls = 8;
+  if (mutant) switchyard::detail::set_order(mutant->site, mutant->side, std::memory_order_relaxed);
+  return run_fused_layer(s);
+}
+
 struct ChildEnd {
   int status = -1;
   std::string output;
@@ -325,7 +348,7 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
     fleet.options.heap_bytes =
         heap_bytes({c}) + switchyard::LedgerCombine::heap_bytes_for(make_config(*ledger), 3) + kLowLatencyHeap;
     fleet.options.num_blocks = fleet.options.num_warps = 2;
-    const auto failures = run_threads(fleet, [&](switchyard::Group& group, Failures& f) {
+    const auto on_group = [&](switchyard::Group& group, Failures& f) {
       if (phase == Phase::ledger || phase == Phase::ledger_sentinel)
         LedgerRunner(group, *ledger, f, mutant).run();
       else if (phase == Phase::low_latency)
@@ -334,7 +357,8 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
         run_flat(group, f, mutant);
       else
         PhaseRunner(group, *c, f, mutant).run(phase);
-    });
+    };
+    const auto failures = phase == Phase::fused ? run_fused(mutant) : run_threads(fleet, on_group);
     std::fprintf(stderr, "%s", joined(failures).c_str());
     std::fflush(nullptr);
     ::_exit(failures.empty() ? 0 : 1);
@@ -394,7 +418,8 @@ TEST(Survivors, AreDocumented) {
     std::printf("survivor %s: %s\n", switchyard::detail::site_name(site), reason);
     for (const Side side : {Side::acquire, Side::release}) {
       for (const Staging staging : {Staging::direct, Staging::ring}) {
-        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency, Phase::flat}) {
+        for (const Phase phase :
+             {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency, Phase::flat, Phase::fused}) {
           const ChildEnd end = run_child(phase, staging, Mutant{site, side, phase, staging});
           EXPECT_EQ(end.status, 0) << "documented as redundant (" << reason << "), but: " << end.output;
         }

@@ -10,10 +10,8 @@
 //
 // Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
 // pulls, a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after
-// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. So what blocks wait for ends,
-// whatever their number, once all blocks of all ranks have begun: each has a share of the telling, and its first ticket is its
-// own number. The launcher keeps the grid to one block per multiprocessor. Other kernels may delay a block, as long as they
-// end.
+// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. All work is taken by those who are
+// there, telling and the first tickets included, so one resident block per rank suffices.
 //
 // Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
 // sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
@@ -56,9 +54,11 @@ __device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& m
   p.state->epoch = epoch;
 }
 
+template <class A>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  stage_tokens(p);  // what the plan does not touch, while it runs
+  const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
+  const int64_t staged = stage_tokens(p, part);  // what the plan does not touch, while it runs
   ptx::wait_for_previous();
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   }
   if (__syncthreads_or(abort != 0)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
-  const uint32_t base = ptx::shared_address(shared), list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
+  const uint32_t list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
   const uint32_t pieces = (p.up.shared_bytes - list - kPieces * kPieceBytes) & ~127u;
   const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
   gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // the loader and the storer read tiles, too
@@ -85,30 +85,36 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   }
   __syncthreads();
   MoveCounter moved;
+  CudaWarp w{CudaWarp::Bare{}};
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
+                             pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (goes_on) {
-    tell_routes(LayerCall(p, r));
+    tell_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
       ptx::give_registers<56>();
-      if (warp == kLoaderWarp) load_layer_tiles<Up, Down>(LayerCall(p, r));
+      if (warp == kLoaderWarp) load_layer_tiles<A, Up, Down>(LayerCall(p, r));
       if (warp == kClaimerWarp && lane() == 0) claim_layer_tiles(p, r, first_tiles);
       if (warp == kStorerWarp) store_layer_tiles<Up, Down>(LayerCall(p, r));
       if (warp == kMoverWarp) {
         const LayerCall call(p, r);
         Pieces rows(r);
-        if (pull_rows(call, rows, moved)) return_rows(call, first_tiles, rows, moved);
+        if (pull_rows<A>(call, rows, moved)) return_rows<A>(call, first_tiles, rows, moved);
       }
     } else {
       ptx::take_registers<224>();
       uint32_t handed = 0;
       gemm::multiply_tiles<kFusedRows>(r.room, [&]<int kWidth>(gemm::Position& at, uint32_t entry) {
-        if (read_layer_tile(entry).down)
+        const bool down = read_layer_tile(entry).down;
+        const RoleSpan<A> span(down ? Event::expert_down : Event::expert_up);
+        if (down)
           multiply_layer_tile<Down, kWidth>(p.down, r, at, handed);
         else
           multiply_layer_tile<Up, kWidth>(p.up, r, at, handed);
+        span.end(kWidth);
       });
-      sum_tokens<2, 8>(LayerCall(p, r));
+      sum_tokens<A, 2, 8>(LayerCall(p, r));
     }
     __syncwarp();
   }
@@ -119,13 +125,21 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
 
 namespace {
 
+/// Dynamic shared memory of a block; a traced kernel has tracks besides.
 int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel, gemm::kThreads, most_shared);
+constexpr int kTrackBytes = 1024;
+int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - kTrackBytes; }
+const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, most_shared);
+const Kernel<const FusedParams> traced_layer("layer kernel", fused::layer_kernel<CudaTraced>, gemm::kThreads,
+                                             most_traced_shared);
 
 }  // namespace
 
-void launch_fused(const FusedParams& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
-  layer.launch({blocks, gemm::kThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+void launch_fused(const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  FusedParams p = given;
+  const bool traced = p.call.device_trace.records != nullptr;
+  p.up.shared_bytes = static_cast<uint32_t>(traced ? most_traced_shared(limits) : most_shared(limits));
+  (traced ? traced_layer : layer).launch({blocks, gemm::kThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
 }
 
 }  // namespace switchyard::detail

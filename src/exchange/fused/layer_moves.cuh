@@ -4,6 +4,7 @@
 #pragma once
 
 #include "exchange/fused/layer_room.cuh"
+#include "protocol/fused_routes.hpp"
 
 namespace switchyard::detail::fused {
 
@@ -32,60 +33,79 @@ class Pieces {
   uint32_t loads_ = 0, stores_ = 0;
 };
 
-__device__ __forceinline__ int source_rank(int64_t source) { return static_cast<int>(source >> 48); }
-__device__ __forceinline__ int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
-__device__ __forceinline__ int64_t source_token(int64_t source) { return source & 0xffffffff; }
+/// Tokens in parts, which blocks take: two for each, so that all end at about the same time.
+struct TokenParts {
+  int64_t tokens, each;
 
-/// This rank's tokens to where others read them. All threads of all blocks; no wait.
-__device__ __forceinline__ void stage_tokens(const FusedParams& p) {
-  if (p.x == nullptr) return;
-  const int64_t vectors = p.most_tokens * p.layout.row_bytes / 16, step = int64_t{gridDim.x} * blockDim.x;
-  const auto* const from = reinterpret_cast<const uint4*>(p.x);
-  auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
-  constexpr int kAtOnce = 4;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < vectors; i += kAtOnce * step) {
-    uint4 v[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (i + j * step < vectors) v[j] = __ldcs(from + i + j * step);
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
-      if (i + j * step < vectors) to[i + j * step] = v[j];
+  __device__ TokenParts(const FusedParams& p, int64_t number) : tokens(number) {
+    const int64_t parts = 2 * int64_t{gridDim.x};
+    each = (p.most_tokens + parts - 1) / parts;
+    if (each == 0) each = 1;
+  }
+  /// At least one, so that somebody tells.
+  __device__ int64_t count() const { return tokens > 0 ? (tokens + each - 1) / each : 1; }
+  __device__ int64_t begin(int64_t part) const { return part * each; }
+  __device__ int64_t end(int64_t part) const { return begin(part) + each < tokens ? begin(part) + each : tokens; }
+};
+/// All threads of a block: `each(part)` for the parts that it takes. `shared`: four bytes of shared memory. Returns their
+/// number; all threads have ended them then.
+template <class Each>
+__device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenParts& parts, uint32_t shared, Each each) {
+  for (int64_t taken = 0;; ++taken) {
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::store_shared(shared, static_cast<uint32_t>(ptx::add_relaxed(counter, 1)));
+    __syncthreads();
+    const int64_t part = ptx::load_shared(shared);
+    if (part >= parts.count()) return taken;
+    each(part);
   }
 }
 
-/// Tells the ranks of this rank's routes where their rows come from and go to, and that stage_tokens() is over. All threads of
-/// all blocks; no wait.
-__device__ __forceinline__ void tell_routes(const LayerCall& c) {
+/// This rank's tokens to where others read them. All threads of a block; no wait. \returns parts that the block has done
+__device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
+  if (p.x == nullptr) return 0;
+  const TokenParts parts(p, p.most_tokens);
+  const int64_t row = p.layout.row_bytes / 16;
+  const auto* const from = reinterpret_cast<const uint4*>(p.x);
+  auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
+  constexpr int kAtOnce = 4;
+  return take_parts(&p.memory.counters->stagings, parts, shared, [&](int64_t part) {
+    const int64_t end = parts.end(part) * row, step = blockDim.x;
+    for (int64_t i = parts.begin(part) * row + threadIdx.x; i < end; i += kAtOnce * step) {
+      uint4 v[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j * step < end) v[j] = __ldcs(from + i + j * step);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j * step < end) to[i + j * step] = v[j];
+    }
+  });
+}
+
+/// Tells the ranks of this rank's routes what they must know, and, once all parts of this and of stage_tokens() are done, that
+/// it is there. All threads of a block, which has done `staged` of those; no wait.
+__device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const int topk = p.layout.topk;
-  const int64_t routes = c.tokens * topk;
-  for (int64_t f = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; f < routes; f += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t t = f / topk;
-    const int32_t id = p.ids[f], row = p.route_row[f];
-    if (id < 0 || row < 0) continue;
-    const int rank = p.map.owner(id), first = p.map.first(rank), last = first + p.map.count(rank);
-    const auto row_of = [&](int64_t g) { return p.ids[g] >= first && p.ids[g] < last ? p.route_row[g] : -1; };
-    *call.heap.at(rank, p.layout.source(row)) = pack_source(call.rank(), static_cast<int>(f - t * topk), t);
-    int32_t* const places = call.heap.at(rank, p.layout.places(row));
-    bool lowest = true;
-    for (int64_t g = t * topk; g < (t + 1) * topk; ++g) {
-      const int32_t other = row_of(g);
-      lowest = lowest && (other < 0 || other >= row);
-    }
-    places[0] = lowest ? row : -1;
-    if (!lowest) continue;
-    int n = 1;
-    for (int64_t g = t * topk; g < (t + 1) * topk; ++g)
-      if (const int32_t other = row_of(g); other > row) places[n++] = other;
-    for (; n < topk; ++n) places[n] = -1;
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, 1) + 1 != gridDim.x) return;
+  const TokenParts parts(p, c.tokens);
+  const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk};
+  const int topk = routes.topk;
+  const int64_t done = staged + take_parts(&p.memory.counters->tellings, parts, shared, [&](int64_t part) {
+                         for (int64_t f = parts.begin(part) * topk + threadIdx.x; f < parts.end(part) * topk; f += blockDim.x)
+                           tell_route(call.heap, p.layout, routes, f);
+                       });
+  if (threadIdx.x != 0 || done == 0) return;
+  const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.most_tokens).count() : 0);
+  const uint64_t before = ptx::add_acq_rel<Scope::device>(&p.memory.counters->told, static_cast<uint64_t>(done));
+  if (before + static_cast<uint64_t>(done) != static_cast<uint64_t>(all)) return;
   for (int i = 0; i < call.world(); ++i)
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
+}
+
+/// Of the piece of a row that begins at `at`.
+__device__ __forceinline__ uint32_t piece_bytes(int64_t row_bytes, int64_t at) {
+  return static_cast<uint32_t>(row_bytes - at < kPieceBytes ? row_bytes - at : kPieceBytes);
 }
 
 /// Stores the next piece to the rows that the first lanes name; the others name none, which is negative. `first`: its place in
@@ -107,6 +127,7 @@ __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
 }
 
 /// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here.
+template <class A>
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -114,11 +135,13 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
     const uint64_t* const flag = call.heap.local(p.layout.told(source));
-    if (!wait_until(c, Site::layer_told, source, [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+    if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source,
+                       [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
       return false;
   }
   __syncwarp();
   ptx::fence_proxy_async();
+  const RoleSpan<A> span(Event::pull_rows);
   constexpr int kBatch = 8;
   int32_t to = -1, before = -1;  // of this lane: a place of the row whose piece is under way; of the row before it
   // The pieces of all rows form one sequence; a piece is stored once the next one is under way.
@@ -148,12 +171,11 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
       ++moved.payload_rows;
       (source_rank(source) == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(row_bytes);
       for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
-        const uint32_t n = static_cast<uint32_t>(row_bytes - b < kPieceBytes ? row_bytes - b : kPieceBytes);
-        pieces.load(from + b, n);
+        pieces.load(from + b, piece_bytes(row_bytes, b));
         finish_piece();
         to = place;
         at = b;
-        bytes = n;
+        bytes = piece_bytes(row_bytes, b);
         last_piece = b + kPieceBytes >= row_bytes;
         under_way = true;
       }
@@ -162,49 +184,49 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   finish_piece();
   if (lane() == 0) ptx::bulk_wait();
   announce(c, before);
+  span.end(static_cast<int64_t>(moved.payload_rows), record_bytes(moved.remote_bytes));
   return true;
 }
 
-/// Whose row tile `tile` of the rank is, as count_row_tiles_of() numbers them.
-__device__ __forceinline__ int expert_of_tile(const int* first_tiles, int experts, int tile) {
-  int low = 0, high = experts;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (first_tiles[middle] <= tile)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+/// Rows that are returned together: some of a row tile, or none behind its end.
+struct ReturnedRows {
+  int tile, rows;
+  int64_t first;
+};
+inline constexpr int kReturnsOfTile = kFusedRows / kRowsAtOnce;
+__device__ __forceinline__ ReturnedRows returned_rows(const FusedParams& p, const int* first_tiles, int64_t task) {
+  const int tile = static_cast<int>(task / kReturnsOfTile), before = static_cast<int>(task % kReturnsOfTile) * kRowsAtOnce;
+  const int expert = expert_of_tile(first_tiles, p.up.num_experts, tile);
+  const RowTile t = row_tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert], kFusedRows);
+  const int left = t.rows - before;
+  return {tile, left < kRowsAtOnce ? left : kRowsAtOnce, gemm::first_row_of(p.up.ranges, expert) + t.first + before};
 }
 
 /// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
+template <class A>
 __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.row_bytes;
-  constexpr int kParts = kFusedRows / kRowsAtOnce;
-  const int experts = p.up.num_experts, columns = p.down.column_tiles;
-  const int64_t tasks = int64_t{first_tiles[experts]} * kParts;
+  const int64_t tasks = int64_t{first_tiles[p.up.num_experts]} * kReturnsOfTile;
   for (;;) {
     const int64_t task = take(&p.memory.counters->returns, 1);
     if (task >= tasks) break;
-    const int tile = static_cast<int>(task / kParts), part = static_cast<int>(task % kParts);
-    const int expert = expert_of_tile(first_tiles, experts, tile);
-    const RowTile t = row_tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert], kFusedRows);
-    const int rows = t.rows - part * kRowsAtOnce < kRowsAtOnce ? t.rows - part * kRowsAtOnce : kRowsAtOnce;
-    if (rows <= 0) continue;
-    const int64_t first = gemm::first_row_of(p.up.ranges, expert) + t.first + part * kRowsAtOnce;
-    if (!wait_flags(c, Site::layer_tiles, p.memory.y_done + int64_t{tile} * columns, columns)) return;
+    const ReturnedRows r = returned_rows(p, first_tiles, task);
+    if (r.rows <= 0) continue;
+    const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles);
+    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + tiles.first, tiles.count)) return;
     __syncwarp();
+    const RoleSpan<A> span(Event::return_rows);
     ptx::fence_proxy_async();
-    const int64_t source = lane() < rows ? *call.heap.local(p.layout.source(first + lane())) : 0;
+    const int64_t source = lane() < r.rows ? *call.heap.local(p.layout.source(r.first + lane())) : 0;
     const int owner = source_rank(source);
     const int64_t route = source_token(source) * p.layout.topk + source_k(source);
     std::byte* place = nullptr;  // the row travels there
-    if (lane() < rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
-    moved.remote_bytes +=
+    if (lane() < r.rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
+    const uint64_t leaves =
         static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
+    moved.remote_bytes += leaves;
     bool under_way = false;
     std::byte* to = nullptr;
     uint32_t bytes = 0;
@@ -220,20 +242,21 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
     for (uint32_t left = __ballot_sync(~0u, place != nullptr); left != 0; left &= left - 1) {
       const int i = __ffs(static_cast<int>(left)) - 1;
       auto* const there = reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(place), i));
-      const std::byte* const from = p.memory.y + (first + i) * row_bytes;
+      const std::byte* const from = p.memory.y + (r.first + i) * row_bytes;
       for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
-        const uint32_t n = static_cast<uint32_t>(row_bytes - b < kPieceBytes ? row_bytes - b : kPieceBytes);
-        pieces.load(from + b, n);
+        pieces.load(from + b, piece_bytes(row_bytes, b));
         finish_piece();
         to = there + b;
-        bytes = n;
+        bytes = piece_bytes(row_bytes, b);
         under_way = true;
       }
     }
     finish_piece();
     if (lane() == 0) ptx::bulk_wait();
     __syncwarp();
-    if (lane() < rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
+    if (lane() < r.rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
+    __syncwarp();
+    span.end(r.rows, record_bytes(leaves));
   }
 }
 

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block of the layer's kernel: shared memory, tiles by tickets, waits.
 //
-// Tickets count tiles: of step s those of expert s up, then those of expert s - lag down. A tile up waits for its rows, which
-// come by pulls, which wait for nobody's tickets; a tile down waits for tiles up with lower tickets.
+// Which tile a ticket is, and what it waits for: protocol/fused_tickets.hpp.
 #pragma once
 
+#include "arch/cuda/cuda_traced.cuh"
 #include "exchange/fused/launch.hpp"
 #include "gemm/gpu/tile_roles.cuh"
+#include "protocol/fused_tickets.hpp"
 
 namespace switchyard::detail::fused {
 
 using gemm::lane;
 using gemm::Room;
 using gemm::Tile;
+
+/// Where a block keeps the part of its tokens that it is at: behind its barriers, within kFixedBytes.
+inline constexpr uint32_t kPartAt = 448;
 
 /// What a block has besides the Room of its products.
 struct LayerRoom {
@@ -54,39 +58,22 @@ __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* fi
   __syncthreads();
 }
 
-/// Tickets before those of step `step`.
-__device__ __forceinline__ int step_tickets(const FusedParams& p, const int* first_tiles, int step) {
-  const int e = p.up.num_experts, up = step < e ? step : e, late = step - p.lag, down = late < 0 ? 0 : late < e ? late : e;
-  return p.up.column_tiles * first_tiles[up] + p.down.column_tiles * first_tiles[down];
+/// `first_tiles`: as count_row_tiles_of() makes it.
+__device__ __forceinline__ TicketOrder ticket_order(const FusedParams& p, const int* first_tiles) {
+  return {first_tiles, p.up.num_experts, p.lag, p.up.column_tiles, p.down.column_tiles};
 }
 
 __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const int* first_tiles, uint32_t ticket) {
-  const int experts = p.up.num_experts;
-  if (ticket >= static_cast<uint32_t>(step_tickets(p, first_tiles, experts + p.lag)))
-    return {{0, 0, 0, gemm::kNoTile}, false, 0};
-  int low = 0, high = experts + p.lag;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (static_cast<uint32_t>(step_tickets(p, first_tiles, middle)) <= ticket)
-      low = middle;
-    else
-      high = middle;
-  }
-  int at = static_cast<int>(ticket) - step_tickets(p, first_tiles, low), expert = low;
-  bool down = true;
-  if (low < experts) {
-    const int ups = p.up.column_tiles * (first_tiles[low + 1] - first_tiles[low]);
-    down = at >= ups;
-    if (down) at -= ups;
-  }
-  if (down) expert = low - p.lag;
-  const int64_t rows = gemm::rows_of(p.up.ranges, expert);
-  const TilePlace place = tile_place(at, count_row_tiles(rows, kFusedRows), (down ? p.down : p.up).column_tiles);
+  const TicketOrder order = ticket_order(p, first_tiles);
+  if (ticket >= static_cast<uint32_t>(count_tickets(order))) return {{0, 0, 0, gemm::kNoTile}, false, 0};
+  const TicketPlace tile = ticket_place(order, ticket);
+  const int64_t rows = gemm::rows_of(p.up.ranges, tile.expert);
+  const TilePlace place = tile_place(tile.at, count_row_tiles(rows, kFusedRows), (tile.down ? p.down : p.up).column_tiles);
   const RowTile t = row_tile(rows, place.row_tile, kFusedRows);
-  return {{expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, expert) + t.first),
+  return {{tile.expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, tile.expert) + t.first),
            static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16},
-          down,
-          first_tiles[expert] + place.row_tile};
+          tile.down,
+          first_tiles[tile.expert] + place.row_tile};
 }
 
 /// What only the device knows of a call. 24 bytes of shared memory, because the warps that multiply have no registers for it.
@@ -106,6 +93,22 @@ struct LayerCall {
     ptx::store_shared_16(r.call(), {static_cast<int>(word), static_cast<int>(word >> 32), static_cast<int>(tokens), 0});
     ptx::store_shared_16(r.call() + 16, {static_cast<int>(rows), 0, 0, 0});
   }
+};
+
+/// A span of this warp's track, from construction to end(), of an arch that traces. All lanes.
+template <class A>
+class RoleSpan {
+ public:
+  __device__ __forceinline__ explicit RoleSpan(Event event) : event_(event) {
+    if constexpr (requires { A::kDeviceTracing; }) begin_ = A::ticks();
+  }
+  __device__ __forceinline__ void end(int64_t arg, uint32_t bytes = 0) const {
+    if constexpr (requires { A::kDeviceTracing; }) A::record(static_cast<uint16_t>(event_), begin_, A::ticks(), arg, bytes);
+  }
+
+ private:
+  Event event_;
+  uint64_t begin_ = 0;
 };
 
 /// One lane, now and then in a wait for rank `rank` that began at `begin`: whether it must end. Then the fault is recorded,
@@ -146,21 +149,26 @@ __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank
 
 /// All lanes of a warp: until ready() holds in every lane; a lane waits for `rank`. False after a fault (recorded): what was
 /// waited for may not be there.
-template <class Ready>
-__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, int rank, Ready ready) {
+template <class A, class Ready>
+__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
   if (__all_sync(~0u, ready())) return true;
+  const RoleSpan<A> span(event);
   const uint64_t begin = ptx::global_timer();
   for (uint32_t polls = 1;; ++polls) {
     const uint32_t waiting = __ballot_sync(~0u, !ready());
-    if (waiting == 0) return true;
+    if (waiting == 0) {
+      span.end(rank);
+      return true;
+    }
     if ((polls & 63) != 0) continue;
     const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
     if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) return false;
   }
 }
 /// Until `count` flags, of this rank and this GPU, say that they are of this call.
-__device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, const uint64_t* flags, int count) {
-  return wait_until(c, site, c.p.call.rank(), [&] {
+template <class A>
+__device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
+  return wait_until<A>(c, site, event, c.p.call.rank(), [&] {
     bool all = true;
     for (int i = lane(); i < count; i += 32) all = all && flag_reached(ptx::load_acquire<Scope::device>(flags + i), c.word);
     return all;

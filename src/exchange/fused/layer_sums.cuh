@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, flo
 
 /// Sums of tokens out of their routes' rows, k ascending, in float32 from +0 or the row of `out`, rounded once: as combine
 /// per_route. kVectors of 16 bytes of each row, of kAtOnce rows, are under way in each lane.
-template <int kVectors, int kAtOnce>
+template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -76,12 +76,13 @@ __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
     const float weight = row >= 0 && p.weights != nullptr ? p.weights[f] : 1.f;
     const int owner = row >= 0 ? p.map.owner(id) : call.rank();
     const uint64_t* const flag = call.heap.local(p.layout.returned(row >= 0 ? f : 0));
-    if (!wait_until(c, Site::layer_returned, owner,
-                    [&] { return row < 0 || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+    if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, owner,
+                       [&] { return row < 0 || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
       return;
     __syncwarp();
     const std::byte* at = nullptr;
     if (row >= 0) at = owner == call.rank() ? p.memory.y + row * row_bytes : call.heap.local(p.layout.inbox(f));
+    const RoleSpan<A> span(Event::sum_returned);
     const uint32_t kept = __ballot_sync(~0u, row >= 0);
     const int end = (part + 1) * each < vectors ? (part + 1) * each : vectors;
     for (int v = part * each + lane(); v - lane() < end; v += 32 * kVectors) {
@@ -97,6 +98,7 @@ __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
       for (int u = 0; u < kVectors; ++u)
         if (v + 32 * u < end) out[32 * u] = rounded(sum[u]);
     }
+    span.end(__popc(kept));
   }
 }
 

@@ -13,13 +13,10 @@ inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMover
 
 /// One thread, as gemm::claim_tiles.
 __device__ __forceinline__ void claim_layer_tiles(const FusedParams& p, const LayerRoom& r, const int* first_tiles) {
-  uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
-    if (i > 0) {
-      ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
-      ticket = gridDim.x + atomicAdd(&p.memory.counters->tickets, 1u);
-    }
+    if (i > 0) ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
+    const auto ticket = static_cast<uint32_t>(ptx::add_relaxed(&p.memory.counters->tickets, 1));
     const LayerTile t = layer_tile_of(p, first_tiles, ticket);
     ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
     write_layer_tile(r.room.entry(slot), t);
@@ -42,24 +39,28 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each eac
 }
 
 /// Until the rows that a tile reads are there.
+template <class A>
 __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
   const FusedParams& p = c.p;
-  if (t.down)
-    (void)wait_flags(c, Site::layer_tiles, p.memory.h_done + int64_t{t.index} * p.up.column_tiles, p.up.column_tiles);
-  else
-    (void)wait_flags(c, Site::layer_rows, p.memory.arrived + t.tile.row, static_cast<int>(t.tile.shape >> 16));
+  if (t.down) {
+    const FlagRange tiles = awaited_by_down(t.index, p.up.column_tiles);
+    (void)wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.h_done + tiles.first, tiles.count);
+  } else {
+    const FlagRange rows = awaited_by_up(t.tile.row, static_cast<int>(t.tile.shape >> 16));
+    (void)wait_flags<A>(c, Site::layer_rows, Event::wait_tile_rows, p.memory.arrived + rows.first, rows.count);
+  }
   __syncwarp();
   ptx::fence_proxy_async();
 }
 
 /// The warp that loads.
-template <class Up, class Down>
+template <class A, class Up, class Down>
 __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
   const LayerRoom& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
-    await_rows(c, t);
+    await_rows<A>(c, t);
     if (lane() != 0) return;
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;
@@ -127,7 +128,7 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
     if (lane() == 0) ptx::bulk_wait();
     __syncwarp();
     const int columns = (t.down ? p.down : p.up).column_tiles;
-    uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) + int64_t{t.index} * columns + t.tile.column_tile;
+    uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) + flag_of_tile(t.index, columns, t.tile.column_tile);
     if (lane() == 0) ptx::store_release<Scope::device>(flag, c.word);
   });
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the fused layer, described once for host and device.
+// Sizes of the fused layer on GPUs, and its private memory, for host and device.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "base/carver.hpp"
-#include "exchange/normal/tables.hpp"
-#include "layout/control.hpp"
+#include "layout/fused_layout.hpp"
 #include "switchyard/fused.hpp"
 
 namespace switchyard::detail {
@@ -21,61 +20,6 @@ inline constexpr int kRowsAtOnce = 16;
 /// Outputs of a tile up, and down.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
 inline constexpr int kMostFusedExperts = 4608;  ///< the plan's most
-
-/// Memory that other ranks read and write, at the same heap offset on all ranks. Flags come first: they outlive a sleep.
-struct FusedLayout {
-  uint64_t base = 0;  ///< heap offset
-  int world = 1, experts = 0, topk = 0;
-  int64_t tokens = 0;  ///< most of a rank
-  int64_t rows = 0;    ///< most of a rank's experts
-  int64_t row_bytes = 0;
-
-  SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
-  SWITCHYARD_FN int64_t told_at() const { return control().bytes(); }
-  SWITCHYARD_FN int64_t returned_at() const { return told_at() + round_up(int64_t{world} * 8, 128); }
-  SWITCHYARD_FN int64_t flags_bytes() const { return returned_at() + round_up(tokens * topk * 8, 128); }
-  SWITCHYARD_FN int64_t source_at() const { return flags_bytes(); }
-  SWITCHYARD_FN int64_t places_at() const { return source_at() + round_up(rows * 8, 128); }
-  SWITCHYARD_FN int64_t x_at() const { return places_at() + round_up(rows * topk * 4, 128); }
-  SWITCHYARD_FN int64_t inbox_at() const { return x_at() + round_up(tokens * row_bytes, 128); }
-  SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * topk * row_bytes, 128); }
-
-  /// A rank has told where the rows of its tokens go, and they lie at x().
-  SWITCHYARD_FN SymPtr<uint64_t> told(int writer) const { return at<uint64_t>(told_at()) + writer; }
-  /// The output of route f of the reader's tokens lies in its inbox or, if the expert is its own, in its outputs.
-  SWITCHYARD_FN SymPtr<uint64_t> returned(int64_t f) const { return at<uint64_t>(returned_at()) + f; }
-  /// pack_source of a row of the rank's experts, written by its source.
-  SWITCHYARD_FN SymPtr<int64_t> source(int64_t row) const { return at<int64_t>(source_at()) + row; }
-  /// [K] rows of the rank's experts that one row of a source goes to, the lowest first, then -1; of the lowest one. Of others:
-  /// -1.
-  SWITCHYARD_FN SymPtr<int32_t> places(int64_t row) const { return at<int32_t>(places_at()) + row * topk; }
-  SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * row_bytes); }
-  SWITCHYARD_FN SymPtr<std::byte> inbox(int64_t f) const { return at<std::byte>(inbox_at() + f * row_bytes); }
-
- private:
-  template <class T>
-  SWITCHYARD_FN SymPtr<T> at(int64_t offset) const {
-    return {base + static_cast<uint64_t>(offset)};
-  }
-};
-
-/// Counters of this rank alone; 0 between calls.
-struct FusedCounters {
-  uint64_t told, pulls, returns, sums, exits;
-  uint32_t tickets;
-};
-
-/// Memory of this rank alone. Flags hold the word of the call: epochs, never reset.
-struct FusedMemory {
-  std::byte* x_rows = nullptr;  ///< [rows, H] of its experts
-  std::byte* h = nullptr;       ///< [rows, I]
-  std::byte* y = nullptr;       ///< [rows, H]
-  uint64_t* arrived = nullptr;  ///< [rows] of x_rows
-  uint64_t* h_done = nullptr;   ///< [row tiles, column tiles of up]
-  uint64_t* y_done = nullptr;   ///< [row tiles, column tiles of down]
-  FusedCounters* counters = nullptr;
-  int64_t flags = 0;  ///< bytes of the counters and flags, which come first
-};
 
 /// Carves `base`, or only counts the bytes if it is null. `here`: experts of the rank.
 inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int here, FusedMemory& m) {

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 TRACED = "TracedArch"
 # Files of users of the library.
 USERS = ("tests/gpu/kernels/flat_function.cu",)
-# Kernels that are no part of a call; and that of a fused layer, which has no spans yet.
-NEVER_TRACED = ("answer_kernel", "count_kept_kernel", "layer_kernel")
+# Kernels that are no part of a call.
+NEVER_TRACED = ("answer_kernel", "count_kept_kernel")
 
 
 def functions(ptx):

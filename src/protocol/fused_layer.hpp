@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole MoE layer behind its plan, by warps that do one thing at a time: each tells of its tokens' routes, pulls rows of the
+// rank's experts from their sources, computes tiles of both products, returns outputs to their owners and sums tokens, in that
+// order. Rows, tiles and tokens are assigned by counters of the rank. The kernel of GPUs (exchange/fused) has the same flags
+// and tickets, but warps of its own for each of these.
+//
+// | flag           | written by                        | read by             | order           | scope  | reuse              |
+// | layer_told     | source's last warp to tell        | all warps           | release/acquire | system | epoch, never reset |
+// | layer_rows     | warp that pulled the row          | tiles up            | release/acquire | device | epoch, never reset |
+// | layer_tiles    | warp that computed the tile       | tiles down, returns | release/acquire | device | epoch, never reset |
+// | layer_returned | warp of the expert's rank, a row  | owner's sums        | release/acquire | system | epoch, never reset |
+//
+// Progress: telling waits for nobody, and a pull for `layer_told` alone. A warp takes tickets when no row is left to be taken,
+// so a row that a tile up waits for is with a warp that waits for nobody; a tile down waits for tiles up with lower tickets
+// (fused_tickets.hpp), a return for tiles, a sum for returns of all ranks, and nothing for sums. So a rank may have any number
+// of warps, down to one, but all must come to run, because each tells of its share of the tokens.
+//
+// Buffers: every call comes behind a plan, in which each rank hears from each other one that it has ended the call before. So
+// `source`, `places` and the inbox at another rank may be written at once. layout.x() of this rank has been read by others when
+// this rank's call before has ended, because it has had the outputs of all its rows.
+#pragma once
+
+#include "layout/fused_layout.hpp"
+#include "protocol/fused_routes.hpp"
+#include "protocol/fused_tickets.hpp"
+#include "protocol/wait.hpp"
+
+namespace switchyard::detail {
+
+/// Trivially copyable. Rows of an expert follow each other, and so do experts: no padding.
+struct FusedLayerParams {
+  CallContext call;
+  FusedLayout layout;
+  FusedMemory memory;
+  RouteTables routes;  ///< of this rank's tokens
+  TicketOrder order;   ///< of the rank's experts; row tiles have tile_rows rows each, an expert's last one what is left
+  int tile_rows = 1;
+  const int64_t* first_row = nullptr;  ///< [experts of the rank + 1] rows of the experts before; the last one: of all
+  int64_t tokens = 0;                  ///< T
+  const std::byte* x = nullptr;        ///< [T, H]; null: at layout.x() already
+  const float* weights = nullptr;      ///< [T, K], or null: all 1
+  std::byte* out = nullptr;            ///< [T, H]
+  bool add = false;                    ///< sums begin with what `out` holds
+  DType type = DType::bf16;            ///< of tokens and outputs
+  int64_t hidden = 0;
+};
+
+/// A tile as products see it.
+struct FusedTile {
+  int expert;   ///< of the rank's
+  bool down;    ///< reads memory.h and writes memory.y; else reads memory.x_rows and writes memory.h
+  int index;    ///< of the row tile among all of the rank
+  int64_t row;  ///< first of the rank's rows
+  int rows;
+  int column_tile;  ///< of the product's
+};
+
+/// Row tile `index` of the rank; which product and column tile is the caller's.
+SWITCHYARD_FN inline FusedTile fused_row_tile(const FusedLayerParams& p, int expert, int index) {
+  const int64_t row = p.first_row[expert] + int64_t{index - p.order.first_tiles[expert]} * p.tile_rows;
+  const int64_t left = p.first_row[expert + 1] - row;
+  return {expert, false, index, row, static_cast<int>(left < p.tile_rows ? left : p.tile_rows), 0};
+}
+/// Row tiles of a column tile are neighbours, so that its weights are read from the cache.
+SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t ticket) {
+  const TicketPlace place = ticket_place(p.order, ticket);
+  const int first = p.order.first_tiles[place.expert], row_tiles = p.order.first_tiles[place.expert + 1] - first;
+  FusedTile tile = fused_row_tile(p, place.expert, first + place.at % row_tiles);
+  tile.down = place.down;
+  tile.column_tile = place.at / row_tiles;
+  return tile;
+}
+
+/// Waits for `range` of the flags at `flags`, which other warps of this rank set.
+template <class A>
+SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p, uint64_t* flags, const FlagRange& range,
+                                  Site site) {
+  return wait_for<A>(
+      w, p.call, range.count, [&](int i) { return flags + range.first + i; }, p.call.word(), site,
+      [&](int) { return p.call.rank(); });
+}
+
+/// This warp's share of tokens to where others read them, and of what their ranks learn; the last warp tells all ranks.
+template <class A>
+SWITCHYARD_FN void tell_layer(typename A::Warp& w, const FusedLayerParams& p) {
+  const CallContext& call = p.call;
+  const Share share = share_of_blocks(w, 0, w.num_blocks());
+  for (int64_t t = share.index; t < p.tokens; t += share.step) {
+    if (p.x != nullptr)
+      A::copy(w, call.heap.local(p.layout.x(t)), p.x + t * p.layout.row_bytes, static_cast<size_t>(p.layout.row_bytes));
+    A::for_lanes(w, p.routes.topk, [&](int k) { tell_route(call.heap, p.layout, p.routes, t * p.routes.topk + k); });
+  }
+  A::settle(w);
+  if (!arrive_is_last<A>(w, &p.memory.counters->told)) return;
+  A::template publish_to<Scope::system>(
+      w, call.world(),
+      [&](int i) {
+        return FlagStore{call.heap.at(call.in_turn(i), p.layout.told(call.rank())), call.word()};
+      },
+      Site::layer_told);
+}
+
+/// One row, if it is the lowest of its token's here, from its source to all its places. Pending.
+template <class A>
+SWITCHYARD_FN void pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
+  const CallContext& call = p.call;
+  const int32_t* const places = call.heap.local(p.layout.places(row));
+  if (places[0] < 0) return;
+  const int64_t source = *call.heap.local(p.layout.source(row));
+  const int rank = source_rank(source);
+  const auto bytes = static_cast<size_t>(p.layout.row_bytes);
+  A::multicast_to(
+      w, p.layout.topk,
+      [&](int i) -> void* { return places[i] >= 0 ? p.memory.x_rows + places[i] * p.layout.row_bytes : nullptr; },
+      call.heap.at(rank, p.layout.x(source_token(source))), bytes);
+  ++moved.payload_rows;
+  (rank == call.rank() ? moved.local_bytes : moved.remote_bytes) += bytes;
+}
+
+/// Rows of this rank's experts that this warp takes, ascending. False after a fault (recorded).
+template <class A>
+SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
+  const CallContext& call = p.call;
+  const int64_t rows = p.first_row[p.order.experts];
+  const int topk = p.layout.topk;
+  if (!wait_ranks<A>(
+          w, call, [&](int r) { return call.heap.local(p.layout.told(r)); }, Site::layer_told))
+    return false;
+  for (;;) {
+    const auto base = static_cast<int64_t>(A::take(w, &p.memory.counters->pulls, A::kTakenAtOnce));
+    if (base >= rows) return true;
+    const int64_t end = base + A::kTakenAtOnce < rows ? base + A::kTakenAtOnce : rows;
+    for (int64_t row = base; row < end; ++row) pull_row<A>(w, p, row, moved);
+    A::settle(w);
+    A::template publish_to<Scope::device>(
+        w, static_cast<int>(end - base) * topk,
+        [&](int i) {
+          const int32_t* const places = call.heap.local(p.layout.places(base + i / topk));
+          const int32_t place = places[0] < 0 ? -1 : places[i % topk];
+          return FlagStore{place < 0 ? nullptr : p.memory.arrived + place, call.word()};
+        },
+        Site::layer_rows);
+  }
+}
+
+/// Tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one; what it leaves pending is
+/// settled. False after a fault (recorded).
+template <class A, class Multiply>
+SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
+  const auto tickets = static_cast<uint64_t>(count_tickets(p.order));
+  for (;;) {
+    const uint64_t ticket = A::take(w, &p.memory.counters->tickets, 1);
+    if (ticket >= tickets) return true;
+    const FusedTile tile = fused_tile_of(p, static_cast<uint32_t>(ticket));
+    const bool ready =
+        tile.down ? wait_own_flags<A>(w, p, p.memory.h_done, awaited_by_down(tile.index, p.order.up_columns), Site::layer_tiles)
+                  : wait_own_flags<A>(w, p, p.memory.arrived, awaited_by_up(tile.row, tile.rows), Site::layer_rows);
+    if (!ready) return false;
+    multiply(w, tile);
+    A::settle(w);
+    uint64_t* const flags = tile.down ? p.memory.y_done : p.memory.h_done;
+    const int columns = tile.down ? p.order.down_columns : p.order.up_columns;
+    A::template store_release<Scope::device>(w, flags + flag_of_tile(tile.index, columns, tile.column_tile), p.call.word(),
+                                             Site::layer_tiles);
+  }
+}
+
+/// Outputs of row tiles that this warp takes: those of other owners travel to their inbox, and each owner, also this rank, is
+/// told of each. False after a fault (recorded).
+template <class A>
+SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
+  const CallContext& call = p.call;
+  const int64_t row_bytes = p.layout.row_bytes;
+  const int tiles = p.order.first_tiles[p.order.experts];
+  for (;;) {
+    const uint64_t taken = A::take(w, &p.memory.counters->returns, 1);
+    if (taken >= static_cast<uint64_t>(tiles)) return true;
+    const int index = static_cast<int>(taken);
+    const FusedTile tile = fused_row_tile(p, expert_of_tile(p.order.first_tiles, p.order.experts, index), index);
+    if (!wait_own_flags<A>(w, p, p.memory.y_done, awaited_by_return(index, p.order.down_columns), Site::layer_tiles))
+      return false;
+    const auto source_of = [&](int i) { return *call.heap.local(p.layout.source(tile.row + i)); };
+    const auto route_of = [&](int64_t source) { return source_token(source) * p.layout.topk + source_k(source); };
+    for (int i = 0; i < tile.rows; ++i) {
+      const int64_t source = source_of(i);
+      const int owner = source_rank(source);
+      if (owner == call.rank()) continue;
+      A::copy(w, call.heap.at(owner, p.layout.inbox(route_of(source))), p.memory.y + (tile.row + i) * row_bytes,
+              static_cast<size_t>(row_bytes));
+      moved.remote_bytes += static_cast<uint64_t>(row_bytes);
+    }
+    A::settle(w);
+    A::template publish_to<Scope::system>(
+        w, tile.rows,
+        [&](int i) {
+          const int64_t source = source_of(i);
+          return FlagStore{call.heap.at(source_rank(source), p.layout.returned(route_of(source))), call.word()};
+        },
+        Site::layer_returned);
+  }
+}
+
+/// Sums of tokens that this warp takes, as combine per_route: k ascending, in float32. False after a fault (recorded).
+template <class A>
+SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {
+  const CallContext& call = p.call;
+  const int topk = p.layout.topk;
+  const int64_t row_bytes = p.layout.row_bytes;
+  for (;;) {
+    const auto t = static_cast<int64_t>(A::take(w, &p.memory.counters->sums, 1));
+    if (t >= p.tokens) break;
+    const int64_t first = t * topk;
+    const auto row_at = [&](int k) { return p.routes.ids[first + k] >= 0 ? p.routes.route_row[first + k] : -1; };
+    const auto rank_of = [&](int k) { return p.routes.map.owner(p.routes.ids[first + k]); };
+    const uint64_t kept = A::lanes_where(w, topk, [&](int64_t k) { return row_at(static_cast<int>(k)) >= 0; });
+    const bool there = wait_for<A>(
+        w, call, bits(kept), [&](int i) { return call.heap.local(p.layout.returned(first + nth_bit(kept, i))); }, call.word(),
+        Site::layer_returned, [&](int i) { return rank_of(nth_bit(kept, i)); });
+    if (!there) return false;
+    std::byte* const out = p.out + t * row_bytes;
+    A::template reduce_rows_from<kMaxTopk>(
+        w, ReduceSpec{out, nullptr, nullptr, 0, {p.add ? out : nullptr, nullptr}, p.type, p.hidden}, topk, p.weights != nullptr,
+        [&](int k) -> const void* {
+          const int32_t row = row_at(k);
+          if (row < 0) return nullptr;
+          return rank_of(k) == call.rank() ? p.memory.y + row * row_bytes : call.heap.local(p.layout.inbox(first + k));
+        },
+        [&](int k) { return p.weights[first + k]; });
+  }
+  A::settle(w);
+  return true;
+}
+
+/// Kernel body, behind the plan. `multiply(w, tile)`: see multiply_layer_tiles. False after a fault (recorded).
+template <class A, class Multiply>
+SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
+  MoveCounter moved;
+  tell_layer<A>(w, p);
+  const bool done = pull_layer_rows<A>(w, p, moved) && multiply_layer_tiles<A>(w, p, multiply) &&
+                    return_layer_rows<A>(w, p, moved) && sum_layer_tokens<A>(w, p);
+  p.call.moved[w.index()] = moved;
+  FusedCounters* const counters = p.memory.counters;
+  if (arrive_is_last<A>(w, &counters->exits))
+    A::for_lanes(w, 1, [&](int) { counters->pulls = counters->tickets = counters->returns = counters->sums = 0; });
+  return done;
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of a fused layer's tiles, and which flags a tile waits for and sets: pure functions, for host and device.
+//
+// Tickets number all tiles of a rank: of step s those of expert s up, then those of expert s - lag down. Whoever computes tiles
+// takes tickets ascending and works on them in that order. A tile up waits for rows, which wait for nobody's tickets. A tile
+// down waits for all tiles up of its rows, which have lower tickets whatever the lag. So the lowest ticket that is not done can
+// always be worked on, by whoever has it, and one worker is enough.
+#pragma once
+
+#include <cstdint>
+
+#include "base/macros.hpp"
+
+namespace switchyard::detail {
+
+/// Tiles of a rank: row tiles of its experts, ascending, by column tiles.
+struct TicketOrder {
+  const int* first_tiles = nullptr;  ///< [experts + 1] row tiles of the experts before e; the last one: of all
+  int experts = 0;
+  int lag = 0;  ///< steps between an expert's tiles up and those down, at least 0
+  int up_columns = 1, down_columns = 1;
+};
+
+/// Tickets before those of step `step`, in [0, experts + lag].
+SWITCHYARD_INLINE int step_tickets(const TicketOrder& o, int step) {
+  const int e = o.experts, up = step < e ? step : e, late = step - o.lag, down = late < 0 ? 0 : late < e ? late : e;
+  return o.up_columns * o.first_tiles[up] + o.down_columns * o.first_tiles[down];
+}
+SWITCHYARD_INLINE int count_tickets(const TicketOrder& o) { return step_tickets(o, o.experts + o.lag); }
+
+/// A tile among all of a rank.
+struct TicketPlace {
+  int expert = 0;
+  bool down = false;
+  int at = 0;  ///< among the expert's tiles of this product: [0, row tiles * column tiles)
+};
+
+/// The tile of a ticket in [0, count_tickets).
+SWITCHYARD_INLINE TicketPlace ticket_place(const TicketOrder& o, uint32_t ticket) {
+  int low = 0, high = o.experts + o.lag;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (static_cast<uint32_t>(step_tickets(o, middle)) <= ticket)
+      low = middle;
+    else
+      high = middle;
+  }
+  TicketPlace p{low, true, static_cast<int>(ticket) - step_tickets(o, low)};
+  if (low < o.experts) {
+    const int ups = o.up_columns * (o.first_tiles[low + 1] - o.first_tiles[low]);
+    p.down = p.at >= ups;
+    if (p.down) p.at -= ups;
+  }
+  if (p.down) p.expert = low - o.lag;
+  return p;
+}
+
+/// Whose row tile `tile`, of all of the rank, is.
+SWITCHYARD_INLINE int expert_of_tile(const int* first_tiles, int experts, int tile) {
+  int low = 0, high = experts;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_tiles[middle] <= tile)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/// Flags [first, first + count).
+struct FlagRange {
+  int64_t first = 0;
+  int count = 0;
+};
+/// What a tile up waits for: Site::layer_rows of its rows.
+SWITCHYARD_INLINE FlagRange awaited_by_up(int64_t first_row, int rows) { return {first_row, rows}; }
+/// What a tile down of row tile `index` waits for: Site::layer_tiles of the product up, all columns.
+SWITCHYARD_INLINE FlagRange awaited_by_down(int index, int up_columns) { return {int64_t{index} * up_columns, up_columns}; }
+/// What the return of outputs of row tile `index` waits for: Site::layer_tiles of the product down, all columns.
+SWITCHYARD_INLINE FlagRange awaited_by_return(int index, int down_columns) {
+  return {int64_t{index} * down_columns, down_columns};
+}
+/// The flag of its product that a tile sets when its outputs are in memory. `columns`: column tiles of that product.
+SWITCHYARD_INLINE int64_t flag_of_tile(int index, int columns, int column) { return int64_t{index} * columns + column; }
+
+}  // namespace switchyard::detail

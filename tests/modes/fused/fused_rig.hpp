@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fused layer on the CPU, without a group: ranks are threads with a pool of workers each, and products are integers with a
+// closed form, so that every sum is exact.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace harness {
+
+struct FusedScenario {
+  int world = 1, experts = 1, topk = 1;
+  std::vector<int64_t> tokens = {0};  ///< T of each rank
+  bool one_expert = false;            ///< all routes go to the last expert; else anywhere, and some nowhere
+  int64_t capacity = 1 << 20;         ///< rows of an expert; later routes are dropped
+  int lag = 1, up_columns = 1, down_columns = 1, tile_rows = 4;
+  bool weighted = true;
+  bool add = false;      ///< sums begin with what the output holds
+  bool in_heap = false;  ///< the caller makes its tokens where others read them
+  int blocks = 1, warps = 1;
+  bool deferred = false;  ///< copies are performed when they are settled
+  int calls = 3;          ///< one after the other; epochs wrap in between
+  int absent = -1;        ///< this rank makes no call
+  int deadline_ms = 60000;
+};
+std::string to_string(const FusedScenario& s);
+
+/// Runs the calls and compares every element of every output. Returns all failures; empty means success.
+std::vector<std::string> run_fused_layer(const FusedScenario& s);
+
+}  // namespace harness
