@@ -9,7 +9,7 @@ nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 generated=build/cuda/include
 # Paths of files that are not compiled here, each with its reason: wgmma is of sm_90a alone.
 exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn,fp8,fp8_many}.cu src/gemm/gradients/weight_gradient_{bf16,f16}.cu
-  src/exchange/fused/layer.cu)
+  src/exchange/fused/layer{,_fp8}.cu)
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT

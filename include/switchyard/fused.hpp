@@ -33,6 +33,15 @@ struct FusedMoeConfig {
   int64_t max_tokens = 0;    ///< largest T on any rank
   int64_t capacity = 0;      ///< most rows, one for each route, that a rank takes in a call; 0: those of the worst routing
   Overflow overflow = Overflow::fail;  ///< of routes beyond a rank's capacity
+  /// Of weights, and so of what is multiplied: bf16 or fp8_e4m3. Tokens and results are bf16 either way. fp8: H and I are
+  /// multiples of 128, H at most 65536; a token becomes fp8 before it travels, as NormalExchange quantises it.
+  DType type = DType::bf16;
+  ScaleKind row_scales = ScaleKind::f32;     ///< fp8: of tokens, of 128 columns each: f32 or ue8m0
+  ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: of w13_scales and w2_scales
+  /// fp8: of 128 x 128 weights, as ExpertOptions has them: [L, 2 * I / 128, H / 128] and [L, H / 128, I / 128]. They are read
+  /// when the object is made: what writes them has ended by then.
+  const void* w13_scales = nullptr;
+  const void* w2_scales = nullptr;
 };
 
 /// Settings of one call.
@@ -50,7 +59,9 @@ struct FusedMoeMemory {
   /// Of the group's symmetric heap: max_tokens rows, max_tokens * K rows that come back, and R * (8 + 4 K) bytes, counts and
   /// flags aside.
   size_t heap_bytes = 0;
-  size_t private_bytes = 0;  ///< R rows of H, twice, and of I, of two bytes each element; tables and flags
+  /// R rows of H, twice, and of I, of two bytes each element; fp8: of H and of I, of one byte and 1 / 32, and of H of two;
+  /// tables and flags.
+  size_t private_bytes = 0;
 };
 
 namespace detail {
@@ -64,9 +75,10 @@ class FusedImpl;
 /// come ends the call with PeerTimeout within GroupOptions::timeout.
 class FusedMoe {
  public:
-  /// `w13` is [L, 2 * I, H]: of each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. bf16; they stay the
-  /// caller's. \throws on all ranks alike, also if only some have cause to: Error(invalid_argument) naming the field;
-  /// Error(unsupported) for other GPUs and for the CPU; Error(heap_exhausted); Error(system); Error(mismatch).
+  /// `w13` is [L, 2 * I, H]: of each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Of the type that the
+  /// configuration says; they stay the caller's. \throws on all ranks alike, also if only some have cause to:
+  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for the CPU; Error(heap_exhausted);
+  /// Error(system); Error(mismatch).
   FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2);
   FusedMoe(FusedMoe&&) noexcept;
   FusedMoe& operator=(FusedMoe&&) noexcept;
@@ -81,7 +93,7 @@ class FusedMoe {
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
 
   /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
-  /// the tokens may write them here, after the call before.
+  /// the tokens may write them here, after the call before. fp8: null.
   void* tokens() const;
   /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs. Else
   /// empty.

@@ -50,7 +50,8 @@ inline constexpr int64_t kMostDecodeTokens = 256, kMostDecodeRows = 65536;
 enum class MoeForm : uint8_t {
   automatic = 0,  ///< the library chooses: separate, so far
   separate = 1,   ///< dispatch, two products and combine, one call after the other on one stream
-  /// GPUs, bf16, normal mode, CombineOrder::per_route: one kernel in which rows travel while products run (fused.hpp).
+  /// GPUs, bf16 and fp8_e4m3, normal mode, CombineOrder::per_route: one kernel in which rows travel while products run
+  /// (fused.hpp).
   fused = 2,
 };
 template <>

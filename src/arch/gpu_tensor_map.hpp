@@ -14,7 +14,7 @@ namespace switchyard::detail::gpu {
 using TensorMap = CUtensorMap;
 enum class ElementType : uint8_t { bf16, f16, f32, bytes };
 /// Bytes of the rows of a box in shared memory, whose pieces of 16 bytes are exchanged so that columns lie in different banks.
-enum class Swizzle : uint8_t { bytes_64, bytes_128 };
+enum class Swizzle : uint8_t { none, bytes_64, bytes_128 };
 
 /// A dimension of a tensor, and of the boxes that are copied. The first one is dense.
 struct Dimension {
@@ -48,7 +48,9 @@ inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, 
                                         : type == ElementType::f32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                                    : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   return encode(map, data_type, rank, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle == Swizzle::bytes_128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                swizzle == Swizzle::bytes_128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                : swizzle == Swizzle::bytes_64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                               : CU_TENSOR_MAP_SWIZZLE_NONE,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

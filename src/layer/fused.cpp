@@ -16,7 +16,9 @@ class FusedLayer final : public MoeLayer::Impl {
                    {.stream = call.stream, .num_sms = call.num_sms, .device_tokens = call.device_tokens, .add = call.add});
   }
   std::span<const uint8_t> dropped() const override { return layer_.dropped(); }
-  std::string implementation() const override { return "fused, normal, bf16 wgmma:sm_90a"; }
+  std::string implementation() const override {
+    return std::string("fused, normal, ") + to_string(config.type) + " wgmma:sm_90a";
+  }
 
  private:
   FusedMoe layer_;

@@ -113,6 +113,11 @@ FusedMoeConfig LayerSetup::fused() const {
   c.max_tokens = config.max_tokens;
   c.capacity = config.capacity;
   c.overflow = config.overflow;
+  c.type = config.type;
+  c.row_scales = config.row_scales;
+  c.weight_scales = config.weight_scales;
+  c.w13_scales = config.w13_scales;
+  c.w2_scales = config.w2_scales;
   return c;
 }
 
@@ -182,11 +187,12 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   check_kinds(given, backend);
   LayerSetup s{given, world, backend, -1};
   MoeLayerConfig& c = s.config;
-  const bool fuses = backend == Backend::cuda && c.type == DType::bf16 && c.order == CombineOrder::per_route &&
+  const bool fuses = backend == Backend::cuda && c.type != DType::f16 && c.order == CombineOrder::per_route &&
                      c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
     if (!fuses)
-      refuse("form", "fused", "separate or automatic, but for bf16 on GPUs, normal mode, per_route", ErrorCode::unsupported);
+      refuse("form", "fused", "separate or automatic, but for bf16 and fp8_e4m3 on GPUs, normal mode, per_route",
+             ErrorCode::unsupported);
     c.exchange = MoeExchange::normal;
     return s;
   }

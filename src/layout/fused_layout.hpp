@@ -13,9 +13,10 @@ namespace switchyard::detail {
 struct FusedLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1, experts = 0, topk = 0;
-  int64_t tokens = 0;  ///< most of a rank
-  int64_t rows = 0;    ///< most of a rank's experts
-  int64_t row_bytes = 0;
+  int64_t tokens = 0;           ///< most of a rank
+  int64_t rows = 0;             ///< most of a rank's experts
+  int64_t row_bytes = 0;        ///< of an output
+  int64_t x_bytes = row_bytes;  ///< of a token as it travels
 
   SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
   SWITCHYARD_FN int64_t told_at() const { return control().bytes(); }
@@ -24,7 +25,7 @@ struct FusedLayout {
   SWITCHYARD_FN int64_t source_at() const { return flags_bytes(); }
   SWITCHYARD_FN int64_t places_at() const { return source_at() + round_up(rows * 8, 128); }
   SWITCHYARD_FN int64_t x_at() const { return places_at() + round_up(rows * topk * 4, 128); }
-  SWITCHYARD_FN int64_t inbox_at() const { return x_at() + round_up(tokens * row_bytes, 128); }
+  SWITCHYARD_FN int64_t inbox_at() const { return x_at() + round_up(tokens * x_bytes, 128); }
   SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * topk * row_bytes, 128); }
 
   /// A rank has told where the rows of its tokens go, and they lie at x().
@@ -36,7 +37,7 @@ struct FusedLayout {
   /// [K] rows of the rank's experts that one row of a source goes to, the lowest first, then -1; of the lowest one. Of others:
   /// -1.
   SWITCHYARD_FN SymPtr<int32_t> places(int64_t row) const { return at<int32_t>(places_at()) + row * topk; }
-  SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * row_bytes); }
+  SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * x_bytes); }
   SWITCHYARD_FN SymPtr<std::byte> inbox(int64_t f) const { return at<std::byte>(inbox_at() + f * row_bytes); }
 
  private:
@@ -54,11 +55,15 @@ struct FusedCounters {
 /// Memory of this rank alone. Flags hold the word of the call: epochs, never reset.
 struct FusedMemory {
   std::byte* x_rows = nullptr;  ///< [rows, H] of its experts
-  std::byte* h = nullptr;       ///< [rows, I]
-  std::byte* y = nullptr;       ///< [rows, H]
-  uint64_t* arrived = nullptr;  ///< [rows] of x_rows
-  uint64_t* h_done = nullptr;   ///< [row tiles, column tiles of up]
-  uint64_t* y_done = nullptr;   ///< [row tiles, column tiles of down]
+  float* x_scales = nullptr;  ///< fp8: [H / 128, scale_pitch], one for 128 elements of a row; h_scales: [I / 128, scale_pitch]
+  float* h_scales = nullptr;
+  int64_t scale_pitch = 0;
+  float (*weight_scales)[4] = nullptr;  ///< fp8: spread for the kernel, of the product up, then of the one down
+  std::byte* h = nullptr;               ///< [rows, I]
+  std::byte* y = nullptr;               ///< [rows, H]
+  uint64_t* arrived = nullptr;          ///< [rows] of x_rows
+  uint64_t* h_done = nullptr;           ///< [row tiles, column tiles of up]
+  uint64_t* y_done = nullptr;           ///< [row tiles, column tiles of down]
   FusedCounters* counters = nullptr;
   int64_t flags = 0;  ///< bytes of the counters and flags, which come first
 };

@@ -25,6 +25,12 @@ __device__ __forceinline__ uint32_t shared_of_block(uint32_t p, uint32_t rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
   return there;
 }
+/// Reads shared memory of any block.
+__device__ __forceinline__ uint32_t load_of_block(uint32_t there) {
+  uint32_t v;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");
+  return v;
+}
 /// Arrives at a barrier of any block: what this thread has read may be overwritten by who waits there. What it has written is
 /// not made visible to another block; store_async() does that.
 __device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t there) {

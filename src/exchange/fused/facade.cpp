@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/sizes.hpp"
@@ -30,6 +31,26 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
   return tiles * kFusedRows;
 }
 
+void check_type(const FusedMoeConfig& c) {
+  if (c.type == DType::bf16) return;
+  if (c.type != DType::fp8_e4m3)
+    invalid_value("FusedMoeConfig::type", is_named(c.type) ? to_string(c.type) : std::to_string(static_cast<int>(c.type)),
+                  "bf16 or fp8_e4m3");
+  check_range("FusedMoeConfig::hidden (fp8)", c.hidden, 128, kMostFusedFp8Hidden);
+  for (const auto& [name, width] :
+       {std::pair{"FusedMoeConfig::hidden", c.hidden}, {"FusedMoeConfig::intermediate", c.intermediate}})
+    if (width % kFusedScaled != 0) invalid_value(name, std::to_string(width), "a multiple of 128 for fp8_e4m3");
+  check_enum("FusedMoeConfig::row_scales", c.row_scales);
+  check_enum("FusedMoeConfig::weight_scales", c.weight_scales);
+  if (c.row_scales == ScaleKind::none) invalid_value("FusedMoeConfig::row_scales", "none", "f32 or ue8m0");
+  if (c.weight_scales == ScaleKind::none) invalid_value("FusedMoeConfig::weight_scales", "none", "f32 or ue8m0");
+}
+
+/// Of a token as it travels: elements, and of fp8 the float32 scales behind them, to whole 128 bytes.
+int64_t token_bytes(const FusedMoeConfig& c) {
+  return c.type == DType::fp8_e4m3 ? round_up(c.hidden + c.hidden / kFusedScaled * 4, 128) : c.hidden * 2;
+}
+
 }  // namespace
 
 void check_config(const FusedMoeConfig& c, int world) {
@@ -44,6 +65,7 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
   check_enum("FusedMoeConfig::overflow", c.overflow);
+  check_type(c);
   const int64_t most = countable_rows(c, world);
   if (most_rows(c, world) <= most) return;
   const std::string rows = std::to_string(most) + " rows of a rank, for these widths";
@@ -53,7 +75,7 @@ void check_config(const FusedMoeConfig& c, int world) {
 
 /// Without a base.
 FusedLayout layout_of(const FusedMoeConfig& c, int world) {
-  return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2};
+  return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2, token_bytes(c)};
 }
 
 }  // namespace detail

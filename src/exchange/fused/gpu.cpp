@@ -18,10 +18,11 @@ namespace {
 
 using gpu::Swizzle;
 
-constexpr uint64_t kElement = 2;
+constexpr uint64_t kOutElement = 2;
 
-void make_map(CUtensorMap* map, const void* data, std::initializer_list<gpu::Dimension> dimensions, Swizzle swizzle) {
-  if (gpu::make_tensor_map(map, data, gpu::ElementType::bf16, dimensions, swizzle)) return;
+void make_map(CUtensorMap* map, const void* data, gpu::ElementType type, std::initializer_list<gpu::Dimension> dimensions,
+              Swizzle swizzle) {
+  if (gpu::make_tensor_map(map, data, type, dimensions, swizzle)) return;
   throw Error(ErrorCode::system, "FusedMoe: the driver makes no tensor map");
 }
 
@@ -30,42 +31,83 @@ struct Product {
   int experts;
   int64_t n, k;
   bool gated;
-  const void *weights, *in;
-  void* out;
+  const void* weights;
+  const std::byte* in;
+  std::byte* out;
   int64_t rows;
 };
 
-/// The narrow boxes are those of the interleaved outputs of gated tiles: gemm/gpu/gpu_gemm.cpp.
-gemm::GroupedParams product_params(const Product& d, const Tables& tables, uint32_t shared_bytes) {
+gemm::GroupedParams unmapped_params(const Product& d, const Tables& tables, int64_t stage) {
   gemm::GroupedParams g;
   g.num_experts = d.experts;
   g.columns = static_cast<int>(d.gated ? d.n / 2 : d.n);
   const int in_tile = d.gated ? kUpColumns : kDownColumns;
   g.column_tiles = (g.columns + in_tile - 1) / in_tile;
-  g.inner_blocks = std::max(3, static_cast<int>((d.k + gemm::kInner - 1) / gemm::kInner));
-  g.shared_bytes = shared_bytes;
+  g.inner_blocks = static_cast<int>((d.k + stage - 1) / stage);
   g.gating = {std::numeric_limits<float>::infinity(), 1.F, 0.F};
   g.ranges.num_rows = tables.kept;
   g.ranges.wide = true;
   g.ranges.first_row = tables.first_row;
   g.ranges.end = d.rows;
-  g.out = static_cast<uint16_t*>(d.out);
+  return g;
+}
+
+/// The narrow boxes are those of the interleaved outputs of gated tiles: gemm/gpu/gpu_gemm.cpp.
+gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
+  constexpr uint64_t kElement = 2;
+  constexpr auto kType = gpu::ElementType::bf16;
+  gemm::GroupedParams g = unmapped_params(d, tables, gemm::kInner);
+  g.inner_blocks = std::max(3, g.inner_blocks);
+  g.out = reinterpret_cast<uint16_t*>(d.out);
   if (d.experts == 0 || d.rows == 0) return g;
   const auto n = static_cast<uint64_t>(d.n), k = static_cast<uint64_t>(d.k), e = static_cast<uint64_t>(d.experts),
              rows = static_cast<uint64_t>(d.rows), row = k * kElement, columns = static_cast<uint64_t>(g.columns);
   constexpr uint32_t kStage = gemm::kInner;
   if (d.gated)
-    make_map(&g.weights, d.weights, {{k, 0, kStage}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, n * row, 1}},
-             Swizzle::bytes_128);
+    make_map(&g.weights, d.weights, kType,
+             {{k, 0, kStage}, {8, row, 8}, {2, n / 2 * row, 2}, {n / 16, 8 * row, 16}, {e, n * row, 1}}, Swizzle::bytes_128);
   else
-    make_map(&g.weights, d.weights, {{k, 0, kStage}, {n, row, gemm::kTileColumns}, {e, n * row, 1}}, Swizzle::bytes_128);
+    make_map(&g.weights, d.weights, kType, {{k, 0, kStage}, {n, row, gemm::kTileColumns}, {e, n * row, 1}}, Swizzle::bytes_128);
   for (uint32_t step = 1; step <= kFusedRows / kRowStep; ++step)
-    make_map(&g.rows[step - 1], d.in, {{k, 0, kStage}, {rows, row, step * kRowStep}}, Swizzle::bytes_128);
+    make_map(&g.rows[step - 1], d.in, kType, {{k, 0, kStage}, {rows, row, step * kRowStep}}, Swizzle::bytes_128);
   const uint32_t box = d.gated ? 32 : 64;
   const Swizzle swizzle = d.gated ? Swizzle::bytes_64 : Swizzle::bytes_128;
-  make_map(&g.out_64, d.out, {{columns, 0, box}, {rows, columns * kElement, 64}}, swizzle);
-  make_map(&g.out_16, d.out, {{columns, 0, box}, {rows, columns * kElement, 16}}, swizzle);
+  make_map(&g.out_64, d.out, kType, {{columns, 0, box}, {rows, columns * kOutElement, 64}}, swizzle);
+  make_map(&g.out_16, d.out, kType, {{columns, 0, box}, {rows, columns * kOutElement, 16}}, swizzle);
   return g;
+}
+
+/// The boxes are those of gemm/gpu/fp8_many_kernel.cuh. `h_scales`: of the gated product's outputs.
+gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
+  constexpr auto kType = gpu::ElementType::bytes;
+  gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
+  if (d.gated)
+    g.quantised = {d.out, reinterpret_cast<std::byte*>(m.h_scales), 4, m.scale_pitch * 4, false};
+  else
+    g.out = reinterpret_cast<uint16_t*>(d.out);
+  if (d.experts == 0 || d.rows == 0) return g;
+  const auto n = static_cast<uint64_t>(d.n), k = static_cast<uint64_t>(d.k), e = static_cast<uint64_t>(d.experts),
+             rows = static_cast<uint64_t>(d.rows), halves = d.gated ? uint64_t{2} : uint64_t{1};
+  constexpr uint32_t kStage = gemm::kFp8Inner, kHalfUnit = gemm::kUnitRows / 2;
+  make_map(&g.many_weights, d.weights, kType, {{k, 0, kStage}, {n / halves, k, 64}, {halves, n / halves * k, 1}, {e, n * k, 1}},
+           Swizzle::bytes_128);
+  make_map(&g.rows[kHalfUnit / kRowStep - 1], d.in, kType, {{k, 0, kStage}, {rows, k, kHalfUnit}}, Swizzle::bytes_128);
+  return g;
+}
+/// Of a product's rows.
+CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, int blocks) {
+  CUtensorMap map;
+  make_map(&map, scales, gpu::ElementType::f32,
+           {{static_cast<uint64_t>(rows), 0, kFusedScaleBox},
+            {static_cast<uint64_t>(blocks), static_cast<uint64_t>(m.scale_pitch) * 4, 1}},
+           Swizzle::none);
+  return map;
+}
+
+/// Pieces of nearly equal size, of a row that travels.
+uint32_t piece_of(int64_t row_bytes) {
+  const int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
+  return static_cast<uint32_t>(round_up((row_bytes + pieces - 1) / pieces, 16));
 }
 
 class CudaFused final : public FusedImpl {
@@ -111,16 +153,18 @@ class CudaFused final : public FusedImpl {
     if (at.capture.active)
       for (const void* used : {x, static_cast<const void*>(out)})
         if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(used)) keep_in_graph(holder, at.capture.graph);
-    const int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
+    const bool fp8 = config.type == DType::fp8_e4m3;
+    int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
+    if (fp8) blocks = std::max(2, blocks / 2 * 2);
     PlanParams plan = plan_params(ids, weights, o);
     plan.call = p.call;
     plan.words = gpu_.words(at.capture.active);
     launch_plan(plan, plan_blocks(ids.tokens, gpu_.max_blocks()), at.stream);
-    launch_fused(p, blocks, gpu_.limits(), at.stream);
-    order_->end(at, blocks * (gemm::kThreads / 32));
+    (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
+    order_->end(at, blocks * ((fp8 ? gemm::kManyThreads : gemm::kThreads) / 32));
   }
 
-  void* tokens() const override { return group_.heap->view().local(layout_.x(0)); }
+  void* tokens() const override { return config.type == DType::fp8_e4m3 ? nullptr : group_.heap->view().local(layout_.x(0)); }
   std::span<const uint8_t> dropped() const override {
     if (config.overflow != Overflow::drop_and_report) return {};
     return {tables_.dropped, static_cast<size_t>(last_tokens_ * config.topk)};
@@ -146,6 +190,12 @@ class CudaFused final : public FusedImpl {
     if (experts && w2 == nullptr) invalid("w2", " is null");
     gpu_.check_pointer("w13", w13, 16);
     gpu_.check_pointer("w2", w2, 16);
+    if (config.type != DType::fp8_e4m3) return;
+    if (experts && config.w13_scales == nullptr) invalid("FusedMoeConfig::w13_scales", " is null");
+    if (experts && config.w2_scales == nullptr) invalid("FusedMoeConfig::w2_scales", " is null");
+    const size_t scale = config.weight_scales == ScaleKind::f32 ? 4 : 1;
+    gpu_.check_pointer("FusedMoeConfig::w13_scales", config.w13_scales, scale);
+    gpu_.check_pointer("FusedMoeConfig::w2_scales", config.w2_scales, scale);
   }
   void check_call(const void* x, const ExpertIds& ids, const float* weights, const void* out, const FusedMoeCall& o) const {
     if (ids.topk != config.topk)
@@ -168,8 +218,10 @@ class CudaFused final : public FusedImpl {
   int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
   uint64_t hash() const {
     uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
-    for (const int64_t v : {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk},
-                            config.max_tokens, config.capacity, static_cast<int64_t>(config.overflow)})
+    for (const int64_t v :
+         {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
+          config.capacity, static_cast<int64_t>(config.overflow), static_cast<int64_t>(config.type),
+          static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
       h = mix_hash(h, static_cast<uint64_t>(v));
     return h;
   }
@@ -200,11 +252,42 @@ class CudaFused final : public FusedImpl {
     params_.lag = std::min(kLag, here());
     params_.ids = tables_.ids;
     params_.route_row = tables_.route_row;
-    const uint32_t shared = gpu_.limits().shared_bytes;
+    params_.pulled_piece = piece_of(layout_.x_bytes);
+    params_.returned_piece = piece_of(layout_.row_bytes);
+    make_products(w13, w2);
+  }
+  void make_products(const void* w13, const void* w2) {
     const FusedMemory& m = params_.memory;
-    params_.up =
-        product_params({here(), 2 * config.intermediate, config.hidden, true, w13, m.x_rows, m.h, rows}, tables_, shared);
-    params_.down = product_params({here(), config.hidden, config.intermediate, false, w2, m.h, m.y, rows}, tables_, shared);
+    const int64_t rows = layout_.rows;
+    const Product up{here(), 2 * config.intermediate, config.hidden, true, w13, m.x_rows, m.h, rows},
+        down{here(), config.hidden, config.intermediate, false, w2, m.h, m.y, rows};
+    if (config.type != DType::fp8_e4m3) {
+      params_.up = bf16_params(up, tables_);
+      params_.down = bf16_params(down, tables_);
+      return;
+    }
+    params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
+    params_.up = fp8_params(up, tables_, m);
+    params_.down = fp8_params(down, tables_, m);
+    if (here() == 0 || rows == 0) return;
+    params_.up_scales = {scales_map(m.x_scales, m, rows, params_.up.inner_blocks), reinterpret_cast<float4*>(m.weight_scales)};
+    params_.down_scales = {scales_map(m.h_scales, m, rows, params_.down.inner_blocks),
+                           params_.up_scales.weights + here() * weight_scales_of(config).up};
+    spread(params_.up, config.w13_scales, 2 * config.intermediate, true, params_.up_scales);
+    spread(params_.down, config.w2_scales, config.hidden, false, params_.down_scales);
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "scales of the weights");
+  }
+  void spread(const gemm::GroupedParams& g, const void* given, int64_t weights, bool gated, const FusedFp8Scales& to) {
+    WeightScales s;
+    s.given = given;
+    s.ue8m0 = config.weight_scales == ScaleKind::ue8m0;
+    s.experts = here();
+    s.rows = static_cast<int>(weights / kFusedScaled);
+    s.blocks = g.inner_blocks;
+    s.gated = gated;
+    s.column_tiles = g.column_tiles;
+    s.spread = const_cast<float4*>(to.weights);
+    spread_scales(s, gpu_.copy_stream());
   }
 
   PlanParams plan_params(const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {

@@ -12,6 +12,12 @@
 
 namespace switchyard::detail {
 
+/// Scales of the operands of a product in fp8.
+struct FusedFp8Scales {
+  CUtensorMap rows;                 ///< float32 [blocks of 128, rows], boxes of kFusedScaleBox rows of a block
+  const float4* weights = nullptr;  ///< spread_scales()
+};
+
 /// Trivially copyable; set by CudaFused. The kernel completes it by the epoch and the tables' header, which the plan wrote.
 struct FusedParams {
   CallContext call;
@@ -29,8 +35,27 @@ struct FusedParams {
   const float* weights = nullptr;      ///< [T, K], or null: all 1
   std::byte* out = nullptr;            ///< [T, H]
   bool add = false;                    ///< sums begin with what `out` holds
+  /// A token travels, and an output returns, in pieces of so many bytes; of fp8, the last one holds all scales of the token.
+  uint32_t pulled_piece = 0, returned_piece = 0;
+  bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two
+  FusedFp8Scales up_scales, down_scales;  ///< fp8
 };
 
 void launch_fused(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
+
+/// The same in fp8; `blocks` is even.
+void launch_fused_fp8(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
+
+/// The scales of weights, one for 128 x 128 of them, as the kernel in fp8 reads them.
+struct WeightScales {
+  const void* given = nullptr;  ///< [experts, rows, blocks], float32, or UE8M0
+  bool ue8m0 = false;
+  int experts = 0, rows = 0, blocks = 0;  ///< rows: gated: of the gate, then as many of the up half
+  bool gated = false;
+  int column_tiles = 0;
+  float4* spread = nullptr;  ///< [experts, column tiles, 2 blocks of a cluster, blocks]: scales of a stage's first weights, of
+                             ///< the others, 0, 0
+};
+void spread_scales(const WeightScales& scales, gpu::Stream stream);
 
 }  // namespace switchyard::detail

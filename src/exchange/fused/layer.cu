@@ -28,37 +28,11 @@ namespace fused {
 using Up = gemm::Kind<__nv_bfloat16, ptx::OperandOrder::inner, gemm::Finish::gated>;
 using Down = gemm::Kind<__nv_bfloat16, ptx::OperandOrder::inner, gemm::Finish::plain>;
 
-/// One thread: the group has failed before; the host learns of it. As report_abort(), without a call: a function's registers
-/// would be those of the warps that multiply.
-__device__ __forceinline__ void report_failed(const CallContext& call, uint64_t abort, uint64_t epoch) {
-  if (call.operation == Operation::none) return;
-  if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return;
-  FaultRecord& f = *call.fault;
-  f.site = Site::none;
-  f.operation = call.operation;
-  f.aborted = true;
-  f.mismatch = false;
-  f.epoch = epoch;
-  f.seen_abort = abort;
-  f.awaited_rank = -1;
-  f.expected = f.seen = f.waited_ns = 0;
-  ptx::store_release<Scope::system>(&f.ready, 1);
-}
-
-/// One lane of each warp, last thing: what it moved; and the last warp of the rank ends the call.
-__device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& moved, uint64_t epoch) {
-  p.call.moved[blockIdx.x * (gemm::kThreads / 32) + (threadIdx.x >> 5)] = moved;
-  const uint64_t warps = uint64_t{gridDim.x} * (gemm::kThreads / 32);
-  if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->exits, 1) + 1 != warps) return;
-  *p.memory.counters = FusedCounters{};
-  p.state->epoch = epoch;
-}
-
 template <class A>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens(p, part);  // what the plan does not touch, while it runs
+  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // what the plan does not touch, while it runs
   ptx::wait_for_previous();
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -90,7 +64,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (goes_on) {
     tell_routes(LayerCall(p, r), staged, part);
-    count_row_tiles_of(p, first_tiles);
+    count_row_tiles_of<Bf16Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
       ptx::give_registers<56>();
@@ -100,7 +74,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
       if (warp == kMoverWarp) {
         const LayerCall call(p, r);
         Pieces rows(r);
-        if (pull_rows<A>(call, rows, moved)) return_rows<A>(call, first_tiles, rows, moved);
+        if (pull_rows<A, Bf16Layer>(call, rows, moved)) return_rows<A, Bf16Layer>(call, first_tiles, rows, moved);
       }
     } else {
       ptx::take_registers<224>();
@@ -118,7 +92,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
     }
     __syncwarp();
   }
-  if (lane() == 0) leave(p, moved, LayerCall(p, r).word >> kFlagValueBits);
+  if (lane() == 0) leave<Bf16Layer>(p, moved, LayerCall(p, r).word >> kFlagValueBits);
 }
 
 }  // namespace fused

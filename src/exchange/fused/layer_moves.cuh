@@ -3,6 +3,7 @@
 // in pieces through shared memory, by the copy engine.
 #pragma once
 
+#include "arch/cuda/cuda_quantize.cuh"
 #include "exchange/fused/layer_room.cuh"
 #include "protocol/fused_routes.hpp"
 
@@ -24,7 +25,7 @@ class Pieces {
   /// Waits for the oldest piece that was loaded and not yet given. \returns its address
   __device__ __forceinline__ uint32_t next() {
     const uint32_t n = stores_++, slot = n & 1;
-    if (lane() == 0) ptx::mbarrier_wait(r_.come(slot), n >> 1 & 1);
+    ptx::mbarrier_wait(r_.come(slot), n >> 1 & 1);
     return r_.piece(slot);
   }
 
@@ -61,25 +62,64 @@ __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenPart
   }
 }
 
-/// This rank's tokens to where others read them. All threads of a block; no wait. \returns parts that the block has done
-__device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
-  if (p.x == nullptr) return 0;
-  const TokenParts parts(p, p.most_tokens);
-  const int64_t row = p.layout.row_bytes / 16;
+/// One thread of a block: elements [8 i, 8 i + 8), of the pieces of 16 bytes of all tokens, for i = begin, begin + step, ...
+__device__ __forceinline__ void copy_tokens(const FusedParams& p, int64_t begin, int64_t end) {
   const auto* const from = reinterpret_cast<const uint4*>(p.x);
   auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
   constexpr int kAtOnce = 4;
-  return take_parts(&p.memory.counters->stagings, parts, shared, [&](int64_t part) {
-    const int64_t end = parts.end(part) * row, step = blockDim.x;
-    for (int64_t i = parts.begin(part) * row + threadIdx.x; i < end; i += kAtOnce * step) {
-      uint4 v[kAtOnce];
+  const int64_t step = blockDim.x;
+  for (int64_t i = begin + threadIdx.x; i < end; i += kAtOnce * step) {
+    uint4 v[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (i + j * step < end) v[j] = __ldcs(from + i + j * step);
+    for (int j = 0; j < kAtOnce; ++j)
+      if (i + j * step < end) v[j] = __ldcs(from + i + j * step);
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j)
-        if (i + j * step < end) to[i + j * step] = v[j];
+    for (int j = 0; j < kAtOnce; ++j)
+      if (i + j * step < end) to[i + j * step] = v[j];
+  }
+}
+/// The same, as fp8: a token's elements, then a float32 scale for each 128 of them, whatever the kind of scale. `begin` is a
+/// multiple of 16: 16 lanes have a group.
+__device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t begin, int64_t end) {
+  const auto* const from = reinterpret_cast<const uint4*>(p.x);
+  std::byte* const to = p.call.heap.local(p.layout.x(0));
+  const auto in_token = static_cast<uint32_t>(p.up.inner_blocks) * 16;
+  const ScaleKind kind = p.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
+  constexpr int kAtOnce = 4;
+  const int64_t step = blockDim.x;
+  for (int64_t first = begin + (threadIdx.x & ~31u); first < end; first += kAtOnce * step) {
+    const int64_t i = first + lane();
+    RawColumns<1> raw[kAtOnce] = {};
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (i + j * step < end) raw[j].eight[0].low = __ldcs(from + i + j * step);
+#pragma unroll 1
+    for (int j = 0; j < kAtOnce; ++j) {
+      const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1>(raw[0], 16, kind);
+#pragma unroll
+      for (int k = 1; k < kAtOnce; ++k) raw[k - 1] = raw[k];
+      const int64_t at = i + j * step;
+      if (at >= end) continue;
+      const auto piece = static_cast<uint32_t>(at % in_token);
+      std::byte* const token = to + at / in_token * p.layout.x_bytes;
+      *reinterpret_cast<uint2*>(token + piece * 8) = q.bytes[0];
+      if (piece % 16 == 0)
+        reinterpret_cast<float*>(token + in_token * 8)[piece / 16] =
+            p.ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(q.scale)) : __uint_as_float(q.scale);
     }
+  }
+}
+/// This rank's tokens to where others read them. All threads of a block; no wait. \returns parts that the block has done
+template <class L>
+__device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
+  if (p.x == nullptr) return 0;
+  const TokenParts parts(p, p.most_tokens);
+  const int64_t pieces = p.layout.row_bytes / 16;
+  return take_parts(&p.memory.counters->stagings, parts, shared, [&](int64_t part) {
+    if constexpr (L::kFp8)
+      quantise_tokens(p, parts.begin(part) * pieces, parts.end(part) * pieces);
+    else
+      copy_tokens(p, parts.begin(part) * pieces, parts.end(part) * pieces);
   });
 }
 
@@ -103,22 +143,38 @@ __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, 
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
 }
 
-/// Of the piece of a row that begins at `at`.
-__device__ __forceinline__ uint32_t piece_bytes(int64_t row_bytes, int64_t at) {
-  return static_cast<uint32_t>(row_bytes - at < kPieceBytes ? row_bytes - at : kPieceBytes);
-}
+/// A piece of a row that travels in pieces of `each` bytes.
+struct RowPiece {
+  int64_t at;
+  uint32_t bytes;
+  bool last;
 
-/// Stores the next piece to the rows that the first lanes name; the others name none, which is negative. `first`: its place in
-/// row 0.
-__device__ __forceinline__ void store_to_rows(Pieces& pieces, std::byte* first, int64_t row_bytes, int32_t row,
-                                              uint32_t bytes) {
+  __device__ __forceinline__ RowPiece(int64_t begin, int64_t row_bytes, uint32_t each)
+      : at(begin),
+        bytes(row_bytes - begin < each ? static_cast<uint32_t>(row_bytes - begin) : each),
+        last(row_bytes - begin <= each) {}
+};
+
+/// Stores the next piece to the rows that the first lanes name; the others name none, which is negative. Of fp8, the last piece
+/// ends with the row's scales.
+template <class L>
+__device__ __forceinline__ void store_to_rows(const FusedParams& p, Pieces& pieces, const RowPiece& piece, int32_t row) {
   const int rows = __popc(__ballot_sync(~0u, row >= 0));
   const uint32_t shared = pieces.next();
+  const int64_t element_bytes = L::kFp8 ? int64_t{p.up.inner_blocks} * gemm::kFp8Inner : p.layout.x_bytes;
+  const auto bytes = piece.last ? static_cast<uint32_t>(element_bytes - piece.at) : piece.bytes;
   for (int i = 0; i < rows; ++i) {
     const int32_t to = __shfl_sync(~0u, row, i);
-    if (lane() == 0) ptx::bulk_store(first + to * row_bytes, shared, bytes);
+    if (lane() == 0) ptx::bulk_store(p.memory.x_rows + to * element_bytes + piece.at, shared, bytes);
+    if constexpr (L::kFp8) {
+      if (!piece.last) continue;
+      for (int g = lane(); g < p.up.inner_blocks; g += 32)
+        p.memory.x_scales[g * p.memory.scale_pitch + to] =
+            ptx::load_shared_float(shared + bytes + static_cast<uint32_t>(g) * 4);
+    }
   }
   if (lane() == 0) ptx::bulk_commit();
+  if constexpr (L::kFp8) __syncwarp();  // all lanes have read what the next piece overwrites
 }
 /// Tells that the row that each lane names has come.
 __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
@@ -127,11 +183,11 @@ __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
 }
 
 /// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here.
-template <class A>
+template <class A, class L>
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const int64_t row_bytes = p.layout.row_bytes;
+  const int64_t row_bytes = p.layout.x_bytes;
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
     const uint64_t* const flag = call.heap.local(p.layout.told(source));
@@ -145,18 +201,17 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
   constexpr int kBatch = 8;
   int32_t to = -1, before = -1;  // of this lane: a place of the row whose piece is under way; of the row before it
   // The pieces of all rows form one sequence; a piece is stored once the next one is under way.
-  bool under_way = false, last_piece = false;
-  int64_t at = 0;
-  uint32_t bytes = 0;
+  bool under_way = false;
+  RowPiece now(0, 0, 0);
   const auto finish_piece = [&] {
     if (!under_way) return;
-    store_to_rows(pieces, p.memory.x_rows + at, row_bytes, to, bytes);
+    store_to_rows<L>(p, pieces, now, to);
     if (__any_sync(~0u, before >= 0)) {
       if (lane() == 0) ptx::bulk_wait_but<1>();
       announce(c, before);
       before = -1;
     }
-    if (last_piece) before = to;
+    if (now.last) before = to;
     under_way = false;
   };
   for (;;) {
@@ -170,13 +225,12 @@ __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, Mo
       const int32_t place = lane() < p.layout.topk ? call.heap.local(p.layout.places(row))[lane()] : -1;
       ++moved.payload_rows;
       (source_rank(source) == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(row_bytes);
-      for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
-        pieces.load(from + b, piece_bytes(row_bytes, b));
+      for (int64_t b = 0; b < row_bytes; b += p.pulled_piece) {
+        const RowPiece piece(b, row_bytes, p.pulled_piece);
+        pieces.load(from + b, piece.bytes);
         finish_piece();
         to = place;
-        at = b;
-        bytes = piece_bytes(row_bytes, b);
-        last_piece = b + kPieceBytes >= row_bytes;
+        now = piece;
         under_way = true;
       }
     }
@@ -193,28 +247,31 @@ struct ReturnedRows {
   int tile, rows;
   int64_t first;
 };
-inline constexpr int kReturnsOfTile = kFusedRows / kRowsAtOnce;
+template <class L>
+inline constexpr int kReturnsOfTile = L::kRows / kRowsAtOnce;
+template <class L>
 __device__ __forceinline__ ReturnedRows returned_rows(const FusedParams& p, const int* first_tiles, int64_t task) {
-  const int tile = static_cast<int>(task / kReturnsOfTile), before = static_cast<int>(task % kReturnsOfTile) * kRowsAtOnce;
+  const int tile = static_cast<int>(task / kReturnsOfTile<L>),
+            before = static_cast<int>(task % kReturnsOfTile<L>) * kRowsAtOnce;
   const int expert = expert_of_tile(first_tiles, p.up.num_experts, tile);
-  const RowTile t = row_tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert], kFusedRows);
+  const RowTile t = L::tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert]);
   const int left = t.rows - before;
   return {tile, left < kRowsAtOnce ? left : kRowsAtOnce, gemm::first_row_of(p.up.ranges, expert) + t.first + before};
 }
 
 /// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
-template <class A>
+template <class A, class L>
 __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const int64_t row_bytes = p.layout.row_bytes;
-  const int64_t tasks = int64_t{first_tiles[p.up.num_experts]} * kReturnsOfTile;
+  const int64_t tasks = int64_t{first_tiles[p.up.num_experts]} * kReturnsOfTile<L>;
   for (;;) {
     const int64_t task = take(&p.memory.counters->returns, 1);
     if (task >= tasks) break;
-    const ReturnedRows r = returned_rows(p, first_tiles, task);
+    const ReturnedRows r = returned_rows<L>(p, first_tiles, task);
     if (r.rows <= 0) continue;
-    const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles);
+    const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles * L::kWriters);
     if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + tiles.first, tiles.count)) return;
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);
@@ -243,11 +300,12 @@ __device__ __forceinline__ void return_rows(const LayerCall& c, const int* first
       const int i = __ffs(static_cast<int>(left)) - 1;
       auto* const there = reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(place), i));
       const std::byte* const from = p.memory.y + (r.first + i) * row_bytes;
-      for (int64_t b = 0; b < row_bytes; b += kPieceBytes) {
-        pieces.load(from + b, piece_bytes(row_bytes, b));
+      for (int64_t b = 0; b < row_bytes; b += p.returned_piece) {
+        const RowPiece piece(b, row_bytes, p.returned_piece);
+        pieces.load(from + b, piece.bytes);
         finish_piece();
         to = there + b;
-        bytes = piece_bytes(row_bytes, b);
+        bytes = piece.bytes;
         under_way = true;
       }
     }

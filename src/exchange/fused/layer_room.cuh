@@ -15,19 +15,34 @@ using gemm::lane;
 using gemm::Room;
 using gemm::Tile;
 
-/// Where a block keeps the part of its tokens that it is at: behind its barriers, within kFixedBytes.
-inline constexpr uint32_t kPartAt = 448;
+/// What the kernel of a layer in bf16, and of one in fp8, has: threads of a block; rows of its tiles; blocks that compute a
+/// tile together, of which each sets a flag of its own.
+struct Bf16Layer {
+  static constexpr int kThreads = gemm::kThreads, kRows = kFusedRows, kWriters = 1;
+  static constexpr bool kFp8 = false;
+  static __device__ RowTile tile(int64_t rows, int index) { return row_tile(rows, index, kRows); }
+};
+struct Fp8Layer {
+  static constexpr int kThreads = gemm::kManyThreads, kRows = kFusedFp8Rows, kWriters = 2;
+  static constexpr bool kFp8 = true;
+  static __device__ RowTile tile(int64_t rows, int index) {
+    return unit_tile(rows, index, gemm::kUnitRows, kRows / gemm::kUnitRows);
+  }
+};
 
-/// What a block has besides the Room of its products.
+/// Where a block keeps the part of its tokens that it is at: behind its barriers, within kFixedBytes.
+inline constexpr uint32_t kPartAt = 768;
+
+/// What a block has besides the room of its products, of which this knows the beginning alone.
 struct LayerRoom {
   Room room;
   uint32_t pieces;  ///< kPieces buffers of kPieceBytes
 
-  __device__ uint32_t staged(int group) const { return room.base + 336 + 8 * static_cast<uint32_t>(group); }
-  __device__ uint32_t stored(int group) const { return room.base + 352 + 8 * static_cast<uint32_t>(group); }
-  __device__ uint32_t come(uint32_t piece) const { return room.base + 368 + 8 * piece; }
-  __device__ uint32_t failed() const { return room.base + 400; }
-  __device__ uint32_t call() const { return room.base + 416; }
+  __device__ uint32_t staged(int group) const { return room.base + 640 + 8 * static_cast<uint32_t>(group); }
+  __device__ uint32_t stored(int i) const { return room.base + 656 + 8 * static_cast<uint32_t>(i); }
+  __device__ uint32_t come(uint32_t piece) const { return room.base + 672 + 8 * piece; }
+  __device__ uint32_t failed() const { return room.base + 704; }
+  __device__ uint32_t call() const { return room.base + 720; }
   __device__ uint32_t piece(uint32_t i) const { return pieces + i * kPieceBytes; }
 };
 
@@ -49,10 +64,11 @@ __device__ __forceinline__ void write_layer_tile(uint32_t entry, const LayerTile
 }
 
 /// first_tiles[e]: row tiles of the experts before e; the last one: of all. All threads; ends with a barrier of all.
+template <class L>
 __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* first_tiles) {
   const int experts = p.up.num_experts;
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x))
-    first_tiles[e] = count_row_tiles(gemm::rows_of(p.up.ranges, e), kFusedRows);
+    first_tiles[e] = count_row_tiles(gemm::rows_of(p.up.ranges, e), L::kRows);
   __syncthreads();
   gemm::sum_before(first_tiles, experts);
   __syncthreads();
@@ -63,13 +79,14 @@ __device__ __forceinline__ TicketOrder ticket_order(const FusedParams& p, const 
   return {first_tiles, p.up.num_experts, p.lag, p.up.column_tiles, p.down.column_tiles};
 }
 
+template <class L>
 __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const int* first_tiles, uint32_t ticket) {
   const TicketOrder order = ticket_order(p, first_tiles);
   if (ticket >= static_cast<uint32_t>(count_tickets(order))) return {{0, 0, 0, gemm::kNoTile}, false, 0};
   const TicketPlace tile = ticket_place(order, ticket);
   const int64_t rows = gemm::rows_of(p.up.ranges, tile.expert);
-  const TilePlace place = tile_place(tile.at, count_row_tiles(rows, kFusedRows), (tile.down ? p.down : p.up).column_tiles);
-  const RowTile t = row_tile(rows, place.row_tile, kFusedRows);
+  const TilePlace place = tile_place(tile.at, count_row_tiles(rows, L::kRows), (tile.down ? p.down : p.up).column_tiles);
+  const RowTile t = L::tile(rows, place.row_tile);
   return {{tile.expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, tile.expert) + t.first),
            static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16},
           tile.down,
@@ -173,6 +190,61 @@ __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event 
     for (int i = lane(); i < count; i += 32) all = all && flag_reached(ptx::load_acquire<Scope::device>(flags + i), c.word);
     return all;
   });
+}
+
+/// One thread: the group has failed before; the host learns of it. As report_abort(), without a call: a function's registers
+/// would be those of the warps that multiply.
+__device__ __forceinline__ void report_failed(const CallContext& call, uint64_t abort, uint64_t epoch) {
+  if (call.operation == Operation::none) return;
+  if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return;
+  FaultRecord& f = *call.fault;
+  f.site = Site::none;
+  f.operation = call.operation;
+  f.aborted = true;
+  f.mismatch = false;
+  f.epoch = epoch;
+  f.seen_abort = abort;
+  f.awaited_rank = -1;
+  f.expected = f.seen = f.waited_ns = 0;
+  ptx::store_release<Scope::system>(&f.ready, 1);
+}
+
+/// One lane of each warp, last thing: what it moved; and the last warp of the rank ends the call.
+template <class L>
+__device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& moved, uint64_t epoch) {
+  constexpr int kWarps = L::kThreads / 32;
+  p.call.moved[blockIdx.x * kWarps + (threadIdx.x >> 5)] = moved;
+  if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->exits, 1) + 1 != uint64_t{gridDim.x} * kWarps) return;
+  *p.memory.counters = FusedCounters{};
+  p.state->epoch = epoch;
+}
+
+/// All lanes of a warp: `each(tile)` for every tile of the block; then this warp needs its entry no more.
+template <class Each>
+__device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each each) {
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const LayerTile t = read_layer_tile(r.room.entry(slot));
+    ptx::mbarrier_arrive(r.room.taken(slot));
+    if (t.tile.shape == gemm::kNoTile) return;
+    each(t);
+  }
+}
+
+/// Until the rows that a tile reads are there. All lanes of the warp that loads.
+template <class A, class L>
+__device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
+  const FusedParams& p = c.p;
+  if (t.down) {
+    const FlagRange tiles = awaited_by_down(t.index, p.up.column_tiles * L::kWriters);
+    (void)wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.h_done + tiles.first, tiles.count);
+  } else {
+    const FlagRange rows = awaited_by_up(t.tile.row, static_cast<int>(t.tile.shape >> 16));
+    (void)wait_flags<A>(c, Site::layer_rows, Event::wait_tile_rows, p.memory.arrived + rows.first, rows.count);
+  }
+  __syncwarp();
+  ptx::fence_proxy_async();
 }
 
 /// The next of the indices 0, 1, 2, ..., `count` at a time; all lanes.

@@ -17,40 +17,12 @@ __device__ __forceinline__ void claim_layer_tiles(const FusedParams& p, const La
     const uint32_t slot = static_cast<uint32_t>(i & 1);
     if (i > 0) ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
     const auto ticket = static_cast<uint32_t>(ptx::add_relaxed(&p.memory.counters->tickets, 1));
-    const LayerTile t = layer_tile_of(p, first_tiles, ticket);
+    const LayerTile t = layer_tile_of<Bf16Layer>(p, first_tiles, ticket);
     ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
     write_layer_tile(r.room.entry(slot), t);
     ptx::mbarrier_arrive(r.room.told(slot));
     if (t.tile.shape == gemm::kNoTile) return;
   }
-}
-
-/// All lanes of a warp: `each(tile)` for every tile of the block; then this warp needs its entry no more.
-template <class Each>
-__device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each each) {
-  for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1);
-    ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
-    const LayerTile t = read_layer_tile(r.room.entry(slot));
-    ptx::mbarrier_arrive(r.room.taken(slot));
-    if (t.tile.shape == gemm::kNoTile) return;
-    each(t);
-  }
-}
-
-/// Until the rows that a tile reads are there.
-template <class A>
-__device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
-  const FusedParams& p = c.p;
-  if (t.down) {
-    const FlagRange tiles = awaited_by_down(t.index, p.up.column_tiles);
-    (void)wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.h_done + tiles.first, tiles.count);
-  } else {
-    const FlagRange rows = awaited_by_up(t.tile.row, static_cast<int>(t.tile.shape >> 16));
-    (void)wait_flags<A>(c, Site::layer_rows, Event::wait_tile_rows, p.memory.arrived + rows.first, rows.count);
-  }
-  __syncwarp();
-  ptx::fence_proxy_async();
 }
 
 /// The warp that loads.
@@ -60,7 +32,7 @@ __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   const LayerRoom& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
-    await_rows<A>(c, t);
+    await_rows<A, Bf16Layer>(c, t);
     if (lane() != 0) return;
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;

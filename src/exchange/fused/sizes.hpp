@@ -12,28 +12,60 @@
 namespace switchyard::detail {
 
 /// Rows of the widest tile: what the rows that travel leave of a block's shared memory.
-inline constexpr int kFusedRows = 176;
-/// A row travels in pieces of at most so many bytes, each through one of kPieces buffers of a block.
-inline constexpr uint32_t kPieceBytes = 7168, kPieces = 2;
+inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
+/// fp8: rows whose scales are brought together: those of a tile, and up to three before.
+inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
+/// A row travels in pieces of at most so many bytes, each through one of kPieces buffers of a block: one of a token of 7168 in
+/// fp8 with its scales.
+inline constexpr uint32_t kPieceBytes = 7424, kPieces = 2;
 /// Rows of a tile that are sent to their owners together.
 inline constexpr int kRowsAtOnce = 16;
 /// Outputs of a tile up, and down.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
+/// fp8: so that the last piece of a token holds all its scales.
+inline constexpr int64_t kMostFusedFp8Hidden = 65536;
 inline constexpr int kMostFusedExperts = 4608;  ///< the plan's most
+
+/// What depends on the type of the weights: rows of the widest tile; blocks that compute a tile together, each with a flag;
+/// bytes of an element that is multiplied.
+struct FusedTypeSizes {
+  int tile_rows, writers;
+  int64_t element;
+};
+inline FusedTypeSizes fused_type_sizes(const FusedMoeConfig& c) {
+  return c.type == DType::fp8_e4m3 ? FusedTypeSizes{kFusedFp8Rows, 2, 1} : FusedTypeSizes{kFusedRows, 1, 2};
+}
+/// fp8: elements that have a scale together.
+inline constexpr int64_t kFusedScaled = 128;
+
+/// fp8: numbers of four float32 of an expert in the spread scales of its weights.
+struct FusedWeightScales {
+  int64_t up, down;
+};
+inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
+  const int64_t up_tiles = (c.intermediate + kUpColumns - 1) / kUpColumns,
+                down_tiles = (c.hidden + kDownColumns - 1) / kDownColumns;
+  return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
+}
 
 /// Carves `base`, or only counts the bytes if it is null. `here`: experts of the rank.
 inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int here, FusedMemory& m) {
-  constexpr int64_t kElement = 2;
-  const int64_t tiles = rows / kFusedRows + here;
+  const FusedTypeSizes type = fused_type_sizes(c);
+  const int64_t tiles = (rows / type.tile_rows + here) * type.writers;
   Carver carver(base);
   carver.take(m.counters, 1);
   carver.take(m.arrived, rows);
   carver.take(m.h_done, tiles * ((c.intermediate + kUpColumns - 1) / kUpColumns));
   carver.take(m.y_done, tiles * ((c.hidden + kDownColumns - 1) / kDownColumns));
   m.flags = carver.bytes();
-  carver.take(m.x_rows, rows * c.hidden * kElement);
-  carver.take(m.h, rows * c.intermediate * kElement);
-  carver.take(m.y, rows * c.hidden * kElement);
+  carver.take(m.x_rows, rows * c.hidden * type.element);
+  carver.take(m.h, rows * c.intermediate * type.element);
+  carver.take(m.y, rows * c.hidden * 2);
+  if (c.type != DType::fp8_e4m3) return carver.bytes();
+  m.scale_pitch = (rows + 3) / 4 * 4;
+  carver.take(m.x_scales, c.hidden / kFusedScaled * m.scale_pitch);
+  carver.take(m.h_scales, c.intermediate / kFusedScaled * m.scale_pitch);
+  carver.take(m.weight_scales, here * (weight_scales_of(c).up + weight_scales_of(c).down));
   return carver.bytes();
 }
 

@@ -90,7 +90,8 @@ class Kernel final : public KernelBase {
   }
   void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const override {
     const auto shared = static_cast<uint32_t>(std::min(most_shared_(limits), kIdleShared));
-    launch({limits.multiprocessors, most_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
+    const int blocks = std::max(2, limits.multiprocessors / 2 * 2);  // whole clusters, of kernels that have them
+    launch({blocks, most_threads_, shared}, stream, idle_argument<std::remove_const_t<Given>>(idle)...);
   }
 
  private:

@@ -57,11 +57,11 @@ __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row,
                                             const QuantizedColumns<1>& q) {
   *reinterpret_cast<uint2*>(p.quantised.rows + row * p.columns + column) = q.bytes[0];
   if (!scale) return;
-  std::byte* const scales = p.quantised.scales + row * p.quantised.row;
+  std::byte* const at = p.quantised.scales + row * p.quantised.row + group * p.quantised.block;
   if (p.quantised.ue8m0)
-    scales[group] = static_cast<std::byte>(q.scale);
+    *at = static_cast<std::byte>(q.scale);
   else
-    reinterpret_cast<uint32_t*>(scales)[group] = q.scale;
+    *reinterpret_cast<uint32_t*>(at) = q.scale;
 }
 
 /// Stores a tile's outputs as fp8, each row with a scale: the tile's columns are one group. They are rounded to bf16 before, so

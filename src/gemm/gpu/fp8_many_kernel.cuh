@@ -34,6 +34,7 @@ struct ManyKind : Fp8Kind<kTileFinish> {
   static constexpr int kScaledRows = kMostManyRows, kWeightScales = 2;
   /// Of a warp: 8 rows of 64 outputs, or of a group of 128, as bf16.
   static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
+  static constexpr uint32_t kFromOther = 1024;  ///< of that, what the other block sends, of a group
   /// Of the gate and of the up half; else twice the same.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + static_cast<int>(ptx::cluster_rank());
@@ -63,10 +64,11 @@ __device__ __forceinline__ ManyRoom<K> make_many_room(uint32_t base, uint32_t sh
   return {{base, fit < kMostStages ? fit : kMostStages}};
 }
 
-/// By one thread, before a barrier of the cluster.
+/// Before a barrier of the cluster. `loaders`, `readers`: as make_barriers().
 template <class K>
-__device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room) {
-  make_barriers(room, 1 + K::kScaleThreads, kManyMathThreads + 1 + K::kScaleThreads, 2 * kManyMathWarps);
+__device__ __forceinline__ void make_many_barriers(const ManyRoom<K>& room, uint32_t loaders = 1 + K::kScaleThreads,
+                                                   uint32_t readers = kManyMathThreads + 1 + K::kScaleThreads) {
+  make_barriers(room, loaders, readers, 2 * kManyMathWarps);
   if (threadIdx.x != 0) return;
   ptx::mbarrier_init(room.sent(0), 1);
   ptx::mbarrier_init(room.sent(1), 1);
@@ -168,9 +170,10 @@ inline constexpr int kTurnThreads = 2 * 128;  // who passes a turn, and who take
 __device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), kTurnThreads); }
 __device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, kTurnThreads); }
 
-/// The sums of this warpgroup's unit.
+/// The sums of this warpgroup's unit. Scales of a stage's rows begin with those of `before` rows more.
 template <class K>
-__device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums) {
+__device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at, UnitSums& sums,
+                                              int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
   // Of the first stage; the others' are multiples further. Of descriptors the low halves, as the high ones are all alike.
@@ -180,7 +183,7 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
            first_weights = static_cast<uint32_t>(ptx::operand_at(room.stage(0) + kManyRowBytes));
   uint32_t first_weight_scales = room.scales(0) + kWeightScalesAt<K>;
   uint32_t first_row_scales =
-      room.scales(0) + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+      room.scales(0) + static_cast<uint32_t>(before + math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
   ptx::keep_register(first_rows);
   ptx::keep_register(first_weights);
   ptx::keep_register(first_weight_scales);
@@ -264,7 +267,7 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
     ptx::store_async(there + at, rank == 0 ? high : low, bar);
   }
   __syncwarp();
-  if (lane() == 0) ptx::mbarrier_expect(room.ready(warp), K::kWarpStaging / 2);
+  if (lane() == 0) ptx::mbarrier_expect(room.ready(warp), K::kFromOther);
   ptx::mbarrier_wait(room.ready(warp), parity);
   constexpr int kLanes = 16;  // of a row, 8 columns each
   const int piece = lane() % kLanes, column = column_tile * 128 + piece * 8;
@@ -308,6 +311,18 @@ __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const
   }
 }
 
+/// As multiply_unit(), of a tile that has no unit for this warpgroup.
+template <class K>
+__device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyRoom<K>& room, Position& at) {
+  for (int block = 0; block < p.inner_blocks; ++block) {
+    ptx::mbarrier_wait(room.full(at.slot), at.parity);
+    take_turn();
+    pass_turn();
+    release_in_both(room, at.slot);
+    advance(room, at);
+  }
+}
+
 /// What each of the warps that multiply does. The last warpgroup has nothing to multiply in tiles of two units.
 template <class K>
 __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManyRoom<K>& room) {
@@ -326,13 +341,7 @@ __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, cons
       multiply_many_tile(p, room, at, entry, parity);
       parity ^= 1;
     } else {
-      for (int block = 0; block < p.inner_blocks; ++block) {
-        ptx::mbarrier_wait(room.full(at.slot), at.parity);
-        take_turn();
-        pass_turn();
-        release_in_both(room, at.slot);
-        advance(room, at);
-      }
+      skip_unit(p, room, at);
     }
     ptx::mbarrier_arrive(room.taken(slot));
   }

@@ -9,9 +9,9 @@
 
 namespace switchyard::detail::gemm {
 
-/// Of a stage: scales of its rows, then of its weights.
+/// Of a stage: scales of its rows, then of its weights; whole 128 bytes, as a copy of a box wants.
 template <class K>
-inline constexpr uint32_t kScaleBytes = K::kScaledRows * 4 + 32;
+inline constexpr uint32_t kScaleBytes = (K::kScaledRows * 4 + 32 + 127) / 128 * 128;
 template <class K>
 inline constexpr uint32_t kWeightScalesAt = K::kScaledRows * 4;
 

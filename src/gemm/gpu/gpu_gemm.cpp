@@ -169,6 +169,7 @@ class GpuGemm final : public GroupedGemm::Impl {
     params_.quantised.scales = static_cast<std::byte*>(out.scales);
     params_.quantised.row = static_cast<int64_t>(scale_row_bytes(out.cols, out.scale_kind));
     params_.quantised.ue8m0 = out.scale_kind == ScaleKind::ue8m0;
+    params_.quantised.block = params_.quantised.ue8m0 ? 1 : 4;
   }
   void set_scales(const ConstRows& x, const ExpertRows& rows) {
     Fp8Scales& s = params_.scales;

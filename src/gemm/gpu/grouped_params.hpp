@@ -58,11 +58,11 @@ struct Fp8Scales {
   bool weights_ue8m0 = false;
 };
 
-/// Where quantised outputs go: e4m3 [end, columns], and the scale of block b of row r at r * row + b * (4, or 1: UE8M0).
+/// Where quantised outputs go: e4m3 [end, columns], and the scale of block b of row r at r * row + b * block bytes.
 struct Fp8Outputs {
   std::byte* rows = nullptr;
   std::byte* scales = nullptr;
-  int64_t row = 0;
+  int64_t row = 0, block = 0;
   bool ue8m0 = false;
 };
 

@@ -21,9 +21,29 @@ using switchyard::MoeLayer;
 using switchyard::MoeLayerCall;
 using switchyard::MoeLayerConfig;
 using switchyard::Overflow;
+using switchyard::ScaleKind;
 using switchyard::testing::MoeCase;
 using switchyard::testing::MoeRank;
 using Rank = MoeRank<GpuRig>;
+
+/// Widths are multiples of 128: one row tile and several, of one unit of 64 rows to three; tokens that travel in one piece and
+/// in two; sums as short as a stage and longer than all of them; half a column tile.
+std::vector<MoeCase> fused_fp8_cases() {
+  std::vector<MoeCase> all{
+      {.c = {.name = "fused_fp8", .intermediate = 256, .tokens = {44, 61}}},
+      {.c = {.name = "fused_fp8_many_rows", .hidden = 384, .intermediate = 384, .tokens = {300, 171}},
+       .row_scales = ScaleKind::ue8m0},
+      {.c = {.name = "fused_fp8_one_expert", .hidden = 1024, .intermediate = 128, .tokens = {130, 97}, .only = 4}},
+      {.c = {.name = "fused_fp8_no_tokens", .hidden = 128, .intermediate = 640, .tokens = {0, 90}, .idle = 2}},
+      {.c = {.name = "fused_fp8_long_tokens", .experts = 3, .hidden = 8192, .intermediate = 128, .tokens = {33, 20}}},
+      {.c = {.name = "fused_fp8_few_experts", .experts = 1, .topk = 1, .intermediate = 1536, .tokens = {200, 64}}},
+  };
+  for (MoeCase& m : all) {
+    m.fp8 = true;
+    m.form = MoeForm::fused;
+  }
+  return all;
+}
 
 /// The cases of both backends, and both modes again in f16 and in fp8.
 std::vector<MoeCase> gpu_cases() {
@@ -40,6 +60,7 @@ std::vector<MoeCase> gpu_cases() {
     m.form = MoeForm::fused;
     all.push_back(m);
   }
+  for (const MoeCase& m : fused_fp8_cases()) all.push_back(m);
   return all;
 }
 
@@ -182,12 +203,21 @@ TEST(GpuMoeLayer, HasTheBitsOfEveryExchange) {
   });
 }
 
-MoeCase with_capacity(Overflow overflow, MoeForm form) {
-  return {.c = {.name = "capacity", .tokens = {40, 30}, .only = 4}, .capacity = 140, .overflow = overflow, .form = form};
+struct FormCase {
+  const char* name;
+  MoeForm form;
+  bool fp8;
+};
+MoeCase with_capacity(Overflow overflow, const FormCase& f) {
+  return {.c = {.name = "capacity", .intermediate = f.fp8 ? 128 : 136, .tokens = {40, 30}, .only = 4},
+          .fp8 = f.fp8,
+          .capacity = 140,
+          .overflow = overflow,
+          .form = f.form};
 }
 
 // The kernels find it, all ranks hear of it from their group, nothing is written, and the layer goes on.
-class GpuMoeForms : public testing::TestWithParam<MoeForm> {};
+class GpuMoeForms : public testing::TestWithParam<FormCase> {};
 
 TEST_P(GpuMoeForms, FailBeyondCapacity) {
   const MoeCase m = with_capacity(Overflow::fail, GetParam());
@@ -247,8 +277,10 @@ TEST_P(GpuMoeForms, DropBeyondCapacity) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms, testing::Values(MoeForm::separate, MoeForm::fused),
-                         [](const auto& form) { return std::string(to_string(form.param)); });
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms,
+                         testing::Values(FormCase{"separate", MoeForm::separate, false},
+                                         FormCase{"fused", MoeForm::fused, false}, FormCase{"fused_fp8", MoeForm::fused, true}),
+                         [](const auto& form) { return std::string(form.param.name); });
 
 /// Enqueues while another GPU is current, where there is one; the layer does not mind.
 template <class Enqueue>

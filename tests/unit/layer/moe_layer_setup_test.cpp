@@ -222,6 +222,25 @@ TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
               "hidden = 36: must be a multiple of 8");
 }
 
+TEST(MoeLayerSetup, FusedFormInFp8) {
+  MoeLayerConfig c = on_gpus();
+  c.form = MoeForm::fused;
+  c.hidden = 1024;
+  c.intermediate = 256;
+  const size_t bf16 = MoeLayer::memory_required(c, 2, Backend::cuda).total();
+  c.type = DType::fp8_e4m3;
+  EXPECT_LT(MoeLayer::memory_required(c, 2, Backend::cuda).total(), bf16);
+  const auto refused = [&](const std::string& part, const std::function<void(MoeLayerConfig&)>& change) {
+    MoeLayerConfig other = c;
+    change(other);
+    expect_text(outcome_of([&] { (void)MoeLayer::memory_required(other, 2, Backend::cuda); }), ErrorCode::invalid_argument,
+                part);
+  };
+  refused("hidden = 1088: must be a multiple of 128 for fp8_e4m3", [](auto& o) { o.hidden = 1088; });
+  refused("intermediate = 192: must be a multiple of 128 for fp8_e4m3", [](auto& o) { o.intermediate = 192; });
+  refused("hidden (fp8) = 65664: must be in [128, 65536]", [](auto& o) { o.hidden = 65664; });
+}
+
 // Named by the field that asks for it, also where another one could change.
 TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   const auto refused = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
@@ -234,7 +253,6 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   };
   refused(Backend::cpu, [](auto&) {});
   refused(Backend::cuda, [](auto& c) { c.type = DType::f16; });
-  refused(Backend::cuda, [](auto& c) { c.type = DType::fp8_e4m3; });
   refused(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; });
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
 }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "switchyard/layer.hpp"
@@ -21,7 +22,8 @@ namespace switchyard::testing {
 struct MoeCase {
   LayerCase c;  ///< `masked`: low latency
   CombineOrder order = CombineOrder::per_route;
-  bool fp8 = false;  ///< tokens of c.type, bf16; tokens become fp8 on the way, weights are fp8
+  bool fp8 = false;                       ///< tokens of c.type, bf16; tokens become fp8 on the way, weights are fp8
+  ScaleKind row_scales = ScaleKind::f32;  ///< of fp8
   WeightStorage storage = WeightStorage::view;
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
@@ -36,6 +38,7 @@ struct MoeCase {
     m.topk = c.topk;
     m.max_tokens = c.most_tokens();
     m.type = type();
+    m.row_scales = row_scales;
     m.order = order;
     m.exchange = c.masked ? MoeExchange::low_latency : MoeExchange::normal;
     m.capacity = capacity;
@@ -51,7 +54,7 @@ struct MoeCase {
   }
   LowLatencyConfig low_latency() const {
     LowLatencyConfig l = c.low_latency();
-    if (fp8) l.scales = ScaleKind::f32;
+    if (fp8) l.scales = row_scales;
     return l;
   }
   /// Of fp8: codes have three bits behind the point, in rows, weights and the rows between; their errors are independent.
@@ -84,14 +87,23 @@ struct RankWeights {
   float *w13_scales = nullptr, *w2_scales = nullptr;
 };
 
-/// bf16 as e4m3 codes with a scale of 1 / 64.
-inline std::vector<std::byte> fp8_codes(const std::vector<std::byte>& bf16) {
-  std::vector<std::byte> codes(bf16.size() / 2);
-  for (size_t i = 0; i < codes.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
-    oracle::store(DType::fp8_e4m3, codes.data(), at, 64 * oracle::load(DType::bf16, bf16.data(), at));
+/// Weights as e4m3 codes, each 128 x 128 with a power of two of their own.
+struct ScaledCodes {
+  std::vector<std::byte> codes;
+  std::vector<float> scales;
+};
+/// `bf16` is [halves, rows, columns].
+inline ScaledCodes scaled_codes(const std::vector<std::byte>& bf16, int halves, int64_t rows, int64_t columns, int seed) {
+  ScaledCodes to{std::vector<std::byte>(bf16.size() / 2), {}};
+  const int64_t across = num_scales(columns), down = num_scales(rows);
+  for (int64_t b = 0; b < halves * down * across; ++b)
+    to.scales.push_back(std::ldexp(1.0f, -5 - static_cast<int>((seed + b * 5 + b / across) % 4)));
+  for (int64_t at = 0; at < static_cast<int64_t>(to.codes.size()); ++at) {
+    const int64_t row = at / columns % rows, half = at / columns / rows;
+    const float scale = to.scales[static_cast<size_t>((half * down + row / 128) * across + at % columns / 128)];
+    oracle::store(DType::fp8_e4m3, to.codes.data(), at, oracle::load(DType::bf16, bf16.data(), at) / scale);
   }
-  return codes;
+  return to;
 }
 
 template <class Rig>
@@ -99,24 +111,26 @@ RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   const LayerCase& c = m.c;
   const auto here = static_cast<size_t>(end - first);
   const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.type());
+  const auto scales = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
   RankWeights w{static_cast<std::byte*>(rig.room(2 * here * bytes)), static_cast<std::byte*>(rig.room(here * bytes))};
+  if (m.fp8) {
+    w.w13_scales = static_cast<float*>(rig.room(2 * here * scales * 4));
+    w.w2_scales = static_cast<float*>(rig.room(here * scales * 4));
+  }
   for (int e = first; e < end; ++e) {
     LayerWeights of(c, e);
+    const auto index = static_cast<size_t>(e - first), at = index * bytes;
     if (m.fp8) {
-      of.w13 = fp8_codes(of.w13);
-      of.w2 = fp8_codes(of.w2);
+      ScaledCodes up = scaled_codes(of.w13, 2, c.intermediate, c.hidden, e);
+      ScaledCodes down = scaled_codes(of.w2, 1, c.hidden, c.intermediate, e + 1);
+      rig.write(w.w13_scales + 2 * index * scales, up.scales.data(), 2 * scales * 4);
+      rig.write(w.w2_scales + index * scales, down.scales.data(), scales * 4);
+      of.w13 = std::move(up.codes);
+      of.w2 = std::move(down.codes);
     }
-    const auto at = static_cast<size_t>(e - first) * bytes;
     rig.write(w.w13 + 2 * at, of.w13.data(), 2 * bytes);
     rig.write(w.w2 + at, of.w2.data(), bytes);
   }
-  if (!m.fp8) return w;
-  const auto blocks = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
-  const std::vector<float> scales(2 * here * blocks, 1.0f / 64);
-  w.w13_scales = static_cast<float*>(rig.room(2 * here * blocks * 4));
-  w.w2_scales = static_cast<float*>(rig.room(here * blocks * 4));
-  rig.write(w.w13_scales, scales.data(), 2 * here * blocks * 4);
-  rig.write(w.w2_scales, scales.data(), here * blocks * 4);
   return w;
 }
 
@@ -162,7 +176,7 @@ class MoeByHand {
     DispatchOptions send;
     send.stream = stream;
     send.overflow = m_.overflow;
-    if (m_.fp8) send.quantize = ScaleKind::f32;
+    if (m_.fp8) send.quantize = m_.row_scales;
     if (m_.capacity > 0) send.size = SizePolicy::capacity;
     send.capacity = m_.capacity;
     CombineOptions back;
@@ -238,7 +252,7 @@ class MoeRank {
       const auto behind = static_cast<std::ptrdiff_t>(static_cast<size_t>(rows) * m_.c.row_bytes());
       std::copy(base.begin() + behind, base.end(), expected.begin() + behind);
     }
-    if (got != expected) return who + "other bits than by hand";
+    if (got != expected) return who + "other bits than by hand: " + distance(got, expected);
     if (!all) return "";
     std::vector<double> exact = layer_reference(m_.c, call, rank_, dropped());
     double error = 0, norm = 0;
@@ -272,6 +286,22 @@ class MoeRank {
  private:
   MoeArguments arguments() const {
     return {{x_, tokens(), m_.c.hidden, m_.c.type}, ExpertIds::of(ids_, tokens(), m_.c.topk), weights_};
+  }
+  std::string distance(const std::vector<std::byte>& got, const std::vector<std::byte>& expected) const {
+    double error = 0, norm = 0;
+    int64_t others = 0, first = -1;
+    for (int64_t i = 0; i < tokens() * m_.c.hidden; ++i) {
+      const auto a = static_cast<double>(oracle::load(m_.c.type, got.data(), i)),
+                 b = static_cast<double>(oracle::load(m_.c.type, expected.data(), i));
+      error += (a - b) * (a - b);
+      norm += b * b;
+      if (a == b) continue;
+      ++others;
+      if (first < 0) first = i;
+    }
+    return std::to_string(others) + " elements, the first one is " + std::to_string(first % m_.c.hidden) + " of token " +
+           std::to_string(first / m_.c.hidden) + "; off by " + std::to_string(std::sqrt(error)) + " of a norm of " +
+           std::to_string(std::sqrt(norm));
   }
   std::vector<std::byte> read(const void* from) {
     std::vector<std::byte> rows(static_cast<size_t>(tokens()) * m_.c.row_bytes());

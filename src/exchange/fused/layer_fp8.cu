@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole MoE layer in fp8 in one persistent launch. Flags, progress and buffers: layer.cu. Here two blocks are a cluster,
+// which takes tickets together, and a tile has a flag of each; tokens become fp8 where they are staged, and their scales travel
+// behind them. The outputs of a tile up are written by ordinary stores, as are scales: copies of boxes read them behind a proxy
+// fence. A cluster waits for nothing but what layer.cu says: its blocks run at the same time, and go through the same tiles.
+#include "arch/cuda/cuda_arch.cuh"
+#include "exchange/fused/layer_fp8_tiles.cuh"
+#include "exchange/fused/layer_moves.cuh"
+#include "exchange/fused/layer_sums.cuh"
+
+namespace switchyard::detail {
+
+namespace fused {
+
+/// All threads of a cluster: whether the group has failed before, as its first block sees it, since blocks of a cluster go on
+/// together or not at all. `word`: four bytes of shared memory.
+__device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t word) {
+  if (threadIdx.x == 0) {
+    const uint64_t abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
+    ptx::store_shared(word, abort != 0 ? 1 : 0);
+    if (abort != 0 && ptx::cluster_rank() == 0) report_failed(p.call, abort, epoch_after(p.state->epoch));
+  }
+  ptx::cluster_barrier();
+  const bool failed = ptx::load_of_block(ptx::shared_of_block(word, 0)) != 0;
+  ptx::cluster_barrier();
+  return failed;
+}
+
+__device__ __forceinline__ LayerRoom make_fp8_room(uint32_t base, uint32_t shared_bytes, int experts) {
+  const uint32_t list = (static_cast<uint32_t>(experts) + 2) * 4;
+  const uint32_t pieces = (shared_bytes - list - kPieces * kPieceBytes) & ~127u;
+  return {gemm::make_many_room<Fp8Up>(base, pieces + list, experts), base + pieces};
+}
+/// Before a barrier of the cluster.
+__device__ __forceinline__ void make_fp8_barriers(const LayerRoom& r) {
+  gemm::make_many_barriers(many_room<Fp8Up>(r), 1,
+                           gemm::kManyMathThreads + 2 * kLanes);  // the loader and the teller read tiles, too
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < 2; ++i) {
+    ptx::mbarrier_init(r.stored(i), gemm::kManyMathWarps);
+    ptx::mbarrier_init(r.come(static_cast<uint32_t>(i)), 1);
+  }
+  ptx::store_shared(r.failed(), 0);
+  ptx::fence_mbarrier_init();
+}
+
+template <class A>
+__global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 1)
+    fp8_layer_kernel(const __grid_constant__ FusedParams p) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
+  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // what the plan does not touch, while it runs
+  ptx::wait_for_previous();
+  if (cluster_failed(p, part)) return;
+  int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
+  const LayerRoom r = make_fp8_room(base, p.up.shared_bytes, p.up.num_experts);
+  make_fp8_barriers(r);
+  const bool goes_on = p.header->status == 0;
+  if (threadIdx.x == 0)
+    LayerCall::write(r, flag_word(epoch_after(p.state->epoch)), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
+  ptx::cluster_barrier();
+  MoveCounter moved;
+  CudaWarp w{CudaWarp::Bare{}};
+  const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
+                             pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
+  if (goes_on) {
+    tell_routes(LayerCall(p, r), staged, part);
+    count_row_tiles_of<Fp8Layer>(p, first_tiles);
+    const int warp = static_cast<int>(threadIdx.x >> 5);
+    if (warp >= gemm::kManyMathWarps) {
+      ptx::give_registers<56>();
+      if (warp == kFp8LoaderWarp) load_fp8_tiles<A>(LayerCall(p, r));
+      if (warp == kFp8ClaimerWarp && lane() == 0) claim_fp8_tiles(p, r, first_tiles);
+      if (warp == kFp8TellerWarp) tell_fp8_tiles<A>(LayerCall(p, r));
+      if (warp == kFp8MoverWarp) {
+        const LayerCall call(p, r);
+        Pieces rows(r);
+        if (pull_rows<A, Fp8Layer>(call, rows, moved)) return_rows<A, Fp8Layer>(call, first_tiles, rows, moved);
+      }
+    } else {
+      ptx::take_registers<152>();
+      multiply_fp8_tiles<A>(p, r);
+      sum_tokens<A, 2, 8>(LayerCall(p, r));
+    }
+    __syncwarp();
+  }
+  if (lane() == 0) leave<Fp8Layer>(p, moved, LayerCall(p, r).word >> kFlagValueBits);
+  __syncwarp();
+  ptx::cluster_barrier();  // the other block reaches this one's shared memory no more
+}
+
+__global__ void spread_kernel(const __grid_constant__ WeightScales s) {
+  const int64_t all = int64_t{s.experts} * s.column_tiles * 2 * s.blocks;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < all; i += int64_t{gridDim.x} * blockDim.x) {
+    const auto block = static_cast<int>(i % s.blocks);
+    const int64_t part = i / s.blocks, tile = part / 2 % s.column_tiles, expert = part / 2 / s.column_tiles;
+    const auto scale = [&](int64_t row) {
+      const int64_t at = (expert * s.rows + (row < s.rows ? row : s.rows - 1)) * s.blocks + block;
+      return s.ue8m0 ? f32_from_ue8m0(static_cast<const uint8_t*>(s.given)[at]) : static_cast<const float*>(s.given)[at];
+    };
+    const float first = scale(s.gated ? tile : tile * 2 + part % 2), second = s.gated ? scale(tile + s.rows / 2) : first;
+    s.spread[i] = {first, second, 0.F, 0.F};
+  }
+}
+
+}  // namespace fused
+
+namespace {
+
+int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
+constexpr int kTrackBytes = 1024;  ///< a traced kernel has tracks besides
+int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - kTrackBytes; }
+int no_shared(const DeviceLimits&) { return 0; }
+const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, most_shared);
+const Kernel<const FusedParams> traced_layer("layer kernel", fused::fp8_layer_kernel<CudaTraced>, gemm::kManyThreads,
+                                             most_traced_shared);
+const Kernel<const WeightScales> spread("weight scales kernel", fused::spread_kernel, 256, no_shared);
+
+}  // namespace
+
+void launch_fused_fp8(const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  FusedParams p = given;
+  const bool traced = p.call.device_trace.records != nullptr;
+  p.up.shared_bytes = static_cast<uint32_t>(traced ? most_traced_shared(limits) : most_shared(limits));
+  (traced ? traced_layer : layer).launch({blocks, gemm::kManyThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+}
+
+void spread_scales(const WeightScales& scales, gpu::Stream stream) { spread.launch({256, 256, 0}, stream, scales); }
+
+}  // namespace switchyard::detail

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The roles of a block of the layer's kernel in fp8 that belong to products: claiming, loading, multiplying, telling. As in
+// gemm/gpu/fp8_many_kernel.cuh: two blocks are a cluster, which goes through the same tiles; but the loader waits for a tile's
+// rows and brings the scales too, which lie so that a copy of a box can, and a warp tells of what was stored.
+#pragma once
+
+#include "exchange/fused/layer_room.cuh"
+#include "gemm/gpu/fp8_many_kernel.cuh"
+
+namespace switchyard::detail::fused {
+
+inline constexpr int kFp8LoaderWarp = 12, kFp8ClaimerWarp = 13, kFp8TellerWarp = 14, kFp8MoverWarp = 15;
+
+/// A warp has room for 8 rows of a group that is quantised, which the other block writes too, and behind it for 8 rows of 64
+/// outputs, which it may be storing then.
+template <gemm::Finish kFinish>
+struct FusedFp8Kind : gemm::ManyKind<kFinish> {
+  static constexpr uint32_t kRowsAt = 2048, kWarpStaging = kRowsAt + 1024;
+  static constexpr int kScaledRows = kFusedScaleBox;
+};
+/// A copy of scales begins at a multiple of 16 bytes: so many rows before the tile.
+__device__ __forceinline__ int scales_before(int row) { return row & 3; }
+using Fp8Up = FusedFp8Kind<gemm::Finish::quantised>;
+using Fp8Down = FusedFp8Kind<gemm::Finish::plain>;
+/// The rooms of both kinds are the same.
+template <class K>
+__device__ __forceinline__ gemm::ManyRoom<K> many_room(const LayerRoom& r) {
+  static_assert(gemm::kScaleBytes<K> == gemm::kScaleBytes<Fp8Up> && gemm::ManyRoom<K>::kFixed == gemm::ManyRoom<Fp8Up>::kFixed);
+  return {r.room};
+}
+
+/// The thread that says which tiles the cluster computes: gemm::tell_tiles(), with the tickets of a layer.
+__device__ __forceinline__ void claim_fp8_tiles(const FusedParams& p, const LayerRoom& r, const int* first_tiles) {
+  const gemm::ManyRoom<Fp8Up> room = many_room<Fp8Up>(r);
+  const bool leads = ptx::cluster_rank() == 0;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1), parity = static_cast<uint32_t>(i >> 1 & 1);
+    if (i > 0) ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
+    uint32_t ticket = 0;
+    if (leads) ticket = static_cast<uint32_t>(ptx::add_relaxed(&p.memory.counters->tickets, 1));
+    ptx::mbarrier_wait(room.taken(slot), parity ^ 1);
+    if (leads) {
+      ptx::store_async(ptx::shared_of_block(room.letter(slot), 1), ticket, ptx::shared_of_block(room.sent(slot), 1));
+    } else {
+      ptx::mbarrier_expect(room.sent(slot), 4);
+      ptx::mbarrier_wait(room.sent(slot), parity);
+      ticket = ptx::load_shared(room.letter(slot));
+    }
+    const LayerTile t = layer_tile_of<Fp8Layer>(p, first_tiles, ticket);
+    write_layer_tile(room.entry(slot), t);
+    ptx::mbarrier_arrive(room.told(slot));
+    if (t.tile.shape == gemm::kNoTile) return;
+  }
+}
+
+/// One stage: this block's weights, half of each unit's rows for both blocks, and all scales for this one.
+template <class K>
+__device__ __forceinline__ void load_fp8_stage(const gemm::GroupedParams& g, const FusedFp8Scales& scales, const Tile& t,
+                                               const gemm::ManyRoom<K>& room, uint32_t slot, int block) {
+  constexpr uint32_t kHalfUnit = gemm::kUnitBytes / 2, kHalfWeights = gemm::kBlockWeights / 2 * gemm::kFp8Inner;
+  constexpr uint32_t kScalesOfRows = K::kScaledRows * 4, kScalesOfWeights = sizeof(float4);
+  const int rank = static_cast<int>(ptx::cluster_rank()), units = static_cast<int>(t.shape & 0xffff) / gemm::kUnitRows;
+  const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
+  const int second = K::kGated ? output : output + gemm::kBlockWeights / 2, inner = block * gemm::kFp8Inner;
+  const uint32_t rows = room.stage(slot), weights = rows + gemm::kManyRowBytes, bar = room.full(slot);
+  ptx::mbarrier_expect(bar,
+                       static_cast<uint32_t>(units) * gemm::kUnitBytes + 2 * kHalfWeights + kScalesOfRows + kScalesOfWeights);
+  ptx::load_box(weights, &g.many_weights, bar, inner, output, 0, t.expert);
+  ptx::load_box(weights + kHalfWeights, &g.many_weights, bar, inner, second, K::kGated ? 1 : 0, t.expert);
+  for (int unit = 0; unit < units; ++unit)
+    ptx::load_box_to_blocks(rows + static_cast<uint32_t>(unit) * gemm::kUnitBytes + static_cast<uint32_t>(rank) * kHalfUnit,
+                            &g.rows[gemm::kUnitRows / 2 / kRowStep - 1], bar, inner,
+                            t.row + unit * gemm::kUnitRows + rank * (gemm::kUnitRows / 2), gemm::kBothBlocks);
+  ptx::load_box(room.scales(slot), &scales.rows, bar, t.row - scales_before(t.row), block);
+  const int64_t part = (static_cast<int64_t>(t.expert) * g.column_tiles + t.column_tile) * 2 + rank;
+  ptx::bulk_load(room.scales(slot) + gemm::kWeightScalesAt<K>, scales.weights + part * g.inner_blocks + block, kScalesOfWeights,
+                 bar);
+}
+
+/// The warp that loads.
+template <class A>
+__device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
+  const FusedParams& p = c.p;
+  const LayerRoom& r = c.r;
+  uint32_t slot = 0, parity = 1;
+  for_each_layer_tile(r, [&](const LayerTile& t) {
+    await_rows<A, Fp8Layer>(c, t);
+    if (lane() != 0) return;
+    const int blocks = (t.down ? p.down : p.up).inner_blocks;
+    const int due_at = blocks > gemm::kBlocksAhead ? blocks - gemm::kBlocksAhead : 0;
+    for (int block = 0; block < blocks; ++block) {
+      if (block == due_at) ptx::mbarrier_arrive(r.room.due());
+      ptx::mbarrier_wait(r.room.empty(slot), parity);
+      if (t.down)
+        load_fp8_stage(p.down, p.down_scales, t.tile, many_room<Fp8Down>(r), slot, block);
+      else
+        load_fp8_stage(p.up, p.up_scales, t.tile, many_room<Fp8Up>(r), slot, block);
+      if (++slot == r.room.num_stages()) slot = 0, parity ^= 1;
+    }
+  });
+}
+
+/// The warp that tells: when this block's part of a tile is stored, its flag says so. A tile's barrier is that of its slot, and
+/// the tile after the next one begins when this warp has given its entry back.
+template <class A>
+__device__ __forceinline__ void tell_fp8_tiles(const LayerCall& c) {
+  const FusedParams& p = c.p;
+  const LayerRoom& r = c.r;
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1), parity = static_cast<uint32_t>(i >> 1 & 1);
+    ptx::mbarrier_wait(r.room.told(slot), parity);
+    const LayerTile t = read_layer_tile(r.room.entry(slot));
+    if (t.tile.shape == gemm::kNoTile) return;
+    ptx::mbarrier_wait(r.stored(static_cast<int>(slot)), parity);
+    const int columns = (t.down ? p.down : p.up).column_tiles * Fp8Layer::kWriters;
+    uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) +
+                           flag_of_tile(t.index, columns, t.tile.column_tile * Fp8Layer::kWriters + rank);
+    if (lane() == 0) ptx::store_release<Scope::device>(flag, c.word);
+    ptx::mbarrier_arrive(r.room.taken(slot));
+  }
+}
+
+/// This warpgroup's unit of a tile up; `before`: scales_before() of the tile; `parity`: of the tiles up before.
+__device__ __forceinline__ void multiply_fp8_up(const FusedParams& p, const LayerRoom& r, gemm::Position& at, uint32_t entry,
+                                                int before, uint32_t parity) {
+  const gemm::ManyRoom<Fp8Up> room = many_room<Fp8Up>(r);
+  gemm::UnitSums sums;
+  gemm::multiply_unit(p.up, room, at, sums, before);
+  const Tile t = read_layer_tile(entry).tile;
+  const int first = gemm::math_group() * gemm::kUnitRows + gemm::warp_of_group() * 16;
+  gemm::store_warp_quantised(p.up, room, t.row + first, static_cast<int>(t.shape >> 16) - first, t.column_tile, parity,
+                             [&](int i) { return gemm::gated(p.up.gating, sums[i], sums[i + gemm::kBlockWeights / 4]); });
+}
+__device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const LayerRoom& r, gemm::Position& at, uint32_t entry,
+                                                  int before) {
+  const gemm::ManyRoom<Fp8Down> room = many_room<Fp8Down>(r);
+  gemm::UnitSums sums;
+  gemm::multiply_unit(p.down, room, at, sums, before);
+  const Tile t = read_layer_tile(entry).tile;
+  const int first = gemm::math_group() * gemm::kUnitRows + gemm::warp_of_group() * 16;
+  const int column = t.column_tile * Fp8Down::kColumns + static_cast<int>(ptx::cluster_rank()) * (Fp8Down::kColumns / 2);
+  const uint32_t staging = room.warp_staging(gemm::math_group() * 4 + gemm::warp_of_group()) + Fp8Down::kRowsAt;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    gemm::store_warp_rows(p.down, staging, t.row + first, static_cast<int>(t.shape >> 16) - first, column + half * 64,
+                          [&](int i) { return sums[half * (gemm::kBlockWeights / 4) + i]; });
+}
+
+/// What each of the warps that multiply does: gemm::multiply_many_tiles(), with both products.
+template <class A>
+__device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const LayerRoom& r) {
+  gemm::Position at;
+  uint32_t parity = 0;
+  if (gemm::math_group() == gemm::kManyGroups - 1) gemm::pass_turn();
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = r.room.entry(slot);
+    ptx::mbarrier_wait(r.room.told(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const int4 tile = ptx::load_shared_16(entry);
+    const int width = __shfl_sync(~0u, tile.w & 0xffff, 0);
+    if (width == static_cast<int>(gemm::kNoTile)) {
+      if (gemm::math_group() == 0) gemm::take_turn();  // which the last one has passed
+      return;
+    }
+    const bool down = __shfl_sync(~0u, tile.x >> 16, 0) != 0;
+    const int before = scales_before(__shfl_sync(~0u, tile.z, 0));
+    if (gemm::math_group() * gemm::kUnitRows < width) {
+      const RoleSpan<A> span(down ? Event::expert_down : Event::expert_up);
+      if (down) {
+        multiply_fp8_down(p, r, at, entry, before);
+      } else {
+        multiply_fp8_up(p, r, at, entry, before, parity);
+        parity ^= 1;
+      }
+      span.end(gemm::kUnitRows);
+    } else {
+      gemm::skip_unit(down ? p.down : p.up, many_room<Fp8Up>(r), at);
+    }
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(r.stored(static_cast<int>(slot)));
+    ptx::mbarrier_arrive(r.room.taken(slot));
+  }
+}
+
+}  // namespace switchyard::detail::fused
