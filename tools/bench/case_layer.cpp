@@ -64,7 +64,7 @@ Point make_point(const BenchOptions& o) {
   p.spec.quantize = scales_named(o.quantize);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
-    p.spec.fused = on_gpus(o) && p.spec.quantize == ScaleKind::none;
+    p.spec.fused = on_gpus(o) && layer_fuses(s.hidden, o.intermediate, p.spec.quantize);
   } else {
     LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
     config.scale_order = scale_order_named(o.scale_order);

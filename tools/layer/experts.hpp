@@ -50,6 +50,8 @@ class LayerExperts {
   /// The weights on a GPU, as ExpertMlp takes them.
   const void* w13() const { return weights_.up.data; }
   const void* w2() const { return weights_.down.data; }
+  const void* w13_scales() const { return weights_.up.scales; }
+  const void* w2_scales() const { return weights_.down.scales; }
   /// Both, on either backend.
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
 

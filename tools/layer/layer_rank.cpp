@@ -31,6 +31,7 @@ FusedMoeConfig fused_config(const LayerSpec& spec) {
   c.num_experts = exchange.num_experts;
   c.topk = exchange.topk;
   c.max_tokens = exchange.max_tokens;
+  if (spec.quantize != ScaleKind::none) c.type = DType::fp8_e4m3;
   return c;
 }
 
@@ -41,6 +42,11 @@ size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
   return hidden % width_step(quantize) == 0 && intermediate % width_step(quantize) == 0;
+}
+
+bool layer_fuses(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
+  if (quantize == ScaleKind::none) return true;
+  return quantize == ScaleKind::f32 && hidden % 128 == 0 && intermediate % 128 == 0;
 }
 
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
@@ -88,7 +94,12 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
   exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
-  if (spec.fused) fused_.emplace(group, fused_config(spec), experts_.w13(), experts_.w2());
+  if (!spec.fused) return;
+  FusedMoeConfig config = fused_config(spec);
+  config.w13_scales = experts_.w13_scales();
+  config.w2_scales = experts_.w2_scales();
+  device_.wait();  // for the scales, which are read by the constructor
+  fused_.emplace(group, config, experts_.w13(), experts_.w2());
 }
 
 void LayerRank::prepare(uint64_t set) {

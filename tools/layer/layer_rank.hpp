@@ -26,10 +26,13 @@ struct LayerSpec {
   /// GPUs. Not none: a layer in fp8: rows cross with scales of this kind, and those between the products have such too; a
   /// low-latency exchange is configured for them.
   ScaleKind quantize = ScaleKind::none;
-  bool fused = false;  ///< the rank also has the same layer in one kernel: GPUs, normal mode, not in fp8
+  bool fused = false;  ///< the rank also has the same layer in one kernel: layer_fuses()
 };
 /// What experts on GPUs take: multiples of 16 in fp8, else of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
+/// Whether there is such a layer in one kernel on GPUs, with the bits of separate calls of the tool: around normal mode; in fp8
+/// of widths that are multiples of 128, with float32 scales, as those between its products are.
+bool layer_fuses(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// \throws UsageError naming the option
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// Symmetric memory of each rank.

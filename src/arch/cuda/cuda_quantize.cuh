@@ -92,9 +92,19 @@ struct PowerOfTwoScale {
   uint32_t exponent;
   float scale;
 };
-__device__ __noinline__ inline PowerOfTwoScale power_of_two_from(float scale) {
+__device__ __forceinline__ PowerOfTwoScale power_of_two_in_line(float scale) {
   const uint8_t exponent = ue8m0_from_scale(scale);
   return {exponent, f32_from_ue8m0(exponent)};
+}
+__device__ __noinline__ inline PowerOfTwoScale power_of_two_called(float scale) { return power_of_two_in_line(scale); }
+/// Rare work is a call, which keeps the code small. kInLine: but not in a kernel whose warps change their registers, before
+/// they do: a function that is called before and after has the registers of the former, and so have its callers.
+template <bool kInLine>
+__device__ __forceinline__ PowerOfTwoScale power_of_two_from(float scale) {
+  if constexpr (kInLine)
+    return power_of_two_in_line(scale);
+  else
+    return power_of_two_called(scale);
 }
 
 /// A lane's columns of a row: 8 or 16 consecutive ones.
@@ -111,8 +121,9 @@ struct QuantizedColumns {
 
 /// Any values: infinities and NaNs do not count for the scale, unless nothing else would make one, and groups of tiny values
 /// are divided as they are.
-template <DType T, int kEights>
-__device__ __noinline__ QuantizedColumns<kEights> quantize_any(RawColumns<kEights> raw, int sharing, ScaleKind kind) {
+template <DType T, int kEights, bool kInLine>
+__device__ __forceinline__ QuantizedColumns<kEights> quantize_any_in_line(const RawColumns<kEights>& raw, int sharing,
+                                                                          ScaleKind kind) {
   constexpr int kColumns = kEights * 8;
   float x[kColumns];
 #pragma unroll
@@ -138,7 +149,7 @@ __device__ __noinline__ QuantizedColumns<kEights> quantize_any(RawColumns<kEight
   const bool zero = scale == 0.0f;
   QuantizedColumns<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {
-    const PowerOfTwoScale power = power_of_two_from(scale);
+    const PowerOfTwoScale power = power_of_two_from<kInLine>(scale);
     to.scale = power.exponent;
     scale = power.scale;
   }
@@ -153,8 +164,20 @@ __device__ __noinline__ QuantizedColumns<kEights> quantize_any(RawColumns<kEight
   return to;
 }
 
-/// The columns of this lane; `sharing` lanes, at most 16 / kEights, have the columns of one group. All lanes together.
 template <DType T, int kEights>
+__device__ __noinline__ QuantizedColumns<kEights> quantize_any_called(RawColumns<kEights> raw, int sharing, ScaleKind kind) {
+  return quantize_any_in_line<T, kEights, false>(raw, sharing, kind);
+}
+template <DType T, int kEights, bool kInLine>
+__device__ __forceinline__ QuantizedColumns<kEights> quantize_any(const RawColumns<kEights>& raw, int sharing, ScaleKind kind) {
+  if constexpr (kInLine)
+    return quantize_any_in_line<T, kEights, true>(raw, sharing, kind);
+  else
+    return quantize_any_called<T, kEights>(raw, sharing, kind);
+}
+
+/// The columns of this lane; `sharing` lanes, at most 16 / kEights, have the columns of one group. All lanes together.
+template <DType T, int kEights, bool kInLine = false>
 __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>& raw, int sharing, ScaleKind kind) {
   uint32_t largest = largest_bits<T>(raw.eight[0]);
 #pragma unroll
@@ -166,11 +189,11 @@ __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>&
   }
   const float amax = value_of_bits<T>(largest);
   const bool fast = amax <= 3.402823466e+38f && (largest == 0 || amax >= 448.0f * kSmallestFastScale);
-  if (!__all_sync(kAllLanes, fast)) return quantize_any<T, kEights>(raw, sharing, kind);
+  if (!__all_sync(kAllLanes, fast)) return quantize_any<T, kEights, kInLine>(raw, sharing, kind);
   float scale = divide_by(amax, kE4m3Max, 1.0f / kE4m3Max);
   QuantizedColumns<kEights> to{{}, __float_as_uint(scale)};
   if (kind == ScaleKind::ue8m0) {
-    const PowerOfTwoScale power = power_of_two_from(scale);
+    const PowerOfTwoScale power = power_of_two_from<kInLine>(scale);
     to.scale = power.exponent;
     scale = power.scale;
   }

@@ -31,11 +31,14 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
   return tiles * kFusedRows;
 }
 
-void check_type(const FusedMoeConfig& c) {
+void check_type(const FusedMoeConfig& c, int world) {
   if (c.type == DType::bf16) return;
   if (c.type != DType::fp8_e4m3)
     invalid_value("FusedMoeConfig::type", is_named(c.type) ? to_string(c.type) : std::to_string(static_cast<int>(c.type)),
                   "bf16 or fp8_e4m3");
+  if (const int here = ExpertMap{c.num_experts, world}.max_count(); here > kMostFusedFp8Experts)
+    invalid_value("FusedMoeConfig::num_experts", std::to_string(c.num_experts),
+                  "at most " + std::to_string(kMostFusedFp8Experts) + " of a rank for fp8_e4m3");
   check_range("FusedMoeConfig::hidden (fp8)", c.hidden, 128, kMostFusedFp8Hidden);
   for (const auto& [name, width] :
        {std::pair{"FusedMoeConfig::hidden", c.hidden}, {"FusedMoeConfig::intermediate", c.intermediate}})
@@ -65,7 +68,7 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
   check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
   check_enum("FusedMoeConfig::overflow", c.overflow);
-  check_type(c);
+  check_type(c, world);
   const int64_t most = countable_rows(c, world);
   if (most_rows(c, world) <= most) return;
   const std::string rows = std::to_string(most) + " rows of a rank, for these widths";

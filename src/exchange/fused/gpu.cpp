@@ -161,7 +161,7 @@ class CudaFused final : public FusedImpl {
     plan.words = gpu_.words(at.capture.active);
     launch_plan(plan, plan_blocks(ids.tokens, gpu_.max_blocks()), at.stream);
     (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
-    order_->end(at, blocks * ((fp8 ? gemm::kManyThreads : gemm::kThreads) / 32));
+    order_->end(at, blocks);
   }
 
   void* tokens() const override { return config.type == DType::fp8_e4m3 ? nullptr : group_.heap->view().local(layout_.x(0)); }

@@ -58,7 +58,6 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  MoveCounter moved;
   CudaWarp w{CudaWarp::Bare{}};
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
@@ -74,7 +73,9 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
       if (warp == kMoverWarp) {
         const LayerCall call(p, r);
         Pieces rows(r);
+        MoveCounter moved;
         if (pull_rows<A, Bf16Layer>(call, rows, moved)) return_rows<A, Bf16Layer>(call, first_tiles, rows, moved);
+        if (lane() == 0) count_moved(p, moved);
       }
     } else {
       ptx::take_registers<224>();
@@ -91,18 +92,19 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
       sum_tokens<A, 2, 8>(LayerCall(p, r));
     }
     __syncwarp();
+  } else if (threadIdx.x == 0) {
+    count_moved(p, {});
   }
-  if (lane() == 0) leave<Bf16Layer>(p, moved, LayerCall(p, r).word >> kFlagValueBits);
+  if (lane() == 0) leave<Bf16Layer>(p, LayerCall(p, r).word >> kFlagValueBits);
 }
 
 }  // namespace fused
 
 namespace {
 
-/// Dynamic shared memory of a block; a traced kernel has tracks besides.
+/// Dynamic shared memory of a block.
 int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-constexpr int kTrackBytes = 1024;
-int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - kTrackBytes; }
+int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - static_cast<int>(kTrackBytes); }
 const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, most_shared);
 const Kernel<const FusedParams> traced_layer("layer kernel", fused::layer_kernel<CudaTraced>, gemm::kThreads,
                                              most_traced_shared);

@@ -26,11 +26,12 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
   return failed;
 }
 
-__device__ __forceinline__ LayerRoom make_fp8_room(uint32_t base, uint32_t shared_bytes, int experts) {
-  const uint32_t list = (static_cast<uint32_t>(experts) + 2) * 4;
-  const uint32_t pieces = (shared_bytes - list - kPieces * kPieceBytes) & ~127u;
-  return {gemm::make_many_room<Fp8Up>(base, pieces + list, experts), base + pieces};
-}
+/// Barriers, staging, stages and scales, pieces; the list of row tiles at the end.
+inline constexpr uint32_t kFp8PiecesAt =
+    gemm::ManyRoom<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
+static_assert(kFp8PiecesAt % 128 == 0 &&
+              kFp8PiecesAt + kPieces * kPieceBytes + (kMostFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
+__device__ __forceinline__ LayerRoom make_fp8_room(uint32_t base) { return {{base, Fp8Up::kStages}, base + kFp8PiecesAt}; }
 /// Before a barrier of the cluster.
 __device__ __forceinline__ void make_fp8_barriers(const LayerRoom& r) {
   gemm::make_many_barriers(many_room<Fp8Up>(r), 1,
@@ -53,13 +54,12 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   ptx::wait_for_previous();
   if (cluster_failed(p, part)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
-  const LayerRoom r = make_fp8_room(base, p.up.shared_bytes, p.up.num_experts);
+  const LayerRoom r = make_fp8_room(base);
   make_fp8_barriers(r);
   const bool goes_on = p.header->status == 0;
   if (threadIdx.x == 0)
     LayerCall::write(r, flag_word(epoch_after(p.state->epoch)), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
   ptx::cluster_barrier();
-  MoveCounter moved;
   CudaWarp w{CudaWarp::Bare{}};
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
@@ -75,7 +75,9 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
       if (warp == kFp8MoverWarp) {
         const LayerCall call(p, r);
         Pieces rows(r);
+        MoveCounter moved;
         if (pull_rows<A, Fp8Layer>(call, rows, moved)) return_rows<A, Fp8Layer>(call, first_tiles, rows, moved);
+        if (lane() == 0) count_moved(p, moved);
       }
     } else {
       ptx::take_registers<152>();
@@ -83,8 +85,10 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
       sum_tokens<A, 2, 8>(LayerCall(p, r));
     }
     __syncwarp();
+  } else if (threadIdx.x == 0) {
+    count_moved(p, {});
   }
-  if (lane() == 0) leave<Fp8Layer>(p, moved, LayerCall(p, r).word >> kFlagValueBits);
+  if (lane() == 0) leave<Fp8Layer>(p, LayerCall(p, r).word >> kFlagValueBits);
   __syncwarp();
   ptx::cluster_barrier();  // the other block reaches this one's shared memory no more
 }
@@ -108,8 +112,7 @@ __global__ void spread_kernel(const __grid_constant__ WeightScales s) {
 namespace {
 
 int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-constexpr int kTrackBytes = 1024;  ///< a traced kernel has tracks besides
-int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - kTrackBytes; }
+int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - static_cast<int>(kTrackBytes); }
 int no_shared(const DeviceLimits&) { return 0; }
 const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, most_shared);
 const Kernel<const FusedParams> traced_layer("layer kernel", fused::fp8_layer_kernel<CudaTraced>, gemm::kManyThreads,

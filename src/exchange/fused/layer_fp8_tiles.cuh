@@ -17,6 +17,7 @@ template <gemm::Finish kFinish>
 struct FusedFp8Kind : gemm::ManyKind<kFinish> {
   static constexpr uint32_t kRowsAt = 2048, kWarpStaging = kRowsAt + 1024;
   static constexpr int kScaledRows = kFusedScaleBox;
+  static constexpr uint32_t kStages = 4;
 };
 /// A copy of scales begins at a multiple of 16 bytes: so many rows before the tile.
 __device__ __forceinline__ int scales_before(int row) { return row & 3; }
@@ -95,7 +96,7 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
         load_fp8_stage(p.down, p.down_scales, t.tile, many_room<Fp8Down>(r), slot, block);
       else
         load_fp8_stage(p.up, p.up_scales, t.tile, many_room<Fp8Up>(r), slot, block);
-      if (++slot == r.room.num_stages()) slot = 0, parity ^= 1;
+      if (++slot == Fp8Up::kStages) slot = 0, parity ^= 1;
     }
   });
 }

@@ -95,7 +95,7 @@ __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t be
       if (i + j * step < end) raw[j].eight[0].low = __ldcs(from + i + j * step);
 #pragma unroll 1
     for (int j = 0; j < kAtOnce; ++j) {
-      const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1>(raw[0], 16, kind);
+      const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1, true>(raw[0], 16, kind);
 #pragma unroll
       for (int k = 1; k < kAtOnce; ++k) raw[k - 1] = raw[k];
       const int64_t at = i + j * step;

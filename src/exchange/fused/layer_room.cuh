@@ -209,11 +209,15 @@ __device__ __forceinline__ void report_failed(const CallContext& call, uint64_t 
   ptx::store_release<Scope::system>(&f.ready, 1);
 }
 
-/// One lane of each warp, last thing: what it moved; and the last warp of the rank ends the call.
+/// One thread of a block: what the block moved.
+__device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCounter& moved) {
+  p.call.moved[blockIdx.x] = moved;
+}
+
+/// One lane of each warp, last thing; the last warp of the rank ends the call.
 template <class L>
-__device__ __forceinline__ void leave(const FusedParams& p, const MoveCounter& moved, uint64_t epoch) {
+__device__ __forceinline__ void leave(const FusedParams& p, uint64_t epoch) {
   constexpr int kWarps = L::kThreads / 32;
-  p.call.moved[blockIdx.x * kWarps + (threadIdx.x >> 5)] = moved;
   if (ptx::add_acq_rel<Scope::device>(&p.memory.counters->exits, 1) + 1 != uint64_t{gridDim.x} * kWarps) return;
   *p.memory.counters = FusedCounters{};
   p.state->epoch = epoch;

@@ -24,7 +24,10 @@ inline constexpr int kRowsAtOnce = 16;
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
 /// fp8: so that the last piece of a token holds all its scales.
 inline constexpr int64_t kMostFusedFp8Hidden = 65536;
-inline constexpr int kMostFusedExperts = 4608;  ///< the plan's most
+/// The plan's most; and what a block in fp8 has room for, of a rank.
+inline constexpr int kMostFusedExperts = 4608, kMostFusedFp8Experts = 2048;
+/// Of shared memory, for the tracks of a kernel that traces.
+inline constexpr uint32_t kTrackBytes = 1024;
 
 /// What depends on the type of the weights: rows of the widest tile; blocks that compute a tile together, each with a flag;
 /// bytes of an element that is multiplied.

@@ -42,10 +42,17 @@ struct ManyKind : Fp8Kind<kTileFinish> {
 };
 
 /// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets at the
-/// end.
+/// end. A kind may fix the number of stages (kStages), which saves registers.
 template <class K>
 struct ManyRoom : Room {
   static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;
+
+  __device__ uint32_t num_stages() const {
+    if constexpr (requires { K::kStages; })
+      return K::kStages;
+    else
+      return Room::num_stages();
+  }
 
   __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
   __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }

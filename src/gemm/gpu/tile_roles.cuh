@@ -358,7 +358,8 @@ __device__ __forceinline__ Operands next_stage(const Room& room, const Position&
 __device__ __forceinline__ void release_stage(const Room& room, uint32_t slot) {
   if (lane() == 0) ptx::mbarrier_arrive(room.empty(slot));
 }
-__device__ __forceinline__ void advance(const Room& room, Position& at) {
+template <class AnyRoom>
+__device__ __forceinline__ void advance(const AnyRoom& room, Position& at) {
   if (++at.slot == room.num_stages()) at.slot = 0, at.parity ^= 1;
 }
 
