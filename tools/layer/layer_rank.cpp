@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "cli/verb.hpp"
 #include "layer/moe_reference.hpp"
@@ -22,16 +23,29 @@ ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
 
 int64_t width_step(ScaleKind quantize) { return quantize != ScaleKind::none ? 16 : 8; }
 
-FusedMoeConfig fused_config(const LayerSpec& spec) {
+MoeLayerConfig fused_config(const LayerSpec& spec) {
   const Scenario& s = spec.scenario;
-  const auto& exchange = std::get<NormalConfig>(spec.exchange);
-  FusedMoeConfig c;
+  MoeLayerConfig c;
   c.hidden = s.hidden;
   c.intermediate = spec.intermediate;
-  c.num_experts = exchange.num_experts;
-  c.topk = exchange.topk;
-  c.max_tokens = exchange.max_tokens;
+  c.num_experts = s.experts;
+  c.topk = s.topk;
+  const auto* const normal = std::get_if<NormalConfig>(&spec.exchange);
+  c.max_tokens = normal ? normal->max_tokens : std::get<LowLatencyConfig>(spec.exchange).max_tokens;
+  c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
+  c.type = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
+  c.form = MoeForm::fused;
+  c.storage = WeightStorage::view;
   return c;
+}
+
+MoeLayerMemory fused_memory(const LayerSpec& spec) {
+  return MoeLayer::memory_required(fused_config(spec), spec.scenario.world, spec.backend);
+}
+
+/// Weights of the fused form that a rank has besides: on the host those of LayerExperts are packed.
+size_t fused_weight_elements(const ExpertShape& shape) {
+  return at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
 }
 
 /// A device has room for it also where there is nothing.
@@ -52,13 +66,27 @@ void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize
                                width_step(quantize)));
 }
 
+std::string why_not_fused(const LayerSpec& spec) {
+  try {
+    (void)fused_memory(spec);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::invalid_argument) throw;
+    return e.what();
+  }
+  return {};
+}
+
 size_t layer_heap_bytes(const LayerSpec& spec) {
-  const size_t separate = exchange_heap_bytes(spec.exchange, spec.scenario.world, spec.backend);
-  return separate + (spec.fused ? FusedMoe::heap_bytes_for(fused_config(spec), spec.scenario.world) : 0);
+  const int world = spec.scenario.world;
+  const size_t separate = exchange_heap_bytes(spec.exchange, world, spec.backend);
+  return separate + (spec.fused ? MoeLayer::heap_bytes_for(fused_config(spec), world, spec.backend) : 0);
 }
 
 size_t layer_fused_bytes(const LayerSpec& spec) {
-  return spec.fused ? FusedMoe::memory_required(fused_config(spec), spec.scenario.world).private_bytes : 0;
+  if (!spec.fused) return 0;
+  const MoeLayerMemory memory = fused_memory(spec);
+  const size_t weights = spec.backend == Backend::cpu ? fused_weight_elements(shape_of(spec)) * dtype_bytes(kLayerType) : 0;
+  return memory.total() - memory.heap_bytes + weights;
 }
 
 size_t layer_device_bytes(const LayerSpec& spec) {
@@ -88,7 +116,29 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
   exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
-  if (spec.fused) fused_.emplace(group, fused_config(spec), experts_.w13(), experts_.w2());
+  if (spec.fused) make_fused();
+}
+
+void LayerRank::make_fused() {
+  const void *w13 = experts_.w13(), *w2 = experts_.w2();
+  if (device_.on_host()) {
+    const ExpertShape shape = shape_of(spec_, rank_);
+    const size_t each = at(shape.hidden * shape.intermediate);
+    const ExpertWeights weights(spec_.scenario.seed, shape.hidden, shape.intermediate);
+    w13_.resize(2 * each * at(shape.num_local_experts));
+    w2_.resize(each * at(shape.num_local_experts));
+    for (int64_t e = 0; e < shape.num_local_experts; ++e)
+      weights.fill(spec_.scenario.first_expert(rank_) + e, std::span(w13_).subspan(2 * each * at(e), 2 * each),
+                   std::span(w2_).subspan(each * at(e), each));
+    w13 = w13_.data();
+    w2 = w2_.data();
+  }
+  try {
+    fused_.emplace(group_, fused_config(spec_), w13, w2);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported) throw;
+    why_not_fused_ = e.what();
+  }
 }
 
 void LayerRank::prepare(uint64_t set) {
@@ -101,7 +151,9 @@ void LayerRank::prepare(uint64_t set) {
   group_.barrier();
 }
 
-void LayerRank::fused() { fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream()}); }
+void LayerRank::fused() {
+  fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.fused_sms});
+}
 
 void LayerRank::layer(CombineOrder order) {
   dispatch();
