@@ -35,17 +35,12 @@ MoeLayerConfig fused_config(const LayerSpec& spec) {
   c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
   c.type = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
   c.form = MoeForm::fused;
-  c.storage = WeightStorage::view;
+  c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as LayerExperts has them
   return c;
 }
 
 MoeLayerMemory fused_memory(const LayerSpec& spec) {
   return MoeLayer::memory_required(fused_config(spec), spec.scenario.world, spec.backend);
-}
-
-/// Weights of the fused form that a rank has besides: on the host those of LayerExperts are packed.
-size_t fused_weight_elements(const ExpertShape& shape) {
-  return at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
 }
 
 /// A device has room for it also where there is nothing.
@@ -85,8 +80,10 @@ size_t layer_heap_bytes(const LayerSpec& spec) {
 size_t layer_fused_bytes(const LayerSpec& spec) {
   if (!spec.fused) return 0;
   const MoeLayerMemory memory = fused_memory(spec);
-  const size_t weights = spec.backend == Backend::cpu ? fused_weight_elements(shape_of(spec)) * dtype_bytes(kLayerType) : 0;
-  return memory.total() - memory.heap_bytes + weights;
+  const ExpertShape shape = shape_of(spec);
+  const auto elements = at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
+  const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // while it is made
+  return memory.total() - memory.heap_bytes + given;
 }
 
 size_t layer_device_bytes(const LayerSpec& spec) {
@@ -121,17 +118,18 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
 
 void LayerRank::make_fused() {
   const void *w13 = experts_.w13(), *w2 = experts_.w2();
+  std::vector<uint16_t> gate_up, down;  // on the host: it packs them
   if (device_.on_host()) {
     const ExpertShape shape = shape_of(spec_, rank_);
     const size_t each = at(shape.hidden * shape.intermediate);
     const ExpertWeights weights(spec_.scenario.seed, shape.hidden, shape.intermediate);
-    w13_.resize(2 * each * at(shape.num_local_experts));
-    w2_.resize(each * at(shape.num_local_experts));
+    gate_up.resize(2 * each * at(shape.num_local_experts));
+    down.resize(each * at(shape.num_local_experts));
     for (int64_t e = 0; e < shape.num_local_experts; ++e)
-      weights.fill(spec_.scenario.first_expert(rank_) + e, std::span(w13_).subspan(2 * each * at(e), 2 * each),
-                   std::span(w2_).subspan(each * at(e), each));
-    w13 = w13_.data();
-    w2 = w2_.data();
+      weights.fill(spec_.scenario.first_expert(rank_) + e, std::span(gate_up).subspan(2 * each * at(e), 2 * each),
+                   std::span(down).subspan(each * at(e), each));
+    w13 = gate_up.data();
+    w2 = down.data();
   }
   try {
     fused_.emplace(group_, fused_config(spec_), w13, w2);

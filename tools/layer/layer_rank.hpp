@@ -85,7 +85,6 @@ class LayerRank {
   int rank_;
   LayerExperts experts_;
   std::unique_ptr<LayerExchange> exchange_;
-  std::vector<uint16_t> w13_, w2_;  ///< on the host: weights of fused_, as it takes them
   std::optional<MoeLayer> fused_;
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
