@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer in separate calls: dispatch, the experts' products, combine; and where it can be, in one kernel.
+// A whole MoE layer in separate calls: dispatch, the experts' products, combine; and where it can be, in one call
+// (MoeForm::fused).
 //
 // Rules: those of the exchange's own mode. Around normal mode, calls on GPUs are timed from event to event, around low-latency
 // mode in replayed graphs; before each timed call the L2 cache is filled with other lines and all GPUs meet. Timed are the
@@ -232,7 +233,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     }
     fmt::print("\n{}", table.text());
     fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the same in one kernel, "
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the same in one call, "
         "per_route; the others by themselves. up + down: both products "
         "without exchange,\n  on the same rows; over up + down: how many times as long the layer takes. TFLOP/s: of a rank's "
         "rows, padding aside.\n",

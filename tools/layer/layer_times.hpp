@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trace says of the calls of layers in one kernel: what their warps did, and how much of the communication lies behind
+// What a trace says of the calls of layers in one call: what their warps did, and how much of the communication lies behind
 // the products.
 #pragma once
 

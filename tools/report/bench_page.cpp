@@ -318,7 +318,7 @@ std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
   std::string head;
   for (const size_t a : varied) head += fmt::format("<th>{}</th>", kAxes[a].title);
   for (const WorkersColumn& column : kWorkersColumns) head += fmt::format("<th>{}</th>", column.title);
-  return "<section class=\"card\"><h2>The layer in one kernel</h2><div class=\"scroll\"><table><tr>" + head + "</tr>" + rows +
+  return "<section class=\"card\"><h2>The fused layer</h2><div class=\"scroll\"><table><tr>" + head + "</tr>" + rows +
          "</table></div><p class=\"note\">From traces of calls beside the timed ones. up, down, sums: tensor-core products and "
          "sums, as shares of the time of the warps that do them; communication: rows that travel, of all warps added up; "
          "hidden: its share while some warp of the rank multiplies. Shares are of the rank with least, times of the one with "

@@ -61,7 +61,8 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
   const std::vector<std::byte> fused = rank.outputs();
   results.push_back(rank.check(kFused, fused, kAllTokens, 1));
   const bool same = fused == separate;
-  results.push_back({kFusedBits, same, same ? "" : "they differ", static_cast<int64_t>(fused.size())});
+  results.push_back(
+      {kFusedBits, same, same ? "" : "they differ", static_cast<int64_t>(fused.size() / dtype_bytes(kLayerType))});
   group.barrier();
 }
 

@@ -7,13 +7,14 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "gpu/faults/fault_checks.hpp"
 #include "gpu/gemm/moe_calls.hpp"
 #include "gpu/harness/killed_rank.hpp"
 #include "gpu/kernels/full_gpu.hpp"
-#include "harness/rank_memory.hpp"
 
 namespace harness {
 namespace {
@@ -134,52 +135,122 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateFusedRank, testing::Bool(),
 
 // ---- a rank whose plan has ended and whose rows do not come
 
-/// A kernel of somebody else lies on all multiprocessors of rank 1's GPU: the plan finds room beside it, a block of the layer,
-/// which needs all shared memory, does not. The other rank waits for rows that nobody has told of. Needs a GPU for each rank:
-/// on one, neither would have a block.
-TEST(StuckFusedRank, BetweenItsPlanAndItsRowsIsReported) {
-  if (gpus_of_suite() < 2) GTEST_SKIP() << "needs two GPUs";
+/// A call of the layer whose plan runs, and whose rest waits behind the station's gate: what the call enqueues, captured, with
+/// the gate's kernel between its two kernels. For one launch.
+class StuckCall {
+ public:
+  StuckCall(Station& me, MoeGpuRank& rank) : me_(me) {
+    capture([&] { rank.forward(); }, call_);
+    capture([&] { me.gate().close(me.stream(), 30s); }, gate_);
+    cudaGraphNode_t nodes[2] = {}, plan = nullptr, held = nullptr;
+    size_t count = 0, roots = 1, one = 1;
+    must(cudaGraphGetNodes(call_, nullptr, &count), "cudaGraphGetNodes");
+    if (count != 2) throw std::runtime_error("a call is " + std::to_string(count) + " nodes, not a plan and the rest");
+    must(cudaGraphGetNodes(call_, nodes, &count), "cudaGraphGetNodes");
+    must(cudaGraphGetRootNodes(call_, &plan, &roots), "cudaGraphGetRootNodes");
+    must(cudaGraphGetNodes(gate_, &held, &one), "cudaGraphGetNodes");
+    must(cudaGraphCreate(&all_, 0), "cudaGraphCreate");
+    add(nodes[0] == plan ? nodes[1] : nodes[0], add(held, add(plan, nullptr)));
+    must(cudaGraphInstantiate(&exec_, all_, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(exec_, me.stream()), "cudaGraphUpload");
+    must(cudaStreamSynchronize(me.stream()), "cudaGraphUpload");
+  }
+  StuckCall(const StuckCall&) = delete;
+  void launch() { must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch"); }
+  /// The rest runs.
+  void go_on() { me_.gate().open(); }
+  bool stuck() const { return *static_cast<volatile uint32_t*>(me_.gate().timed_out) == 0; }
+  void destroy() {
+    must(cudaGraphExecDestroy(exec_), "cudaGraphExecDestroy");
+    for (cudaGraph_t graph : {all_, gate_, call_}) must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+
+ private:
+  template <class Enqueue>
+  void capture(const Enqueue& enqueue, cudaGraph_t& graph) {
+    must(cudaStreamBeginCapture(me_.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    enqueue();
+    must(cudaStreamEndCapture(me_.stream(), &graph), "cudaStreamEndCapture");
+  }
+  cudaGraphNode_t add(cudaGraphNode_t kernel, cudaGraphNode_t after) {
+    cudaKernelNodeParams params{};
+    must(cudaGraphKernelNodeGetParams(kernel, &params), "cudaGraphKernelNodeGetParams");
+    cudaGraphNode_t node = nullptr;
+    must(cudaGraphAddKernelNode(&node, all_, &after, after != nullptr ? 1 : 0, &params), "cudaGraphAddKernelNode");
+    return node;
+  }
+
+  Station& me_;
+  cudaGraph_t call_ = nullptr, gate_ = nullptr, all_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+/// What happens to the rank that is stuck.
+enum class Stuck { until_the_deadline, until_it_aborts };
+
+/// The other rank, which waits for rows that nobody has told of.
+void expect_told_of(Station& me, Stuck how, int stuck) {
+  me.f.check(idle_within(me.stream(), 10s), "the call does not end");
+  const Outcome o = outcome_of([&] { me.group.check(); });
+  if (how == Stuck::until_the_deadline) return expect_report(me, o, {"MoE layer", "layer_told", 2}, stuck);
+  me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code, " + shown(o));
+  me.f.equal(stuck, o.failed_rank, "failed rank");
+  me.f.equal(code_name(ErrorCode::io), code_name(o.reason), "reason, " + shown(o));
+}
+
+/// The rank that was stuck, when its kernel may run: it finds its group failed, and leaves.
+void expect_that_it_leaves(Station& me, Stuck how) {
+  me.synchronize();
+  const Outcome o = outcome_of([&] { me.group.check(); });
+  me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code at the stuck rank, " + shown(o));
+  if (how == Stuck::until_the_deadline)
+    me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.reason), "reason at the stuck rank, " + shown(o));
+}
+
+class StuckFusedRank : public testing::TestWithParam<Stuck> {};
+
+TEST_P(StuckFusedRank, BetweenItsPlanAndItsRows) {
+  const Stuck how = GetParam();
   constexpr int kStuck = 1;
   const MoeCase m = two_ranks();
   isolated([&] {
-    on_gpus(kWorld, heap_of(m), 1s, [&](Station& me) {
-      int all = 0;
-      must(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, me.device()), "device attribute");
+    on_gpus(kWorld, heap_of(m), how == Stuck::until_the_deadline ? 1s : 20s, [&](Station& me) {
       GpuRig rig(me);
       MoeGpuRank rank(rig, me.group, m);
-      const bool stuck = me.rank() == kStuck;
-      std::optional<HeldMultiprocessors> held;
-      if (stuck) held.emplace(me, all, HeldMultiprocessors::kMoreThanHalf);
-      me.meet();
       run_call(me, rank, 0, false, [&] { rank.forward(); });
       rank.write(1);
+      std::optional<StuckCall> call;
+      if (me.rank() == kStuck) call.emplace(me, rank);
       me.meet();
-      if (stuck) held->hold(30s);
-      me.gather();
-      rank.forward();
-      if (!stuck) {
-        me.f.check(idle_within(me.stream(), 10s), "the call does not end");
-        const Outcome o = outcome_of([&] { me.group.check(); });
-        expect_report(me, o, {"MoE layer", "layer_told", 2}, kStuck);
+      if (call)
+        call->launch();
+      else
+        rank.forward();
+      if (call && how == Stuck::until_it_aborts) {
+        std::this_thread::sleep_for(300ms);  // the other one waits for rows by then, most likely; either way it must end
+        me.group.abort(static_cast<int32_t>(ErrorCode::io));
       }
+      if (!call) expect_told_of(me, how, kStuck);
       me.gather();
-      if (stuck) {
-        me.f.check(held->holding(), "the kernel did not hold the GPU until the other rank had given up");
-        held->let_go();
-        me.synchronize();
-        const Outcome o = outcome_of([&] { me.group.check(); });
-        me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code at the stuck rank, " + shown(o));
-        me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.reason), "reason at the stuck rank, " + shown(o));
-        me.f.equal(0, o.failed_rank, "rank that gave up");
+      if (call) {
+        me.f.check(call->stuck(), "the call went on before the other rank had ended");
+        call->go_on();
+        expect_that_it_leaves(me, how);
       }
       me.gather();
       expect_refused(me, rank);
       expect_context_works(me);
+      if (call) call->destroy();
       me.gather();
     });
     call_of_new_group();
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank, testing::Values(Stuck::until_the_deadline, Stuck::until_it_aborts),
+                         [](const auto& p) {
+                           return std::string(p.param == Stuck::until_the_deadline ? "until_the_deadline" : "until_it_aborts");
+                         });
 
 // ---- a rank that refuses its call
 
@@ -213,8 +284,17 @@ TEST(RefusedFusedCall, EndsThePeersCall) {
 
 // ---- killed processes
 
-enum class Killed { other_waits_for_it, it_waits_for_the_other };
-const char* name_of(Killed kind) { return kind == Killed::other_waits_for_it ? "other_waits" : "it_waits"; }
+/// Who waits for whom when rank 1 is killed: the other for its plan; it for the other's plan; the other for its rows, because
+/// it is stuck between its plan and them.
+enum class Killed { other_waits_for_it, it_waits_for_the_other, between_its_plan_and_its_rows };
+const char* name_of(Killed kind) {
+  switch (kind) {
+    case Killed::other_waits_for_it: return "other_waits";
+    case Killed::it_waits_for_the_other: return "it_waits";
+    case Killed::between_its_plan_and_its_rows: return "between_plan_and_rows";
+  }
+  return "";
+}
 
 struct KilledFused {
   static constexpr int kWorld = 2, kVictim = 1;
@@ -224,7 +304,12 @@ struct KilledFused {
   MoeCase what = two_ranks();
   std::string store = "unix:@switchyard-killed-fused-" + std::to_string(::getpid()) + "-" + name_of(kind);
 
-  bool queues_before(int rank) const { return (rank == kVictim) == (kind == Killed::it_waits_for_the_other); }
+  /// Has all its calls queued when the victim is killed.
+  bool queues_before(int rank) const {
+    if (kind == Killed::between_its_plan_and_its_rows) return true;
+    return (rank == kVictim) == (kind == Killed::it_waits_for_the_other);
+  }
+  bool gets_stuck(int rank) const { return kind == Killed::between_its_plan_and_its_rows && rank == kVictim; }
 };
 
 void rank_of_killed(switchyard::test::ChildRank& child, const KilledFused& k) {
@@ -245,9 +330,12 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledFused& k) {
   failures.equal(std::string(), rank.judge_bits(0, false), "the call before");
   for (const auto& text : failures.take()) child.say(text);
   group.barrier();
+  std::optional<StuckCall> first;
+  if (k.gets_stuck(child.rank())) first.emplace(me, rank);
+  group.barrier();
   size_t calls = 0;
   const auto queue = [&] {
-    for (; calls < k.kCalls; ++calls) rank.forward();
+    for (; calls < k.kCalls; ++calls) first&& calls == 0 ? first->launch() : rank.forward();
   };
   be_killed_or_survive(child, k, me, queue, [&] { return calls; });
   require_failed(child, outcome_of([&] { rank.forward(); }), "a later call");
@@ -260,7 +348,9 @@ class KilledFusedProcess : public testing::TestWithParam<Killed> {};
 /// A process is killed in the middle of a call, behind which more are queued on every rank that has entered it.
 TEST_P(KilledFusedProcess, TheOtherEndsWithinTheDeadline) { kill_one(KilledFused{GetParam()}, rank_of_killed); }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, KilledFusedProcess, testing::Values(Killed::other_waits_for_it, Killed::it_waits_for_the_other),
+INSTANTIATE_TEST_SUITE_P(Gpu, KilledFusedProcess,
+                         testing::Values(Killed::other_waits_for_it, Killed::it_waits_for_the_other,
+                                         Killed::between_its_plan_and_its_rows),
                          [](const auto& k) { return std::string(name_of(k.param)); });
 
 }  // namespace

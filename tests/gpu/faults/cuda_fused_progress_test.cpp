@@ -76,7 +76,7 @@ TEST_P(FusedBesideAKernel, ThatHoldsHalfOfTheGpu) {
     GpuRig rig(me);
     MoeGpuRank rank(rig, me.group, m);
     std::optional<HeldMultiprocessors> held;
-    if (me.rank() < gpus()) held.emplace(me, all / 2, HeldMultiprocessors::kWhole);
+    if (me.rank() < gpus()) held.emplace(me, all / 2);
     me.meet();
     run_call(me, rank, 0, false, [&] { rank.forward(); });
     for (uint32_t call = 1; call < 4; ++call) {

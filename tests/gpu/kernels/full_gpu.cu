@@ -56,16 +56,9 @@ bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit) {
   }
 }
 
-HeldMultiprocessors::HeldMultiprocessors(Station& me, int blocks, int shared_bytes)
-    : me_(me), blocks_(blocks), shared_bytes_(shared_bytes) {
-  if (shared_bytes == kWhole)
-    must(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
-  // What is left of a multiprocessor's memory for both is shared memory, so that a block with some of it finds room beside.
-  must(cudaFuncSetAttribute(held_kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
-       "carveout");
-  int most = 0;
-  must(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
-  must(cudaFuncSetAttribute(held_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+HeldMultiprocessors::HeldMultiprocessors(Station& me, int multiprocessors) : me_(me), blocks_(multiprocessors) {
+  must(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
+  must(cudaFuncSetAttribute(held_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_), "shared memory");
   uint32_t* words = nullptr;  // freed when the process ends: freeing it waits for all kernels
   must(cudaHostAlloc(reinterpret_cast<void**>(&words), 768, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
   words_ = {words, words + 64, words + 128};

@@ -30,15 +30,11 @@ class FullGpu {
   uint32_t launches_ = 0;
 };
 
-/// Holds multiprocessors of a station's GPU: a block on each, with so much shared memory that two do not fit on one, on the
-/// station's second stream. Constructed while no rank waits for another.
+/// Holds multiprocessors of a station's GPU, whole ones: a block with all of its shared memory on each, on the station's second
+/// stream. Constructed while no rank waits for another.
 class HeldMultiprocessors {
  public:
-  /// All of a multiprocessor's shared memory: no block that needs some, or all, of it runs beside.
-  static constexpr int kWhole = 0;
-  /// More than half: a block with little of it may run beside, one with all of it may not.
-  static constexpr int kMoreThanHalf = 116 << 10;
-  HeldMultiprocessors(Station& me, int blocks, int shared_bytes);
+  HeldMultiprocessors(Station& me, int multiprocessors);
   /// Returns when all blocks are there. They stay until let_go(), but not longer than `limit`.
   void hold(std::chrono::milliseconds limit);
   /// None has ended by itself since hold().
@@ -53,7 +49,7 @@ class HeldMultiprocessors {
   void launch(std::chrono::milliseconds limit);
 
   Station& me_;
-  int blocks_, shared_bytes_;
+  int blocks_, shared_bytes_ = 0;
   Words words_{};
 };
 

@@ -136,12 +136,12 @@ TEST(BenchHtml, SaysWhatTheWarpsOfFusedLayersDid) {
     d["runs"].push_back(r);
   }
   const std::string page = bench_html(d);
-  EXPECT_EQ(count(page, "The layer in one kernel"), 1u);
+  EXPECT_EQ(count(page, "The fused layer"), 1u);
   EXPECT_EQ(count(page, "<td>50.0 %</td>"), 2u) << "the rank that hides least";
   EXPECT_EQ(count(page, "<td>75.0 %</td>"), 0u);
   EXPECT_EQ(count(page, "<td>20.8 us</td>"), 2u) << "the rank that waits longest";
   for (json& r : d["runs"]) r["fused_workers"] = json::array();  // records were forgotten
-  EXPECT_EQ(count(bench_html(d), "The layer in one kernel"), 0u);
+  EXPECT_EQ(count(bench_html(d), "The fused layer"), 0u);
 }
 
 /// The lead of a page: what all runs share.

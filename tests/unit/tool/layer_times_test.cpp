@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a trace of a layer in one kernel says, of traces made by hand: shares of the warps that multiply, and how much of the
+// What a trace of a layer in one call says, of traces made by hand: shares of the warps that multiply, and how much of the
 // communication lies behind them.
 #include "tools/layer/layer_times.hpp"
 
