@@ -135,6 +135,7 @@ record low_latency --mode low_latency --tokens 128 --quantize f32 --warmup 3 --c
 record low_latency_1 --mode low_latency --tokens 1 --quantize f32 --warmup 3 --calls 1
 record flat --mode flat --tokens 128 --warmup 3 --calls 1
 record ledger --mode ledger --tokens 64 --dtype f16 --warmup 3 --calls 1
+record layer --mode layer --tokens 2048 --experts 128 --events 1024 --warmup 3 --calls 1
 record ring --tokens 512 --sms 24 --staging ring --warmup 3 --calls 1
 cost normal --tokens 4096 --sms 24
 cost expert_major --tokens 4096 --sms 48 "${aligned[@]}"
@@ -142,5 +143,6 @@ cost ring --tokens 4096 --sms 24 --staging ring
 cost low_latency --mode low_latency --tokens 128 --quantize f32
 cost low_latency_1 --mode low_latency --tokens 1 --quantize f32
 cost flat --mode flat --tokens 128
+cost layer --mode layer --tokens 4096 --experts 128
 cost ledger --mode ledger --tokens 64 --dtype f16
 exit "$failed"

@@ -23,7 +23,7 @@ from cli_test import run  # noqa: E402
 BACKEND = os.environ.get("SWITCHYARD_TEST_BACKEND", "cuda")
 ON = ["--backend", BACKEND]
 SMALL = [*ON, "--tokens", "16", "--hidden", "512", "--experts", "16", "--topk", "4"]
-MODES = ("normal", "low_latency", "flat", "ledger")
+MODES = ("normal", "low_latency", "flat", "ledger", "layer")
 
 
 class Demo(unittest.TestCase):
@@ -38,6 +38,18 @@ class Demo(unittest.TestCase):
         data, out = self.check("--ranks", "8")
         self.assertIn("backend   " + BACKEND, out)
         self.assertEqual(sum(data["experts"]["counts"]), 8 * 16 * 8 * 2)
+        self.check_fused(data, 8)
+
+    def check_fused(self, data, world):
+        """On GPUs the layer also runs in one kernel, and the page says what its warps did."""
+        same = [check for check in data["checks"] if "fused" in check["name"]]
+        if BACKEND == "cpu":
+            return self.assertEqual((same, data["fused"]), ([], []))
+        self.assertEqual([check["passed"] for check in same], [True])
+        self.assertEqual([rank["rank"] for rank in data["fused"]], list(range(world)))
+        for rank in data["fused"]:
+            self.assertTrue(0 <= rank["hidden_share"] <= 1, rank)
+            self.assertGreater(rank["up_share"], 0, rank)
 
     def test_as_it_comes(self):
         """Its own sizes: plans of several blocks, and ranks that use all they have of their GPU."""
@@ -49,10 +61,12 @@ class Demo(unittest.TestCase):
     def test_gate(self):
         data, _ = self.check("--ranks", "2", "--routing", "gate", "--experts", "16", "--topk", "4")
         self.assertIn("gate", {s[2] for s in data["timeline"]["slices"]})
+        self.check_fused(data, 2)
 
     def test_processes(self):
-        _, out = self.check("--ranks", "2", "--processes")
+        data, out = self.check("--ranks", "2", "--processes")
         self.assertIn("2 processes", out)
+        self.check_fused(data, 2)
 
 
 class Verify(unittest.TestCase):
@@ -66,8 +80,11 @@ class Verify(unittest.TestCase):
 
     def test_layer(self):
         """Dropped routes, ranks without tokens and without experts, skew; the GEMMs of ranks that share a GPU."""
-        self.expect_pass(*ON, "--modes", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
-                         "--topk", "4", "--intermediate", "136", "--routings", "uniform,zipf,drops,duplicates,all_to_one")
+        out = self.expect_pass(*ON, "--modes", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
+                               "--topk", "4", "--intermediate", "136", "--routings", "uniform,zipf,drops,duplicates,all_to_one")
+        if BACKEND == "cuda":
+            self.assertRegex(out, r"layer, fused, bits of separate calls +[1-9]")
+            self.assertNotIn("skipped", out)
         self.expect_pass(*ON, "--modes", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
                          "--intermediate", "64", "--routings", "one_expert,drops", "--processes")
 
@@ -137,7 +154,12 @@ class Bench(unittest.TestCase):
                 for name in ("dispatch", "experts", "combine", "layer", *parts):
                     self.assertGreater(one[name]["p50_us"], 0, name)
                     self.assertEqual(one[name]["iterations"], 20, name)
-                self.assertEqual(set(one["tflops"]), {"experts", "layer", *parts})
+                fused = ("fused",) if "fused" in one else ()
+                self.assertEqual(set(one["tflops"]), {"experts", "layer", *parts, *fused})
+                if BACKEND == "cuda":
+                    self.assertEqual(bool(fused), one["config"]["exchange"] == "normal")
+                if fused:
+                    self.assertEqual([rank["rank"] for rank in one["fused_workers"]], [0, 1])
 
     @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
     def test_layer_in_fp8(self):
@@ -215,6 +237,23 @@ class Trace(unittest.TestCase):
             self.assertEqual({p["rank"] for p in calls}, {0, 1}, mode)
             self.assertEqual({p["count"] for p in calls}, {2}, mode)
             self.assertGreater(summary["busiest_link"]["out"]["bytes"] + summary["busiest_link"]["back"]["bytes"], 0, mode)
+
+    @unittest.skipUnless(BACKEND == "cuda", "of GPUs")
+    def test_layer_in_one_kernel(self):
+        trace, summary = self.traced("layer", "--intermediate", "256")
+        self.assertEqual((summary["config"]["form"], summary["config"]["order"]), ("fused", "per_route"))
+        names = {e["name"] for e in trace["traceEvents"] if e["ph"] == "X"}
+        self.assertLessEqual({"layer", "expert_up", "expert_down", "pull_rows", "return_rows", "sum_returned"}, names)
+        self.assertEqual([layer["rank"] for layer in summary["layers"]], [0, 1])
+        for layer in summary["layers"]:
+            self.assertEqual(layer["calls"], 2)
+            self.assertGreater(layer["communication_us"], 0)
+            self.assertTrue(0 <= layer["hidden_share"] <= 1, layer)
+            self.assertLess(layer["before_up_us"] + layer["after_down_us"], layer["call_us"])
+            shares = [layer[f"{what}_share"] for what in ("up", "down", "sum", "wait")]
+            self.assertTrue(all(share >= 0 for share in shares) and sum(shares) <= 1.000001, layer)
+        _, summary = self.traced("layer", "--form", "separate", "--intermediate", "256")
+        self.assertLessEqual({"dispatch", "combine"}, {p["phase"] for p in summary["phases"]})
 
     def test_rings(self):
         _, summary = self.traced("normal", "--staging", "ring")

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer in separate calls: dispatch, the experts' products, combine; and where it can be, in one kernel.
+// A whole MoE layer in separate calls: dispatch, the experts' products, combine; and where it can be, in one call
+// (MoeForm::fused).
 //
 // Rules: those of the exchange's own mode. Around normal mode, calls on GPUs are timed from event to event, around low-latency
 // mode in replayed graphs; before each timed call the L2 cache is filled with other lines and all GPUs meet. Timed are the
@@ -17,6 +18,7 @@
 #include "cli/style.hpp"
 #include "cli/verb.hpp"
 #include "layer/layer_rank.hpp"
+#include "layer/layer_times.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -64,7 +66,7 @@ Point make_point(const BenchOptions& o) {
   p.spec.quantize = scales_named(o.quantize);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
-    p.spec.fused = on_gpus(o) && layer_fuses(s.hidden, o.intermediate, p.spec.quantize);
+    p.spec.fused = why_not_fused(p.spec).empty();
   } else {
     LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
     config.scale_order = scale_order_named(o.scale_order);
@@ -95,7 +97,15 @@ std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
 }
 
-json run_rank(const Point& p, Group& group, RankLink& link, int threads) {
+/// Collective. What the fused form's warps do, recorded apart from what is timed.
+json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t most_sms) {
+  constexpr int kCalls = 3;
+  const TraceOptions options =
+      layer_trace_options(p.spec.backend, most_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
+  return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
+}
+
+json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t most_sms) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<Clock> clock = clock_of(p, group);
   LayerRank rank(p.spec, group, clock->device());
@@ -114,6 +124,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads) {
     }
     if (group.rank() == 0) link.progress(turn + 1, "");
   }
+  if (rank.fuses()) out["fused_workers"] = recorded_layers(p, rank, group, clock->device(), most_sms);
   std::vector<CheckResult> checks;
   if (o.verify) {
     rank.prepare(0);
@@ -142,6 +153,7 @@ struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
   int64_t routes = 0, most_routes = 0;          ///< of all ranks, and of the rank that gets most
   size_t heap_bytes = 0;
+  json fused_workers = json::array();  ///< of the ranks whose records are complete
 
   double p50(const char* key) const { return times.at(key).p50; }
   bool in_parts() const { return times.count("up") > 0; }
@@ -221,12 +233,13 @@ class LayerBench final : public BenchCaseOf<Run> {
     }
     fmt::print("\n{}", table.text());
     fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the same in one kernel, "
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the same in one call, "
         "per_route; the others by themselves. up + down: both products "
         "without exchange,\n  on the same rows; over up + down: how many times as long the layer takes. TFLOP/s: of a rank's "
         "rows, padding aside.\n",
         on_gpus(any()) ? ", cold L2" : "");
     print_tail_of_table();
+    print_fused_workers();
     print_failures();
   }
 
@@ -235,8 +248,9 @@ class LayerBench final : public BenchCaseOf<Run> {
     const Point p = make_point(options);
     const RankJob job = job_of(p);
     const int threads = std::clamp(machine_.usable_cores() / job.world, 1, kMostThreads);
+    const int64_t most_sms = gpus_ ? gpus_->sms_of_rank(job.world) : 0;
     const std::vector<json> ranks = run_ranks(
-        job, [&](Group& group, RankLink& link) { return run_rank(p, group, link, threads); },
+        job, [&](Group& group, RankLink& link) { return run_rank(p, group, link, threads, most_sms); },
         [&](int, int64_t turns, const std::string&) {
           if (progress) progress->update(100 * turns / kTurns);
         });
@@ -245,6 +259,8 @@ class LayerBench final : public BenchCaseOf<Run> {
     run.heap_bytes = job.group.heap_bytes;
     for (const Section& section : kSections)
       if (ranks[0].contains(section.key)) run.times[section.key] = measure::times_of(ranks, std::string("/") + section.key);
+    for (const json& rank : ranks)
+      for (const json& one : rank.value("fused_workers", json::array())) run.fused_workers.push_back(one);
     count_routes(p.spec.scenario, run);
     run.checks = apart_by_rank(part_of(ranks, "checks"));
     return run;
@@ -296,6 +312,8 @@ class LayerBench final : public BenchCaseOf<Run> {
     if (r.fuses()) {
       out["tflops"]["fused"] = r.tflops("fused", 3);
       out["fused_over_experts"] = r.over_experts("fused");
+      out["share_of_limit"]["fused"] = 1 / r.over_experts("fused");
+      out["fused_workers"] = r.fused_workers;
     }
     if (r.in_parts()) {
       out["tflops"]["up"] = r.tflops("up", 2);
@@ -305,6 +323,38 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
 
  private:
+  /// Of the fused form: what its warps did, of the rank with least in each column.
+  void print_fused_workers() const {
+    if (std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fused_workers.empty(); })) return;
+    PointTable table(
+        any(), {"ranks", "tokens", "experts", "sms"},
+        {"ranks", "tokens", "experts", "up", "down", "sums", "before up", "after down", "communication", "hidden"});
+    for (const Run& r : runs_) {
+      if (r.fused_workers.empty()) continue;
+      const auto share = [&](const char* key) { return fmt::format("{:.1f} %", 100 * least_of(r.fused_workers, key)); };
+      const auto time = [&](const char* key) { return us(most_of(r.fused_workers, key) * 1e-6); };
+      table.row(r.options, {std::to_string(r.options.ranks), std::to_string(r.options.tokens),
+                            std::to_string(r.options.experts), share("up_share"), share("down_share"), share("sum_share"),
+                            time("before_up_us"), time("after_down_us"), time("communication_us"), share("hidden_share")});
+    }
+    fmt::print(
+        "\n{}\n  The fused layer, recorded apart: shares of the time of the warps that multiply, least of all ranks; before "
+        "and "
+        "after the\n  products, and rows that travel, of all warps together: most of all ranks, microseconds. hidden: while "
+        "the "
+        "rank multiplies.\n",
+        table.text());
+  }
+  static double least_of(const json& ranks, const char* key) {
+    double least = ranks.at(0).at(key).get<double>();
+    for (const json& rank : ranks) least = std::min(least, rank.at(key).get<double>());
+    return least;
+  }
+  static double most_of(const json& ranks, const char* key) {
+    double most = 0;
+    for (const json& rank : ranks) most = std::max(most, rank.at(key).get<double>());
+    return most;
+  }
   static std::string rate(double tflops) { return fmt::format("{:.{}f}", tflops, tflops < 10 ? 3 : 0); }
   static void count_routes(const Scenario& s, Run& run) {
     std::vector<int64_t> of_rank(static_cast<size_t>(s.world));

@@ -36,6 +36,7 @@ struct BenchOptions {
   int64_t pieces = 0;                     ///< low latency; 0: the library's default
   int64_t late_us = 0;                    ///< low latency, flat: rank 0 enters so much later than the others
   std::string exchange = "normal";        ///< layer: the mode whose calls move its rows
+  std::string form = "automatic";         ///< layer, traced: in separate calls or in one
   int64_t intermediate = 0;               ///< layer: width of an expert's MLP; 0: 2048 on GPUs, 64 on the CPU
   int64_t compute = 0;  ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
   std::string routing = "uniform";

@@ -57,8 +57,8 @@ void declare(Options& add, BenchOptions& o) {
   add.choice(
       "--mode", o.mode, bench_modes(),
       "low_latency: decode-sized exchanges; flat: the same with experts that scale, in one launch; layer: a whole MoE layer "
-      "in separate calls, its experts alone, and, CUDA, around normal mode, in bf16 or with --quantize f32, the layer in one "
-      "kernel; layout and "
+      "in separate calls, its experts alone, and, around normal mode, its fused form where the library has it; layout "
+      "and "
       "staging belong to normal, order and alignment also to layer");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");

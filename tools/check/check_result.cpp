@@ -12,15 +12,19 @@ namespace {
 using nlohmann::json;
 
 CheckResult heard(const json& one) {
-  return {one[0].get<std::string>(), one[1].get<bool>(), one[2].get<std::string>(), one[3].get<int64_t>()};
+  return {one[0].get<std::string>(), one[1].get<bool>(), one[2].get<std::string>(), one[3].get<int64_t>(), one[4].get<bool>()};
 }
 
 /// Adds one rank's outcome to that of all.
 void add(CheckResult& all, const CheckResult& one, size_t rank) {
   all.compared += one.compared;
+  if (one.skipped && all.passed) {
+    all.skipped = true;
+    all.detail = one.detail;
+  }
   if (one.passed) return;
   if (all.passed) all.detail = fmt::format("rank {}: {}", rank, one.detail);
-  all.passed = false;
+  all.passed = all.skipped = false;
 }
 
 }  // namespace
@@ -31,7 +35,7 @@ bool all_passed(const std::vector<CheckResult>& checks) {
 
 json told(const std::vector<CheckResult>& checks) {
   json out = json::array();
-  for (const CheckResult& c : checks) out.push_back({c.name, c.passed, c.detail, c.compared});
+  for (const CheckResult& c : checks) out.push_back({c.name, c.passed, c.detail, c.compared, c.skipped});
   return out;
 }
 
@@ -74,7 +78,8 @@ std::vector<CheckResult> apart_by_rank(const std::vector<json>& ranks) {
 json checks_json(const std::vector<CheckResult>& checks) {
   json out = json::array();
   for (const CheckResult& c : checks)
-    out.push_back({{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}});
+    out.push_back(
+        {{"name", c.name}, {"passed", c.passed}, {"detail", c.detail}, {"compared", c.compared}, {"skipped", c.skipped}});
   return out;
 }
 

@@ -41,12 +41,13 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
 }
 
 /// Memory of all GPUs: weights, and of each rank room for whatever routing there may be: rows received and returned, and what
-/// lies between the experts' two products.
+/// lies between the experts' two products, all of it once more for the fused form, with its tokens and the rows that come back.
 double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
   const auto h = static_cast<double>(s.hidden), width = static_cast<double>(s.intermediate);
   const double rows = static_cast<double>(ranks * s.tokens * topk) + static_cast<double>(experts);
+  const double inbox = static_cast<double>(s.tokens * (1 + topk)) * h * 2;
   return static_cast<double>(experts) * 3 * h * width * 2 +
-         static_cast<double>(ranks) * (rows * (2 * h + width) * 2 + (64 << 20));
+         static_cast<double>(ranks) * (2 * rows * (2 * h + width) * 2 + inbox + (64 << 20));
 }
 
 /// A group of all GPUs can be expected to work: driver, architecture of the kernels, access of every pair.
@@ -115,8 +116,13 @@ void print_times(const DemoPlan& plan, const DemoOutcome& outcome, const DemoLim
   fmt::print("    dispatch    {:>10}\n    expert MLP  {:>10}   {}\n    combine     {:>10}\n",
              duration(of_phase(&StepTimes::dispatch).p50), duration(of_phase(&StepTimes::expert).p50),
              dim(outcome.expert_implementation), duration(of_phase(&StepTimes::combine).p50));
+  if (plan.fused)
+    fmt::print("    fused       {:>10}   {}\n", duration(of_phase(&StepTimes::fused).p50),
+               dim("the whole layer in one call: " + outcome.fused_implementation));
+  if (!plan.why_not_fused.empty()) fmt::print("    fused       not run: {}\n", plan.why_not_fused);
   fmt::print("  {}: {:.1f} GB/s. For figures that compare: switchyard bench{}\n", limit.name, limit.gbs,
              plan.on_gpus() ? " --backend cuda" : "");
+  if (!outcome.layers.empty()) fmt::print("\n{}", layer_times_text(outcome.layers));
 }
 
 void print_check(bool passed, const std::string& text) { fmt::print("  {}  {}\n", passed ? green("PASS") : red("FAIL"), text); }
@@ -124,7 +130,7 @@ void print_check(bool passed, const std::string& text) { fmt::print("  {}  {}\n"
 bool print_checks(const DemoOutcome& outcome, const std::vector<double>& errors) {
   bool passed = true;
   fmt::print("\n");
-  for (const CheckResult& c : outcome.exchange_checks) {
+  for (const CheckResult& c : outcome.checks) {
     passed = passed && c.passed;
     print_check(c.passed, fmt::format("{}: {} values compared", c.name, grouped(c.compared)));
     if (!c.passed) fmt::print("        {}\n", c.detail);

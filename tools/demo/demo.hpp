@@ -13,6 +13,7 @@
 #include "cli/progress.hpp"
 #include "cli/verb.hpp"
 #include "device/gpu_probe.hpp"
+#include "layer/layer_times.hpp"
 #include "measure/figures.hpp"
 #include "run/names.hpp"
 #include "run/routing_source.hpp"
@@ -53,14 +54,19 @@ struct DemoPlan {
   std::vector<std::vector<Routing>> routing;  ///< [step][rank]; empty if a gate makes it from the rows
   int64_t most_rows = 0;                      ///< of any rank in any step; bounds the pool
   GpuProbe probe;                             ///< GPUs of this machine, used or not
+  bool fused = false;                         ///< the fused form runs besides, on the rows of each step
+  std::string why_not_fused;                  ///< on GPUs: why it does not, as the library says
   bool on_gpus() const { return backend_named(options.backend) == Backend::cuda; }
   bool gated() const { return source->is_gate(); }
+  /// Of combine's sum: that of the fused form where it runs, whose bits are compared with those of separate calls.
+  CombineOrder order() const { return fused ? CombineOrder::per_route : CombineOrder::per_rank; }
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
 /// Seconds of one step on one rank, each on a GPU to the end of what it enqueued.
 struct StepTimes {
   double gate = 0, dispatch = 0, expert = 0, combine = 0;
+  double fused = 0;  ///< the whole layer in one call
 };
 /// What one step did on one rank.
 struct StepResult {
@@ -72,8 +78,10 @@ struct StepResult {
 };
 struct DemoOutcome {
   std::vector<std::vector<StepResult>> steps;  ///< [step][rank]
-  std::vector<CheckResult> exchange_checks;    ///< all ranks and steps together
+  std::vector<CheckResult> checks;             ///< but for the reference: all ranks and steps together
   Trace trace;
+  std::vector<LayerTimes> layers;  ///< fused, of the last step's rows, recorded apart: ranks ascending; empty if incomplete
+  std::string fused_implementation;
   std::string expert_implementation;
   size_t heap_bytes = 0;
   double seconds = 0;  ///< start of the ranks to end of the last step

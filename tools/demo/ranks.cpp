@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every rank of the demo does: gate, dispatch, experts, combine, and the exact checks of the exchange.
+// What every rank of the demo does: gate, dispatch, experts, combine, on Hopper GPUs the same in one call, and the exact checks
+// of both.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "run/names.hpp"
 #include "run/ranks.hpp"
 #include "switchyard/expert.hpp"
+#include "switchyard/layer.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -60,6 +62,19 @@ NormalConfig config_of(const DemoPlan& plan) {
   return c;
 }
 
+/// The same layer in its fused form.
+MoeLayerConfig fused_config_of(const DemoPlan& plan) {
+  MoeLayerConfig c;
+  c.hidden = plan.options.hidden;
+  c.intermediate = plan.options.intermediate;
+  c.num_experts = plan.shape.experts;
+  c.topk = plan.shape.topk;
+  c.max_tokens = plan.options.tokens;
+  c.form = MoeForm::fused;
+  c.storage = WeightStorage::view;
+  return c;
+}
+
 /// Gate weights: closed form, scaled so that logits have about unit variance.
 RowArray gate_weights(const DemoPlan& plan) {
   RowArray w(plan.shape.experts, plan.options.hidden, DType::f32);
@@ -97,6 +112,7 @@ class DemoRank {
   json run() {
     ExpertMlp mlp = make_experts();  // before any rank can wait for another, which may share its GPU
     NormalExchange exchange(group_, config_of(plan_));
+    if (plan_.fused) fused_.emplace(group_, fused_config_of(plan_), w13_, w2_);
     if (plan_.gated()) gate_weights_ = gate_weights(plan_);
     link_.progress(1, "");
     json steps = json::array();
@@ -110,6 +126,8 @@ class DemoRank {
     return {{"steps", steps},
             {"checks", told(checks)},
             {"mlp", mlp.implementation()},
+            {"fused", fused_ ? fused_->implementation() : ""},
+            {"layers", layers_},
             {"trace", json::binary({bytes, bytes + trace.size()})}};
   }
 
@@ -152,7 +170,8 @@ class DemoRank {
 
     std::vector<uint8_t> out(bytes);
     device_.read(out.data(), in.out, bytes);
-    json result_of_step = {{"times", {t.gate, t.dispatch, t.expert, t.combine}},
+    if (fused_) t.fused = fused_step(step, in, out, checks);
+    json result_of_step = {{"times", {t.gate, t.dispatch, t.expert, t.combine, t.fused}},
                            {"rows", rows},
                            {"remote", remote_bytes},
                            {"ids", routing.ids},
@@ -163,21 +182,41 @@ class DemoRank {
     return result_of_step;
   }
 
+  /// Seconds of the layer in one call, whose bits are to be those of separate calls. The last step's is also recorded.
+  double fused_step(int64_t step, const Inputs& in, const std::vector<uint8_t>& separate, std::vector<CheckResult>& checks) {
+    const auto forward = [&] { fused_->forward(in.x.data, in.ids, in.weights, in.out, {.stream = device_.stream()}); };
+    device_.fill(in.out, 0xFF, separate.size());
+    meet();
+    const double seconds = to_the_end(forward);
+    std::vector<uint8_t> out(separate.size());
+    device_.read(out.data(), in.out, out.size());
+    const bool same = out == separate;
+    checks.push_back({"fused layer against separate calls, bit by bit", same,
+                      same ? "" : fmt::format("other bits in step {}", step + 1), in.x.rows * in.x.cols});
+    if (step + 1 == plan_.options.steps) {
+      constexpr int kCalls = 3;
+      const TraceOptions options = layer_trace_options(Backend::cuda, UsedGpus{plan_.probe}.sms_of_rank(group_.size()), 1, 1);
+      layers_ = layer_times_json(record_layers(group_, device_, options, kCalls, forward));
+    }
+    meet();
+    return seconds;
+  }
+
   /// This rank's experts: on a GPU with weights in memory of the device, which it writes itself.
   ExpertMlp make_experts() {
     const ExpertShape shape{plan_.options.hidden, plan_.options.intermediate, count_};
     if (device_.on_host()) return {shape, weights_.source(first_)};
     const size_t size = at(shape.hidden * shape.intermediate);
-    auto* const w13 = static_cast<uint16_t*>(device_.allocate(at(count_) * 2 * size * 2));
-    auto* const w2 = static_cast<uint16_t*>(device_.allocate(at(count_) * size * 2));
+    w13_ = static_cast<uint16_t*>(device_.allocate(at(count_) * 2 * size * 2));
+    w2_ = static_cast<uint16_t*>(device_.allocate(at(count_) * size * 2));
     device_.keep();
-    write_weights(shape, first_, plan_.shape.seed, w13, w2, device_);
+    write_weights(shape, first_, plan_.shape.seed, w13_, w2_, device_);
     device_.wait();
     ExpertOptions options;
     options.backend = Backend::cuda;
     options.storage = WeightStorage::view;
     options.max_rows = most_rows(config_of(plan_), plan_.shape.world);
-    return {shape, w13, w2, options};
+    return {shape, w13_, w2_, options};
   }
 
   Inputs inputs(const RowArray& x, const Routing& routing, size_t bytes) {
@@ -198,6 +237,7 @@ class DemoRank {
   }
   CombineOptions combine_options() const {
     CombineOptions o;
+    o.order = plan_.order();
     o.stream = device_.stream();
     return o;
   }
@@ -247,6 +287,7 @@ class DemoRank {
     sent.set = static_cast<uint64_t>(step);
     CombineCase expected;
     expected.set = sent.set;
+    expected.order = plan_.order();
     expected.identity = true;
     checks.push_back(check_dispatched("dispatched rows, bit by bit", s, rank_, d, sent, true));
     checks.push_back(check_combined("combine of identity experts, bit by bit", s, rank_, out.row(0), expected));
@@ -278,13 +319,16 @@ class DemoRank {
   Trace trace_;
   int first_, count_;
   ExpertWeights weights_;
+  uint16_t *w13_ = nullptr, *w2_ = nullptr;  ///< on a GPU
+  std::optional<MoeLayer> fused_;
+  json layers_ = json::array();  ///< of the recorded fused layer
   RowArray gate_weights_;
 };
 
 StepResult step_from(const json& j, const DemoPlan& plan) {
   StepResult s;
   s.times = {j.at("times")[0].get<double>(), j.at("times")[1].get<double>(), j.at("times")[2].get<double>(),
-             j.at("times")[3].get<double>()};
+             j.at("times")[3].get<double>(), j.at("times")[4].get<double>()};
   s.routing.num_experts = plan.shape.experts;
   s.routing.topk = plan.shape.topk;
   s.routing.tokens = plan.options.tokens;
@@ -296,6 +340,17 @@ StepResult step_from(const json& j, const DemoPlan& plan) {
   s.out.resize(bytes.size() / 2);
   std::copy(bytes.begin(), bytes.end(), reinterpret_cast<uint8_t*>(s.out.data()));
   return s;
+}
+
+/// Whether the library has the fused form of this layer on GPUs.
+void choose_fused(DemoPlan& plan) {
+  try {
+    (void)MoeLayer::memory_required(fused_config_of(plan), plan.shape.world, Backend::cuda);
+    plan.fused = true;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::invalid_argument) throw;
+    plan.why_not_fused = e.what();
+  }
 }
 
 }  // namespace
@@ -316,6 +371,7 @@ DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const Routin
   // A gate's choices are known only when it runs: then the pool is sized for the worst case.
   const int64_t experts_here = (s.experts + s.world - 1) / s.world;
   plan.most_rows = options.ranks * options.tokens * s.topk + experts_here * (options.alignment - 1);
+  if (plan.on_gpus()) choose_fused(plan);
   if (plan.gated()) return plan;
   plan.routing.resize(at(options.steps));
   for (int r = 0; r < s.world; ++r) {
@@ -342,6 +398,7 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
   job.group.num_warps = static_cast<int>(o.warps);
   if (plan.on_gpus()) job.group.backend = Backend::cuda;
   job.group.heap_bytes = NormalExchange::heap_bytes_for(config_of(plan), plan.shape.world, job.group.backend);
+  if (plan.fused) job.group.heap_bytes += MoeLayer::heap_bytes_for(fused_config_of(plan), plan.shape.world, Backend::cuda);
   const auto gpus = static_cast<int>(plan.probe.gpus.size());
   const int64_t total = o.steps + 1;
   progress.stage("making weights, then the layer", total * o.ranks);
@@ -366,7 +423,7 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
                                           : fmt::format("step {} of {}", std::min(slowest, o.steps), o.steps));
       });
 
-  DemoOutcome outcome{{}, {}, Trace(plan.shape.world, trace_options(plan)), "", job.group.heap_bytes, 0};
+  DemoOutcome outcome{{}, {}, Trace(plan.shape.world, trace_options(plan)), {}, "", "", job.group.heap_bytes, 0};
   outcome.seconds = seconds_between(begin, Clock::now());
   outcome.steps.resize(at(o.steps));
   std::vector<json> checks;
@@ -377,8 +434,10 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
     const auto& bytes = ranks[r].at("trace").get_binary();
     outcome.trace.merge(std::as_bytes(std::span(bytes.data(), bytes.size())));
     outcome.expert_implementation = ranks[r].at("mlp").get<std::string>();
+    outcome.fused_implementation = ranks[r].at("fused").get<std::string>();
+    for (const json& one : ranks[r].at("layers")) outcome.layers.push_back(layer_times_from(one));
   }
-  outcome.exchange_checks = merged_by_name(checks);
+  outcome.checks = merged_by_name(checks);
   progress.finish(fmt::format("{}, {}", counted(o.ranks, "rank"), counted(o.steps, "step")));
   return outcome;
 }

@@ -80,15 +80,21 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
       1.0 - static_cast<double>(traffic.pairs) / static_cast<double>(std::max<int64_t>(1, traffic.routes_total));
   const double worst = *std::max_element(errors.begin(), errors.end());
   const double step_seconds = times_of(outcome, &StepTimes::gate).p50 + dispatch.p50 + expert.p50 + combine.p50;
-  return {tile("Tokens per second", grouped(static_cast<int64_t>(static_cast<double>(o.ranks * o.tokens) / step_seconds)),
-               "whole layer, all ranks"),
-          tile("Dispatch", duration(dispatch.p50), "slowest rank, median step"),
-          tile("Expert MLP", duration(expert.p50),
-               fmt::format("{:.0f} GFLOP/s over all ranks{}", flops / expert.p50 / 1e9, plan.on_gpus() ? ", on the GPUs" : "")),
-          tile("Combine", duration(combine.p50), "slowest rank, median step"),
-          tile("Rows saved", fmt::format("{:.0f} %", 100 * saved), "one row per (token, rank) instead of one per route"),
-          tile("Largest error", fmt::format("{:.2f} %", 100 * worst),
-               fmt::format("allowed {:.2f} %, against one rank without exchange", 100 * kLayerTolerance))};
+  json out = {
+      tile("Tokens per second", grouped(static_cast<int64_t>(static_cast<double>(o.ranks * o.tokens) / step_seconds)),
+           "whole layer, all ranks"),
+      tile("Dispatch", duration(dispatch.p50), "slowest rank, median step"),
+      tile("Expert MLP", duration(expert.p50),
+           fmt::format("{:.0f} GFLOP/s over all ranks{}", flops / expert.p50 / 1e9, plan.on_gpus() ? ", on the GPUs" : "")),
+      tile("Combine", duration(combine.p50), "slowest rank, median step"),
+      tile("Rows saved", fmt::format("{:.0f} %", 100 * saved), "one row per (token, rank) instead of one per route"),
+      tile("Largest error", fmt::format("{:.2f} %", 100 * worst),
+           fmt::format("allowed {:.2f} %, against one rank without exchange", 100 * kLayerTolerance))};
+  if (plan.fused)
+    out.push_back(tile("Fused layer", duration(times_of(outcome, &StepTimes::fused).p50),
+                       fmt::format("all of it in one call, the same bits; dispatch, experts and combine: {}",
+                                   duration(dispatch.p50 + expert.p50 + combine.p50))));
+  return out;
 }
 
 /// The rank that sends most (dispatch) or whose rows are asked for most (combine), in one direction of its link. One GPU: all
@@ -186,7 +192,7 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
   const DemoOptions& o = plan.options;
   const Traffic traffic = count_traffic(plan, outcome);
   json checks = json::array();
-  for (const CheckResult& c : outcome.exchange_checks) {
+  for (const CheckResult& c : outcome.checks) {
     checks.push_back(
         {{"name", c.name}, {"passed", c.passed}, {"detail", c.passed ? grouped(c.compared) + " values, all equal" : c.detail}});
   }
@@ -200,15 +206,15 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
   for (int r = 0; r <= plan.shape.world; ++r) first.push_back(plan.shape.first_expert(r));
   const std::string gpus =
       plan.on_gpus() ? fmt::format("{}, driver {}; ", plan.probe.names(), plan.probe.driver_version) : std::string();
-  const json meta = {
+  json meta = {
       {"Layer", fmt::format("{} experts, top-{}, hidden {}, intermediate {}, bf16", plan.shape.experts, plan.shape.topk,
                             o.hidden, o.intermediate)},
       {"Ranks", fmt::format("{} x {}, {} tokens each, {}", counted(o.ranks, o.processes ? "process" : "thread"),
                             counted(o.blocks * o.warps, "worker"), o.tokens, counted(o.steps, "step"))},
       {"Routing", plan.source->description()},
       {"Exchange",
-       fmt::format("normal mode, {} staging, expert-major rows aligned to {}, per-rank combine, {} of symmetric memory a rank",
-                   o.staging, o.alignment, binary_size(static_cast<double>(outcome.heap_bytes)))},
+       fmt::format("normal mode, {} staging, expert-major rows aligned to {}, {} combine, {} of symmetric memory a rank",
+                   o.staging, o.alignment, to_string(plan.order()), binary_size(static_cast<double>(outcome.heap_bytes)))},
       {"Expert compute",
        outcome.expert_implementation + (plan.on_gpus() ? ", on the GPUs: rows stay there from dispatch to combine" : "")},
       {"Machine", fmt::format("{}{}, {}, last-level cache {}, {} of memory, {}", gpus, machine.cpu_model,
@@ -216,6 +222,7 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
                               binary_size(static_cast<double>(machine.memory_bytes)), machine.os)},
       {"Build", build_description()},
       {"Date", measure::utc_now()}};
+  if (plan.fused) meta["Fused layer"] = outcome.fused_implementation;
   return {{"passed", passed},
           {"meta", meta},
           {"tiles", tiles(plan, outcome, traffic, errors)},
@@ -227,6 +234,7 @@ json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::ve
           {"timeline", timeline(outcome.trace)},
           {"phases", phases(plan, outcome.trace)},
           {"throughput", throughput(plan, outcome, traffic, limit)},
+          {"fused", layer_times_json(outcome.layers)},
           {"checks", checks}};
 }
 

@@ -15,8 +15,10 @@ void declare(Options& add, DemoOptions& o) {
   add.text("--routing", o.routing, "SOURCE", "Where routing comes from: a word or a recording, see below");
   std::vector<std::string> backends = kBackends;
   backends.insert(backends.begin(), "auto");
-  add.choice("--backend", o.backend, backends,
-             "auto takes GPUs if this build can use them and there is one; the ranks go round the GPUs");
+  add.choice(
+      "--backend", o.backend, backends,
+      "auto takes GPUs if this build can use them and there is one; the ranks go round the GPUs, and the layer also runs "
+      "in one kernel");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--steps", o.steps, 1, 1000, "Layers run one after the other, each with other tokens");

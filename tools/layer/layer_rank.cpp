@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "cli/verb.hpp"
 #include "layer/moe_reference.hpp"
@@ -22,17 +23,24 @@ ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
 
 int64_t width_step(ScaleKind quantize) { return quantize != ScaleKind::none ? 16 : 8; }
 
-FusedMoeConfig fused_config(const LayerSpec& spec) {
+MoeLayerConfig fused_config(const LayerSpec& spec) {
   const Scenario& s = spec.scenario;
-  const auto& exchange = std::get<NormalConfig>(spec.exchange);
-  FusedMoeConfig c;
+  MoeLayerConfig c;
   c.hidden = s.hidden;
   c.intermediate = spec.intermediate;
-  c.num_experts = exchange.num_experts;
-  c.topk = exchange.topk;
-  c.max_tokens = exchange.max_tokens;
-  if (spec.quantize != ScaleKind::none) c.type = DType::fp8_e4m3;
+  c.num_experts = s.experts;
+  c.topk = s.topk;
+  const auto* const normal = std::get_if<NormalConfig>(&spec.exchange);
+  c.max_tokens = normal ? normal->max_tokens : std::get<LowLatencyConfig>(spec.exchange).max_tokens;
+  c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
+  c.type = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
+  c.form = MoeForm::fused;
+  c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as LayerExperts has them
   return c;
+}
+
+MoeLayerMemory fused_memory(const LayerSpec& spec) {
+  return MoeLayer::memory_required(fused_config(spec), spec.scenario.world, spec.backend);
 }
 
 /// A device has room for it also where there is nothing.
@@ -44,11 +52,6 @@ bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quanti
   return hidden % width_step(quantize) == 0 && intermediate % width_step(quantize) == 0;
 }
 
-bool layer_fuses(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
-  if (quantize == ScaleKind::none) return true;
-  return quantize == ScaleKind::f32 && hidden % 128 == 0 && intermediate % 128 == 0;
-}
-
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize) {
   if (layer_widths_allowed(hidden, intermediate, quantize)) return;
   const bool of_rows = hidden % width_step(quantize) != 0;
@@ -58,13 +61,31 @@ void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize
                                width_step(quantize)));
 }
 
+std::string why_not_fused(const LayerSpec& spec) {
+  if (spec.quantize == ScaleKind::ue8m0)
+    return "the separate calls of this tool have UE8M0 scales between the products, the fused form float32";
+  try {
+    (void)fused_memory(spec);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::invalid_argument) throw;
+    return e.what();
+  }
+  return {};
+}
+
 size_t layer_heap_bytes(const LayerSpec& spec) {
-  const size_t separate = exchange_heap_bytes(spec.exchange, spec.scenario.world, spec.backend);
-  return separate + (spec.fused ? FusedMoe::heap_bytes_for(fused_config(spec), spec.scenario.world) : 0);
+  const int world = spec.scenario.world;
+  const size_t separate = exchange_heap_bytes(spec.exchange, world, spec.backend);
+  return separate + (spec.fused ? MoeLayer::heap_bytes_for(fused_config(spec), world, spec.backend) : 0);
 }
 
 size_t layer_fused_bytes(const LayerSpec& spec) {
-  return spec.fused ? FusedMoe::memory_required(fused_config(spec), spec.scenario.world).private_bytes : 0;
+  if (!spec.fused) return 0;
+  const MoeLayerMemory memory = fused_memory(spec);
+  const ExpertShape shape = shape_of(spec);
+  const auto elements = at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
+  const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // while it is made
+  return memory.total() - memory.heap_bytes + given;
 }
 
 size_t layer_device_bytes(const LayerSpec& spec) {
@@ -94,12 +115,34 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any waits for another, which may share its GPU
   exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
-  if (!spec.fused) return;
-  FusedMoeConfig config = fused_config(spec);
-  config.w13_scales = experts_.w13_scales();
-  config.w2_scales = experts_.w2_scales();
-  device_.wait();  // for the scales, which are read by the constructor
-  fused_.emplace(group, config, experts_.w13(), experts_.w2());
+  if (spec.fused) make_fused();
+}
+
+void LayerRank::make_fused() {
+  const void *w13 = experts_.w13(), *w2 = experts_.w2();
+  std::vector<uint16_t> gate_up, down;  // on the host: it packs them
+  if (device_.on_host()) {
+    const ExpertShape shape = shape_of(spec_, rank_);
+    const size_t each = at(shape.hidden * shape.intermediate);
+    const ExpertWeights weights(spec_.scenario.seed, shape.hidden, shape.intermediate);
+    gate_up.resize(2 * each * at(shape.num_local_experts));
+    down.resize(each * at(shape.num_local_experts));
+    for (int64_t e = 0; e < shape.num_local_experts; ++e)
+      weights.fill(spec_.scenario.first_expert(rank_) + e, std::span(gate_up).subspan(2 * each * at(e), 2 * each),
+                   std::span(down).subspan(each * at(e), each));
+    w13 = gate_up.data();
+    w2 = down.data();
+  }
+  try {
+    MoeLayerConfig config = fused_config(spec_);
+    config.w13_scales = experts_.w13_scales();
+    config.w2_scales = experts_.w2_scales();
+    device_.wait();  // for the scales, which the constructor reads
+    fused_.emplace(group_, config, w13, w2);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported) throw;
+    why_not_fused_ = e.what();
+  }
 }
 
 void LayerRank::prepare(uint64_t set) {
@@ -112,7 +155,9 @@ void LayerRank::prepare(uint64_t set) {
   group_.barrier();
 }
 
-void LayerRank::fused() { fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream()}); }
+void LayerRank::fused() {
+  fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.fused_sms});
+}
 
 void LayerRank::layer(CombineOrder order) {
   dispatch();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MoE layer in separate calls, on the CPU and on a GPU alike: dispatch, experts, combine, with closed-form rows
-// and weights, and a check of what comes out against one rank that computes everything without exchange.
+// One rank of an MoE layer, on the CPU and on a GPU alike: dispatch, experts and combine in separate calls, and the same layer
+// in one (MoeForm::fused), with closed-form rows and weights, and a check of what comes out against one rank that computes
+// everything without exchange.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 #include "check/check_result.hpp"
 #include "layer/exchange.hpp"
 #include "layer/experts.hpp"
-#include "switchyard/fused.hpp"
+#include "switchyard/layer.hpp"
 
 namespace switchyard::tool {
 
@@ -26,20 +27,21 @@ struct LayerSpec {
   /// GPUs. Not none: a layer in fp8: rows cross with scales of this kind, and those between the products have such too; a
   /// low-latency exchange is configured for them.
   ScaleKind quantize = ScaleKind::none;
-  bool fused = false;  ///< the rank also has the same layer in one kernel: layer_fuses()
+  bool fused = false;  ///< the rank also has the same layer in its fused form: only where why_not_fused() is empty
+  int fused_sms = 0;   ///< GPUs: multiprocessors of a call of it; 0: the library's default
 };
+/// Why the library has no fused form of a layer, as it says itself; empty if it has, as far as one can know before a group is
+/// there: LayerRank::why_not_fused().
+std::string why_not_fused(const LayerSpec& spec);
 /// What experts on GPUs take: multiples of 16 in fp8, else of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
-/// Whether there is such a layer in one kernel on GPUs, with the bits of separate calls of the tool: around normal mode; in fp8
-/// of widths that are multiples of 128, with float32 scales, as those between its products are.
-bool layer_fuses(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// \throws UsageError naming the option
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// Symmetric memory of each rank.
 size_t layer_heap_bytes(const LayerSpec& spec);
 /// Of the rank that takes most: memory of its device besides.
 size_t layer_device_bytes(const LayerSpec& spec);
-/// Of the rank that takes most: memory that the layer in one kernel takes by itself.
+/// Of the rank that takes most: memory that the fused form takes by itself.
 size_t layer_fused_bytes(const LayerSpec& spec);
 
 class LayerRank {
@@ -56,9 +58,14 @@ class LayerRank {
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine(CombineOrder order) { exchange_->combine(order, out_); }
   void layer(CombineOrder order);
-  /// The same as layer() with CombineOrder::per_route, in one kernel; only if fuses().
+  /// The same as layer() with CombineOrder::per_route, in one call; only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
+  /// If the spec asks for it and there is none: why, as the library says. The same on all ranks.
+  const std::string& why_not_fused() const { return why_not_fused_; }
+  int rank() const { return rank_; }
+  /// Rows that the last dispatch delivered, as far as the host knows.
+  int64_t delivered() const { return exchange_->x().rows; }
   /// up() and down() can be called instead of experts(): on GPUs.
   bool in_parts() const { return experts_.in_parts(); }
 
@@ -69,6 +76,7 @@ class LayerRank {
   CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t most_tokens, int threads) const;
 
  private:
+  void make_fused();
   size_t out_bytes() const { return static_cast<size_t>(x_.rows()) * x_.row_bytes(); }
 
   const LayerSpec& spec_;
@@ -77,7 +85,8 @@ class LayerRank {
   int rank_;
   LayerExperts experts_;
   std::unique_ptr<LayerExchange> exchange_;
-  std::optional<FusedMoe> fused_;
+  std::optional<MoeLayer> fused_;
+  std::string why_not_fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;
   void *rows_ = nullptr, *out_ = nullptr;

@@ -68,9 +68,11 @@ const std::vector<Line> kTimes = {{"dispatch", {"dispatch", "p50_us"}, "--move"}
                                   {"down", {"down", "p50_us"}, "--user"},
                                   {"up + down", {"experts", "p50_us"}, "--call"},
                                   {"layer", {"layer", "p50_us"}, "--ink"},
+                                  {"fused layer", {"fused", "p50_us"}, "--good"},
                                   {"push limit", {"push_limit", "p50_us"}, "--move", true},
                                   {"pull limit", {"pull_limit", "p50_us"}, "--compute", true}};
 const std::vector<Line> kShares = {{"layer", {"share_of_limit", "layer"}, "--ink"},
+                                   {"fused layer", {"share_of_limit", "fused"}, "--user"},
                                    {"dispatch", {"share_of_limit", "dispatch"}, "--move"},
                                    {"combine", {"share_of_limit", "combine"}, "--compute"},
                                    {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
@@ -281,6 +283,48 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   return out + "</table></div>";
 }
 
+/// A column of the table of fused layers: its figure of the rank with least, or most, of it.
+struct WorkersColumn {
+  const char *title, *key;
+  bool share;  ///< least of all ranks, per cent; otherwise most, microseconds
+};
+constexpr WorkersColumn kWorkersColumns[] = {{"up", "up_share", true},
+                                             {"down", "down_share", true},
+                                             {"sums", "sum_share", true},
+                                             {"before up", "before_up_us", false},
+                                             {"after down", "after_down_us", false},
+                                             {"communication", "communication_us", false},
+                                             {"hidden", "hidden_share", true}};
+
+std::string workers_cell(const json& ranks, const WorkersColumn& column) {
+  std::vector<double> values;
+  for (const json& rank : ranks) values.push_back(rank.at(column.key).get<double>());
+  if (column.share) return fmt::format("{:.1f} %", 100 * *std::min_element(values.begin(), values.end()));
+  return duration(*std::max_element(values.begin(), values.end()) * 1e-6);
+}
+
+/// What the warps of fused layers did: nothing if there are none.
+std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
+  std::string rows;
+  for (const json& run : runs) {
+    const json ranks = run.value("fused_workers", json::array());
+    if (ranks.empty()) continue;
+    rows += "<tr>";
+    for (const size_t a : varied) rows += fmt::format("<td>{}</td>", escaped(text_of(run, kAxes[a])));
+    for (const WorkersColumn& column : kWorkersColumns) rows += fmt::format("<td>{}</td>", workers_cell(ranks, column));
+    rows += "</tr>";
+  }
+  if (rows.empty()) return "";
+  std::string head;
+  for (const size_t a : varied) head += fmt::format("<th>{}</th>", kAxes[a].title);
+  for (const WorkersColumn& column : kWorkersColumns) head += fmt::format("<th>{}</th>", column.title);
+  return "<section class=\"card\"><h2>The fused layer</h2><div class=\"scroll\"><table><tr>" + head + "</tr>" + rows +
+         "</table></div><p class=\"note\">From traces of calls beside the timed ones. up, down, sums: tensor-core products and "
+         "sums, as shares of the time of the warps that do them; communication: rows that travel, of all warps added up; "
+         "hidden: its share while some warp of the rank multiplies. Shares are of the rank with least, times of the one with "
+         "most.</p></section>\n";
+}
+
 /// How a mode's figures came about. Normal mode on the CPU names its limit.
 struct LimitsText {
   const char* mode;
@@ -410,6 +454,7 @@ std::string bench_html(const json& document) {
       page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", plot(shares, over, " %", true), legend(shares));
     page += "</div></section>\n";
   }
+  page += fused_section(runs, varied_in(runs));
   page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied_in(runs)) + "<p class=\"note\">" +
           limits_text(document) + "</p>" + notes_of(document) + "</section>\n</main>\n</body>\n</html>\n";
   return page;

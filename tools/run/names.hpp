@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "switchyard/layer.hpp"
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/types.hpp"
@@ -45,8 +46,9 @@ std::vector<std::string> combined_words();
 inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts = words_of<Layout>(),
                                       kStaging = words_of<Staging>(), kQuantize = words_of<ScaleKind>(),
                                       kOrders = words_of<CombineOrder>(), kSendings = words_of<Sending>(),
-                                      kScaleOrders = words_of<ScaleOrder>(), kRowTypes = row_words(false),
-                                      kRowKinds = row_words(true), kCombinedTypes = combined_words();
+                                      kScaleOrders = words_of<ScaleOrder>(), kForms = words_of<MoeForm>(),
+                                      kRowTypes = row_words(false), kRowKinds = row_words(true),
+                                      kCombinedTypes = combined_words();
 inline constexpr int64_t kMostSeed = int64_t{1} << 24;
 
 // The values of words in the lists above. \throws std::invalid_argument for other words
@@ -57,6 +59,7 @@ inline Layout layout_named(const std::string& word) { return named<Layout>("layo
 inline Staging staging_named(const std::string& word) { return named<Staging>("staging", word); }
 inline CombineOrder order_named(const std::string& word) { return named<CombineOrder>("order", word); }
 inline Sending sending_named(const std::string& word) { return named<Sending>("sending", word); }
+inline MoeForm form_named(const std::string& word) { return named<MoeForm>("form", word); }
 inline ScaleOrder scale_order_named(const std::string& word) { return named<ScaleOrder>("order of scales", word); }
 
 }  // namespace switchyard::tool

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trace/calls.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <iterator>
 
 #include "check/low_latency_rank.hpp"
+#include "cli/verb.hpp"
+#include "layer/layer_rank.hpp"
 #include "run/rows.hpp"
 #include "switchyard/ledger.hpp"
 
@@ -29,7 +33,7 @@ class LowLatencyCalls final : public TracedCalls {
   static size_t device_bytes(const BenchOptions& o, const Scenario& s) {
     return LowLatencyRank::device_bytes(s, low_latency_config(o, s)) + kRest;
   }
-  void call() override {
+  void call(Trace*) override {
     if (flat_) return rank_.all_to_all();
     rank_.dispatch();
     rank_.combine(order_);
@@ -66,7 +70,7 @@ class NormalCalls final : public TracedCalls {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);
     return tokens * static_cast<size_t>(o.hidden) * 9 + routes * 8 + kRest;
   }
-  void call() override {
+  void call(Trace*) override {
     DispatchOptions d;
     d.stream = device_.stream();
     d.num_sms = static_cast<int>(options_.sms);
@@ -164,7 +168,7 @@ class LedgerCalls final : public TracedCalls {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);
     return (static_cast<size_t>(most_routes_to_a_rank(s)) + tokens) * row_bytes(o) + tokens * 8 * 4 + routes * 8 + kRest;
   }
-  void call() override { ledger_->combine(y_, probs_, prepared_, out_, options_); }
+  void call(Trace*) override { ledger_->combine(y_, probs_, prepared_, out_, options_); }
 
  private:
   LedgerCombineOptions options_;
@@ -173,6 +177,46 @@ class LedgerCalls final : public TracedCalls {
   ConstRows y_;
   const float* probs_ = nullptr;
   void* out_ = nullptr;
+};
+
+/// A whole layer around normal mode.
+class LayerCalls final : public TracedCalls {
+ public:
+  LayerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)
+      : spec_(spec_of(o, s)), order_(order_named(o.order)), rank_(spec_, group, device) {
+    if (spec_.fused && !rank_.fuses()) throw Error(ErrorCode::unsupported, rank_.why_not_fused());
+    rank_.prepare(0);
+  }
+  static LayerSpec spec_of(const BenchOptions& o, const Scenario& s) {
+    LayerSpec spec;
+    spec.scenario = s;
+    spec.intermediate = o.intermediate;
+    spec.backend = backend_named(o.backend);
+    spec.exchange = layer_normal_config(s);
+    spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
+    spec.quantize = scales_named(o.quantize);
+    spec.fused = form_named(o.form) == MoeForm::fused;
+    if (spec.backend == Backend::cuda && spec.fused) spec.fused_sms = static_cast<int>(o.sms);
+    return spec;
+  }
+  static size_t heap_bytes(const BenchOptions& o, const Scenario& s) { return layer_heap_bytes(spec_of(o, s)); }
+  static size_t device_bytes(const BenchOptions& o, const Scenario& s) { return layer_device_bytes(spec_of(o, s)) + kRest; }
+  void call(Trace* recording) override {
+    if (spec_.fused) return rank_.fused();
+    rank_.dispatch();
+    if (recording && !rank_.in_parts()) {  // on the host, where a call ends with its work
+      const Trace::Span span(recording, rank_.rank(), recording->event("expert_mlp"), rank_.delivered());
+      rank_.experts();
+    } else {
+      rank_.experts();
+    }
+    rank_.combine(order_);
+  }
+
+ private:
+  const LayerSpec spec_;
+  CombineOrder order_;
+  LayerRank rank_;
 };
 
 template <class Calls>
@@ -184,13 +228,26 @@ constexpr TraceMode row_of(const Mode& mode) {
   return {mode, made<Calls>, Calls::heap_bytes, Calls::device_bytes};
 }
 constexpr TraceMode kModes[] = {row_of<NormalCalls>(kNormal), row_of<LowLatencyCalls>(kLowLatency),
-                                row_of<LowLatencyCalls>(kFlat), row_of<LedgerCalls>(kLedger)};
+                                row_of<LowLatencyCalls>(kFlat), row_of<LedgerCalls>(kLedger), row_of<LayerCalls>(kLayer)};
 
 }  // namespace
 
 const TraceMode& trace_mode(const BenchOptions& o) {
   const Mode& wanted = mode_named(o.mode);
   return *std::find_if(std::begin(kModes), std::end(kModes), [&](const TraceMode& m) { return &m.mode == &wanted; });
+}
+
+void settle_layer(BenchOptions& o, const Scenario& s) {
+  const MoeForm asked = form_named(o.form);
+  const bool on_gpus = backend_named(o.backend) == Backend::cuda;
+  if (o.intermediate == 0) o.intermediate = on_gpus ? 2048 : 64;
+  if (on_gpus) check_layer_widths(o.hidden, o.intermediate, scales_named(o.quantize));
+  const std::string why_not = asked == MoeForm::separate ? "" : why_not_fused(LayerCalls::spec_of(o, s));
+  if (asked == MoeForm::fused && !why_not.empty())
+    throw UsageError(fmt::format("--form: 'fused' given, which the library does not have of this layer ({})", why_not));
+  const bool fused = asked != MoeForm::separate && why_not.empty();
+  o.form = to_string(fused ? MoeForm::fused : MoeForm::separate);
+  if (fused) o.order = to_string(CombineOrder::per_route);
 }
 
 std::vector<std::string> trace_modes() {

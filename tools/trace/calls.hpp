@@ -10,14 +10,16 @@
 #include "device/rank_device.hpp"
 #include "run/modes.hpp"
 #include "switchyard/group.hpp"
+#include "switchyard/trace.hpp"
 
 namespace switchyard::tool {
 
 class TracedCalls {
  public:
   virtual ~TracedCalls() = default;
-  /// Collective. One dispatch and combine, or what the mode has instead.
-  virtual void call() = 0;
+  /// Collective. One dispatch and combine, or what the mode has instead. `recording`: the group's trace, or null: for spans of
+  /// what the library does not record by itself.
+  virtual void call(Trace* recording) = 0;
 };
 
 /// What this verb does in a mode.
@@ -29,6 +31,9 @@ struct TraceMode {
   size_t (*device_bytes)(const BenchOptions& o, const Scenario& s);  ///< of a rank's device
 };
 const TraceMode& trace_mode(const BenchOptions& o);
+/// Mode layer: makes --form automatic the one that the library has, fused before separate, and what else follows from it.
+/// \throws UsageError if the form asked for is none that the library has, or does not go together with other words
+void settle_layer(BenchOptions& o, const Scenario& s);
 /// Names of the modes that can be traced.
 std::vector<std::string> trace_modes();
 

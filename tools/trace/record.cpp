@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 
 #include "cli/outputs.hpp"
@@ -24,8 +25,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kDeviceWarps = 20;  ///< most warps per block of any kernel
-
 Scenario scenario_of(BenchOptions& o) {
   const RoutingSource source = routing_source(o);
   Scenario s = shape_of(o, source);
@@ -35,11 +34,11 @@ Scenario scenario_of(BenchOptions& o) {
   return s;
 }
 
-/// Collective. Microseconds per call of `n` calls, on this rank.
-double time_calls(TracedCalls& calls, int64_t n, Group& group, RankDevice& device) {
+/// Collective. Microseconds per call of `n` calls, on this rank. `recording`: the group's trace, or null.
+double time_calls(TracedCalls& calls, int64_t n, Trace* recording, Group& group, RankDevice& device) {
   group.barrier();
   const auto begin = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < n; ++i) calls.call();
+  for (int64_t i = 0; i < n; ++i) calls.call(recording);
   device.wait();
   const std::chrono::duration<double, std::micro> spent = std::chrono::steady_clock::now() - begin;
   return spent.count() / static_cast<double>(n);
@@ -51,9 +50,9 @@ json time_recording(const TraceVerbOptions& options, TracedCalls& calls, const T
   json plain = json::array(), traced = json::array();
   Trace trace(group.size(), trace_options);
   for (int64_t i = 0; i < options.cost_rounds; ++i) {
-    plain.push_back(time_calls(calls, options.calls, group, device));
+    plain.push_back(time_calls(calls, options.calls, nullptr, group, device));
     group.set_trace(&trace);
-    traced.push_back(time_calls(calls, options.calls, group, device));
+    traced.push_back(time_calls(calls, options.calls, &trace, group, device));
     group.barrier();
     group.set_trace(nullptr);
     trace.clear();
@@ -71,13 +70,13 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   json cost;
   {
     const std::unique_ptr<TracedCalls> calls = trace_mode(o).make(o, s, group, device);
-    for (int64_t i = 0; i < o.warmup; ++i) calls->call();
+    for (int64_t i = 0; i < o.warmup; ++i) calls->call(nullptr);
     device.wait();
     cost = time_recording(options, *calls, trace_options, group, device);
     group.barrier();
     group.set_trace(&trace);
     group.barrier();
-    for (int64_t i = 0; i < options.calls; ++i) calls->call();
+    for (int64_t i = 0; i < options.calls; ++i) calls->call(&trace);
     device.wait();
     group.barrier();
     group.set_trace(nullptr);
@@ -103,21 +102,37 @@ TraceCost cost_of(const std::vector<json>& ranks) {
   return {slowest("plain"), slowest("traced")};
 }
 
-/// Fills in what was left to choose. Returns the number of GPUs, 0 for the CPU.
-int fit(TraceVerbOptions& options) {
-  BenchOptions& o = options.run;
+/// A run: its scenario, and the number of GPUs, 0 for the CPU.
+struct Fitted {
+  Scenario scenario;
   int gpus = 0;
-  if (backend_named(o.backend) == Backend::cuda) {
-    const UsedGpus used = gpus_to_use();
-    gpus = used.count();
-    options.gpus = fmt::format("{}, driver {}", used.probe.names(), used.probe.driver_version);
-    if (o.ranks == 0) o.ranks = gpus;
-    choose_sms(o, used.name(), used.sms_of_rank(o.ranks));
+};
+
+/// Fills in what was left to choose.
+Fitted fit(TraceVerbOptions& options) {
+  BenchOptions& o = options.run;
+  const bool on_gpus = backend_named(o.backend) == Backend::cuda, whole_layer = mode_named(o.mode).has_experts;
+  std::optional<UsedGpus> used;
+  if (on_gpus) {
+    used = gpus_to_use();
+    options.gpus = fmt::format("{}, driver {}", used->probe.names(), used->probe.driver_version);
+    if (o.ranks == 0) o.ranks = used->count();
   }
   if (o.ranks == 0) o.ranks = 2;
   if (o.warps == 0) o.warps = 1;
+  if (used && !whole_layer) choose_sms(o, used->name(), used->sms_of_rank(o.ranks));
   check_words(o);
-  return gpus;
+  Fitted fitted{scenario_of(o), used ? used->count() : 0};
+  if (!whole_layer) return fitted;
+  settle_layer(o, fitted.scenario);
+  if (!used) return fitted;
+  if (form_named(o.form) == MoeForm::fused && o.sms == 0) o.sms = used->sms_of_rank(o.ranks);  // as the library does
+  choose_sms(o, used->name(), used->sms_of_rank(o.ranks));
+  return fitted;
+}
+
+std::string form_text(const BenchOptions& o) {
+  return mode_named(o.mode).has_experts ? fmt::format(", {} form, intermediate {},", o.form, o.intermediate) : "";
 }
 
 }  // namespace
@@ -136,11 +151,12 @@ int run_trace(const TraceVerbOptions& asked) {
   TraceVerbOptions options = asked;
   BenchOptions& o = options.run;
   check_outputs({{"--out", options.out, kLeastJson}});
-  const int gpus = fit(options);
-  const Scenario s = scenario_of(o);
+  const Fitted fitted = fit(options);
+  const Scenario& s = fitted.scenario;
+  const int gpus = fitted.gpus;
   TraceOptions trace_options;
   trace_options.num_blocks = static_cast<int>(gpus > 0 ? std::max(o.sms, o.combine_sms) : o.blocks);
-  trace_options.num_warps = gpus > 0 ? kDeviceWarps : static_cast<int>(o.warps);
+  trace_options.num_warps = gpus > 0 ? kMostDeviceWarps : static_cast<int>(o.warps);
   trace_options.events_per_track = static_cast<size_t>(options.events);
   RankJob job;
   job.world = s.world;
@@ -151,9 +167,9 @@ int run_trace(const TraceVerbOptions& asked) {
   job.group.num_warps = static_cast<int>(o.warps);
   job.group.heap_bytes = trace_mode(o).heap_bytes(o, s);
   if (!options.json)
-    fmt::print("{}\n  {} mode on {}, {} ranks, {} tokens per rank, hidden {}, top-{} of {}, {} after {} to warm up\n",
-               bold("switchyard trace"), o.mode, gpus > 0 ? "GPUs" : "the CPU", o.ranks, o.tokens, o.hidden, o.topk, o.experts,
-               counted(options.calls, "call"), o.warmup);
+    fmt::print("{}\n  {} mode{} on {}, {} ranks, {} tokens per rank, hidden {}, top-{} of {}, {} after {} to warm up\n",
+               bold("switchyard trace"), o.mode, form_text(o), gpus > 0 ? "GPUs" : "the CPU", o.ranks, o.tokens, o.hidden,
+               o.topk, o.experts, counted(options.calls, "call"), o.warmup);
   std::fflush(stdout);
   const std::vector<json> ranks =
       run_ranks(job, [&](Group& group, RankLink&) { return traced_rank(options, s, trace_options, gpus, group); });

@@ -12,6 +12,7 @@
 
 #include "cli/build_info.hpp"
 #include "cli/style.hpp"
+#include "layer/layer_times.hpp"
 #include "measure/figures.hpp"
 #include "measure/machine.hpp"
 #include "trace/calls.hpp"
@@ -48,6 +49,7 @@ struct Way {
 };
 Way way_of(const TraceSlice& s, const std::vector<const TraceSlice*>& calls_of_rank) {
   if (s.name == "send_rows") return {};
+  if (s.name == "pull_rows") return {false, true};
   if (s.name == "pull_reduce" || s.name == "sum_returned") return {true, true};
   if (s.name != "ring_send") return {true, false};
   for (const TraceSlice* call : calls_of_rank)
@@ -241,6 +243,15 @@ std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world)
   return ms;
 }
 
+/// What a rank's layers in one call say of themselves.
+void add_layers(json& out, const Seen& seen) {
+  if (const std::vector<LayerTimes> layers = layer_times(seen.slices); !layers.empty())
+    out["layers"] = layer_times_json(layers);
+}
+void print_layers(const Seen& seen) {
+  if (const std::string text = layer_times_text(layer_times(seen.slices)); !text.empty()) fmt::print("\n{}", text);
+}
+
 std::string worker_name(const Seen& seen, int track) {
   return fmt::format("block {} warp {}", track / seen.num_warps, track % seen.num_warps);
 }
@@ -395,6 +406,11 @@ json summary_json(const TraceVerbOptions& options, const Scenario& s, const Trac
       {"busiest_link",
        {{"out", link_json(busiest(seen, options.run, s, false))}, {"back", link_json(busiest(seen, options.run, s, true))}}},
       {"written_to", options.out}};
+  if (mode_named(options.run.mode).has_experts) {
+    out["config"]["form"] = options.run.form;
+    out["config"]["intermediate"] = options.run.intermediate;
+  }
+  add_layers(out, seen);
   if (!options.gpus.empty()) out["gpus"] = options.gpus;
   if (!cost.plain_us.empty())
     out["recording"] = {{"calls_per_round", options.calls},
@@ -408,6 +424,7 @@ void print_summary(const TraceVerbOptions& options, const Scenario& s, const Tra
   const Seen seen = seen_of(trace);
   print_phases(seen);
   print_ranks(seen);
+  print_layers(seen);
   print_link("out", busiest(seen, options.run, s, false));
   print_link("back", busiest(seen, options.run, s, true));
   print_clocks(seen);
@@ -426,14 +443,16 @@ json file_summary_json(const std::string& path, TraceFile file) {
   json links = json::object();
   for (const bool back : {false, true})
     if (const auto link = busiest_in_trace(seen, back)) links[back ? "back" : "out"] = link_json(*link);
-  return {{"schema", "switchyard.trace/2"},
-          {"read_from", path},
-          {"config", {{"ranks", seen.world}}},
-          {"lost_events", seen.lost},
-          {"clock_error_us", static_cast<double>(seen.clock_error_ns) * 1e-3},
-          {"phases", phases_json(seen)},
-          {"ranks", ranks_json(seen)},
-          {"busiest_link", links}};
+  json out = {{"schema", "switchyard.trace/2"},
+              {"read_from", path},
+              {"config", {{"ranks", seen.world}}},
+              {"lost_events", seen.lost},
+              {"clock_error_us", static_cast<double>(seen.clock_error_ns) * 1e-3},
+              {"phases", phases_json(seen)},
+              {"ranks", ranks_json(seen)},
+              {"busiest_link", links}};
+  add_layers(out, seen);
+  return out;
 }
 
 void print_file_summary(const std::string& path, TraceFile file) {
@@ -441,6 +460,7 @@ void print_file_summary(const std::string& path, TraceFile file) {
   fmt::print("{}\n  {}, {}\n", bold("switchyard trace --in"), path, counted(seen.world, "rank"));
   print_phases(seen);
   print_ranks(seen);
+  print_layers(seen);
   for (const bool back : {false, true})
     if (const auto link = busiest_in_trace(seen, back)) print_link(back ? "back" : "out", *link);
   print_clocks(seen);

@@ -14,9 +14,13 @@ namespace {
 void declare(Options& add, TraceVerbOptions& t) {
   BenchOptions& o = t.run;
   o.warmup = 3;
-  add.group("What to trace: a dispatch and a combine");
+  add.group("What to trace: a dispatch and a combine, or a whole layer");
   add.choice("--mode", o.mode, trace_modes(),
-             "low_latency, flat, which does both in one call, ledger, which is a combine: layout and staging do not apply");
+             "low_latency, flat, which does both in one call, ledger, which is a combine, layer, a whole one of normal mode: "
+             "layout and staging do not apply");
+  add.choice("--form", o.form, kForms,
+             "layer: one call, whose sum is per_route, or separate calls, of which the exchange's are recorded (and on the CPU "
+             "the experts'); automatic: fused where the library has it");
   add.choice("--backend", o.backend, kBackends, "cuda: what every warp of the kernels did");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
@@ -33,11 +37,13 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors of each call; auto: the library's default");
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
+  add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
+                "layer: width of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: the recording's own, or 256");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: the recording's own, or 8");
   add.integer("--alignment", o.alignment, 1, 1024, "Rows of an expert are padded to a multiple of this (expert_major)");
   add.group("How");
-  add.integer("--calls", t.calls, 1, 1 << 16, "Traced pairs of calls");
+  add.integer("--calls", t.calls, 1, 1 << 16, "Traced pairs of calls, or layers");
   add.integer("--warmup", o.warmup, 0, 1 << 16, "Calls before them");
   add.integer("--events", t.events, 16, kMaxTraceEvents, "Spans that each worker keeps, the newest, 32 bytes each");
   add.integer("--cost", t.cost_rounds, 0, 1 << 12,
@@ -52,12 +58,16 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.when_given([add, &t] {
     for (const std::string& name : add.given())
       if (!t.in.empty() && name != "--in" && name != "--json") throw UsageError(name + ": given with --in, which runs nothing");
+    for (const char* flag : {"--form", "--intermediate"})
+      if (add.has(flag) && !mode_named(t.run.mode).has_experts)
+        throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
   });
   add.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"
              "  switchyard trace --tokens 64 --hidden 1024 --ranks 4\n"
              "  switchyard trace --backend cuda --mode low_latency --quantize f32 --tokens 128 --out ll.json\n"
              "  switchyard trace --mode ledger --tokens 64 --calls 20 --cost 11\n"
+             "  switchyard trace --backend cuda --mode layer --tokens 4096 --experts 128 --events 1024 --out layer.json\n"
              "  switchyard trace --in ll.json\n");
 }
 

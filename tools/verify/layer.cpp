@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole layers in separate calls: dispatch, experts, combine.
+// Whole layers: dispatch, experts and combine in separate calls, and the fused form where the library has it.
 #include "layer/layer_rank.hpp"
 
 #include <algorithm>
@@ -10,12 +10,25 @@
 namespace switchyard::tool {
 namespace {
 
-/// A layer around each exchange; in fp8 around low latency with scales in either order.
+constexpr const char* kPerRoute = "per_route";
+constexpr const char* kFused = "layer, fused, per_route";
+constexpr const char* kFusedBits = "layer, fused, bits of separate calls";
+constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
+
+/// The fused form is bf16, and its sum per_route.
+bool fuses_if_it_can(const VerifyCase& c) {
+  return scales_named(c.quantize) == ScaleKind::none &&
+         std::find(c.orders.begin(), c.orders.end(), kPerRoute) != c.orders.end();
+}
+
+/// A layer around each exchange; in fp8 around low latency with scales in either order. The first one is also fused where it
+/// can be.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
-  const LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize};
+  const LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize, false, c.sms};
   LowLatencyConfig masked = layer_low_latency_config(s, quantize);
   std::vector<LayerSpec> all{normal, normal};
+  all.front().fused = fuses_if_it_can(c) && why_not_fused(normal).empty();
   all.back().exchange = masked;
   if (quantize == ScaleKind::none) return all;
   masked.scale_order = ScaleOrder::column_major;
@@ -37,16 +50,35 @@ size_t most(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const LayerS
   return found;
 }
 
+/// Collective. The fused form on data set `set`: against the reference, and against the bits of the separate calls.
+void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
+  rank.prepare(set);
+  rank.layer(CombineOrder::per_route);
+  const std::vector<std::byte> separate = rank.outputs();
+  group.barrier();
+  rank.prepare(set);
+  rank.fused();
+  const std::vector<std::byte> fused = rank.outputs();
+  results.push_back(rank.check(kFused, fused, kAllTokens, 1));
+  const bool same = fused == separate;
+  results.push_back(
+      {kFusedBits, same, same ? "" : "they differ", static_cast<int64_t>(fused.size() / dtype_bytes(kLayerType))});
+  group.barrier();
+}
+
 }  // namespace
 
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s) { return most(c, s, layer_heap_bytes); }
-size_t layer_device_bytes(const VerifyCase& c, const Scenario& s) { return most(c, s, layer_device_bytes); }
+size_t layer_device_bytes(const VerifyCase& c, const Scenario& s) {
+  // On the host what the library takes by itself comes out of the same memory.
+  return most(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : most(c, s, layer_fused_bytes));
+}
 
 std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
-  constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
+  const std::vector<LayerSpec> specs = layer_specs(c, s);
   std::vector<CheckResult> results;
   uint64_t set = 0;
-  for (const LayerSpec& spec : layer_specs(c, s)) {
+  for (const LayerSpec& spec : specs) {
     device.release();
     LayerRank rank(spec, group, device);
     for (const std::string& order : c.orders) {
@@ -55,6 +87,11 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
       results.push_back(rank.check("layer, " + exchange_text(spec) + ", " + order, rank.outputs(), kAllTokens, 1));
       group.barrier();
     }
+    if (&spec != &specs.front() || !fuses_if_it_can(c)) continue;
+    if (rank.fuses())
+      check_fused(rank, set++, group, results);
+    else
+      results.push_back(skipped(kFused, spec.fused ? rank.why_not_fused() : why_not_fused(spec)));
   }
   return results;
 }

@@ -38,7 +38,8 @@ size_t low_latency_device_bytes(const VerifyCase& c, const Scenario& s);
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s);
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s);
 
-/// Collective. A whole layer around either exchange, with each order of combine, against one rank that computes everything.
+/// Collective. A whole layer around either exchange, with each order of combine, and its fused form, against one rank that
+/// computes everything.
 std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device);
 
 /// Symmetric memory of a rank. \throws Error(invalid_argument) for sizes that an exchange does not take.

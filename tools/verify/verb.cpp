@@ -61,7 +61,8 @@ void declare(Options& add, VerifyOptions& o) {
   add.choice("--backend", o.backend, kBackends, "cuda: every rank has a GPU, or shares one with other ranks");
   add.choices("--modes", o.modes, verify_modes(),
               "Modes of the exchange; low_latency and flat have no layouts and no staging, flat takes no fp8 rows. layer: a "
-              "whole layer in separate calls, bf16 and on CUDA fp8, around normal and around low-latency mode");
+              "whole layer in separate calls, bf16 and on CUDA fp8, around normal and around low-latency mode, and its fused "
+              "form where the library has it");
   add.choices("--layouts", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtypes", o.dtypes, kRowKinds, "Row types; fp8 rows come with float32 or UE8M0 scales");
   add.choices("--quantize", o.quantize, kQuantize,
@@ -97,6 +98,7 @@ void declare(Options& add, VerifyOptions& o) {
   add.footer(
       "\nReceived rows and sums are compared bit by bit with an oracle inside this tool that shares no code with the "
       "library.\n"
+      "A fused layer's outputs are also compared bit by bit with those of separate calls.\n"
       "A layer's outputs are compared with float32 sums of a single rank, within 1/64 of each token's norm; in fp8 within "
       "1/100,\n"
       "and with --intermediate below 1024 also within what sums in another order make of elements between two codes.\n\n" +

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
 
 #include "cli/build_info.hpp"
 #include "cli/outputs.hpp"
@@ -31,6 +33,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 /// Sums over all cases, by name of the check.
 struct Tally {
+  int64_t skipped = 0;
   int64_t passed = 0;
   int64_t failed = 0;
   int64_t compared = 0;
@@ -69,10 +72,12 @@ json describe(const VerifyCase& c) {
 
 void print_case(const VerifyCase& c, const std::vector<CheckResult>& checks, double seconds, bool verbose) {
   const bool passed = all_passed(checks);
-  fmt::print("{}  {:<72} {:>3} checks {:>9}\n", passed ? green("PASS") : red("FAIL"), label(c), checks.size(),
-             duration(seconds));
+  const auto made = std::count_if(checks.begin(), checks.end(), [](const CheckResult& r) { return !r.skipped; });
+  fmt::print("{}  {:<72} {:>3} checks {:>9}\n", passed ? green("PASS") : red("FAIL"), label(c), made, duration(seconds));
   for (const CheckResult& r : checks) {
-    if (verbose || !r.passed)
+    if (verbose && r.skipped)
+      fmt::print("      {}  {}: {}\n", yellow("SKIP"), r.name, r.detail);
+    else if (verbose || !r.passed)
       fmt::print("      {}  {:<46} {:>12} compared\n", r.passed ? green("PASS") : red("FAIL"), r.name, grouped(r.compared));
     if (!r.passed) fmt::print("            {}\n", r.detail);
   }
@@ -89,7 +94,8 @@ class Report {
     for (const CheckResult& r : checks) {
       if (tallies_.find(r.name) == tallies_.end()) order_.push_back(r.name);
       Tally& t = tallies_[r.name];
-      (r.passed ? t.passed : t.failed) += 1;
+      (r.skipped ? t.skipped : r.passed ? t.passed : t.failed) += 1;
+      if (r.skipped) reasons_.insert({r.name, r.detail});
       t.compared += r.compared;
     }
     cases_.push_back(
@@ -115,11 +121,15 @@ class Report {
     Table table({"check", "passed", "failed", "compared"});
     for (const std::string& name : order_) {
       const Tally& t = tallies_.at(name);
+      if (t.passed + t.failed == 0) continue;
       table.row({t.failed > 0 ? red(name) : name, grouped(t.passed), grouped(t.failed), grouped(t.compared)});
       checks += t.passed + t.failed;
       compared += t.compared;
     }
-    fmt::print("\n{}\n{}: {} cases, {} checks, {} values compared, {} cases failed{}, {}\n", table.text(),
+    fmt::print("\n{}", table.text());
+    for (const auto& [name, why] : reasons_)
+      fmt::print("  {} {} ({}): {}\n", yellow("skipped"), name, counted(tallies_.at(name).skipped, "case"), why);
+    fmt::print("\n{}: {} cases, {} checks, {} values compared, {} cases failed{}, {}\n",
                failed_ > 0    ? red("FAIL")
                : not_run_ > 0 ? red("ERROR")
                               : green("PASS"),
@@ -151,6 +161,7 @@ class Report {
   const std::chrono::steady_clock::time_point begin_;
   std::vector<std::string> order_;  ///< of the checks
   std::map<std::string, Tally> tallies_;
+  std::set<std::pair<std::string, std::string>> reasons_;  ///< checks that were skipped, and why
   json cases_ = json::array();
   std::string problem_;  ///< of the first case that could not run
   int64_t failed_ = 0, not_run_ = 0;

@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/gemm/gpu_rig.hpp"
-#include "gpu/harness/object_rig.hpp"
-#include "unit/layer/moe_rank.hpp"
+#include "gpu/gemm/moe_calls.hpp"
 
 namespace harness {
 namespace {
@@ -23,8 +21,6 @@ using switchyard::MoeLayerConfig;
 using switchyard::Overflow;
 using switchyard::ScaleKind;
 using switchyard::testing::MoeCase;
-using switchyard::testing::MoeRank;
-using Rank = MoeRank<GpuRig>;
 
 /// Widths are multiples of 128: one row tile and several, of one unit of 64 rows to three; tokens that travel in one piece and
 /// in two; sums as short as a stage and longer than all of them; half a column tile.
@@ -64,31 +60,13 @@ std::vector<MoeCase> gpu_cases() {
   return all;
 }
 
-/// A call of a test: `enqueue()` is one of the layer. All ranks are idle before and after. `rows`: as Rank::judge() has it.
-template <class Enqueue>
-void run_call(Station& me, Rank& rank, uint32_t call, bool add, const Enqueue& enqueue, int64_t rows = -1) {
-  rank.write(call);
-  me.meet();
-  if (rows >= 0) {
-    const auto t = static_cast<int32_t>(rows);
-    must(cudaMemcpyAsync(rank.device_tokens(), &t, 4, cudaMemcpyHostToDevice, me.stream()), "T");
-  }
-  me.meet();
-  enqueue();
-  me.meet();
-  rank.by_hand(add);
-  me.meet();
-  me.f.equal(std::string(), rank.judge(call, add, rows), "call " + std::to_string(call));
-  me.meet();
-}
-
 class GpuMoeLayers : public testing::TestWithParam<MoeCase> {};
 
 TEST_P(GpuMoeLayers, GiveTheBitsOfTheirCalls) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
-    Rank rank(rig, me.group, m);
+    MoeGpuRank rank(rig, me.group, m);
     for (uint32_t call = 0; call < 3; ++call) run_call(me, rank, call, false, [&] { rank.forward(); });
     run_call(me, rank, 3, false, [&] { rank.forward({.num_sms = 8}); });
     me.group.check();
@@ -100,7 +78,7 @@ TEST_P(GpuMoeLayers, AddToWhatIsThere) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
-    Rank rank(rig, me.group, m);
+    MoeGpuRank rank(rig, me.group, m);
     for (uint32_t call = 0; call < 2; ++call) run_call(me, rank, call, true, [&] { rank.forward({.add = true}); });
     me.group.check();
     me.meet();
@@ -111,7 +89,7 @@ TEST_P(GpuMoeLayers, ReadTheNumberOfTokens) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
-    Rank rank(rig, me.group, m);
+    MoeGpuRank rank(rig, me.group, m);
     for (const bool add : {false, true}) {
       for (const int64_t rows : {int64_t{5}, int64_t{0}, int64_t{1000}}) {
         const MoeLayerCall call{.device_tokens = rank.device_tokens(), .add = add};
@@ -124,37 +102,12 @@ TEST_P(GpuMoeLayers, ReadTheNumberOfTokens) {
   });
 }
 
-/// A captured call.
-class Graph {
- public:
-  template <class Enqueue>
-  Graph(Station& me, const Enqueue& enqueue) : me_(me) {
-    must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    enqueue();
-    must(cudaStreamEndCapture(me.stream(), &graph_), "cudaStreamEndCapture");
-    must(cudaGraphInstantiate(&exec_, graph_, 0), "cudaGraphInstantiate");
-    must(cudaGraphUpload(exec_, me.stream()), "cudaGraphUpload");
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch() { must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch"); }
-  void destroy() {
-    must(cudaGraphExecDestroy(exec_), "cudaGraphExecDestroy");
-    must(cudaGraphDestroy(graph_), "cudaGraphDestroy");
-  }
-
- private:
-  Station& me_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
-};
-
 // Two graphs of one layer, and calls without a graph, in turn, with other rows, routing, weights and T each time.
 TEST_P(GpuMoeLayers, InGraphs) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
-    Rank rank(rig, me.group, m);
+    MoeGpuRank rank(rig, me.group, m);
     run_call(me, rank, 0, false, [&] { rank.forward(); });
     Graph plain(me, [&] { rank.forward(); });
     Graph adding(me, [&] { rank.forward({.device_tokens = rank.device_tokens(), .add = true}); });
@@ -188,7 +141,7 @@ TEST(GpuMoeLayer, HasTheBitsOfEveryExchange) {
     std::vector<std::vector<std::byte>> results;
     for (const MoeCase& m : cases) {
       GpuRig rig(me);
-      Rank rank(rig, me.group, m);
+      MoeGpuRank rank(rig, me.group, m);
       rank.write(5);
       me.meet();
       rank.forward();
@@ -223,7 +176,7 @@ TEST_P(GpuMoeForms, FailBeyondCapacity) {
   const MoeCase m = with_capacity(Overflow::fail, GetParam());
   on_gpus(2, m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
-    Rank rank(rig, me.group, m);
+    MoeGpuRank rank(rig, me.group, m);
     for (int again = 0; again < 2; ++again) {
       rank.write(0);
       me.meet();
@@ -253,7 +206,7 @@ TEST_P(GpuMoeForms, DropBeyondCapacity) {
   const MoeCase m = with_capacity(Overflow::drop_and_report, GetParam());
   on_gpus(2, m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
-    Rank rank(rig, me.group, m);
+    MoeGpuRank rank(rig, me.group, m);
     const auto judge_drops = [&] {
       const std::vector<uint8_t> dropped = rank.dropped();
       me.f.equal(static_cast<size_t>(rank.tokens() * m.c.topk), dropped.size(), "size of dropped()");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/kernels/full_gpu.hpp"
 
+#include <stdexcept>
 #include <thread>
 
 namespace harness {
@@ -25,6 +26,22 @@ __global__ void full_kernel(uint32_t* begun, uint32_t wanted, uint32_t* gave_up)
   }
 }
 
+__global__ void held_kernel(HeldMultiprocessors::Words words, uint64_t limit_ns) {
+  if (threadIdx.x != 0) return;
+  uint64_t start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  atomicAdd_system(words.begun, 1u);
+  while (*static_cast<volatile uint32_t*>(words.opened) == 0) {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (now - start < limit_ns) {
+      __nanosleep(1000);
+      continue;
+    }
+    atomicAdd_system(words.gave_up, 1u);
+    return;
+  }
+}
+
 }  // namespace
 
 bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit) {
@@ -35,6 +52,37 @@ bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit) {
     (void)cudaGetLastError();
     if (status != cudaErrorNotReady) must(status, "cudaStreamQuery");
     if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
+HeldMultiprocessors::HeldMultiprocessors(Station& me, int multiprocessors) : me_(me), blocks_(multiprocessors) {
+  must(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
+  must(cudaFuncSetAttribute(held_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_), "shared memory");
+  uint32_t* words = nullptr;  // freed when the process ends: freeing it waits for all kernels
+  must(cudaHostAlloc(reinterpret_cast<void**>(&words), 768, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+  words_ = {words, words + 64, words + 128};
+  *words_.opened = 1;
+  launch(std::chrono::milliseconds(0));
+  must(cudaStreamSynchronize(me_.stream(1)), "first launch");
+}
+
+void HeldMultiprocessors::launch(std::chrono::milliseconds limit) {
+  *words_.begun = *words_.gave_up = 0;
+  const auto ns = static_cast<uint64_t>(std::chrono::nanoseconds(limit).count());
+  held_kernel<<<static_cast<unsigned>(blocks_), 32, static_cast<size_t>(shared_bytes_), me_.stream(1)>>>(words_, ns);
+  must(cudaGetLastError(), "held kernel");
+}
+
+void HeldMultiprocessors::hold(std::chrono::milliseconds limit) {
+  *words_.opened = 0;
+  launch(limit);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (*static_cast<volatile uint32_t*>(words_.begun) < static_cast<uint32_t>(blocks_)) {
+    if (std::chrono::steady_clock::now() > end) {
+      let_go();
+      throw std::runtime_error("the kernel that holds multiprocessors did not get them");
+    }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }

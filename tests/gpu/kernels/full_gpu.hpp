@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that needs every multiprocessor of a GPU at the same time, and a stream's end with a deadline.
+// A kernel that needs every multiprocessor of a GPU at the same time, one that holds multiprocessors until it is told to let
+// go, and a stream's end with a deadline.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,6 +28,29 @@ class FullGpu {
   uint32_t* words_;  ///< blocks that have begun, and blocks that gave up
   int blocks_ = 0, shared_bytes_ = 0;
   uint32_t launches_ = 0;
+};
+
+/// Holds multiprocessors of a station's GPU, whole ones: a block with all of its shared memory on each, on the station's second
+/// stream. Constructed while no rank waits for another.
+class HeldMultiprocessors {
+ public:
+  HeldMultiprocessors(Station& me, int multiprocessors);
+  /// Returns when all blocks are there. They stay until let_go(), but not longer than `limit`.
+  void hold(std::chrono::milliseconds limit);
+  /// None has ended by itself since hold().
+  bool holding() const { return *static_cast<volatile uint32_t*>(words_.gave_up) == 0; }
+  void let_go() { *static_cast<volatile uint32_t*>(words_.opened) = 1; }
+
+  struct Words {
+    uint32_t *opened, *begun, *gave_up;  ///< mapped host memory
+  };
+
+ private:
+  void launch(std::chrono::milliseconds limit);
+
+  Station& me_;
+  int blocks_, shared_bytes_ = 0;
+  Words words_{};
 };
 
 }  // namespace harness

@@ -235,25 +235,27 @@ class MoeRank {
   }
   void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
 
-  /// Idle. Empty, or what is wrong with the results of call `call`: other bits than by hand, or too far from float64. `rows`,
-  /// on GPUs: of a call with so many tokens, while by hand all went through; those behind are to be as they were.
-  std::string judge(uint32_t call, bool add, int64_t rows = -1) {
-    const std::vector<std::byte> got = read(out_);
+  /// Idle. Empty, or what is wrong with the results of call `call`: other bits than by hand. `rows`, on GPUs: of a call with so
+  /// many tokens, while by hand all went through; those behind are to be as they were.
+  std::string judge_bits(uint32_t call, bool add, int64_t rows = -1) {
+    const std::vector<std::byte> got = read(out_), base = base_of(call);
     std::vector<std::byte> expected = read(expected_);
-    const std::vector<std::byte> base = base_of(call);
     if (add && m_.c.masked) {
       for (int64_t i = 0; i < tokens() * m_.c.hidden; ++i)
         oracle::store(m_.c.type, expected.data(), i,
                       oracle::load(m_.c.type, base.data(), i) + oracle::load(m_.c.type, expected.data(), i));
     }
-    const std::string who = m_.c.name + ", call " + std::to_string(call) + ", rank " + std::to_string(rank_) + ": ";
-    const bool all = rows < 0 || rows >= tokens();
-    if (!all) {
+    if (rows >= 0 && rows < tokens()) {
       const auto behind = static_cast<std::ptrdiff_t>(static_cast<size_t>(rows) * m_.c.row_bytes());
       std::copy(base.begin() + behind, base.end(), expected.begin() + behind);
     }
-    if (got != expected) return who + "other bits than by hand: " + distance(got, expected);
-    if (!all) return "";
+    return got == expected ? "" : name_of(call) + "other bits than by hand: " + distance(got, expected);
+  }
+  /// As judge_bits(), and of a call with all tokens also whether it is too far from float64.
+  std::string judge(uint32_t call, bool add, int64_t rows = -1) {
+    if (const std::string wrong = judge_bits(call, add, rows); !wrong.empty()) return wrong;
+    if (rows >= 0 && rows < tokens()) return "";
+    const std::vector<std::byte> got = read(out_), base = base_of(call);
     std::vector<double> exact = layer_reference(m_.c, call, rank_, dropped());
     double error = 0, norm = 0;
     for (size_t i = 0; i < exact.size(); ++i) {
@@ -264,7 +266,7 @@ class MoeRank {
       norm += exact[i] * exact[i];
     }
     if (exact.empty() || (norm > 0 && std::sqrt(error / norm) <= m_.tolerance())) return "";
-    return who + "off by " + std::to_string(std::sqrt(error)) + ", the reference has a norm of " +
+    return name_of(call) + "off by " + std::to_string(std::sqrt(error)) + ", the reference has a norm of " +
            std::to_string(std::sqrt(norm));
   }
 
@@ -284,6 +286,9 @@ class MoeRank {
   MoeLayer& layer() { return *layer_; }
 
  private:
+  std::string name_of(uint32_t call) const {
+    return m_.c.name + ", call " + std::to_string(call) + ", rank " + std::to_string(rank_) + ": ";
+  }
   MoeArguments arguments() const {
     return {{x_, tokens(), m_.c.hidden, m_.c.type}, ExpertIds::of(ids_, tokens(), m_.c.topk), weights_};
   }

@@ -117,6 +117,33 @@ TEST(BenchHtml, SweepsOfTwoQuantitiesGiveAPlotPairEach) {
   EXPECT_EQ(count(page, "PASS"), 4u);
 }
 
+TEST(BenchHtml, SaysWhatTheWarpsOfFusedLayersDid) {
+  json d = document(true);
+  for (const int tokens : {512, 4096}) {
+    json r = run("cuda", tokens, 132, tokens);
+    r["config"]["mode"] = "layer";
+    r["fused"] = times(tokens);
+    r["share_of_limit"]["fused"] = 0.9;
+    r["fused_workers"] = json::array();
+    for (const double hidden : {0.75, 0.5})
+      r["fused_workers"].push_back({{"up_share", 0.4},
+                                    {"down_share", 0.2},
+                                    {"sum_share", 0.05},
+                                    {"before_up_us", 20.0 + hidden},
+                                    {"after_down_us", 30.0},
+                                    {"communication_us", 1000.0},
+                                    {"hidden_share", hidden}});
+    d["runs"].push_back(r);
+  }
+  const std::string page = bench_html(d);
+  EXPECT_EQ(count(page, "The fused layer"), 1u);
+  EXPECT_EQ(count(page, "<td>50.0 %</td>"), 2u) << "the rank that hides least";
+  EXPECT_EQ(count(page, "<td>75.0 %</td>"), 0u);
+  EXPECT_EQ(count(page, "<td>20.8 us</td>"), 2u) << "the rank that waits longest";
+  for (json& r : d["runs"]) r["fused_workers"] = json::array();  // records were forgotten
+  EXPECT_EQ(count(bench_html(d), "The fused layer"), 0u);
+}
+
 /// The lead of a page: what all runs share.
 std::string lead_of(const std::string& page) {
   const size_t begin = page.find("<p class=\"lead\">");

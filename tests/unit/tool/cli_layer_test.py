@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whole layers as a user meets them: `switchyard bench --mode layer` and `switchyard verify --modes layer`.
+"""Whole layers as a user meets them: `switchyard bench --mode layer`, `verify --modes layer` and `trace --mode layer`.
 
 Usage: cli_layer_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import cli_test
 from cli_test import SMALL, run
 
+FUSED = "layer, fused"
 QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
 
 
@@ -27,7 +28,8 @@ class Verify(unittest.TestCase):
         self.assertEqual(len(cases), 2 * 3 * 4, "layers are bf16")
         names = ["layer, normal, per_rank", "layer, normal, per_route", "layer, low_latency, per_rank", "layer, low_latency, per_route"]
         for case in cases:
-            self.assertEqual([check["name"] for check in case["checks"]], names)
+            self.assertEqual([check["name"] for check in case["checks"] if not check["name"].startswith(FUSED)], names)
+            self.check_fused(case["checks"])
             self.assertEqual(case["case"]["intermediate"], 20)
         self.assertGreater(sum(check["compared"] for check in cases[-1]["checks"]), 0)
         code, out, err = run("verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--processes", "--warps", "2")
@@ -37,6 +39,92 @@ class Verify(unittest.TestCase):
                            (["--modes", "flat", "--intermediate", "32"], "--intermediate: given without --modes layer")):
             code, _, err = run("verify", *args)
             self.assertEqual(code, 2)
+            self.assertIn(text, err)
+
+
+    def check_fused(self, checks):
+        """Either the library has the form, and it is checked, or it says why not."""
+        fused = [check for check in checks if check["name"].startswith(FUSED)]
+        if len(fused) == 1:
+            self.assertEqual((fused[0]["skipped"], fused[0]["passed"], fused[0]["compared"]), (True, True, 0), fused)
+            self.assertIn("::", fused[0]["detail"], "a reason of the library's")
+        else:
+            self.assertEqual([(check["name"], check["skipped"]) for check in fused],
+                             [(FUSED + ", per_route", False), (FUSED + ", bits of separate calls", False)])
+        self.assertFalse(any(check["skipped"] for check in checks if check not in fused))
+
+    def test_what_is_skipped_is_said(self):
+        args = ["verify", *SMALL, "--modes", "layer", "--routings", "uniform", "--ranks", "1,2"]
+        code, out, err = run(*args, "--json")
+        self.assertEqual(code, 0, out + err)
+        checks = [check for case in json.loads(out)["cases"] for check in case["checks"]]
+        reasons = {check["detail"] for check in checks if check["skipped"]}
+        code, out, err = run(*args)
+        self.assertEqual(code, 0, out + err)
+        self.assertIn(f" {sum(not check['skipped'] for check in checks)} checks, ", out.splitlines()[-1])
+        for reason in reasons:
+            self.assertIn(f"skipped {FUSED}, per_route (2 cases): {reason}", out)
+        code, out, err = run(*args, "--orders", "per_rank", "--json")
+        self.assertEqual(code, 0, out + err)
+        names = {check["name"] for case in json.loads(out)["cases"] for check in case["checks"]}
+        self.assertFalse([name for name in names if name.startswith(FUSED)], "its sum is per_route")
+
+
+class Trace(unittest.TestCase):
+    """`switchyard trace --mode layer`: the form that the library has, or separate calls with the experts between them."""
+
+    def traced(self, *args):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "layer.json")
+            code, out, err = run("trace", *SMALL, "--mode", "layer", "--calls", "2", "--events", "4096", "--out", str(path), *args)
+            self.assertEqual(code, 0, out + err)
+            return out, json.loads(path.read_text()), path
+
+    def test_separate_calls(self):
+        out, trace, _ = self.traced("--form", "separate", "--intermediate", "24", "--json")
+        summary = json.loads(out)
+        self.assertEqual((summary["config"]["form"], summary["config"]["intermediate"]), ("separate", 24))
+        self.assertNotIn("layers", summary)
+        phases = {(p["rank"], p["phase"]): p["count"] for p in summary["phases"]}
+        for rank in (0, 1):
+            for name in ("dispatch", "expert_mlp", "combine"):
+                self.assertEqual(phases[rank, name], 2, name)
+        spans = {(e["pid"], e["name"]): e for e in trace["traceEvents"] if e["ph"] == "X"}  # the last ones
+        for rank in (0, 1):
+            begin = [spans[rank, name]["ts"] for name in ("dispatch", "expert_mlp", "combine")]
+            self.assertEqual(begin, sorted(begin))
+        out, _, _ = self.traced("--form", "separate", "--intermediate", "24", "--processes")
+        self.assertIn("layer mode, separate form, intermediate 24, on the CPU", out)
+
+    def test_the_form_is_the_librarys(self):
+        out, _, path = self.traced("--json")
+        summary = json.loads(out)
+        fused = summary["config"]["form"] == "fused"
+        self.assertEqual("layers" in summary, fused)
+        code, _, err = run("trace", *SMALL, "--mode", "layer", "--form", "fused", "--out", "/dev/null")
+        if not fused:
+            self.assertEqual(code, 2)
+            self.assertIn("--form: 'fused' given, which the library does not have of this layer (", err)
+            return
+        self.assertEqual(code, 0, err)
+        self.assertEqual(summary["config"]["order"], "per_route")
+        for rank in summary["layers"]:
+            self.assertEqual(rank["calls"], 2)
+            self.assertTrue(0 <= rank["hidden_share"] <= 1, rank)
+
+    def test_cost(self):
+        out, _, _ = self.traced("--form", "separate", "--cost", "2", "--json")
+        self.assertEqual(len(json.loads(out)["recording"]["plain_us"]), 2)
+
+    def test_errors(self):
+        for args, text in ((["--mode", "layer", "--form", "half"], "--form: 'half' given"),
+                           (["--mode", "normal", "--form", "fused"], "--form: given without --mode layer"),
+                           (["--intermediate", "16"], "--intermediate: given without --mode layer"),
+                           (["--mode", "layer", "--intermediate", "-3"], "--intermediate"),
+                           (["--mode", "layer", "--dtype", "f16"], "--mode: 'layer' given with f16 rows"),
+                           (["--mode", "layer", "--quantize", "f32"], "--quantize: 'f32' given with --mode layer --backend cpu")):
+            code, out, err = run("trace", *SMALL, *args)
+            self.assertEqual((code, out), (2, ""), args)
             self.assertIn(text, err)
 
 

@@ -162,6 +162,24 @@ TEST(ExchangeCheck, RefusesEveryKindOfDamage) {
   EXPECT_FALSE(passes(Layout::expert_major, [](Dispatched& d) { const_cast<int64_t&>(d.expert_first_row[2]) = 1; }));
 }
 
+TEST(CheckResults, AreSkippedUntilARankFails) {
+  const std::vector<CheckResult> there = {{"a", true, "", 3}}, absent = {skipped("a", "no such form")},
+                                 wrong = {{"a", false, "differs", 3}};
+  for (const auto merge : {merged_by_name, merged_by_place}) {
+    const CheckResult both = merge({told(absent), told(absent)})[0];
+    EXPECT_TRUE(both.passed && both.skipped);
+    EXPECT_EQ(both.detail, "no such form");
+    EXPECT_TRUE(merge({told(there), told(absent)})[0].skipped);
+    EXPECT_FALSE(merge({told(there), told(there)})[0].skipped);
+    for (const auto& ranks : {std::vector{told(absent), told(wrong)}, std::vector{told(wrong), told(absent)}}) {
+      const CheckResult failed = merge(ranks)[0];
+      EXPECT_FALSE(failed.passed || failed.skipped);
+      EXPECT_NE(failed.detail.find("differs"), std::string::npos);
+    }
+  }
+  EXPECT_TRUE(checks_json(absent)[0].at("skipped").get<bool>());
+}
+
 TEST(MoeReference, SeesAWrongExpertAndAMissingRoute) {
   const int64_t hidden = 64, intermediate = 32;
   const ExpertWeights weights(1, hidden, intermediate);

@@ -190,6 +190,29 @@ TEST(TraceSummary, AWrittenTraceSaysTheSame) {
   }
 }
 
+TEST(TraceSummary, ALayerInOneCallHasFiguresOfItsOwn) {
+  Trace trace = two_workers();
+  for (int rank = 0; rank < 2; ++rank) {
+    detail::Tracer& r = *trace.tracer(rank);
+    r.span(detail::kHostTrack, Event::layer, 0, 100'000, 3);
+    r.span(0, Event::expert_up, 20'000, 50'000, 1);
+    r.span(0, Event::expert_down, 50'000, 90'000, 1);
+    r.span(1, Event::pull_rows, 10'000, 30'000, 1, rank == 0 ? 500 : 300);  // from the other rank
+    r.span(1, Event::return_rows, 80'000, 100'000, 1, 2000);                // to it
+  }
+  TraceVerbOptions options = options_for("layer");
+  options.run.form = "fused";
+  const json j = summary_json(options, two_ranks(), trace, {});
+  EXPECT_EQ(j["config"]["form"], "fused");
+  ASSERT_EQ(j["layers"].size(), 2u);
+  EXPECT_DOUBLE_EQ(j["layers"][1]["hidden_share"], 0.5);
+  EXPECT_DOUBLE_EQ(j["layers"][1]["before_up_us"], 20.0);
+  EXPECT_EQ(j["busiest_link"]["out"], (json{{"from", 1}, {"to", 0}, {"bytes", 500.0}, {"by", "trace"}}));
+  EXPECT_EQ(j["busiest_link"]["back"]["bytes"], 2000.0);
+  EXPECT_EQ(file_summary_json("x", trace_file_from(json::parse(trace.chrome_json())))["layers"], j["layers"]);
+  EXPECT_FALSE(summary_json(options_for("normal"), two_ranks(), with_bytes(), {}).contains("layers"));
+}
+
 TEST(TraceSummary, DamagedTracesAreRefused) {
   const json good = json::parse(with_bytes().chrome_json());
   EXPECT_NO_THROW((void)trace_file_from(good));

@@ -71,7 +71,8 @@ for (const c of D.checks) {
   el(text, 'small', {}, c.detail);
 }
 const meta = el($('meta'), 'table');
-for (const k of ['Layer', 'Ranks', 'Routing', 'Exchange', 'Expert compute', 'Machine', 'Build', 'Date']) {
+for (const k of ['Layer', 'Ranks', 'Routing', 'Exchange', 'Expert compute', 'Fused layer', 'Machine', 'Build', 'Date']) {
+  if (!D.meta[k]) continue;
   const row = el(meta, 'tr');
   el(row, 'td', {}, k);
   el(row, 'td', {}, D.meta[k]);
@@ -287,6 +288,21 @@ function drawPhases() {
       const shade = strength > 0.02 ? `background:rgba(${heat},${strength.toFixed(3)})` : '';
       el(row, 'td', {style: shade}, v ? v.toFixed(3) : '\u2013');
     }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- the fused layer
+if (D.fused.length) {
+  $('fused-card').hidden = false;
+  const us = v => `${v.toFixed(1)} us`, share = v => `${(100 * v).toFixed(1)} %`;
+  const columns = [['rank', 'rank', String], ['layer', 'call_us', us], ['before up', 'before_up_us', us], ['up', 'up_share', share],
+    ['down', 'down_share', share], ['sums', 'sum_share', share], ['waits', 'wait_share', share], ['after down', 'after_down_us', us],
+    ['communication', 'communication_us', us], ['hidden', 'hidden_share', share]];
+  const table = el($('fused'), 'table'), head = el(el(table, 'thead'), 'tr'), body = el(table, 'tbody');
+  for (const [title] of columns) el(head, 'th', {}, title);
+  for (const rank of D.fused) {
+    const row = el(body, 'tr');
+    for (const [, key, text] of columns) el(row, 'td', {}, text(rank[key]));
   }
 }
 
