@@ -4,8 +4,8 @@
 //
 // | flag           | written by                        | read by             | order           | scope  | reuse              |
 // | layer_told     | source's last block               | mover               | release/acquire | system | epoch, never reset |
-// | layer_rows     | mover, a row                      | loader, tiles up    | release/acquire | device | epoch, never reset |
-// | layer_tiles    | storer, a tile                    | loader, down; mover | release/acquire | device | epoch, never reset |
+// | layer_rows     | mover, a row                      | claimer, tiles up   | release/acquire | device | epoch, never reset |
+// | layer_tiles    | storer, a tile                    | claimer, down; mover| release/acquire | device | epoch, never reset |
 // | layer_returned | mover of the expert's rank, a row | owner's summing warp| release/acquire | system | epoch, never reset |
 //
 // Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
       ptx::give_registers<56>();
-      if (warp == kLoaderWarp) load_layer_tiles<A, Up, Down>(LayerCall(p, r));
-      if (warp == kClaimerWarp && lane() == 0) claim_layer_tiles(p, r, first_tiles);
+      if (warp == kLoaderWarp) load_layer_tiles<Up, Down>(LayerCall(p, r));
+      if (warp == kClaimerWarp) claim_layer_tiles<A>(LayerCall(p, r), first_tiles);
       if (warp == kStorerWarp) store_layer_tiles<Up, Down>(LayerCall(p, r));
       if (warp == kMoverWarp) {
         const LayerCall call(p, r);

@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kManyMathWarps) {
       ptx::give_registers<56>();
-      if (warp == kFp8LoaderWarp) load_fp8_tiles<A>(LayerCall(p, r));
-      if (warp == kFp8ClaimerWarp && lane() == 0) claim_fp8_tiles(p, r, first_tiles);
+      if (warp == kFp8LoaderWarp) load_fp8_tiles(LayerCall(p, r));
+      if (warp == kFp8ClaimerWarp) claim_fp8_tiles<A>(LayerCall(p, r), first_tiles);
       if (warp == kFp8TellerWarp) tell_fp8_tiles<A>(LayerCall(p, r));
       if (warp == kFp8MoverWarp) {
         const LayerCall call(p, r);

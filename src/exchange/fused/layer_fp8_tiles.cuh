@@ -30,26 +30,30 @@ __device__ __forceinline__ gemm::ManyRoom<K> many_room(const LayerRoom& r) {
   return {r.room};
 }
 
-/// The thread that says which tiles the cluster computes: gemm::tell_tiles(), with the tickets of a layer.
-__device__ __forceinline__ void claim_fp8_tiles(const FusedParams& p, const LayerRoom& r, const int* first_tiles) {
+/// The warp that says which tiles the cluster computes: gemm::tell_tiles(), with the tickets of a layer; and waits for a tile's
+/// rows while the tile before is under way.
+template <class A>
+__device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* first_tiles) {
+  const LayerRoom& r = c.r;
   const gemm::ManyRoom<Fp8Up> room = many_room<Fp8Up>(r);
   const bool leads = ptx::cluster_rank() == 0;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1), parity = static_cast<uint32_t>(i >> 1 & 1);
     if (i > 0) ptx::mbarrier_wait(room.due(), static_cast<uint32_t>(i - 1) & 1);
     uint32_t ticket = 0;
-    if (leads) ticket = static_cast<uint32_t>(ptx::add_relaxed(&p.memory.counters->tickets, 1));
+    if (leads) ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
     ptx::mbarrier_wait(room.taken(slot), parity ^ 1);
-    if (leads) {
+    if (leads && lane() == 0)
       ptx::store_async(ptx::shared_of_block(room.letter(slot), 1), ticket, ptx::shared_of_block(room.sent(slot), 1));
-    } else {
-      ptx::mbarrier_expect(room.sent(slot), 4);
+    if (!leads) {
+      if (lane() == 0) ptx::mbarrier_expect(room.sent(slot), 4);
+      __syncwarp();
       ptx::mbarrier_wait(room.sent(slot), parity);
       ticket = ptx::load_shared(room.letter(slot));
     }
-    const LayerTile t = layer_tile_of<Fp8Layer>(p, first_tiles, ticket);
-    write_layer_tile(room.entry(slot), t);
-    ptx::mbarrier_arrive(room.told(slot));
+    const LayerTile t = layer_tile_of<Fp8Layer>(c.p, first_tiles, ticket);
+    await_rows<A, Fp8Layer>(c, t);
+    tell_of_tile(r, slot, t);
     if (t.tile.shape == gemm::kNoTile) return;
   }
 }
@@ -79,14 +83,13 @@ __device__ __forceinline__ void load_fp8_stage(const gemm::GroupedParams& g, con
 }
 
 /// The warp that loads.
-template <class A>
 __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
   const LayerRoom& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
-    await_rows<A, Fp8Layer>(c, t);
     if (lane() != 0) return;
+    ptx::fence_proxy_async();
     const int blocks = (t.down ? p.down : p.up).inner_blocks;
     const int due_at = blocks > gemm::kBlocksAhead ? blocks - gemm::kBlocksAhead : 0;
     for (int block = 0; block < blocks; ++block) {

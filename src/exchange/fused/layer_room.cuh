@@ -182,12 +182,22 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
     if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, (polls & 4095) == 0))) return false;
   }
 }
-/// Until `count` flags, of this rank and this GPU, say that they are of this call.
+/// Until `count` flags, of this rank and this GPU, say that they are of this call. A lane's loads are under way at the same
+/// time.
 template <class A>
 __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
+  constexpr int kAtOnce = 6;
+  static_assert(kAtOnce * 32 >= Fp8Layer::kRows);
   return wait_until<A>(c, site, event, c.p.call.rank(), [&] {
     bool all = true;
-    for (int i = lane(); i < count; i += 32) all = all && flag_reached(ptx::load_acquire<Scope::device>(flags + i), c.word);
+    for (int first = lane(); first < count; first += kAtOnce * 32) {
+      uint64_t seen[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        seen[i] = first + i * 32 < count ? ptx::load_acquire<Scope::device>(flags + first + i * 32) : c.word;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) all = all && flag_reached(seen[i], c.word);
+    }
     return all;
   });
 }
@@ -236,10 +246,12 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerRoom& r, Each eac
   }
 }
 
-/// Until the rows that a tile reads are there. All lanes of the warp that loads.
+/// Until the rows that a tile reads are there. All lanes of the warp that claims: whoever copies them, by the copy engine, has
+/// been told by it and needs a proxy fence.
 template <class A, class L>
 __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
   const FusedParams& p = c.p;
+  if (t.tile.shape == gemm::kNoTile) return;
   if (t.down) {
     const FlagRange tiles = awaited_by_down(t.index, p.up.column_tiles * L::kWriters);
     (void)wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.h_done + tiles.first, tiles.count);
@@ -248,7 +260,12 @@ __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& 
     (void)wait_flags<A>(c, Site::layer_rows, Event::wait_tile_rows, p.memory.arrived + rows.first, rows.count);
   }
   __syncwarp();
-  ptx::fence_proxy_async();
+}
+/// Tells a block's warps of tile number i of the block, whose rows are there. All lanes of the warp that claims.
+__device__ __forceinline__ void tell_of_tile(const LayerRoom& r, uint32_t slot, const LayerTile& t) {
+  if (lane() != 0) return;
+  write_layer_tile(r.room.entry(slot), t);
+  ptx::mbarrier_arrive(r.room.told(slot));
 }
 
 /// The next of the indices 0, 1, 2, ..., `count` at a time; all lanes.

@@ -57,48 +57,75 @@ __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, flo
   }
 }
 
-/// Sums of tokens out of their routes' rows, k ascending, in float32 from +0 or the row of `out`, rounded once: as combine
-/// per_route. kVectors of 16 bytes of each row, of kAtOnce rows, are under way in each lane.
+/// What a lane knows of its route of a token.
+struct SummedRoute {
+  int32_t id = -1, row = -1;
+  float weight = 1.f;
+};
+__device__ __forceinline__ SummedRoute summed_route(const LayerCall& c, int64_t t) {
+  SummedRoute r;
+  if (t >= c.tokens || lane() >= c.p.layout.topk) return r;
+  const int64_t f = t * c.p.layout.topk + lane();
+  r.id = c.p.ids[f];
+  r.row = c.p.route_row[f];
+  if (c.p.weights != nullptr) r.weight = c.p.weights[f];
+  return r;
+}
+
+/// Part `part` of `parts` of token t's sum; `r`: its route of this lane. False after a fault.
 template <class A, int kVectors, int kAtOnce>
-__device__ __forceinline__ void sum_tokens(const LayerCall& c) {
+__device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int part, int parts, const SummedRoute& r) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const int64_t row_bytes = p.layout.row_bytes;
-  constexpr int kParts = 2;
-  const int vectors = static_cast<int>(row_bytes / 16), each = (vectors + kParts - 1) / kParts;
-  for (;;) {
-    const int64_t item = take(&p.memory.counters->sums, 1);
-    if (item >= c.tokens * kParts) break;
-    const int64_t t = item / kParts;
-    const int part = static_cast<int>(item % kParts);
-    const int64_t f = t * p.layout.topk + lane();
-    const int32_t id = lane() < p.layout.topk ? p.ids[f] : -1, row = id >= 0 ? p.route_row[f] : -1;
-    const float weight = row >= 0 && p.weights != nullptr ? p.weights[f] : 1.f;
-    const int owner = row >= 0 ? p.map.owner(id) : call.rank();
-    const uint64_t* const flag = call.heap.local(p.layout.returned(row >= 0 ? f : 0));
-    if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, owner,
-                       [&] { return row < 0 || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
-      return;
-    __syncwarp();
-    const std::byte* at = nullptr;
-    if (row >= 0) at = owner == call.rank() ? p.memory.y + row * row_bytes : call.heap.local(p.layout.inbox(f));
-    const RoleSpan<A> span(Event::sum_returned);
-    const uint32_t kept = __ballot_sync(~0u, row >= 0);
-    const int end = (part + 1) * each < vectors ? (part + 1) * each : vectors;
-    for (int v = part * each + lane(); v - lane() < end; v += 32 * kVectors) {
-      float sum[kVectors][8] = {};
-      auto* const out = reinterpret_cast<uint4*>(p.out + t * row_bytes) + v;
-      if (p.add) {
-#pragma unroll
-        for (int u = 0; u < kVectors; ++u)
-          if (v + 32 * u < end) widen(out[32 * u], sum[u]);
-      }
-      add_rows<kVectors, kAtOnce>(kept, at, weight, p.weights != nullptr, v, end, sum);
+  const int64_t row_bytes = p.layout.row_bytes, f = t * p.layout.topk + lane();
+  const int vectors = static_cast<int>(row_bytes / 16), each = (vectors + parts - 1) / parts;
+  const bool kept_here = r.id >= 0 && r.row >= 0;
+  const int owner = kept_here ? p.map.owner(r.id) : call.rank();
+  const uint64_t* const flag = call.heap.local(p.layout.returned(kept_here ? f : 0));
+  if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, owner,
+                     [&] { return !kept_here || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+    return false;
+  __syncwarp();
+  const std::byte* at = nullptr;
+  if (kept_here) at = owner == call.rank() ? p.memory.y + r.row * row_bytes : call.heap.local(p.layout.inbox(f));
+  const RoleSpan<A> span(Event::sum_returned);
+  const uint32_t kept = __ballot_sync(~0u, kept_here);
+  const int end = (part + 1) * each < vectors ? (part + 1) * each : vectors;
+  for (int v = part * each + lane(); v - lane() < end; v += 32 * kVectors) {
+    float sum[kVectors][8] = {};
+    auto* const out = reinterpret_cast<uint4*>(p.out + t * row_bytes) + v;
+    if (p.add) {
 #pragma unroll
       for (int u = 0; u < kVectors; ++u)
-        if (v + 32 * u < end) out[32 * u] = rounded(sum[u]);
+        if (v + 32 * u < end) widen(out[32 * u], sum[u]);
     }
-    span.end(__popc(kept));
+    add_rows<kVectors, kAtOnce>(kept, at, r.weight, p.weights != nullptr, v, end, sum);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u)
+      if (v + 32 * u < end) out[32 * u] = rounded(sum[u]);
+  }
+  span.end(__popc(kept));
+  return true;
+}
+
+/// Sums of tokens out of their routes' rows, k ascending, in float32 from +0 or the row of `out`, rounded once: as combine
+/// per_route. kVectors of 16 bytes of each row, of kAtOnce rows, are under way in each lane; so are the routes of the part
+/// after, and the number of the one after that.
+template <class A, int kVectors, int kAtOnce>
+__device__ __forceinline__ void sum_tokens(const LayerCall& c) {
+  constexpr int kParts = 2;
+  const auto claim = [&] { return lane() == 0 ? ptx::add_relaxed(&c.p.memory.counters->sums, 1) : 0; };
+  uint64_t claimed = claim();
+  int64_t item = static_cast<int64_t>(__shfl_sync(~0u, claimed, 0));
+  claimed = claim();
+  SummedRoute route = summed_route(c, item / kParts);
+  while (item < c.tokens * kParts) {
+    const auto next = static_cast<int64_t>(__shfl_sync(~0u, claimed, 0));
+    claimed = claim();
+    const SummedRoute following = summed_route(c, next / kParts);
+    if (!sum_token<A, kVectors, kAtOnce>(c, item / kParts, static_cast<int>(item % kParts), kParts, route)) return;
+    item = next;
+    route = following;
   }
 }
 

@@ -11,29 +11,31 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMoverWarp = 11;
 
-/// One thread, as gemm::claim_tiles.
-__device__ __forceinline__ void claim_layer_tiles(const FusedParams& p, const LayerRoom& r, const int* first_tiles) {
+/// The warp that claims, as gemm::claim_tiles, and waits for a tile's rows while the tile before is under way.
+template <class A>
+__device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int* first_tiles) {
+  const LayerRoom& r = c.r;
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1);
     if (i > 0) ptx::mbarrier_wait(r.room.due(), static_cast<uint32_t>(i - 1) & 1);
-    const auto ticket = static_cast<uint32_t>(ptx::add_relaxed(&p.memory.counters->tickets, 1));
-    const LayerTile t = layer_tile_of<Bf16Layer>(p, first_tiles, ticket);
+    const auto ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
+    const LayerTile t = layer_tile_of<Bf16Layer>(c.p, first_tiles, ticket);
+    await_rows<A, Bf16Layer>(c, t);
     ptx::mbarrier_wait(r.room.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
-    write_layer_tile(r.room.entry(slot), t);
-    ptx::mbarrier_arrive(r.room.told(slot));
+    tell_of_tile(r, slot, t);
     if (t.tile.shape == gemm::kNoTile) return;
   }
 }
 
 /// The warp that loads.
-template <class A, class Up, class Down>
+template <class Up, class Down>
 __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
   const LayerRoom& r = c.r;
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
-    await_rows<A, Bf16Layer>(c, t);
     if (lane() != 0) return;
+    ptx::fence_proxy_async();
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;
     for (int block = 0; block < product.inner_blocks; ++block) {

@@ -19,7 +19,7 @@ inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
 /// fp8 with its scales.
 inline constexpr uint32_t kPieceBytes = 7424, kPieces = 2;
 /// Rows of a tile that are sent to their owners together.
-inline constexpr int kRowsAtOnce = 16;
+inline constexpr int kRowsAtOnce = 8;
 /// Outputs of a tile up, and down.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
 /// fp8: so that the last piece of a token holds all its scales.
