@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MoeForm::fused on the CPU: every element of every output has the bits of MoeForm::separate, whatever the number of ranks and
 // workers, the routing and the sizes. Ranks are threads; as processes, with products of integers:
-// modes/fused/fused_moe_test.cpp.
+// modes/fused/fused_group_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
