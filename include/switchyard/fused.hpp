@@ -64,8 +64,8 @@ struct FusedMoeMemory {
 class FusedProducts {
  public:
   virtual ~FusedProducts() = default;
-  /// Rows of the next tile of an expert of which `left` >= 1 rows are in no tile yet: in [1, left], always the same for the same
-  /// `left`. One thread.
+  /// Rows of the next tile of an expert of which `left` >= 1 rows are in no tile yet: in [1, left], always the same for the
+  /// same `left`. One thread.
   virtual int64_t tile_rows(int64_t left) const = 0;
   /// Rows `x` [rows, H] of local expert `expert` up to `h` [rows, I]: for a SwiGLU MLP silu(x W1^T) * (x W3^T).
   virtual void up(int worker, int expert, const void* x, int64_t rows, void* h) = 0;

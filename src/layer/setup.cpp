@@ -189,8 +189,7 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   MoeLayerConfig& c = s.config;
   const bool fuses = c.type == DType::bf16 && c.order == CombineOrder::per_route && c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
-    if (!fuses)
-      refuse("form", "fused", "separate or automatic, but for bf16, normal mode, per_route", ErrorCode::unsupported);
+    if (!fuses) refuse("form", "fused", "separate or automatic, but for bf16, normal mode, per_route", ErrorCode::unsupported);
     c.exchange = MoeExchange::normal;
     return s;
   }

@@ -32,15 +32,15 @@ struct FusedLayerParams {
   CallContext call;
   FusedLayout layout;
   FusedMemory memory;
-  RouteTables routes;  ///< of this rank's tokens
-  TicketOrder order;   ///< of the rank's experts
-  const int64_t* tile_row = nullptr;   ///< [row tiles + 1] first row of each, ascending; the last one: rows of all experts
-  int64_t tokens = 0;                  ///< T
-  const std::byte* x = nullptr;        ///< [T, H]; null: at layout.x() already
-  const float* weights = nullptr;      ///< [T, K], or null: all 1
-  std::byte* out = nullptr;            ///< [T, H]
-  bool add = false;                    ///< sums begin with what `out` holds
-  DType type = DType::bf16;            ///< of tokens and outputs
+  RouteTables routes;                 ///< of this rank's tokens
+  TicketOrder order;                  ///< of the rank's experts
+  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last one: rows of all experts
+  int64_t tokens = 0;                 ///< T
+  const std::byte* x = nullptr;       ///< [T, H]; null: at layout.x() already
+  const float* weights = nullptr;     ///< [T, K], or null: all 1
+  std::byte* out = nullptr;           ///< [T, H]
+  bool add = false;                   ///< sums begin with what `out` holds
+  DType type = DType::bf16;           ///< of tokens and outputs
   int64_t hidden = 0;
 };
 
@@ -106,8 +106,8 @@ SWITCHYARD_FN void tell_layer(typename A::Warp& w, const FusedLayerParams& p) {
       Site::layer_told);
 }
 
-/// One row, if it is the lowest of its token's here, from its source to all its places. Pending. \returns the bytes that crossed
-/// a link
+/// One row, if it is the lowest of its token's here, from its source to all its places. Pending. \returns the bytes that
+/// crossed a link
 template <class A>
 SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -165,11 +165,10 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
     const uint64_t ticket = A::take(w, &p.memory.counters->tickets, 1);
     if (ticket >= tickets) return true;
     const FusedTile tile = fused_tile_of(p, static_cast<uint32_t>(ticket));
-    const bool ready = tile.down
-                           ? wait_own_flags<A>(w, p, p.memory.h_done, awaited_by_down(tile.index, p.order.up_columns),
-                                               Site::layer_tiles, Event::wait_tiles)
-                           : wait_own_flags<A>(w, p, p.memory.arrived, awaited_by_up(tile.row, tile.rows), Site::layer_rows,
-                                               Event::wait_tile_rows);
+    const bool ready = tile.down ? wait_own_flags<A>(w, p, p.memory.h_done, awaited_by_down(tile.index, p.order.up_columns),
+                                                     Site::layer_tiles, Event::wait_tiles)
+                                 : wait_own_flags<A>(w, p, p.memory.arrived, awaited_by_up(tile.row, tile.rows),
+                                                     Site::layer_rows, Event::wait_tile_rows);
     if (!ready) return false;
     const WarpSpan<A> span(w, p.call, tile.down ? Event::expert_down : Event::expert_up, tile.rows);
     multiply(w, tile);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FusedMoe says without a GPU: its memory, the fields that it refuses, and that a group of CPUs has none, on all ranks
-// alike. What it computes is checked where GPUs are: gpu/gemm/gpu_moe_layer_test.cpp.
+// What FusedMoe says without a call: its memory, the fields that it refuses, and that a group of CPUs needs products, on all
+// ranks alike. What it computes: modes/fused/fused_group_test.cpp, and on GPUs gpu/gemm/gpu_moe_layer_test.cpp.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -66,6 +66,20 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   EXPECT_EQ(more.private_bytes, (kRows - 64) * ((2 * 256 + 128) * kElement + kFlag) + 2 * (rounded(tiles * kFlag) - flags));
 }
 
+TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
+  constexpr size_t kRows = 2 * 64 * 2;
+  FusedMoeConfig c = small();
+  const FusedMoeMemory m = FusedMoe::memory_required(c, 2, Backend::cpu);
+  EXPECT_EQ(m.heap_bytes, FusedMoe::memory_required(c, 2).heap_bytes);
+  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (2 * 256 + 128) * 2));
+  c.num_experts = 5;
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, m.private_bytes);
+  c.capacity = 64;
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (2 * 256 + 128) * 2));
+  const auto wrong = outcome_of([&] { (void)FusedMoe::memory_required(c, 2, static_cast<Backend>(7)); });
+  expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
+}
+
 TEST(FusedMoeMemory, IsThatOfARankWithMostExperts) {
   FusedMoeConfig c = small();
   c.num_experts = 5;  // three and two
@@ -120,7 +134,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
 }
 
 // All ranks hear the same, of settings that are right or wrong, and the group goes on.
-TEST(FusedMoes, NeedAGroupOfGpus) {
+TEST(FusedMoes, OfWeightsNeedAGroupOfGpus) {
   const auto options = harness::options_with(std::chrono::seconds(20));
   const std::vector<Outcome> ends = harness::outcomes(2, options, [&](Group& group) {
     std::vector<Outcome> tries;

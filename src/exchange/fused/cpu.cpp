@@ -56,9 +56,8 @@ class CpuFused final : public FusedImpl {
     p_.weights = weights;
     p_.out = static_cast<std::byte*>(out);
     p_.add = o.add;
-    on_workers([&](CpuWarp& w) {
-      fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); });
-    });
+    on_workers(
+        [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
     group_.raise_fault(kCall, epochs_.calls());
     stats_ = sum_moved(group_.moved);
     stats_.plan_us = plan_us;

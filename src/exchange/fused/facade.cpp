@@ -73,7 +73,8 @@ FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, 
 FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products)
     : impl_(group.impl().collective_call("FusedMoe", [&] {
         if (group.impl().device)
-          throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of GPUs, which multiply themselves: give weights", "");
+          throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of GPUs, which multiply themselves: give weights",
+                            "");
         const FusedOnCpu from{config, std::move(products)};
         if (group.impl().defers_copies) return make_deferred<FusedImpl, FusedOnCpu>(group, from);
         return FusedImpl::make_on_cpu<Cpu>(group, from);

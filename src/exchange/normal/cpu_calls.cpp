@@ -58,8 +58,8 @@ void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, cons
   }
   gather_counts(call, routing.capacity, h.counts);
   if (routing.fail_on_overflow)
-    check_capacity(h.counts, config.layout, config.expert_alignment,
-                   "dispatch (call " + std::to_string(epochs_.calls()) + ")", "DispatchOptions::capacity");
+    check_capacity(h.counts, config.layout, config.expert_alignment, "dispatch (call " + std::to_string(epochs_.calls()) + ")",
+                   "DispatchOptions::capacity");
   {
     const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
     h.identity = mix_hash(object(), call.context.epoch);

@@ -15,7 +15,8 @@
 namespace switchyard::detail {
 
 /// Tells all ranks the counts of `local`, gathers theirs, and fills `counts`. One warp of each rank, which knows the epoch.
-/// `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature is another one, or -1. False after a fault (recorded).
+/// `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature is another one, or -1. False after a fault
+/// (recorded).
 template <class A>
 bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayout& control, const CountsHead& head,
                           const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, int* other) {

@@ -51,8 +51,7 @@ class CpuProducts final : public ExpertProducts {
   }
   void down(int worker, int expert, const void* h, int64_t rows, void* y) override {
     Worker& w = *workers_[static_cast<size_t>(worker)];
-    const uint16_t* const tile =
-        padded_tile(static_cast<const uint16_t*>(h), rows, shape_.intermediate, w.rows.as<uint16_t>());
+    const uint16_t* const tile = padded_tile(static_cast<const uint16_t*>(h), rows, shape_.intermediate, w.rows.as<uint16_t>());
     w.tiles.down(expert, tile, padded_rows(rows), w.out.as<float>());
     round_to_bf16(w.out.as<float>(), rows * shape_.hidden, static_cast<uint16_t*>(y));
   }

@@ -46,9 +46,7 @@ void MlpTiles::up(int expert, const uint16_t* x, int64_t m, int64_t rows, uint16
 void MlpTiles::down(int expert, const uint16_t* h, int64_t m, float* out) { down_.tile(expert, h, m, out); }
 
 ExpertMemory MlpTiles::memory_required(const ExpertShape& shape, WeightStorage storage) {
-  const auto gemm = [&](int64_t n, int64_t k) {
-    return TileGemm::memory_required(shape.num_local_experts, n, k, storage);
-  };
+  const auto gemm = [&](int64_t n, int64_t k) { return TileGemm::memory_required(shape.num_local_experts, n, k, storage); };
   const ExpertMemory gate_up = gemm(2 * shape.intermediate, shape.hidden), down = gemm(shape.hidden, shape.intermediate);
   return {gate_up.weight_bytes + down.weight_bytes,
           gate_up.scratch_bytes + down.scratch_bytes + product_bytes(shape.intermediate)};

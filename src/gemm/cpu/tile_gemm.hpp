@@ -24,8 +24,8 @@ constexpr int64_t padded_rows(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
-/// Rows of the next tile of a group of which `left` >= 1 rows are in no tile yet. The tiles of one group are of about equal size:
-/// a short last tile would read the weights for few rows.
+/// Rows of the next tile of a group of which `left` >= 1 rows are in no tile yet. The tiles of one group are of about equal
+/// size: a short last tile would read the weights for few rows.
 constexpr int64_t next_tile_rows(int64_t left) {
   const int64_t tiles = (left + kTileRows - 1) / kTileRows;
   return std::min(padded_rows((left + tiles - 1) / tiles), left);
@@ -51,7 +51,8 @@ struct ShareWeights {};
 class TileGemm {
  public:
   TileGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage);
-  /// For another thread: reads the weights of `owner`, which are packed or bound before, do not change, and outlive this object.
+  /// For another thread: reads the weights of `owner`, which are packed or bound before, do not change, and outlive this
+  /// object.
   TileGemm(const TileGemm& owner, ShareWeights);
 
   /// WeightStorage::packed: copies one group's weights, bf16 [n, k].
@@ -75,7 +76,7 @@ class TileGemm {
   int64_t n_, k_;
   WeightStorage storage_;
   OnednnGemm engine_;
-  size_t group_bytes_;  // of one group's packed weights
+  size_t group_bytes_;     // of one group's packed weights
   AlignedBuffer weights_;  // empty if they are shared
   const std::byte* packed_ = nullptr;
   const uint16_t* bound_ = nullptr;

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/draw.hpp"
@@ -80,8 +82,8 @@ std::vector<uint8_t> drops_of(const Scenario& s, int call, int rank) {
   if (s.config.capacity == 0) return dropped;
   for (int owner = 0; owner < s.world(); ++owner) {
     int64_t row = 0;
-    for (int e = first_expert(s.config.num_experts, s.world(), owner); e < first_expert(s.config.num_experts, s.world(), owner + 1);
-         ++e) {
+    for (int e = first_expert(s.config.num_experts, s.world(), owner);
+         e < first_expert(s.config.num_experts, s.world(), owner + 1); ++e) {
       for (int source = 0; source < s.world(); ++source) {
         const std::vector<int32_t> ids = ids_of(s, call, source);
         for (size_t f = 0; f < ids.size(); ++f)
@@ -110,8 +112,8 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
       float sum = s.add ? base_value(rank, t, c) : 0;
       for (int64_t f = t * s.config.topk; f < (t + 1) * s.config.topk; ++f) {
         if (ids[idx(f)] < 0 || dropped[idx(f)] != 0) continue;
-        const float y = (between(c % s.config.intermediate) + between(s.config.intermediate - 1)) *
-                        static_cast<float>(ids[idx(f)] + 1);
+        const float y =
+            (between(c % s.config.intermediate) + between(s.config.intermediate - 1)) * static_cast<float>(ids[idx(f)] + 1);
         sum += s.weighted ? weight_value(call, rank, f) * y : y;
       }
       sums.push_back(sum);
@@ -252,6 +254,29 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
     }
   });
   EXPECT_EQ(joined(failures), "");
+}
+
+TEST(FusedMoeObject, IsMoved) {
+  std::vector<Group> groups = Group::in_process(1);
+  FusedMoeRig rig(groups[0]);
+  FusedMoe moved = std::move(rig.layer);
+  const auto empty = [&](const std::function<void()>& call) {
+    expect_text(outcome_of(call), ErrorCode::invalid_argument, "FusedMoe is empty");
+  };
+  // NOLINTBEGIN(bugprone-use-after-move)
+  empty([&] { rig.round(); });
+  empty([&] { (void)rig.layer.tokens(); });
+  empty([&] { (void)rig.layer.dropped(); });
+  empty([&] { (void)rig.layer.config(); });
+  empty([&] { (void)rig.layer.last_call(); });
+  // NOLINTEND(bugprone-use-after-move)
+  EXPECT_TRUE(moved.dropped().empty());
+  rig.layer = std::move(moved);
+  rig.round();
+  EXPECT_GT(rig.layer.last_call().total_us, 0);
+  EXPECT_GT(rig.layer.last_call().local_bytes, 0u);
+  EXPECT_EQ(rig.layer.last_call().remote_bytes, 0u);
+  EXPECT_EQ(rig.layer.config().intermediate, FusedMoeRig::kIntermediate);
 }
 
 /// SWITCHYARD_RANDOM_LAYERS: how many, instead of 30.

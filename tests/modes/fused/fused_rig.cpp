@@ -52,8 +52,8 @@ struct Plan {
   std::vector<std::vector<int32_t>> ids, route_row;  ///< by rank
   std::vector<std::vector<int64_t>> first_row;       ///< by rank: [experts there + 1]
   std::vector<std::vector<int>> first_tiles;
-  std::vector<std::vector<int64_t>> tile_row;        ///< by rank: [row tiles + 1]
-  std::vector<uint64_t> pulled;  ///< by rank: rows that it pulls
+  std::vector<std::vector<int64_t>> tile_row;  ///< by rank: [row tiles + 1]
+  std::vector<uint64_t> pulled;                ///< by rank: rows that it pulls
 };
 
 Plan make_plan(const FusedScenario& s, int call) {

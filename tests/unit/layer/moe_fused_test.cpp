@@ -79,7 +79,8 @@ std::vector<uint16_t> some_rows(Draw& draw, int64_t n) {
 std::string compare(Group& group, const Comparison& c) {
   const MoeLayerConfig& m = c.config;
   Draw draw(static_cast<uint64_t>(group.rank()) + 100);
-  const int here = first_expert(m.num_experts, c.world(), group.rank() + 1) - first_expert(m.num_experts, c.world(), group.rank());
+  const int here =
+      first_expert(m.num_experts, c.world(), group.rank() + 1) - first_expert(m.num_experts, c.world(), group.rank());
   const std::vector<uint16_t> w13 = some_rows(draw, here * 2 * m.intermediate * m.hidden);
   const std::vector<uint16_t> w2 = some_rows(draw, here * m.intermediate * m.hidden);
   MoeLayerConfig separate = m, fused = m;
