@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "exchange/fused/impl.hpp"
 #include "exchange/fused/sizes.hpp"

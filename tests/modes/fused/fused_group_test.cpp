@@ -230,6 +230,42 @@ TEST(FusedMoeWorkers, OneSuffices) {
   for (const int world : {1, 2, 3, 8}) expect_exact(scenario(world), {1, 1, false}, 10);
 }
 
+/// Of processes; threads of one group have equal ones.
+TEST(FusedMoeWorkers, MayDifferByRank) {
+  const Scenario s = scenario(3);
+  Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes_for(s.config, 3));
+  if (ranks_of_suite() == Ranks::processes) {
+    fleet.per_rank.assign(3, fleet.options);
+    fleet.per_rank[1].num_blocks = fleet.per_rank[1].num_warps = 1;
+    fleet.per_rank[2].num_warps = 3;
+  }
+  const auto failures = run_ranks(ranks_of_suite(), fleet, [&](Group& group, Failures& f) {
+    Caller caller(group, s);
+    for (int call = 0; call < 5; ++call) caller.call(call, f);
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
+/// The heap gives its memory back, but for flags; two layers of a group do not meet.
+TEST(FusedMoeObject, GoesOnAfterSleep) {
+  const Scenario s = scenario(3);
+  const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes_for(s.config, 3));
+  const auto failures = run_ranks(ranks_of_suite(), fleet, [&](Group& group, Failures& f) {
+    Caller first(group, s), second(group, s);
+    for (int call = 0; call < 3; ++call) {
+      first.call(call, f);
+      second.call(call + 7, f);
+      group.sleep();
+      const Outcome end = outcome_of([&] { first.call(call, f); });
+      f.equal(std::string("invalid_argument"), code_name(end.code), "code of " + end.text);
+      group.wake();
+    }
+    second.call(3, f);
+    first.call(4, f);
+  });
+  EXPECT_EQ(joined(failures), "");
+}
+
 /// Nothing is written, and the layer goes on.
 TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   Scenario s = scenario(3);
