@@ -75,6 +75,14 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
+TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
+  expect_mismatch(outcomes(kWorld, options_with(600s), [&](Group& group) {
+    FusedMoeRig rig(group);
+    rig.round();
+    rig.layer.forward(rig.rows.data(), rig.expert_ids(), rig.weights.data(), rig.out.data(), {.add = group.rank() == kBad});
+  }));
+}
+
 /// Tiles that do not cover an expert's rows are refused before anything is computed.
 TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
   class Uncut final : public switchyard::FusedProducts {

@@ -292,6 +292,20 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   EXPECT_EQ(joined(failures), "");
 }
 
+TEST(FusedMoeObject, ClampsTFromMemory) {
+  std::vector<Group> groups = Group::in_process(1);
+  FusedMoeRig rig(groups[0]);
+  const auto with = [&](int32_t tokens) {
+    std::vector<uint16_t> out(rig.out.size(), 7);
+    rig.layer.forward(rig.rows.data(), rig.expert_ids(), rig.weights.data(), out.data(), {.device_tokens = &tokens});
+    return out;
+  };
+  rig.round();
+  EXPECT_EQ(with(1000), rig.out);
+  EXPECT_EQ(with(FusedMoeRig::kTokens), rig.out);
+  EXPECT_EQ(with(-3), std::vector<uint16_t>(rig.out.size(), 7));
+}
+
 TEST(FusedMoeObject, IsMoved) {
   std::vector<Group> groups = Group::in_process(1);
   FusedMoeRig rig(groups[0]);
