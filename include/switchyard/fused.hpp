@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// A whole MoE layer in one GPU kernel: rows travel, both products of the experts run and outputs return at the same time.
-/// GPUs of compute capability 9.0 (H100, H200) that reach each other's memory. MoeLayer (layer.hpp) has it as MoeForm::fused;
-/// this is the same for programs that link the exchange library alone. docs/concepts/fused.md says how it works.
+/// A whole MoE layer in one GPU kernel, or one run of a CPU group's workers: rows travel, both products of the experts run and
+/// outputs return in one graph of tasks. GPUs of compute capability 9.0 (H100, H200) that reach each other's memory, and the
+/// CPU. MoeLayer (layer.hpp) has it as MoeForm::fused; this is the same for programs that link the exchange library alone.
+/// docs/concepts/fused.md says how it works.
 ///
 ///     out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])          mlp: as ExpertMlp (expert.hpp) says
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L those of this rank.
 ///
 /// Bits: those of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a combine per_route, called one by one;
-/// they depend on neither num_sms nor timing.
+/// they depend on neither num_sms, nor the number of workers, nor timing. CPU: with the products that MoeLayer brings.
 #pragma once
 
 #include <cstddef>
@@ -46,10 +47,10 @@ struct FusedMoeConfig {
 
 /// Settings of one call.
 struct FusedMoeCall {
-  void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  int num_sms = 0;         ///< multiprocessors, in [1, those of the GPU / ranks on it]; 0: all
-  /// Memory of the rank's GPU, or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the ids must be
-  /// readable. Rows of `out` from T on are not written.
+  void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
+  int num_sms = 0;         ///< CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; 0: all
+  /// Memory of the rank (CUDA: of its GPU), or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the
+  /// ids must be readable. Rows of `out` from T on are not written.
   const int32_t* device_tokens = nullptr;
   bool add = false;  ///< the sums begin with the rows that `out` holds, instead of +0
 };
@@ -60,32 +61,56 @@ struct FusedMoeMemory {
   /// flags aside.
   size_t heap_bytes = 0;
   /// R rows of H, twice, and of I, of two bytes each element; fp8: of H and of I, of one byte and 1 / 32, and of H of two;
-  /// tables and flags.
+  /// flags, and on GPUs tables.
   size_t private_bytes = 0;
+};
+
+/// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has none. MoeLayer brings those of
+/// ExpertMlp. Rows are bf16, dense.
+///
+/// Workers of a call compute tiles of rows side by side. Calls with one number `worker`, in [0, GroupOptions::num_blocks *
+/// num_warps), come one after the other; those with different ones at the same time, from different threads. What a function
+/// throws ends the call on all ranks and leaves FusedMoe::forward, as Error.
+class FusedProducts {
+ public:
+  virtual ~FusedProducts() = default;
+  /// Rows of the next tile of an expert of which `left` >= 1 rows are in no tile yet: in [1, left], always the same for the
+  /// same `left`. One thread.
+  virtual int64_t tile_rows(int64_t left) const = 0;
+  /// Rows `x` [rows, H] of local expert `expert` up to `h` [rows, I]: for a SwiGLU MLP silu(x W1^T) * (x W3^T).
+  virtual void up(int worker, int expert, const void* x, int64_t rows, void* h) = 0;
+  /// Rows `h` down to `y` [rows, H]: h W2^T.
+  virtual void down(int worker, int expert, const void* h, int64_t rows, void* y) = 0;
 };
 
 namespace detail {
 class FusedImpl;
 }
 
-/// Construction and forward are collective, with what normal.hpp says of collective calls. Destruction is local.
+/// Construction and forward are collective, with what normal.hpp says of collective calls. Destruction is local. A rank that
+/// does not come ends the call with PeerTimeout within GroupOptions::timeout.
 ///
-/// Pointers are memory of the rank's GPU, rows at multiples of 16 bytes. Calls are enqueued: nothing waits for the host, so
-/// that they can be captured and replayed. Calls of one object, graphs included, come one after the other. A rank that does not
-/// come ends the call with PeerTimeout within GroupOptions::timeout.
+/// CUDA: pointers are memory of the rank's GPU, rows at multiples of 16 bytes. Calls are enqueued: nothing waits for the host,
+/// so that they can be captured and replayed. Calls of one object, graphs included, come one after the other.
+///
+/// CPU: a call runs on the calling thread and the group's other workers, any number of them, and is done on return.
+/// Overflow::fail beyond a capacity is Error(capacity_exceeded) on all ranks, after which the object can be used.
 class FusedMoe {
  public:
   /// `w13` is [L, 2 * I, H]: of each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Of the type that the
   /// configuration says; they stay the caller's. \throws on all ranks alike, also if only some have cause to:
-  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for the CPU; Error(heap_exhausted);
+  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for groups of CPUs; Error(heap_exhausted);
   /// Error(system); Error(mismatch).
   FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2);
+  /// On a group of CPUs. `products` may be null on a rank without experts. \throws as the other one, Error(unsupported) for
+  /// groups of GPUs.
+  FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products);
   FusedMoe(FusedMoe&&) noexcept;
   FusedMoe& operator=(FusedMoe&&) noexcept;
   ~FusedMoe();
 
-  /// Local, need no group.
-  static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world);
+  /// Local, need no group. The heap is the same on both backends.
+  static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world, Backend backend = Backend::cuda);
   static size_t heap_bytes_for(const FusedMoeConfig& config, int world);
 
   /// Collective. `x` is [T, H], T being ids.tokens; `ids` [T, K]; `weights` float32 [T, K], or null: all 1. An id outside [0,
@@ -95,8 +120,8 @@ class FusedMoe {
   /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
   /// the tokens may write them here, after the call before. fp8: null.
   void* tokens() const;
-  /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs. Else
-  /// empty.
+  /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs, until the
+  /// next. Else empty.
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;

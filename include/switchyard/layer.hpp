@@ -50,8 +50,8 @@ inline constexpr int64_t kMostDecodeTokens = 256, kMostDecodeRows = 65536;
 enum class MoeForm : uint8_t {
   automatic = 0,  ///< the library chooses: separate, so far
   separate = 1,   ///< dispatch, two products and combine, one call after the other on one stream
-  /// GPUs, bf16 and fp8_e4m3, normal mode, CombineOrder::per_route: one kernel in which rows travel while products run
-  /// (fused.hpp).
+  /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3: in one kernel, in which rows travel while products run; on
+  /// the CPU in one run of the group's workers, all of which compute products (fused.hpp).
   fused = 2,
 };
 template <>
@@ -109,7 +109,9 @@ struct MoeLayerMemory {
   size_t heap_bytes = 0;     ///< of the group's symmetric heap, its header aside
   size_t private_bytes = 0;  ///< low latency: rows that come, rows that go back, and a call's sums; at most this
   size_t weight_bytes = 0;   ///< CPU, WeightStorage::packed
-  size_t scratch_bytes = 0;  ///< of the experts; GPUs: rows between the two products; fused: FusedMoeMemory::private_bytes
+  /// Of the experts; GPUs: rows between the two products. Fused: FusedMoeMemory::private_bytes, on the CPU with the scratch of
+  /// one worker; each further worker of the group has as much again (docs/layer.md).
+  size_t scratch_bytes = 0;
   size_t total() const { return heap_bytes + private_bytes + weight_bytes + scratch_bytes; }
 };
 
@@ -120,10 +122,11 @@ struct MoeLayerMemory {
 /// Bits: those of dispatch, ExpertMlp::forward and combine, called one by one with the same settings. On GPUs they depend on
 /// neither the exchange nor on capacity, where nothing is dropped, with CombineOrder::per_route and without `add`.
 ///
-/// CPU: forward is synchronous on the calling thread (the exchange with the group's workers). CUDA: pointers are memory of the
-/// rank's GPU, which need not be current, rows, weights and `out` at multiples of 16 bytes. Calls are enqueued; nothing asks
-/// the host for a count, so that every call can be captured in a graph and replayed with other tokens, routing and weights,
-/// also with another T by device_tokens. Calls of one layer, graphs included, come one after the other.
+/// CPU: forward is synchronous on the calling thread (the exchange, and all of a fused layer, with the group's workers). CUDA:
+/// pointers are memory of the rank's GPU, which need not be current, rows, weights and `out` at multiples of 16 bytes. Calls
+/// are enqueued; nothing asks the host for a count, so that every call can be captured in a graph and replayed with other
+/// tokens, routing and weights, also with another T by device_tokens. Calls of one layer, graphs included, come one after the
+/// other.
 ///
 /// Threads: one thread at a time for all objects of a group.
 ///

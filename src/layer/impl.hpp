@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "gemm/cpu/fused_products.hpp"
 #include "layer/setup.hpp"
 #include "switchyard/expert.hpp"
 #include "switchyard/layer.hpp"
@@ -42,7 +43,9 @@ struct LayerExperts {
 // Collective.
 std::unique_ptr<MoeLayer::Impl> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
 std::unique_ptr<MoeLayer::Impl> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
-std::unique_ptr<MoeLayer::Impl> make_fused_layer(Group& group, const LayerSetup& setup, const void* w13, const void* w2);
+/// `products`: on the CPU.
+std::unique_ptr<MoeLayer::Impl> make_fused_layer(Group& group, const LayerSetup& setup, const void* w13, const void* w2,
+                                                 std::shared_ptr<ExpertProducts> products);
 
 }  // namespace detail
 }  // namespace switchyard

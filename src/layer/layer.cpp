@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heap/collective_step.hpp"
@@ -48,9 +49,19 @@ int product_sms(const std::vector<Claim>& all, const GpuPlace& mine, const Group
   return std::min(most, mine.multiprocessors);
 }
 
+/// On the CPU. Local.
+std::shared_ptr<detail::ExpertProducts> fused_products(const Group& group, const LayerSetup& setup, const void* w13,
+                                                       const void* w2) {
+  (void)FusedMoe::heap_bytes_for(setup.fused(), setup.world);  // fields that only it checks, before weights are packed
+  const GroupOptions& o = group.options();
+  return detail::make_expert_products(kClass, setup.shape_of(group.rank()), w13, w2, setup.config.storage,
+                                      o.num_blocks * o.num_warps);
+}
+
 std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2) {
   LayerSetup setup;
   std::optional<ExpertMlp> mlp;
+  std::shared_ptr<detail::ExpertProducts> products;
   Claim mine;
   const Backend backend = group.options().backend;
   mine.report = detail::attempt([&] {
@@ -59,11 +70,14 @@ std::unique_ptr<MoeLayer::Impl> make(Group& group, const MoeLayerConfig& config,
     if (backend == Backend::cuda) mine.place = detail::gpu_place_of(group);
     setup.gpu = mine.place.device;
     const CurrentGpu current(setup.gpu);
-    if (setup.config.form == MoeForm::fused) return;
+    if (setup.config.form == MoeForm::fused) {
+      if (backend == Backend::cpu) products = fused_products(group, setup, w13, w2);
+      return;
+    }
     mlp.emplace(setup.shape_of(group.rank()), w13, w2, setup.expert_options());
   });
   const std::vector<Claim> all = compare(group, mine);
-  if (setup.config.form == MoeForm::fused) return detail::make_fused_layer(group, setup, w13, w2);
+  if (setup.config.form == MoeForm::fused) return detail::make_fused_layer(group, setup, w13, w2, std::move(products));
   LayerExperts experts{std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0};
   auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
                                                            : detail::make_low_latency_layer(group, setup, std::move(experts));

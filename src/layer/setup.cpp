@@ -7,6 +7,7 @@
 
 #include "base/enum_text.hpp"
 #include "base/mix_hash.hpp"
+#include "gemm/cpu/fused_products.hpp"
 
 namespace switchyard::detail {
 namespace {
@@ -143,9 +144,13 @@ ExpertOptions LayerSetup::expert_options() const {
 MoeLayerMemory LayerSetup::memory() const {
   MoeLayerMemory m;
   if (config.form == MoeForm::fused) {
-    const FusedMoeMemory fused_memory = FusedMoe::memory_required(fused(), world);
+    const FusedMoeMemory fused_memory = FusedMoe::memory_required(fused(), world, backend);
     m.heap_bytes = fused_memory.heap_bytes;
     m.scratch_bytes = fused_memory.private_bytes;
+    if (backend == Backend::cuda) return m;
+    const ExpertMemory products = expert_products_memory(shape_of(0), config.storage);
+    m.weight_bytes = products.weight_bytes;
+    m.scratch_bytes += products.scratch_bytes;
     return m;
   }
   const ExpertMemory experts = ExpertMlp::memory_required(shape_of(0), expert_options());
@@ -187,11 +192,11 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   check_kinds(given, backend);
   LayerSetup s{given, world, backend, -1};
   MoeLayerConfig& c = s.config;
-  const bool fuses = backend == Backend::cuda && c.type != DType::f16 && c.order == CombineOrder::per_route &&
-                     c.exchange != MoeExchange::low_latency;
+  const bool typed = c.type == DType::bf16 || (backend == Backend::cuda && c.type == DType::fp8_e4m3);
+  const bool fuses = typed && c.order == CombineOrder::per_route && c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
     if (!fuses)
-      refuse("form", "fused", "separate or automatic, but for bf16 and fp8_e4m3 on GPUs, normal mode, per_route",
+      refuse("form", "fused", "separate or automatic, but for bf16, or on GPUs fp8_e4m3, normal mode, per_route",
              ErrorCode::unsupported);
     c.exchange = MoeExchange::normal;
     return s;

@@ -32,16 +32,15 @@ struct FusedLayerParams {
   CallContext call;
   FusedLayout layout;
   FusedMemory memory;
-  RouteTables routes;  ///< of this rank's tokens
-  TicketOrder order;   ///< of the rank's experts; row tiles have tile_rows rows each, an expert's last one what is left
-  int tile_rows = 1;
-  const int64_t* first_row = nullptr;  ///< [experts of the rank + 1] rows of the experts before; the last one: of all
-  int64_t tokens = 0;                  ///< T
-  const std::byte* x = nullptr;        ///< [T, H]; null: at layout.x() already
-  const float* weights = nullptr;      ///< [T, K], or null: all 1
-  std::byte* out = nullptr;            ///< [T, H]
-  bool add = false;                    ///< sums begin with what `out` holds
-  DType type = DType::bf16;            ///< of tokens and outputs
+  RouteTables routes;                 ///< of this rank's tokens
+  TicketOrder order;                  ///< of the rank's experts
+  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last one: rows of all experts
+  int64_t tokens = 0;                 ///< T
+  const std::byte* x = nullptr;       ///< [T, H]; null: at layout.x() already
+  const float* weights = nullptr;     ///< [T, K], or null: all 1
+  std::byte* out = nullptr;           ///< [T, H]
+  bool add = false;                   ///< sums begin with what `out` holds
+  DType type = DType::bf16;           ///< of tokens and outputs
   int64_t hidden = 0;
 };
 
@@ -57,9 +56,8 @@ struct FusedTile {
 
 /// Row tile `index` of the rank; which product and column tile is the caller's.
 SWITCHYARD_FN inline FusedTile fused_row_tile(const FusedLayerParams& p, int expert, int index) {
-  const int64_t row = p.first_row[expert] + int64_t{index - p.order.first_tiles[expert]} * p.tile_rows;
-  const int64_t left = p.first_row[expert + 1] - row;
-  return {expert, false, index, row, static_cast<int>(left < p.tile_rows ? left : p.tile_rows), 0};
+  const int64_t row = p.tile_row[index];
+  return {expert, false, index, row, static_cast<int>(p.tile_row[index + 1] - row), 0};
 }
 /// Row tiles of a column tile are neighbours, so that its weights are read from the cache.
 SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t ticket) {
@@ -71,13 +69,21 @@ SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t
   return tile;
 }
 
-/// Waits for `range` of the flags at `flags`, which other warps of this rank set.
+/// Waits for `n` flags of this call, flag(i) written by rank writer(i). A trace has the wait as `event`, unless they are there.
+template <class A, class Flag, class Writer>
+SWITCHYARD_FN bool wait_layer_flags(typename A::Warp& w, const FusedLayerParams& p, int n, const Flag& flag, Site site,
+                                    Event event, const Writer& writer) {
+  const int missing = A::template poll_from<Scope::system>(w, n, flag, p.call.word(), site);
+  if (missing < 0) return true;
+  WarpSpan<A> span(w, p.call, event, writer(missing));
+  return wait_for<A>(w, p.call, n, flag, p.call.word(), site, writer, &span);
+}
+/// The same of `range` of the flags at `flags`, which other warps of this rank set.
 template <class A>
 SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p, uint64_t* flags, const FlagRange& range,
-                                  Site site) {
-  return wait_for<A>(
-      w, p.call, range.count, [&](int i) { return flags + range.first + i; }, p.call.word(), site,
-      [&](int) { return p.call.rank(); });
+                                  Site site, Event event) {
+  return wait_layer_flags<A>(
+      w, p, range.count, [&](int i) { return flags + range.first + i; }, site, event, [&](int) { return p.call.rank(); });
 }
 
 /// This warp's share of tokens to where others read them, and of what their ranks learn; the last warp tells all ranks.
@@ -100,12 +106,13 @@ SWITCHYARD_FN void tell_layer(typename A::Warp& w, const FusedLayerParams& p) {
       Site::layer_told);
 }
 
-/// One row, if it is the lowest of its token's here, from its source to all its places. Pending.
+/// One row, if it is the lowest of its token's here, from its source to all its places. Pending. \returns the bytes that
+/// crossed a link
 template <class A>
-SWITCHYARD_FN void pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
+SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
   const CallContext& call = p.call;
   const int32_t* const places = call.heap.local(p.layout.places(row));
-  if (places[0] < 0) return;
+  if (places[0] < 0) return 0;
   const int64_t source = *call.heap.local(p.layout.source(row));
   const int rank = source_rank(source);
   const auto bytes = static_cast<size_t>(p.layout.row_bytes);
@@ -114,23 +121,29 @@ SWITCHYARD_FN void pull_row(typename A::Warp& w, const FusedLayerParams& p, int6
       [&](int i) -> void* { return places[i] >= 0 ? p.memory.x_rows + places[i] * p.layout.row_bytes : nullptr; },
       call.heap.at(rank, p.layout.x(source_token(source))), bytes);
   ++moved.payload_rows;
-  (rank == call.rank() ? moved.local_bytes : moved.remote_bytes) += bytes;
+  const bool local = rank == call.rank();
+  (local ? moved.local_bytes : moved.remote_bytes) += bytes;
+  return local ? 0 : bytes;
 }
 
 /// Rows of this rank's experts that this warp takes, ascending. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
-  const int64_t rows = p.first_row[p.order.experts];
+  const int64_t rows = p.tile_row[p.order.first_tiles[p.order.experts]];
   const int topk = p.layout.topk;
-  if (!wait_ranks<A>(
-          w, call, [&](int r) { return call.heap.local(p.layout.told(r)); }, Site::layer_told))
-    return false;
+  const bool told = wait_layer_flags<A>(
+      w, p, call.world(), [&](int r) { return call.heap.local(p.layout.told(r)); }, Site::layer_told, Event::wait_told,
+      [](int r) { return r; });
+  if (!told) return false;
   for (;;) {
     const auto base = static_cast<int64_t>(A::take(w, &p.memory.counters->pulls, A::kTakenAtOnce));
     if (base >= rows) return true;
     const int64_t end = base + A::kTakenAtOnce < rows ? base + A::kTakenAtOnce : rows;
-    for (int64_t row = base; row < end; ++row) pull_row<A>(w, p, row, moved);
+    WarpSpan<A> span(w, call, Event::pull_rows, end - base);
+    uint64_t crossed = 0;
+    for (int64_t row = base; row < end; ++row) crossed += pull_row<A>(w, p, row, moved);
+    span.set_bytes(crossed);
     A::settle(w);
     A::template publish_to<Scope::device>(
         w, static_cast<int>(end - base) * topk,
@@ -152,10 +165,12 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
     const uint64_t ticket = A::take(w, &p.memory.counters->tickets, 1);
     if (ticket >= tickets) return true;
     const FusedTile tile = fused_tile_of(p, static_cast<uint32_t>(ticket));
-    const bool ready =
-        tile.down ? wait_own_flags<A>(w, p, p.memory.h_done, awaited_by_down(tile.index, p.order.up_columns), Site::layer_tiles)
-                  : wait_own_flags<A>(w, p, p.memory.arrived, awaited_by_up(tile.row, tile.rows), Site::layer_rows);
+    const bool ready = tile.down ? wait_own_flags<A>(w, p, p.memory.h_done, awaited_by_down(tile.index, p.order.up_columns),
+                                                     Site::layer_tiles, Event::wait_tiles)
+                                 : wait_own_flags<A>(w, p, p.memory.arrived, awaited_by_up(tile.row, tile.rows),
+                                                     Site::layer_rows, Event::wait_tile_rows);
     if (!ready) return false;
+    const WarpSpan<A> span(w, p.call, tile.down ? Event::expert_down : Event::expert_up, tile.rows);
     multiply(w, tile);
     A::settle(w);
     uint64_t* const flags = tile.down ? p.memory.y_done : p.memory.h_done;
@@ -177,8 +192,11 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
     if (taken >= static_cast<uint64_t>(tiles)) return true;
     const int index = static_cast<int>(taken);
     const FusedTile tile = fused_row_tile(p, expert_of_tile(p.order.first_tiles, p.order.experts, index), index);
-    if (!wait_own_flags<A>(w, p, p.memory.y_done, awaited_by_return(index, p.order.down_columns), Site::layer_tiles))
+    if (!wait_own_flags<A>(w, p, p.memory.y_done, awaited_by_return(index, p.order.down_columns), Site::layer_tiles,
+                           Event::wait_tiles))
       return false;
+    WarpSpan<A> span(w, call, Event::return_rows, tile.rows);
+    uint64_t crossed = 0;
     const auto source_of = [&](int i) { return *call.heap.local(p.layout.source(tile.row + i)); };
     const auto route_of = [&](int64_t source) { return source_token(source) * p.layout.topk + source_k(source); };
     for (int i = 0; i < tile.rows; ++i) {
@@ -187,8 +205,10 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
       if (owner == call.rank()) continue;
       A::copy(w, call.heap.at(owner, p.layout.inbox(route_of(source))), p.memory.y + (tile.row + i) * row_bytes,
               static_cast<size_t>(row_bytes));
-      moved.remote_bytes += static_cast<uint64_t>(row_bytes);
+      crossed += static_cast<uint64_t>(row_bytes);
     }
+    moved.remote_bytes += crossed;
+    span.set_bytes(crossed);
     A::settle(w);
     A::template publish_to<Scope::system>(
         w, tile.rows,
@@ -213,10 +233,11 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
     const auto row_at = [&](int k) { return p.routes.ids[first + k] >= 0 ? p.routes.route_row[first + k] : -1; };
     const auto rank_of = [&](int k) { return p.routes.map.owner(p.routes.ids[first + k]); };
     const uint64_t kept = A::lanes_where(w, topk, [&](int64_t k) { return row_at(static_cast<int>(k)) >= 0; });
-    const bool there = wait_for<A>(
-        w, call, bits(kept), [&](int i) { return call.heap.local(p.layout.returned(first + nth_bit(kept, i))); }, call.word(),
-        Site::layer_returned, [&](int i) { return rank_of(nth_bit(kept, i)); });
+    const bool there = wait_layer_flags<A>(
+        w, p, bits(kept), [&](int i) { return call.heap.local(p.layout.returned(first + nth_bit(kept, i))); },
+        Site::layer_returned, Event::wait_returned, [&](int i) { return rank_of(nth_bit(kept, i)); });
     if (!there) return false;
+    const WarpSpan<A> span(w, call, Event::sum_returned, bits(kept));
     std::byte* const out = p.out + t * row_bytes;
     A::template reduce_rows_from<kMaxTopk>(
         w, ReduceSpec{out, nullptr, nullptr, 0, {p.add ? out : nullptr, nullptr}, p.type, p.hidden}, topk, p.weights != nullptr,

@@ -12,6 +12,7 @@ static int32_t ids[kWorld][kTokens * kTopk];
 static float weights[kWorld][kTokens * kTopk];
 // What ranks of one run share; written before they start.
 static int low_latency_of_run;
+static sy_moe_form form_of_run;
 static uint16_t expected[2][kWorld][kTokens * kHidden];  // without and with add
 
 static moe_case make_case(int low_latency) {
@@ -62,7 +63,8 @@ static void make_expected(int low_latency) {
 }
 
 static void two_calls(int rank, sy_group* group) {
-  const sy_moe_layer_config config = make_config(low_latency_of_run);
+  sy_moe_layer_config config = make_config(low_latency_of_run);
+  config.form = form_of_run;
   sy_moe_layer* layer = NULL;
   CHECK_OK(sy_moe_layer_create(group, &config, w13[rank], w2[rank], &layer));
   const sy_expert_ids routing = view_of_ids(ids[rank], kTokens, kTopk);
@@ -87,6 +89,7 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_dropped(layer, &dropped, &count));
   CHECK(dropped == NULL && count == 0);
   const char *text = NULL, *begin = low_latency_of_run ? "separate, low_latency, " : "separate, normal, ";
+  if (form_of_run == SWITCHYARD_MOE_FORM_FUSED) begin = "fused, normal, ";
   CHECK_OK(sy_moe_layer_implementation(layer, &text));
   CHECK(strncmp(text, begin, strlen(begin)) == 0);
   CHECK_FAILS(sy_moe_layer_dropped(layer, NULL, &count), kWrong, "dropped is NULL");
@@ -117,7 +120,7 @@ static void drops(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// The fused form: for GPUs and normal mode alone, with tokens and what comes back in the heap.
+// The fused form: for normal mode alone, with tokens and what comes back in the heap; on the CPU it may have packed weights.
 static void fused_memory(sy_moe_layer_config config) {
   const switchyard_code_t unsupported = SWITCHYARD_UNSUPPORTED;
   const size_t rows = kTokens * (1 + kTopk) * kHidden * sizeof(uint16_t);
@@ -128,7 +131,11 @@ static void fused_memory(sy_moe_layer_config config) {
   config.exchange = SWITCHYARD_MOE_EXCHANGE_LOW_LATENCY;
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &heap_bytes), unsupported, "::form = fused");
   config.exchange = SWITCHYARD_MOE_EXCHANGE_NORMAL;
-  CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, &heap_bytes), unsupported, "::form = fused");
+  config.storage = SWITCHYARD_WEIGHTS_PACKED;
+  CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CPU, &m));
+  CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CPU, &heap_bytes));
+  CHECK(m.heap_bytes > rows && heap_bytes > m.heap_bytes && m.scratch_bytes > 0 && m.weight_bytes > 0);
+  config.storage = SWITCHYARD_WEIGHTS_VIEW;
   CHECK_OK(sy_moe_layer_memory_required(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &m));
   CHECK_OK(sy_moe_layer_heap_bytes(&config, kWorld, SWITCHYARD_BACKEND_CUDA, &heap_bytes));
   CHECK(m.heap_bytes > rows && heap_bytes > m.heap_bytes && m.scratch_bytes > 0 && m.weight_bytes == 0);
@@ -196,6 +203,10 @@ void run_moe_layer_tests(void) {
     run_two_ranks(two_calls, &options);
     memory(low_latency_of_run);
   }
+  low_latency_of_run = 0;
+  form_of_run = SWITCHYARD_MOE_FORM_FUSED;
+  make_expected(low_latency_of_run);
+  run_two_ranks(two_calls, &options);
   run_two_ranks(drops, &options);
   run_two_ranks(refusals, &options);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "harness/outcome.hpp"
+#include "modes/fused/fused_moe_rig.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
@@ -18,6 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using switchyard::ErrorCode;
+using switchyard::FusedMoeConfig;
 using switchyard::Group;
 using switchyard::LedgerConfig;
 using switchyard::LowLatencyConfig;
@@ -85,10 +87,25 @@ void add_wrong_low_latency(std::vector<Configuration>& all) {
         }}});
 }
 
+/// With products of its own.
+struct FusedObject : FusedMoeRig {
+  using FusedMoeRig::FusedMoeRig;
+  static auto memory_required(const FusedMoeConfig& config, int world) {
+    return switchyard::FusedMoe::memory_required(config, world, switchyard::Backend::cpu);
+  }
+};
+
 std::vector<Configuration> wrong_configurations() {
   std::vector<Configuration> all;
   add_wrong_normal(all);
   add_wrong_low_latency(all);
+  add<FusedObject, FusedMoeConfig>(all, "fused", FusedMoeRig::config(),
+                                   {{"FusedMoeConfig::hidden = 60", [](FusedMoeConfig& c) { c.hidden = 60; }},
+                                    {"FusedMoeConfig::intermediate = 0", [](FusedMoeConfig& c) { c.intermediate = 0; }},
+                                    {"FusedMoeConfig::num_experts = 0", [](FusedMoeConfig& c) { c.num_experts = 0; }},
+                                    {"FusedMoeConfig::topk = 33", [](FusedMoeConfig& c) { c.topk = 33; }},
+                                    {"FusedMoeConfig::max_tokens = -1", [](FusedMoeConfig& c) { c.max_tokens = -1; }},
+                                    {"FusedMoeConfig::capacity = -1", [](FusedMoeConfig& c) { c.capacity = -1; }}});
   using C = LedgerConfig;
   add<switchyard::LedgerCombine, C>(
       all, "ledger", published_config(4, 8, 2, 4),
@@ -146,6 +163,15 @@ std::vector<Configuration> other_configurations() {
                                           {"scale_order", [](C& c) { c.scale_order = switchyard::ScaleOrder::column_major; }},
                                           {"sending", [](C& c) { c.sending = switchyard::Sending::per_route; }},
                                           {"pieces", [](C& c) { c.pieces = 2; }}});
+  using F = FusedMoeConfig;
+  add<FusedObject, F>(all, "fused", FusedMoeRig::config(),
+                      {{"hidden", [](F& c) { c.hidden = 128; }},
+                       {"intermediate", [](F& c) { c.intermediate = 40; }},
+                       {"num_experts", [](F& c) { c.num_experts = 9; }},
+                       {"topk", [](F& c) { c.topk = 3; }},
+                       {"max_tokens", [](F& c) { c.max_tokens = 7; }},
+                       {"capacity", [](F& c) { c.capacity = 5; }},
+                       {"overflow", [](F& c) { c.overflow = switchyard::Overflow::drop_and_report; }}});
   add<switchyard::LedgerCombine, LedgerConfig>(all, "ledger", published_config(4, 8, 2, 4),
                                                {{"topk", [](LedgerConfig& c) { c.topk = 3; }}});
   return all;

@@ -9,6 +9,7 @@
 
 #include "arch/cpu/cpu_arch.hpp"
 #include "harness/fleet.hpp"
+#include "modes/fused/fused_moe_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
 #include "protocol/counts.hpp"
@@ -45,6 +46,7 @@ struct Rig {
         low_twin(g, low_latency_config()),
         ledger(g, ledger_config()),
         ledger_twin(g, ledger_config()),
+        fused(g),
         of_rank_major(rank_major.dispatch()),
         of_expert_major(expert_major.dispatch()),
         of_ring(ring.dispatch()),
@@ -75,6 +77,7 @@ struct Rig {
   NormalRig rank_major, twin, expert_major, ring;
   LowLatencyRig low, low_twin;
   LedgerCombine ledger, ledger_twin;
+  FusedMoeRig fused;
   Dispatched of_rank_major, of_expert_major, of_ring;
   switchyard::PreparedLedger prepared, prepared_twin;
 };
@@ -121,10 +124,12 @@ const Call kCalls[] = {
      },
      "register_memory"},
     {"sleep", [](Rig& r) { r.group.sleep(); }, "sleep"},
-    {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, NormalRig::config()); }, "construction of object 9"},
+    {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, NormalRig::config()); }, "construction of object 10"},
     {"low_latency_exchange", [](Rig& r) { LowLatencyExchange e(r.group, LowLatencyRig::config()); },
-     "construction of object 9"},
-    {"ledger_combine_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }, "construction of object 9"},
+     "construction of object 10"},
+    {"ledger_combine_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }, "construction of object 10"},
+    {"fused_layer", [](Rig& r) { r.fused.round(); }, "MoE layer of object 9"},
+    {"fused_layer_object", [](Rig& r) { FusedMoeRig e(r.group); }, "construction of object 10"},
 };
 
 class DifferentCalls : public testing::TestWithParam<size_t> {};

@@ -48,6 +48,7 @@ std::vector<Mode> modes() {
   return {{"normal", normal(Staging::direct)},
           {"ring", normal(Staging::ring)},
           {"low_latency", [](Group& group, Size size) { LowLatencyRig(group, sized(LowLatencyRig::config(), size)).round(); }},
+          {"fused", [](Group& group, Size size) { FusedMoeRig(group, sized(FusedMoeRig::config(), size)).round(); }},
           {"ledger", [](Group& group, Size size) {
              if (size == Size::fits) return SmallLedger(group).combine();
              LedgerCombine(group, sized(make_config(*SmallLedger::make_case(group.size())), size));

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "faults/flat_misuses.hpp"
+#include "faults/fused_misuses.hpp"
 #include "faults/ledger_misuses.hpp"
 #include "faults/low_latency_misuses.hpp"
 #include "faults/normal_misuses.hpp"
@@ -158,6 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Ring, MisuseOnOneRank, testing::ValuesIn(normal_misuses
 INSTANTIATE_TEST_SUITE_P(LowLatencyDispatch, MisuseOnOneRank, testing::ValuesIn(low_latency_dispatch_misuses()), name_of);
 INSTANTIATE_TEST_SUITE_P(LowLatencyCombine, MisuseOnOneRank, testing::ValuesIn(low_latency_combine_misuses()), name_of);
 INSTANTIATE_TEST_SUITE_P(Flat, MisuseOnOneRank, testing::ValuesIn(flat_misuses()), name_of);
+INSTANTIATE_TEST_SUITE_P(Fused, MisuseOnOneRank, testing::ValuesIn(fused_misuses()), name_of);
 INSTANTIATE_TEST_SUITE_P(Ledger, MisuseOnOneRank, testing::ValuesIn(ledger_misuses()), name_of);
 
 }  // namespace

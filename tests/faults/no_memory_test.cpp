@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "modes/fused/fused_moe_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
 #include "switchyard/ledger.hpp"
@@ -100,6 +101,7 @@ struct Rig {
         rank_major_ring(g, NormalRig::config(Staging::ring)),
         low(g, low_latency_config()),
         ledger(g, ledger_config()),
+        fused(g),
         of_rank_major(rank_major.dispatch()),
         of_expert_major(expert_major.dispatch()),
         of_ring(ring.dispatch()),
@@ -131,6 +133,7 @@ struct Rig {
   NormalRig rank_major, expert_major, ring, rank_major_ring;
   LowLatencyRig low;
   LedgerCombine ledger;
+  FusedMoeRig fused;
   Dispatched of_rank_major, of_expert_major, of_ring;
   switchyard::LedgerTables tables;
   switchyard::PreparedLedger prepared;
@@ -175,6 +178,8 @@ const Call kCalls[] = {
     {"normal_exchange", [](Rig& r) { NormalExchange e(r.group, NormalRig::config(Staging::ring)); }},
     {"low_latency_exchange", [](Rig& r) { LowLatencyExchange e(r.group, LowLatencyRig::config()); }},
     {"ledger_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }},
+    {"fused_layer", [](Rig& r) { r.fused.round(); }},
+    {"fused_layer_object", [](Rig& r) { switchyard::FusedMoe e(r.group, FusedMoeRig::config(), r.fused.products); }},
 };
 
 switchyard::GroupOptions patient() { return options_with(90s); }

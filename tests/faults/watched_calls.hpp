@@ -11,6 +11,7 @@
 
 #include "harness/outcome.hpp"
 #include "modes/flat/flat_rig.hpp"
+#include "modes/fused/fused_moe_rig.hpp"
 #include "modes/ledger/small_ledger.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
@@ -119,12 +120,16 @@ inline std::vector<WatchedCall> calls_of_low_latency_mode() {
 inline std::vector<WatchedCall> calls_of_other_modes() {
   constexpr auto flat = [](switchyard::Group& group) { return FlatRig(group); };
   constexpr auto ledger = [](switchyard::Group& group) { return SmallLedger(group); };
+  constexpr auto fused = [](switchyard::Group& group) { return FusedMoeRig(group); };
+  constexpr auto layer = [](FusedMoeRig& rig, const Watch& watch) { watch([&] { rig.round(); }); };
   constexpr auto exchange = [](FlatRig& rig, const Watch& watch) { watch([&] { rig.round(); }); };
   constexpr auto combine = [](SmallLedger& rig, const Watch& watch) { watch([&] { rig.round(); }); };
   return {{"flat_first", "moe_all_to_all", "call_header", 1, after_rounds<FlatRig>(0, flat, exchange)},
           {"flat", "moe_all_to_all", "call_header", 4, after_rounds<FlatRig>(3, flat, exchange)},
           {"ledger_first", "ledger combine", "ledger_rows", 1, after_rounds<SmallLedger>(0, ledger, combine)},
-          {"ledger", "ledger combine", "ledger_rows", 4, after_rounds<SmallLedger>(3, ledger, combine)}};
+          {"ledger", "ledger combine", "ledger_rows", 4, after_rounds<SmallLedger>(3, ledger, combine)},
+          {"fused_first", "MoE layer", "counts", 1, after_rounds<FusedMoeRig>(0, fused, layer)},
+          {"fused", "MoE layer", "counts", 4, after_rounds<FusedMoeRig>(3, fused, layer)}};
 }
 
 inline std::vector<WatchedCall> set_up_calls() {

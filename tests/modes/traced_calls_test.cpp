@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 
+#include "modes/fused/fused_moe_rig.hpp"
 #include "modes/ledger/ledger_rig.hpp"
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
@@ -166,6 +167,48 @@ TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
   EXPECT_GT(told, 0u);
   EXPECT_EQ(traced.at("return_segments"), told);
   EXPECT_EQ(traced.size(), 2u);  // and send_rows of the dispatch
+}
+
+TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
+  uint64_t told = 0;
+  const Expected traced = traced_bytes(told, [&](Group& group, Crossed& crossed) {
+    FusedMoeRig rig(group);
+    rig.round();
+    crossed.told += rig.layer.last_call().remote_bytes;
+    group.barrier();
+  });
+  EXPECT_EQ(traced.size(), 2u);
+  EXPECT_GT(traced.at("pull_rows"), 0u);
+  EXPECT_EQ(traced.at("pull_rows") + traced.at("return_rows"), told);
+}
+
+/// Every worker's spans of a call, which has all kinds of work; a wait that found everything there is no span.
+TEST(TracedCalls, AFusedLayerHasItsTilesAndItsCall) {
+  const auto options = options_with(60s);
+  Trace trace = trace_for(options);
+  expect_all_ok(outcomes(kWorld, options, [&](Group& group) {
+    FusedMoeRig rig(group);
+    group.set_trace(&trace);
+    rig.round();
+    group.set_trace(nullptr);
+    group.barrier();
+  }));
+  std::map<std::string, int> spans, rows;
+  for (const auto& s : trace.slices()) {
+    ++spans[s.name];
+    rows[s.name] += static_cast<int>(s.arg);
+    if (s.category == "wait") EXPECT_TRUE(s.arg >= -1 && s.arg < kWorld) << s.name << " " << s.arg;
+  }
+  constexpr int kRoutes = kWorld * static_cast<int>(FusedMoeRig::kTokens) * FusedMoeRig::kTopk;
+  EXPECT_EQ(rows["layer"], kWorld * FusedMoeRig::kTokens);
+  EXPECT_EQ(spans["plan"], 2 * kWorld);
+  EXPECT_EQ(spans["exchange_counts"], kWorld);
+  EXPECT_EQ(rows["expert_up"], kRoutes);
+  EXPECT_EQ(rows["expert_down"], kRoutes);
+  EXPECT_EQ(rows["pull_rows"], kRoutes);
+  EXPECT_EQ(rows["return_rows"], kRoutes);
+  EXPECT_EQ(rows["sum_returned"], kRoutes);
+  EXPECT_EQ(spans["sum_returned"], kWorld * FusedMoeRig::kTokens);
 }
 
 /// Records of one track, oldest first, their times in ticks.

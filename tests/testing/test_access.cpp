@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/test_access.hpp"
 
+#include "exchange/fused/impl.hpp"
 #include "exchange/ledger/impl.hpp"
 #include "exchange/low_latency/impl.hpp"
 #include "exchange/normal/impl.hpp"
@@ -14,6 +15,7 @@ namespace {
   make_deferred<NormalImpl, NormalConfig> = NormalImpl::make_on_cpu<CpuDeferred>;
   make_deferred<LowLatencyImpl, LowLatencyConfig> = LowLatencyImpl::make_on_cpu<CpuDeferred>;
   make_deferred<LedgerImpl, LedgerConfig> = LedgerImpl::make_on_cpu<CpuDeferred>;
+  make_deferred<FusedImpl, FusedOnCpu> = FusedImpl::make_on_cpu<CpuDeferred>;
   return true;
 }();
 

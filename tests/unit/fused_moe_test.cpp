@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FusedMoe says without a GPU: its memory, the fields that it refuses, and that a group of CPUs has none, on all ranks
-// alike. What it computes is checked where GPUs are: gpu/gemm/gpu_moe_layer_test.cpp.
+// What FusedMoe says without a call: its memory, the fields that it refuses, and that a group of CPUs needs products, on all
+// ranks alike. What it computes: modes/fused/fused_group_test.cpp, and on GPUs gpu/gemm/gpu_moe_layer_test.cpp.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -66,6 +66,54 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   EXPECT_EQ(more.private_bytes, (kRows - 64) * ((2 * 256 + 128) * kElement + kFlag) + 2 * (rounded(tiles * kFlag) - flags));
 }
 
+TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
+  constexpr size_t kRows = 2 * 64 * 2;
+  FusedMoeConfig c = small();
+  const FusedMoeMemory m = FusedMoe::memory_required(c, 2, Backend::cpu);
+  EXPECT_EQ(m.heap_bytes, FusedMoe::memory_required(c, 2).heap_bytes);
+  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (2 * 256 + 128) * 2));
+  c.num_experts = 5;
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, m.private_bytes);
+  c.capacity = 64;
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (2 * 256 + 128) * 2));
+  const auto wrong = outcome_of([&] { (void)FusedMoe::memory_required(c, 2, static_cast<Backend>(7)); });
+  expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
+}
+
+// One byte and a scale for each element that is multiplied, and scales of weights four times as they are given.
+TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
+  constexpr size_t kRows = 2 * 64 * 2, kFlag = 8;
+  FusedMoeConfig c = small();
+  c.type = DType::fp8_e4m3;
+  FusedMoeMemory more = added_by([](auto& changed) { changed.hidden = 512; }, c);
+  // A token is 256 bytes and two scales, to 384; or 512 and four, to 640. Its output is bf16.
+  EXPECT_EQ(more.heap_bytes, 64 * (640 - 384) + 64 * 2 * 256 * 2);
+  const size_t tiles = 2 * (kRows / 192 + 2), weights = 2 * 2 * (1 * 2 + 1 * 2) * 16;  // up: twice the blocks; down: the tiles
+  const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
+  EXPECT_EQ(more.private_bytes,
+            kRows * 256 * (1 + 2) + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) + weights / 2);
+  EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, FusedMoe::memory_required(small(), 2).heap_bytes);
+  expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2, Backend::cpu); }), ErrorCode::unsupported,
+              "FusedMoeConfig::type = fp8_e4m3: must be bf16 on the CPU");
+}
+
+TEST(FusedMoeConfigs, ErrorsOfFp8NameTheField) {
+  const auto refused = [](const std::string& part, const std::function<void(FusedMoeConfig&)>& change) {
+    FusedMoeConfig c = small();
+    c.type = DType::fp8_e4m3;
+    change(c);
+    expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2); }), ErrorCode::invalid_argument, part);
+  };
+  refused("FusedMoeConfig::type = f16: must be bf16 or fp8_e4m3", [](auto& c) { c.type = DType::f16; });
+  refused("FusedMoeConfig::type = 9: must be bf16 or fp8_e4m3", [](auto& c) { c.type = static_cast<DType>(9); });
+  refused("FusedMoeConfig::hidden = 192: must be a multiple of 128", [](auto& c) { c.hidden = 192; });
+  refused("FusedMoeConfig::intermediate = 136: must be a multiple of 128", [](auto& c) { c.intermediate = 136; });
+  refused("FusedMoeConfig::hidden (fp8) = 65664: must be in [128, 65536]", [](auto& c) { c.hidden = 65664; });
+  refused("FusedMoeConfig::num_experts = 4097: must be at most 2048 of a rank", [](auto& c) { c.num_experts = 4097; });
+  refused("FusedMoeConfig::row_scales = none", [](auto& c) { c.row_scales = ScaleKind::none; });
+  refused("FusedMoeConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
+}
+
 TEST(FusedMoeMemory, IsThatOfARankWithMostExperts) {
   FusedMoeConfig c = small();
   c.num_experts = 5;  // three and two
@@ -120,7 +168,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
 }
 
 // All ranks hear the same, of settings that are right or wrong, and the group goes on.
-TEST(FusedMoes, NeedAGroupOfGpus) {
+TEST(FusedMoes, OfWeightsNeedAGroupOfGpus) {
   const auto options = harness::options_with(std::chrono::seconds(20));
   const std::vector<Outcome> ends = harness::outcomes(2, options, [&](Group& group) {
     std::vector<Outcome> tries;

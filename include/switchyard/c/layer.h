@@ -31,7 +31,7 @@ typedef int32_t sy_moe_form;
 enum {
   SWITCHYARD_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
   SWITCHYARD_MOE_FORM_SEPARATE = 1,   ///< dispatch, two products and combine, one call after the other
-  SWITCHYARD_MOE_FORM_FUSED = 2       ///< GPUs, bf16, normal mode, order per route: one kernel; see layer.hpp
+  SWITCHYARD_MOE_FORM_FUSED = 2       ///< bf16, normal mode, order per route: in one kernel (GPUs); see layer.hpp
 };
 
 /// Fixed properties of a layer; equal on all ranks but for pointers and `storage`.
@@ -69,7 +69,7 @@ typedef struct sy_moe_layer_memory {
   size_t heap_bytes;     ///< of the group's symmetric heap, its header aside
   size_t private_bytes;  ///< low latency: rows that come, rows that go back, and a call's sums; at most this
   size_t weight_bytes;   ///< CPU, packed weights
-  size_t scratch_bytes;  ///< of the experts; GPUs: rows between the two products; fused: all rows, tables and flags
+  size_t scratch_bytes;  ///< of the experts; GPUs: rows between the two products; fused: see layer.hpp
   size_t total_bytes;
 } sy_moe_layer_memory;
 #define SWITCHYARD_MOE_LAYER_MEMORY_INIT \

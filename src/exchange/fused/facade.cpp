@@ -76,6 +76,12 @@ void check_config(const FusedMoeConfig& c, int world) {
   invalid_value("FusedMoeConfig::max_tokens", std::to_string(c.max_tokens), "fewer, or capacity at most " + rows);
 }
 
+void check_type_on_cpu(const FusedMoeConfig& c) {
+  if (c.type == DType::bf16) return;
+  throw Error(ErrorCode::unsupported, std::string("FusedMoeConfig::type = ") + to_string(c.type) + ": must be bf16 on the CPU",
+              "FusedMoeConfig::type");
+}
+
 /// Without a base.
 FusedLayout layout_of(const FusedMoeConfig& c, int world) {
   return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2, token_bytes(c)};
@@ -89,8 +95,20 @@ FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, 
     : impl_(group.impl().collective_call("FusedMoe", [&] {
         if constexpr (kHasGpuCode)
           if (group.impl().device) return FusedImpl::make_on_gpu(group, config, w13, w2);
-        throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of CPUs; use MoeLayer, or Backend::cuda", "");
+        throw AgreedError(ErrorCode::unsupported,
+                          "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts, or use "
+                          "MoeLayer",
+                          "");
         return std::unique_ptr<FusedImpl>();
+      })) {}
+FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products)
+    : impl_(group.impl().collective_call("FusedMoe", [&] {
+        if (group.impl().device)
+          throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of GPUs, which multiply themselves: give weights",
+                            "");
+        const FusedOnCpu from{config, std::move(products)};
+        if (group.impl().defers_copies) return make_deferred<FusedImpl, FusedOnCpu>(group, from);
+        return FusedImpl::make_on_cpu<Cpu>(group, from);
       })) {}
 FusedMoe::FusedMoe(FusedMoe&&) noexcept = default;
 FusedMoe& FusedMoe::operator=(FusedMoe&& other) noexcept {
@@ -99,14 +117,17 @@ FusedMoe& FusedMoe::operator=(FusedMoe&& other) noexcept {
 }
 FusedMoe::~FusedMoe() { replace_at_home(impl_.pointer(), {}); }
 
-FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world) {
+FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world, Backend backend) {
   check_config(config, world);
+  check_enum("backend", backend);
+  const int64_t rows = most_rows(config, world);
+  const auto heap = static_cast<size_t>(layout_of(config, world).bytes());
+  FusedMemory memory;
+  if (backend == Backend::cpu) check_type_on_cpu(config);
+  if (backend == Backend::cpu) return {heap, static_cast<size_t>(carve_fused_on_cpu(nullptr, config, rows, memory))};
   const int here = ExpertMap{config.num_experts, world}.max_count();
   const TablesShape tables{world, config.num_experts, here, config.topk, config.max_tokens, true};
-  FusedMemory memory;
-  return {static_cast<size_t>(layout_of(config, world).bytes()),
-          static_cast<size_t>(carve_fused(nullptr, config, most_rows(config, world), here, memory) +
-                              carve_tables(nullptr, tables).bytes)};
+  return {heap, static_cast<size_t>(carve_fused(nullptr, config, rows, here, memory) + carve_tables(nullptr, tables).bytes)};
 }
 size_t FusedMoe::heap_bytes_for(const FusedMoeConfig& config, int world) {
   return memory_required(config, world).heap_bytes + kHeapHeaderBytes + 4096;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind FusedMoe. GPUs alone have it.
+// What stands behind FusedMoe, on a GPU (gpu.cpp) and on the CPU (cpu.cpp).
 #pragma once
 
 #include <memory>
@@ -13,11 +13,19 @@ namespace switchyard::detail {
 
 /// Throws invalid_argument naming the field.
 void check_config(const FusedMoeConfig& config, int world);
+/// Throws unsupported, of a configuration that has been checked.
+void check_type_on_cpu(const FusedMoeConfig& config);
 /// Most rows of a rank's experts.
 int64_t most_rows(const FusedMoeConfig& config, int world);
 
 /// Symmetric memory without a base.
 FusedLayout layout_of(const FusedMoeConfig& config, int world);
+
+/// What a FusedMoe of CPUs is made from.
+struct FusedOnCpu {
+  FusedMoeConfig config;
+  std::shared_ptr<FusedProducts> products;
+};
 
 class FusedImpl : protected ExchangeBase {
  public:
@@ -27,6 +35,8 @@ class FusedImpl : protected ExchangeBase {
   FusedImpl& operator=(const FusedImpl&) = delete;
   static std::unique_ptr<FusedImpl> make_on_gpu(Group& group, const FusedMoeConfig& config, const void* w13,
                                                 const void* w2);  // gpu.cpp
+  template <class A>
+  static std::unique_ptr<FusedImpl> make_on_cpu(Group& group, const FusedOnCpu& from);  // cpu.cpp
 
   virtual void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call) = 0;
   virtual void* tokens() const = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of the fused layer on GPUs, and its private memory, for host and device.
+// Sizes of the fused layer on GPUs, for host and device, and its private memory on both backends.
 #pragma once
 
 #include <cstddef>
@@ -69,6 +69,19 @@ inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t row
   carver.take(m.x_scales, c.hidden / kFusedScaled * m.scale_pitch);
   carver.take(m.h_scales, c.intermediate / kFusedScaled * m.scale_pitch);
   carver.take(m.weight_scales, here * (weight_scales_of(c).up + weight_scales_of(c).down));
+  return carver.bytes();
+}
+
+/// The same on the CPU, where a product has one column tile, and a row tile one row or more.
+inline int64_t carve_fused_on_cpu(std::byte* base, const FusedMoeConfig& c, int64_t rows, FusedMemory& m) {
+  constexpr int64_t kElement = 2;
+  Carver carver(base);
+  carver.take(m.counters, 1);
+  for (uint64_t** const flags : {&m.arrived, &m.h_done, &m.y_done}) carver.take(*flags, rows);
+  m.flags = carver.bytes();
+  carver.take(m.x_rows, rows * c.hidden * kElement);
+  carver.take(m.h, rows * c.intermediate * kElement);
+  carver.take(m.y, rows * c.hidden * kElement);
   return carver.bytes();
 }
 

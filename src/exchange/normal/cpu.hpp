@@ -78,7 +78,6 @@ class CpuNormal final : public NormalImpl {
   bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   void gather_counts(const CpuCall& call, int64_t capacity, GatheredCounts& counts);
-  void check_capacity(const GatheredCounts& counts) const;
   /// Whether this call carries weights. Throws alike on all ranks if only some of those with tokens gave any.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;

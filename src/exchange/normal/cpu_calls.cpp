@@ -5,6 +5,7 @@
 #include <string>
 
 #include "exchange/normal/cpu.hpp"
+#include "exchange/normal/host_counts.hpp"
 #include "plan/decisions.hpp"
 #include "protocol/combine_ring.hpp"
 #include "protocol/combine_routes.hpp"
@@ -40,48 +41,11 @@ const float* data_or_null(const std::vector<float>& v) { return v.empty() ? null
 
 template <class A>
 void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, GatheredCounts& counts) {
-  const CallContext& call = given.context;
-  const auto experts = idx(config.num_experts), ranks = idx(world());
   const CountsHead head{given.signature, local_.tokens, capacity, 0};
-  std::memcpy(counts_row_.data(), &head, sizeof head);
-  std::memcpy(counts_row_.data() + sizeof head, local_.tokens_per_rank.data(), 4 * ranks);
-  std::memcpy(counts_row_.data() + sizeof head + 4 * ranks, local_.routes_per_expert.data(), 4 * experts);
-  bool ok = false;
-  {
-    const TraceSpan span(call.tracer, kHostTrack, Event::exchange_counts, control_.counts_row_bytes() * world());
-    on_one_warp([&](CpuWarp& w) { ok = exchange_counts<A>(w, call, control_, counts_row_.data()); });
-  }
-  if (!ok) raise("dispatch");
-  counts.world = world();
-  counts.experts = config.num_experts;
-  counts.routes.resize(ranks * experts);
-  counts.touching.resize(ranks * ranks);
-  counts.tokens.resize(ranks);
-  counts.capacity.resize(ranks);
   int other = -1;
-  for (size_t r = 0; r < ranks; ++r) {
-    const CountsHead* row = call.heap.local(control_.counts_head(call.epoch, static_cast<int>(r)));
-    const auto* body = reinterpret_cast<const int32_t*>(row + 1);
-    if (row->signature != given.signature) other = static_cast<int>(r);
-    counts.tokens[r] = row->tokens;
-    counts.capacity[r] = row->capacity;
-    std::memcpy(&counts.touching[r * ranks], body, 4 * ranks);
-    std::memcpy(&counts.routes[r * experts], body + ranks, 4 * experts);
-  }
+  const bool ok = exchange_host_counts<A>(solo_, given.context, control_, head, local_, counts_row_, counts, &other);
+  if (!ok) raise("dispatch");
   if (other >= 0) throw_mismatch("dispatch", other);
-}
-
-template <class A>
-void CpuNormal<A>::check_capacity(const GatheredCounts& counts) const {
-  for (int r = 0; r < world(); ++r) {
-    const int64_t needed = counts.rows_needed(config.layout, config.expert_alignment, r), capacity = counts.capacity[idx(r)];
-    if (overflows(needed, capacity))
-      throw AgreedError(
-          ErrorCode::capacity_exceeded,
-          "dispatch (call " + std::to_string(epochs_.calls()) + "): rank " + std::to_string(r) + " would receive " +
-              std::to_string(needed) + " rows, its capacity is " + std::to_string(capacity) +
-              "; nothing was sent and the group can be used (raise DispatchOptions::capacity or choose drop_and_report)");
-  }
 }
 
 template <class A>
@@ -93,7 +57,9 @@ void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, cons
     local_.build(routing.ids, config.num_experts, world());
   }
   gather_counts(call, routing.capacity, h.counts);
-  if (routing.fail_on_overflow) check_capacity(h.counts);
+  if (routing.fail_on_overflow)
+    check_capacity(h.counts, config.layout, config.expert_alignment, "dispatch (call " + std::to_string(epochs_.calls()) + ")",
+                   "DispatchOptions::capacity");
   {
     const TraceSpan span(call.context.tracer, kHostTrack, Event::plan, routes);
     h.identity = mix_hash(object(), call.context.epoch);

@@ -6,9 +6,9 @@
 
 #include "gemm/aligned_buffer.hpp"
 #include "gemm/checks.hpp"
+#include "gemm/cpu/mlp_tiles.hpp"
 #include "gemm/cpu/row_math.hpp"
 #include "gemm/experts.hpp"
-#include "gemm/cpu/tile_gemm.hpp"
 
 namespace switchyard::detail {
 namespace {
@@ -32,13 +32,12 @@ struct Route {
 
 /// Scratch of one object; the sizes never change.
 struct Scratch {
-  AlignedBuffer rows;     // bf16 [kTileRows, H]: gathered or padded rows of one tile
-  AlignedBuffer gate_up;  // f32 [kTileRows, 2 I]
-  AlignedBuffer act;      // bf16 [kTileRows, I]
-  AlignedBuffer out;      // f32 [routes + padding, H]: outputs of a block of routes; of one tile in forward
-  AlignedBuffer sum;      // f32 [H]
-  AlignedBuffer routes;   // Route [routes]
-  AlignedBuffer slots;    // int64_t [routes]: row of each slot
+  AlignedBuffer rows;    // bf16 [kTileRows, H]: gathered or padded rows of one tile
+  AlignedBuffer act;     // bf16 [kTileRows, I]
+  AlignedBuffer out;     // f32 [routes + padding, H]: outputs of a block of routes; of one tile in forward
+  AlignedBuffer sum;     // f32 [H]
+  AlignedBuffer routes;  // Route [routes]
+  AlignedBuffer slots;   // int64_t [routes]: row of each slot
 
   static Scratch make(const ExpertShape& shape, const ExpertOptions& options, bool allocate);
   size_t bytes() const { return total; }
@@ -54,7 +53,6 @@ Scratch Scratch::make(const ExpertShape& shape, const ExpertOptions& options, bo
     if (allocate) member = AlignedBuffer(bytes, "expert scratch");
   };
   buffer(scratch.rows, tile * h * sizeof(uint16_t));
-  buffer(scratch.gate_up, tile * 2 * i * sizeof(float));
   buffer(scratch.act, tile * i * sizeof(uint16_t));
   buffer(scratch.out, (routes + kMaxPadding) * h * sizeof(float));
   buffer(scratch.sum, h * sizeof(float));
@@ -72,8 +70,7 @@ class CpuExperts final : public ExpertMlp::Impl {
  public:
   CpuExperts(const ExpertShape& shape_in, const ExpertOptions& options)
       : Impl(shape_in, DType::bf16),
-        gate_up_(shape.num_local_experts, 2 * shape.intermediate, shape.hidden, options.storage),
-        down_(shape.num_local_experts, shape.hidden, shape.intermediate, options.storage),
+        tiles_(shape, options.storage),
         capacity_(route_capacity(shape, options)),
         scratch_(Scratch::make(shape, options, true)),
         expert_rows_(static_cast<size_t>(shape.num_local_experts)),
@@ -84,55 +81,27 @@ class CpuExperts final : public ExpertMlp::Impl {
                        uint16_t* y) override;
   void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) override;
   ExpertMemory memory() const override;
-  std::string implementation() const override { return gate_up_.implementation(); }
+  std::string implementation() const override { return tiles_.implementation(); }
 
-  void bind(const uint16_t* w13, const uint16_t* w2);
-  void pack(int expert, const uint16_t* w13, const uint16_t* w2);
+  MlpTiles& tiles() { return tiles_; }
 
  private:
   void mlp_tile(int expert, const uint16_t* x, int64_t m, float* out);
-  const uint16_t* padded_tile(const uint16_t* x, int64_t rows);
   int64_t plan_block(const ExpertIds& ids, const float* weights, int64_t begin, int64_t* num_routes);
   void run_block(const uint16_t* x);
   void reduce_block(int64_t begin, int64_t end, int64_t num_routes, uint16_t* y);
 
-  TileGemm gate_up_, down_;
+  MlpTiles tiles_;
   int64_t capacity_;
   Scratch scratch_;
   std::vector<int64_t> expert_rows_, next_slot_;  // [L] of the current block; rows and first rows of the current call
 };
 
-void CpuExperts::bind(const uint16_t* w13, const uint16_t* w2) {
-  gate_up_.bind(w13);
-  down_.bind(w2);
-}
-
-void CpuExperts::pack(int expert, const uint16_t* w13, const uint16_t* w2) {
-  gate_up_.pack(expert, w13);
-  down_.pack(expert, w2);
-}
-
 /// Rows x [m, H] through one expert, to out [m, H] before rounding. m is a value of padded_rows().
 void CpuExperts::mlp_tile(int expert, const uint16_t* x, int64_t m, float* out) {
-  const int64_t width = shape.intermediate;
-  float* products = scratch_.gate_up.as<float>();
-  uint16_t* act = scratch_.act.as<uint16_t>();
-  gate_up_.tile(expert, x, m, products);
-  for (int64_t row = 0; row < m; ++row) {
-    const float* gate = products + row * 2 * width;
-    swiglu(gate, gate + width, width, act + row * width);
-  }
-  down_.tile(expert, act, m, out);
-}
-
-/// `rows` rows as a tile operand: where they lie if no padding is needed, else a copy followed by zero rows.
-const uint16_t* CpuExperts::padded_tile(const uint16_t* x, int64_t rows) {
-  const int64_t m = padded_rows(rows);
-  if (m == rows) return x;
-  uint16_t* copy = scratch_.rows.as<uint16_t>();
-  std::copy_n(x, rows * shape.hidden, copy);
-  std::fill_n(copy + rows * shape.hidden, (m - rows) * shape.hidden, uint16_t{0});
-  return copy;
+  uint16_t* const act = scratch_.act.as<uint16_t>();
+  tiles_.up(expert, x, m, m, act);
+  tiles_.down(expert, act, m, out);
 }
 
 /// Takes rows from `begin` while their routes fit; fills routes, slots and expert_rows_; returns one past the last row.
@@ -203,7 +172,7 @@ void CpuExperts::forward_on_host(const uint16_t* x, std::span<const int64_t> fir
   float* out = scratch_.out.as<float>();
   for_each_tile(num_rows, [&](int expert, int64_t first, int64_t rows) {
     const int64_t at = (first_row[static_cast<size_t>(expert)] + first) * h;
-    mlp_tile(expert, padded_tile(x + at, rows), padded_rows(rows), out);
+    mlp_tile(expert, padded_tile(x + at, rows, h, scratch_.rows.as<uint16_t>()), padded_rows(rows), out);
     round_to_bf16(out, rows * h, y + at);
   });
 }
@@ -233,30 +202,26 @@ void CpuExperts::forward_rank_major(const uint16_t* x, const ExpertIds& ids, con
 }
 
 ExpertMemory CpuExperts::memory() const {
-  const ExpertMemory a = gate_up_.memory(), b = down_.memory();
-  return {a.weight_bytes + b.weight_bytes, a.scratch_bytes + b.scratch_bytes + scratch_.bytes()};
+  const ExpertMemory tiles = tiles_.memory();
+  return {tiles.weight_bytes, tiles.scratch_bytes + scratch_.bytes()};
 }
 
 }  // namespace
 
 ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& options) {
-  const auto gemm = [&](int64_t n, int64_t k) {
-    return TileGemm::memory_required(shape.num_local_experts, n, k, options.storage);
-  };
-  const ExpertMemory gate_up = gemm(2 * shape.intermediate, shape.hidden), down = gemm(shape.hidden, shape.intermediate);
-  return {gate_up.weight_bytes + down.weight_bytes,
-          gate_up.scratch_bytes + down.scratch_bytes + Scratch::make(shape, options, false).bytes()};
+  const ExpertMemory tiles = MlpTiles::memory_required(shape, options.storage);
+  return {tiles.weight_bytes, tiles.scratch_bytes + Scratch::make(shape, options, false).bytes()};
 }
 
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const uint16_t* w13, const uint16_t* w2, const ExpertOptions& options) {
   auto made = std::make_unique<CpuExperts>(shape, options);
   if (options.storage == WeightStorage::view) {
-    made->bind(w13, w2);
+    made->tiles().bind(w13, w2);
     return made;
   }
   const int64_t size = shape.intermediate * shape.hidden;
   for (int expert = 0; expert < shape.num_local_experts; ++expert)
-    made->pack(expert, w13 + expert * 2 * size, w2 + expert * size);
+    made->tiles().pack(expert, w13 + expert * 2 * size, w2 + expert * size);
   return made;
 }
 
@@ -267,7 +232,7 @@ ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& s
   const AlignedBuffer w2(size * sizeof(uint16_t), "one expert's weights");
   for (int expert = 0; expert < shape.num_local_experts; ++expert) {
     source(expert, {w13.as<uint16_t>(), 2 * size}, {w2.as<uint16_t>(), size});
-    made->pack(expert, w13.as<uint16_t>(), w2.as<uint16_t>());
+    made->tiles().pack(expert, w13.as<uint16_t>(), w2.as<uint16_t>());
   }
   return made;
 }

@@ -21,7 +21,17 @@ TileGemm::TileGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage)
       storage_(storage),
       engine_(n, k, kTileRows, storage),
       group_bytes_(packed_group_bytes(engine_)),
-      weights_(static_cast<size_t>(num_groups) * group_bytes_, "packed expert weights") {}
+      weights_(static_cast<size_t>(num_groups) * group_bytes_, "packed expert weights"),
+      packed_(weights_.as<std::byte>()) {}
+
+TileGemm::TileGemm(const TileGemm& owner, ShareWeights)
+    : n_(owner.n_),
+      k_(owner.k_),
+      storage_(owner.storage_),
+      engine_(n_, k_, kTileRows, storage_),
+      group_bytes_(owner.group_bytes_),
+      packed_(owner.packed_),
+      bound_(owner.bound_) {}
 
 ExpertMemory TileGemm::memory_required(int num_groups, int64_t n, int64_t k, WeightStorage storage) {
   const OnednnGemm engine(n, k, kTileRows, storage);
@@ -37,7 +47,7 @@ void TileGemm::pack(int group, const uint16_t* b) {
 
 const void* TileGemm::weights(int group) const {
   if (storage_ == WeightStorage::view) return bound_ + group * n_ * k_;
-  return weights_.as<std::byte>() + static_cast<size_t>(group) * group_bytes_;
+  return packed_ + static_cast<size_t>(group) * group_bytes_;
 }
 
 void TileGemm::tile(int group, const uint16_t* a, int64_t m, float* c) {

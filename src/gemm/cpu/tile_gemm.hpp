@@ -24,24 +24,36 @@ constexpr int64_t padded_rows(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
+/// Rows of the next tile of a group of which `left` >= 1 rows are in no tile yet. The tiles of one group are of about equal
+/// size: a short last tile would read the weights for few rows.
+constexpr int64_t next_tile_rows(int64_t left) {
+  const int64_t tiles = (left + kTileRows - 1) / kTileRows;
+  return std::min(padded_rows((left + tiles - 1) / tiles), left);
+}
+
 /// Calls `visit(group, first, rows)` for tiles that cover rows 0 .. num_rows[group] - 1 of each group; groups and rows
-/// ascending. The tiles of one group are of about equal size: a short last tile would read the weights for few rows.
+/// ascending.
 template <class Visit>
 void for_each_tile(std::span<const int64_t> num_rows, Visit&& visit) {
   for (size_t group = 0; group < num_rows.size(); ++group) {
-    const int64_t total = num_rows[group];
-    int64_t tiles_left = (total + kTileRows - 1) / kTileRows;
-    for (int64_t first = 0, rows = 0; first < total; first += rows, --tiles_left) {
-      rows = std::min(padded_rows((total - first + tiles_left - 1) / tiles_left), total - first);
+    for (int64_t first = 0, left = num_rows[group]; left > 0;) {
+      const int64_t rows = next_tile_rows(left);
       visit(static_cast<int>(group), first, rows);
+      first += rows;
+      left -= rows;
     }
   }
 }
+
+struct ShareWeights {};
 
 /// `C = A * B_group^T`, where every group has a bf16 weight B_group [n, k]. One thread at a time per object.
 class TileGemm {
  public:
   TileGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage);
+  /// For another thread: reads the weights of `owner`, which are packed or bound before, do not change, and outlive this
+  /// object.
+  TileGemm(const TileGemm& owner, ShareWeights);
 
   /// WeightStorage::packed: copies one group's weights, bf16 [n, k].
   void pack(int group, const uint16_t* b);
@@ -52,7 +64,8 @@ class TileGemm {
   /// added by padding are read and written like the others, and no row depends on another.
   void tile(int group, const uint16_t* a, int64_t m, float* c);
 
-  /// Bytes of own weights and of scratch for such an object; allocates nothing that stays.
+  /// Bytes of own weights and of scratch for such an object, the latter also of one that shares weights; allocates nothing that
+  /// stays.
   static ExpertMemory memory_required(int num_groups, int64_t n, int64_t k, WeightStorage storage);
   ExpertMemory memory() const { return {weights_.bytes(), engine_.scratch_bytes()}; }
   std::string implementation() const { return engine_.implementation(); }
@@ -63,8 +76,9 @@ class TileGemm {
   int64_t n_, k_;
   WeightStorage storage_;
   OnednnGemm engine_;
-  size_t group_bytes_;  // of one group's packed weights
-  AlignedBuffer weights_;
+  size_t group_bytes_;     // of one group's packed weights
+  AlignedBuffer weights_;  // empty if they are shared
+  const std::byte* packed_ = nullptr;
   const uint16_t* bound_ = nullptr;
 };
 

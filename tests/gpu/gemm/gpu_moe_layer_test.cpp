@@ -49,13 +49,7 @@ std::vector<MoeCase> gpu_cases() {
     all.push_back({.c = {.name = mode + "f16", .masked = masked, .type = DType::f16, .tokens = {70, 33}}});
     all.push_back({.c = {.name = mode + "fp8", .masked = masked, .intermediate = 144, .tokens = {44, 61}}, .fp8 = true});
   }
-  const std::vector<MoeCase> separate = all;
-  for (MoeCase m : separate) {
-    if (m.c.masked || m.fp8 || m.c.type != DType::bf16 || m.order != switchyard::CombineOrder::per_route) continue;
-    m.c.name = "fused_" + m.c.name;
-    m.form = MoeForm::fused;
-    all.push_back(m);
-  }
+  all = switchyard::testing::in_both_forms(all);
   for (const MoeCase& m : fused_fp8_cases()) all.push_back(m);
   return all;
 }

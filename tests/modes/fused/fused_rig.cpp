@@ -52,7 +52,8 @@ struct Plan {
   std::vector<std::vector<int32_t>> ids, route_row;  ///< by rank
   std::vector<std::vector<int64_t>> first_row;       ///< by rank: [experts there + 1]
   std::vector<std::vector<int>> first_tiles;
-  std::vector<uint64_t> pulled;  ///< by rank: rows that it pulls
+  std::vector<std::vector<int64_t>> tile_row;  ///< by rank: [row tiles + 1]
+  std::vector<uint64_t> pulled;                ///< by rank: rows that it pulls
 };
 
 Plan make_plan(const FusedScenario& s, int call) {
@@ -73,10 +74,12 @@ Plan make_plan(const FusedScenario& s, int call) {
   for (int r = 0; r < s.world; ++r) {
     p.first_row.push_back({0});
     p.first_tiles.push_back({0});
+    p.tile_row.push_back({0});
     for (int e = map.first(r); e < map.first(r) + map.count(r); ++e) {
       p.first_row.back().push_back(p.first_row.back().back() + kept[idx(e)]);
-      const auto tiles = static_cast<int>((kept[idx(e)] + s.tile_rows - 1) / s.tile_rows);
-      p.first_tiles.back().push_back(p.first_tiles.back().back() + tiles);
+      for (int64_t left = kept[idx(e)]; left > 0; left -= s.tile_rows)
+        p.tile_row.back().push_back(p.tile_row.back().back() + std::min<int64_t>(left, s.tile_rows));
+      p.first_tiles.back().push_back(static_cast<int>(p.tile_row.back().size()) - 1);
     }
   }
   p.pulled.resize(idx(s.world));
@@ -211,8 +214,7 @@ class Rank {
     p_.layout = world_.layout;
     p_.routes = {plan.ids[idx(rank_)].data(), plan.route_row[idx(rank_)].data(), map, s_.topk};
     p_.order = {plan.first_tiles[idx(rank_)].data(), map.count(rank_), s_.lag, s_.up_columns, s_.down_columns};
-    p_.tile_rows = s_.tile_rows;
-    p_.first_row = plan.first_row[idx(rank_)].data();
+    p_.tile_row = plan.tile_row[idx(rank_)].data();
     p_.tokens = tokens_;
     p_.type = DType::f32;
     p_.hidden = kHidden;

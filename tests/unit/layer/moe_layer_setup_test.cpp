@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/outcome.hpp"
@@ -193,6 +194,38 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
               "world = 65: must be in [1, 64]");
 }
 
+// On the CPU: the rows of FusedMoe, and what the products of one worker take. With no more, a layer of that size is made.
+TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
+  MoeLayerConfig c = small();
+  c.form = MoeForm::fused;
+  FusedMoeConfig f;
+  f.hidden = c.hidden;
+  f.intermediate = c.intermediate;
+  f.num_experts = c.num_experts;
+  f.topk = c.topk;
+  f.max_tokens = c.max_tokens;
+  const FusedMoeMemory rows = FusedMoe::memory_required(f, 2, Backend::cpu);
+  const MoeLayerMemory packed = MoeLayer::memory_required(c, 2);
+  EXPECT_EQ(packed.heap_bytes, rows.heap_bytes);
+  EXPECT_GT(packed.scratch_bytes, rows.private_bytes + 256 * (32 * 2 + 2 * 16 * 4 + 32 * 4));  // oneDNN's comes to it
+  EXPECT_EQ(packed.private_bytes, 0u);
+  ExpertOptions options;
+  EXPECT_EQ(packed.weight_bytes, ExpertMlp::memory_required({32, 16, 2}, options).weight_bytes);
+  c.storage = WeightStorage::view;
+  EXPECT_EQ(MoeLayer::memory_required(c, 2).weight_bytes, 0u);
+
+  GroupOptions group_options;
+  group_options.heap_bytes = MoeLayer::heap_bytes_for(c, 1);
+  std::vector<Group> groups = Group::in_process(1, group_options);
+  HostRig rig;
+  void* const weights = rig.room(4 * 2 * 16 * 32 * 2);
+  MoeLayer layer(groups[0], c, weights, weights);
+  EXPECT_EQ(layer.config().exchange, MoeExchange::normal);
+  EXPECT_EQ(layer.config().form, MoeForm::fused);
+  EXPECT_EQ(layer.implementation(),
+            "fused, normal, " + ExpertMlp({32, 16, 4}, weights, weights, {.storage = c.storage}).implementation());
+}
+
 // The memory of a fused layer is that of FusedMoe, with whatever exchange it may have; nothing of the separate calls is added.
 TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
   MoeLayerConfig c = on_gpus();
@@ -251,7 +284,8 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
     expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), ErrorCode::unsupported, part);
     expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes_for(c, 2, backend); }), ErrorCode::unsupported, part);
   };
-  refused(Backend::cpu, [](auto&) {});
+  refused(Backend::cpu, [](auto& c) { c.order = CombineOrder::per_rank; });
+  refused(Backend::cpu, [](auto& c) { c.exchange = MoeExchange::low_latency; });
   refused(Backend::cuda, [](auto& c) { c.type = DType::f16; });
   refused(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; });
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
@@ -282,10 +316,29 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
        "MoeLayer, rank 1: MoeLayerConfig::topk = 0: must be in [1, 32]");
   both(constructions([](int rank, MoeLayerConfig& c) { c.intermediate = rank == 1 ? 24 : 16; }), ErrorCode::mismatch,
        "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
-  both(constructions([](int, MoeLayerConfig& c) { c.form = MoeForm::fused; }), ErrorCode::unsupported,
-       "MoeLayer, rank 0: MoeLayerConfig::form = fused: must be ");
-  both(constructions([](int rank, MoeLayerConfig& c) { c.form = rank == 1 ? MoeForm::fused : MoeForm::separate; }),
+  const auto fuse = [](MoeLayerConfig& c) { c.form = MoeForm::fused; };
+  both(constructions([&](int rank, MoeLayerConfig& c) {
+         fuse(c);
+         if (rank == 1) c.order = CombineOrder::per_rank;
+       }),
        ErrorCode::unsupported, "MoeLayer, rank 1: MoeLayerConfig::form = fused: must be ");
+  both(constructions([&](int rank, MoeLayerConfig& c) {
+         c.exchange = MoeExchange::normal;
+         if (rank == 1) fuse(c);
+       }),
+       ErrorCode::mismatch, "MoeLayer: ranks 0 and 1 have different MoeLayerConfigs");
+  both(constructions([&](int, MoeLayerConfig& c) {
+         fuse(c);
+         c.intermediate = 20;
+       }),
+       ErrorCode::invalid_argument, "MoeLayer, rank 0: FusedMoeConfig::intermediate = 20: must be a multiple of 8");
+  both(constructions([&](int, MoeLayerConfig& c) { fuse(c); }, 0, true), ErrorCode::invalid_argument,
+       "MoeLayer, rank 0: MoeLayer: w13 is null");
+  const auto many_tokens = [&](int, MoeLayerConfig& c) {
+    fuse(c);
+    c.max_tokens = 600;
+  };
+  both(constructions(many_tokens, size_t{1} << 14), ErrorCode::heap_exhausted, "");
   both(constructions([](int, MoeLayerConfig&) {}, 0, true), ErrorCode::invalid_argument,
        "MoeLayer, rank 0: ExpertMlp: w13 is null");
   both(constructions([](int, MoeLayerConfig&) {}, size_t{1} << 14), ErrorCode::heap_exhausted, "");
@@ -297,9 +350,11 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
 }
 
 /// How a call ends on each of two ranks, the first of which gives what is not allowed.
-std::vector<Outcome> calls(MoeExchange exchange, const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
+std::vector<Outcome> calls(MoeExchange exchange, MoeForm form,
+                           const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
   MoeLayerConfig config = small();
   config.exchange = exchange;
+  config.form = form;
   const size_t bytes = MoeLayer::heap_bytes_for(config, 2);
   return harness::outcomes(2, harness::options_with(std::chrono::seconds(20), bytes), [&](Group& group) {
     HostRig rig;
@@ -316,9 +371,14 @@ std::vector<Outcome> calls(MoeExchange exchange, const std::function<void(MoeLay
 
 TEST(MoeLayerSetup, ACallThatIsRefusedEndsThoseOfItsPeers) {
   const std::vector<int32_t> ids(24, 3);
-  for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
-    const auto refused = [&](const std::string& part, const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
-      const std::vector<Outcome> found = calls(exchange, wrong);
+  const std::pair<MoeExchange, MoeForm> kinds[] = {{MoeExchange::normal, MoeForm::separate},
+                                                   {MoeExchange::low_latency, MoeForm::separate},
+                                                   {MoeExchange::normal, MoeForm::fused}};
+  for (const auto& [exchange, form] : kinds) {
+    const char* const rows = form == MoeForm::fused ? "x is null" : "x.data";
+    const auto refused = [&, exchange = exchange, form = form](
+                             const std::string& part, const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
+      const std::vector<Outcome> found = calls(exchange, form, wrong);
       expect_text(found[0], ErrorCode::invalid_argument, part);
       expect_text(found[1], ErrorCode::peer_failed, "rank 0");
     };
@@ -330,7 +390,7 @@ TEST(MoeLayerSetup, ACallThatIsRefusedEndsThoseOfItsPeers) {
       const int32_t tokens = 3;
       l.forward(x, ExpertIds::of(ids.data(), 9, 2), nullptr, out, {.device_tokens = &tokens});
     });
-    refused("x.data",
+    refused(rows,
             [&](MoeLayer& l, const void*, void* out) { l.forward(nullptr, ExpertIds::of(ids.data(), 8, 2), nullptr, out); });
     for (const bool add : {false, true}) {
       refused("out is null", [&](MoeLayer& l, const void* x, void*) {

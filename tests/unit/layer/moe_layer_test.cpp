@@ -85,7 +85,7 @@ TEST_P(MoeLayers, ReadTheNumberOfTokens) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, MoeLayers, ::testing::ValuesIn(testing::moe_cases()),
+INSTANTIATE_TEST_SUITE_P(Cpu, MoeLayers, ::testing::ValuesIn(testing::in_both_forms(testing::moe_cases())),
                          [](const auto& c) { return c.param.c.name; });
 
 // The weights may go after the construction; the products are others than those of view.

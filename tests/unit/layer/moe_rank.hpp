@@ -81,6 +81,18 @@ inline std::vector<MoeCase> moe_cases() {
   return all;
 }
 
+/// `all`, and once more in MoeForm::fused those that have it.
+inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
+  std::vector<MoeCase> both = all;
+  for (MoeCase m : all) {
+    if (m.c.masked || m.type() != DType::bf16 || m.order != CombineOrder::per_route) continue;
+    m.c.name = "fused_" + m.c.name;
+    m.form = MoeForm::fused;
+    both.push_back(m);
+  }
+  return both;
+}
+
 /// Weights of all experts of a rank, in its memory.
 struct RankWeights {
   std::byte *w13 = nullptr, *w2 = nullptr;

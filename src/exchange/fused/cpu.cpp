@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fused layer on the CPU: memory, the plan, one run of the group's workers. What workers do: protocol/fused_layer.hpp.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "exchange/fused/impl.hpp"
+#include "exchange/group/recycler.hpp"
+#include "exchange/normal/host_counts.hpp"
+#include "protocol/fused_layer.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+PrivateBuffer private_memory(size_t bytes) {
+  try {
+    return PrivateBuffer::make(bytes);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::system, "FusedMoe: the system has no " + std::to_string(bytes) + " bytes of memory left");
+  }
+}
+
+template <class A>
+class CpuFused final : public FusedImpl {
+ public:
+  CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config), products_(from.products) {
+    construct("FusedMoe", "FusedMoeConfig", [&] {
+      check_config(config, world());
+      check_type_on_cpu(config);
+      if (products_ == nullptr && here() > 0) invalid("products", " is null");
+      layout_ = layout_of(config, world());
+      layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
+      make_memory();
+      return hash();
+    });
+  }
+
+  void forward(const void* x, const ExpertIds& given, const float* weights, void* out, const FusedMoeCall& o) override {
+    group_.check_usable(kCall);
+    check_call(x, given, out);
+    ExpertIds ids = given;
+    if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
+    const uint64_t start = Cpu::now_ns();
+    group_.enter(Operation::layer, object_);
+    p_.call = group_.begin_call(Operation::layer);
+    p_.call.epoch = epochs_.next();
+    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, ids.tokens);
+    plan(ids, o.add);
+    const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+    p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk};
+    p_.tokens = ids.tokens;
+    p_.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
+    p_.weights = weights;
+    p_.out = static_cast<std::byte*>(out);
+    p_.add = o.add;
+    on_workers(
+        [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
+    group_.raise_fault(kCall, epochs_.calls());
+    stats_ = sum_moved(group_.moved);
+    stats_.plan_us = plan_us;
+    stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+  }
+
+  void* tokens() const override { return group_.heap->view().local(layout_.x(0)); }
+  std::span<const uint8_t> dropped() const override { return handle_.dropped; }
+  CallStatistics last_call() override { return stats_; }
+
+ private:
+  static constexpr const char* kCall = "MoE layer";
+
+  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  uint64_t hash() const {
+    uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
+    for (const int64_t v : {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk},
+                            config.max_tokens, config.capacity, static_cast<int64_t>(config.overflow)})
+      h = mix_hash(h, static_cast<uint64_t>(v));
+    return h;
+  }
+  std::string this_call() const { return kCall + (" (call " + std::to_string(epochs_.calls())) + ")"; }
+
+  void check_call(const void* x, const ExpertIds& ids, const void* out) const {
+    if (ids.topk != config.topk)
+      invalid("ids.topk",
+              " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+    check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
+    if (ids.tokens == 0) return;
+    if (x == nullptr) invalid("x", " is null");
+    if (ids.data == nullptr) invalid("ids.data", " is null");
+    if (out == nullptr) invalid("out", " is null");
+  }
+
+  void make_memory() {
+    memory_ = private_memory(static_cast<size_t>(carve_fused_on_cpu(nullptr, config, layout_.rows, p_.memory)));
+    carve_fused_on_cpu(memory_.data.get(), config, layout_.rows, p_.memory);
+    const uint64_t word = flag_word(epochs_.last());
+    std::byte* const flags = reinterpret_cast<std::byte*>(p_.memory.arrived);
+    *p_.memory.counters = {};
+    set_flags(flags, memory_.data.get() + p_.memory.flags - flags, sizeof(uint64_t), word);
+    set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), sizeof(uint64_t), word);
+    p_.layout = layout_;
+    p_.type = DType::bf16;
+    p_.hidden = config.hidden;
+    counts_row_.resize(static_cast<size_t>(layout_.control().counts_row_bytes()));
+    handle_.layout = Layout::expert_major;
+    handle_.rank = rank();
+    handle_.reports_drops = config.overflow == Overflow::drop_and_report;
+  }
+
+  /// Where every route goes, and the rank's tiles. Throws on all ranks alike beyond a capacity, if that is to fail.
+  void plan(const ExpertIds& ids, bool adds) {
+    const CallContext& call = p_.call;
+    const int64_t routes = ids.tokens * ids.topk;
+    {
+      const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
+      local_.build(ids, config.num_experts, world());
+    }
+    const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
+    const CountsHead head{mix_hash(hash(), adds ? 1 : 0), ids.tokens, capacity, 0};
+    int other = -1;
+    const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
+    if (!ok) group_.raise_fault(kCall, epochs_.calls());
+    if (other >= 0) group_.throw_mismatch(this_call(), other);
+    if (config.overflow == Overflow::fail)
+      check_capacity(handle_.counts, handle_.layout, handle_.alignment, this_call(), "FusedMoeConfig::capacity");
+    const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
+    build_owner_side(local_, handle_);
+    cut_tiles();
+  }
+
+  /// The products say how an expert's rows are cut. A product has one column tile: which bits oneDNN makes of a column may
+  /// depend on the columns beside it.
+  void cut_tiles() {
+    const auto experts = handle_.first_row.size();
+    first_tiles_.assign(1, 0);
+    tile_row_.assign(1, 0);
+    for (size_t e = 0; e < experts; ++e) {
+      const int64_t end = e + 1 < experts ? handle_.first_row[e + 1] : handle_.rows;
+      for (int64_t row = handle_.first_row[e]; row < end; tile_row_.push_back(row)) {
+        const int64_t rows = products_->tile_rows(end - row);
+        check_range("FusedProducts::tile_rows", rows, 1, end - row);
+        row += rows;
+      }
+      first_tiles_.push_back(static_cast<int>(tile_row_.size()) - 1);
+    }
+    // Each worker may have a tile up of other rows before the first of them is needed.
+    const int lag = std::min(group_.pool.total(), static_cast<int>(experts));
+    p_.order = {first_tiles_.data(), static_cast<int>(experts), lag, 1, 1};
+    p_.tile_row = tile_row_.data();
+  }
+
+  void multiply(const CpuWarp& w, const FusedTile& tile) const {
+    const FusedMemory& m = p_.memory;
+    std::byte* const h = m.h + tile.row * config.intermediate * 2;
+    const int64_t at = tile.row * layout_.row_bytes;
+    if (tile.down)
+      products_->down(w.index(), tile.expert, h, tile.rows, m.y + at);
+    else
+      products_->up(w.index(), tile.expert, m.x_rows + at, tile.rows, h);
+  }
+
+  const std::shared_ptr<FusedProducts> products_;
+  FusedLayout layout_;
+  PrivateBuffer memory_;
+  FusedLayerParams p_;  ///< of the call under way
+  CallEpochs epochs_{first_epoch_};
+  CpuWarp solo_{0, 0, 1, 1, nullptr};
+  LocalPlan local_;
+  HandleData handle_;  ///< the owner's side of the last call's plan
+  std::vector<std::byte> counts_row_;
+  std::vector<int> first_tiles_;
+  std::vector<int64_t> tile_row_;
+  CallStatistics stats_;
+};
+
+}  // namespace
+
+template <class A>
+std::unique_ptr<FusedImpl> FusedImpl::make_on_cpu(Group& group, const FusedOnCpu& from) {
+  return std::make_unique<CpuFused<A>>(group, from);
+}
+template std::unique_ptr<FusedImpl> FusedImpl::make_on_cpu<SWITCHYARD_CPU_ARCH>(Group&, const FusedOnCpu&);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first half of a plan on the CPU: what ranks tell each other of their routing. Normal mode and the fused layer.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "arch/cpu/cpu_arch.hpp"
+#include "heap/collective_step.hpp"
+#include "plan/decisions.hpp"
+#include "plan/plan.hpp"
+#include "protocol/counts.hpp"
+
+namespace switchyard::detail {
+
+/// Tells all ranks the counts of `local`, gathers theirs, and fills `counts`. One warp of each rank, which knows the epoch.
+/// `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature is another one, or -1. False after a fault
+/// (recorded).
+template <class A>
+bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayout& control, const CountsHead& head,
+                          const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, int* other) {
+  const auto experts = static_cast<size_t>(control.experts), ranks = static_cast<size_t>(control.world);
+  std::memcpy(row.data(), &head, sizeof head);
+  std::memcpy(row.data() + sizeof head, local.tokens_per_rank.data(), 4 * ranks);
+  std::memcpy(row.data() + sizeof head + 4 * ranks, local.routes_per_expert.data(), 4 * experts);
+  {
+    const TraceSpan span(call.tracer, kHostTrack, Event::exchange_counts, control.counts_row_bytes() * control.world);
+    if (!exchange_counts<A>(w, call, control, row.data())) return false;
+  }
+  counts.world = control.world;
+  counts.experts = control.experts;
+  counts.routes.resize(ranks * experts);
+  counts.touching.resize(ranks * ranks);
+  counts.tokens.resize(ranks);
+  counts.capacity.resize(ranks);
+  *other = -1;
+  for (size_t r = 0; r < ranks; ++r) {
+    const CountsHead* const theirs = call.heap.local(control.counts_head(call.epoch, static_cast<int>(r)));
+    const auto* const body = reinterpret_cast<const int32_t*>(theirs + 1);
+    if (theirs->signature != head.signature) *other = static_cast<int>(r);
+    counts.tokens[r] = theirs->tokens;
+    counts.capacity[r] = theirs->capacity;
+    std::memcpy(&counts.touching[r * ranks], body, 4 * ranks);
+    std::memcpy(&counts.routes[r * experts], body + ranks, 4 * experts);
+  }
+  return true;
+}
+
+/// Overflow::fail: throws on all ranks alike if one would get more rows than its capacity. `call` and the `member` that bounds
+/// them: for the text.
+inline void check_capacity(const GatheredCounts& counts, Layout layout, int alignment, const std::string& call,
+                           const char* member) {
+  for (int r = 0; r < counts.world; ++r) {
+    const int64_t needed = counts.rows_needed(layout, alignment, r), capacity = counts.capacity[static_cast<size_t>(r)];
+    if (overflows(needed, capacity))
+      throw AgreedError(ErrorCode::capacity_exceeded,
+                        call + ": rank " + std::to_string(r) + " would receive " + std::to_string(needed) +
+                            " rows, its capacity is " + std::to_string(capacity) +
+                            "; nothing was sent and the group can be used (raise " + member + " or choose drop_and_report)");
+  }
+}
+
+}  // namespace switchyard::detail

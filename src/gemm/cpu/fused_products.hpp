@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of a fused layer on the CPU: the bits of ExpertMlp::forward, tile for tile.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "switchyard/expert.hpp"
+#include "switchyard/fused.hpp"
+
+namespace switchyard::detail {
+
+class ExpertProducts : public FusedProducts {
+ public:
+  /// As ExpertMlp::implementation().
+  virtual std::string implementation() const = 0;
+};
+
+/// `w13` and `w2` as the constructor of ExpertMlp takes them, of which `object` in errors is one. `workers`: of the group, each
+/// with scratch of its own. Throws Error(invalid_argument), Error(system).
+std::shared_ptr<ExpertProducts> make_expert_products(const char* object, const ExpertShape& shape, const void* w13,
+                                                     const void* w2, WeightStorage storage, int workers);
+/// Weights, and scratch of one worker.
+ExpertMemory expert_products_memory(const ExpertShape& shape, WeightStorage storage);
+
+}  // namespace switchyard::detail

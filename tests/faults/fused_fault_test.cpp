@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong inside a fused layer on the CPU, behind its plan: products that throw, that take too long, or during which a
+// rank dies. What all modes have in common: fault_stories_test.cpp.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+
+#include "harness/fleet.hpp"
+#include "harness/outcome.hpp"
+#include "modes/fused/fused_moe_rig.hpp"
+
+namespace harness {
+namespace {
+
+using namespace std::chrono_literals;
+using switchyard::ErrorCode;
+using switchyard::FusedMoe;
+using switchyard::Group;
+
+constexpr int kWorld = 3, kBad = 1;
+
+/// One call after another; rank kBad does `deed` in its second one, in a tile.
+std::vector<Outcome> with_a_deed(std::chrono::milliseconds timeout, const std::function<void()>& deed) {
+  return outcomes(kWorld, options_with(timeout), [&](Group& group) {
+    FusedMoeRig rig(group);
+    rig.round();
+    if (group.rank() == kBad) rig.products->on_tile = deed;
+    group.barrier();
+    rig.round();
+  });
+}
+
+TEST(FusedFaults, ProductsThatThrowEndTheCallOnAllRanks) {
+  const auto all = with_a_deed(600s, [] { throw std::runtime_error("my expert failed"); });
+  EXPECT_EQ(code_name(all[kBad].code), "system") << all[kBad].text;
+  EXPECT_NE(all[kBad].text.find("my expert failed"), std::string::npos) << all[kBad].text;
+  for (const size_t r : {0, 2}) {
+    EXPECT_EQ(code_name(all[r].code), "peer_failed") << all[r].text;
+    EXPECT_EQ(all[r].failed_rank, kBad);
+  }
+}
+
+/// Other workers of the rank may wait for the tile; other ranks, for what comes of it.
+TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
+  std::atomic<bool> ended{false};
+  const auto all = outcomes(kWorld, options_with(kSoon), [&](Group& group) {
+    FusedMoeRig rig(group);
+    rig.round();
+    if (group.rank() == kBad) {
+      rig.products->on_tile = [&] {
+        while (!ended) std::this_thread::sleep_for(1ms);
+      };
+    }
+    group.barrier();
+    const Outcome o = outcome_of([&] { rig.round(); });
+    ended = true;
+    if (group.rank() == kBad) {  // it may have all that it needs: then its next call says so
+      const Outcome told = o.code == ErrorCode::ok ? outcome_of([&] { group.barrier(); }) : o;
+      EXPECT_TRUE(told.code == ErrorCode::peer_failed || told.code == ErrorCode::peer_timeout) << shown(told);
+    } else if (o.code == ErrorCode::peer_timeout) {
+      EXPECT_STREQ(o.report.site, "layer_returned");
+      EXPECT_STREQ(o.report.operation, "MoE layer");
+      EXPECT_EQ(o.report.call, 2u);
+      EXPECT_EQ(o.report.awaited_rank, kBad);
+    } else {
+      EXPECT_EQ(code_name(o.code), "peer_failed") << shown(o);  // another one was first
+      EXPECT_EQ(code_name(o.reason), "peer_timeout") << shown(o);
+    }
+  });
+  for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+}
+
+TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
+  expect_mismatch(outcomes(kWorld, options_with(600s), [&](Group& group) {
+    FusedMoeRig rig(group);
+    rig.round();
+    rig.layer.forward(rig.rows.data(), rig.expert_ids(), rig.weights.data(), rig.out.data(), {.add = group.rank() == kBad});
+  }));
+}
+
+/// Tiles that do not cover an expert's rows are refused before anything is computed.
+TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
+  class Uncut final : public switchyard::FusedProducts {
+   public:
+    explicit Uncut(int64_t more) : more_(more) {}
+    int64_t tile_rows(int64_t left) const override { return more_ < 0 ? 0 : left + more_; }
+    void up(int, int, const void*, int64_t, void*) override { ADD_FAILURE(); }
+    void down(int, int, const void*, int64_t, void*) override { ADD_FAILURE(); }
+
+   private:
+    int64_t more_;
+  };
+  for (const int64_t more : {-1, 1}) {
+    const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
+      SmallArguments a(group.rank());
+      FusedMoe layer(group, FusedMoeRig::config(), std::make_shared<Uncut>(more));
+      layer.forward(a.rows.data(), a.expert_ids(), nullptr, a.out.data());
+    });
+    int named = 0;
+    for (const Outcome& o : all) {
+      const bool told = o.code == ErrorCode::peer_failed && o.reason == ErrorCode::invalid_argument;
+      EXPECT_TRUE(told || o.code == ErrorCode::invalid_argument) << shown(o);
+      named += o.text.find("FusedProducts::tile_rows = ") != std::string::npos ? 1 : 0;
+    }
+    EXPECT_GE(named, 1);
+  }
+}
+
+TEST(FusedFaults, ProductsMayOnlyBeMissingWithoutExperts) {
+  for (const int experts : {2, 3}) {
+    const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
+      auto config = FusedMoeRig::config();
+      config.num_experts = experts;
+      SmallArguments a(group.rank(), experts);
+      const auto products = group.rank() == 2 ? nullptr : FusedMoeRig::products_of(group);
+      const Outcome end = outcome_of([&] {
+        FusedMoe layer(group, config, products);
+        layer.forward(a.rows.data(), a.expert_ids(), nullptr, a.out.data());
+      });
+      group.barrier();  // the group can be used
+      if (end.code != ErrorCode::ok) throw switchyard::Error(end.code, end.text);
+    });
+    for (const Outcome& o : all) {
+      if (experts == 2)
+        EXPECT_EQ(code_name(o.code), "ok") << o.text;
+      else
+        expect_text(o, ErrorCode::invalid_argument, "FusedMoe, rank 2: products is null");
+    }
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)
+/// Deadlines are beyond this program's time limit.
+TEST(FusedFaults, AProcessThatIsKilledInATileIsNamed) {
+  Fleet fleet;
+  fleet.world = kWorld;
+  fleet.options = options_with(600s);
+  const auto body = [&](Group& group, Failures& f) {
+    FusedMoeRig rig(group);
+    rig.round();
+    if (group.rank() == kBad) rig.products->on_tile = [] { ::raise(SIGKILL); };
+    const Outcome o = outcome_of([&] { rig.round(); });
+    f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
+    f.equal(kBad, o.failed_rank, "failed rank");
+  };
+  EXPECT_EQ(joined(run_processes(fleet, body, uint64_t{1} << kBad)), "");
+}
+#endif
+
+}  // namespace
+}  // namespace harness

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host-checkable misuse of a fused layer, one case each.
+#pragma once
+
+#include <vector>
+
+#include "faults/misuses.hpp"
+#include "modes/fused/fused_moe_rig.hpp"
+
+namespace harness {
+
+/// What a call is given.
+struct FusedArguments {
+  explicit FusedArguments(FusedMoeRig& rig)
+      : x(rig.rows.data()), ids(rig.expert_ids()), weights(rig.weights.data()), out(rig.out.data()) {}
+  const void* x;
+  switchyard::ExpertIds ids;
+  const float* weights;
+  void* out;
+};
+
+inline std::vector<Misuse> fused_misuses() {
+  struct Case {
+    const char* name;
+    const char* in_text;
+    void (*spoil)(FusedArguments&);
+  };
+  const Case cases[] = {
+      {"topk", "ids.topk = 3: must equal FusedMoeConfig::topk, 2", [](FusedArguments& a) { a.ids.topk = 3; }},
+      {"tokens", "ids.tokens = 7: must be in [0, 6]", [](FusedArguments& a) { a.ids.tokens = 7; }},
+      {"negative_tokens", "ids.tokens = -1: must be in [0, 6]", [](FusedArguments& a) { a.ids.tokens = -1; }},
+      {"no_x", "x is null", [](FusedArguments& a) { a.x = nullptr; }},
+      {"no_ids", "ids.data is null", [](FusedArguments& a) { a.ids.data = nullptr; }},
+      {"no_out", "out is null", [](FusedArguments& a) { a.out = nullptr; }},
+  };
+  std::vector<MisuseOf<FusedMoeRig>> all;
+  for (const Case& c : cases)
+    all.push_back({c.name, c.in_text, [spoil = c.spoil](FusedMoeRig& rig, bool bad) {
+                     FusedArguments a(rig);
+                     if (bad) spoil(a);
+                     rig.layer.forward(a.x, a.ids, a.weights, a.out);
+                   }});
+  return on_rigs(all, [](switchyard::Group& group) { return FusedMoeRig(group); });
+}
+
+}  // namespace harness
