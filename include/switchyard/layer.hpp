@@ -50,8 +50,8 @@ inline constexpr int64_t kMostDecodeTokens = 256, kMostDecodeRows = 65536;
 enum class MoeForm : uint8_t {
   automatic = 0,  ///< the library chooses: separate, so far
   separate = 1,   ///< dispatch, two products and combine, one call after the other on one stream
-  /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3: in one kernel, in which rows travel while products run; on
-  /// the CPU in one run of the group's workers, all of which compute products (fused.hpp).
+  /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3: in one kernel, in which rows travel while products run;
+  /// on the CPU in one run of the group's workers, all of which compute products (fused.hpp).
   fused = 2,
 };
 template <>
