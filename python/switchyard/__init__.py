@@ -27,7 +27,13 @@ from .layer import LayerMemory, MoeLayer
 from .low_latency import LowLatency, Pending, Received
 from .run import run_ranks
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("switchyard-ep")
+    raise AttributeError(f"module 'switchyard' has no attribute {name!r}")
 
 
 def library_version() -> str:

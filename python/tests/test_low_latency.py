@@ -56,7 +56,8 @@ def test_exchange(ranks, world, sending):
             check_received(received, inputs, group.rank)
             y = exchange.make_rows(received)
             assert y.shape == received.x.shape == (len(group.experts_of(EXPERTS)), world * TOKENS, HIDDEN)
-            y[:] = received.x * np.float32(3)
+            with np.errstate(all="ignore"):  # rows that are not there have any bits
+                y[:] = received.x * np.float32(3)
             out = exchange.combine(y, received)
             assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", weighted))
         own = exchange.combine(y, received, weights=weights, out=np.empty_like(x))

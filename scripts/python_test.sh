@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment that has the
+# wheel, numpy and pytest and nothing else; then the tests of torch tensors in one that has torch, which is 5 GB and is kept.
+# Ends with the line `N passed, N failed`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+preset=release torch=1
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --preset) preset=${2:?--preset needs a name}; shift 2 ;;
+    --no-torch) torch=''; shift ;;
+    --) shift; break ;;
+    *) echo "python-test: unknown option '$1'; see ./dev python-test --help" >&2; exit 2 ;;
+  esac
+done
+
+./dev wheel --preset "$preset"
+wheels=(dist/switchyard_ep-*.whl)
+uv=build/python/tools/bin/uv
+unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH
+# Tests of a whole layer take the library of the build tree: a wheel has it only if asked.
+layer=$PWD/build/$preset/libswitchyard_layer.so
+
+# run_tests ENVIRONMENT pytest-arguments...: adds to `passed` and `failed`.
+passed=0 failed=0
+run_tests() {
+  local environment=$1 log line counted
+  shift
+  log=$(mktemp)
+  "$environment/bin/python" -c 'import switchyard as s; p = s.library_path(); print(p); assert "site-packages" in p, "not of the wheel"' >&2
+  if [[ -f $layer ]]; then export SWITCHYARD_LAYER_LIBRARY=$layer; fi
+  "$environment/bin/pytest" -q "$@" | tee "$log" || true
+  line=$(tail -n 1 "$log")
+  rm -f "$log"
+  counted=$(grep -oE '[0-9]+ passed' <<<"$line" | cut -d' ' -f1 || true)
+  [[ -n $counted ]] || { failed=$((failed + 1)); counted=0; }
+  passed=$((passed + counted))
+  for counted in $(grep -oE '[0-9]+ (failed|error)' <<<"$line" | cut -d' ' -f1); do failed=$((failed + counted)); done
+}
+
+mapfile -t with_torch < <(grep -lF 'importorskip("torch")' python/tests/test_*.py)
+mapfile -t without < <(grep -LF 'importorskip("torch")' python/tests/test_*.py)
+say "a new environment with numpy"
+"$uv" venv -q --clear --python build/python/tools/bin/python build/python/clean
+"$uv" pip install -q --python build/python/clean/bin/python "${wheels[0]}" 'pytest>=8'
+run_tests build/python/clean "${without[@]}" "$@"
+
+if [[ -n $torch ]]; then
+  say "an environment with torch"
+  [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4'
+  run_tests build/python/torch "${with_torch[@]}" "$@"
+fi
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]
