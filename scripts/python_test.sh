@@ -23,7 +23,8 @@ wheels=(dist/switchyard_ep-*.whl)
 uv=build/python/tools/bin/uv
 unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH
 # Tests of a whole layer take the library of the build tree: a wheel has it only if asked.
-layer=$PWD/build/$preset/libswitchyard_layer.so
+./dev build --preset "$preset" --target switchyard_layer_shared
+export SWITCHYARD_LAYER_LIBRARY=$PWD/build/$preset/libswitchyard_layer.so
 
 # run_tests ENVIRONMENT pytest-arguments...: adds to `passed` and `failed`.
 passed=0 failed=0
@@ -32,14 +33,13 @@ run_tests() {
   shift
   log=$(mktemp)
   "$environment/bin/python" -c 'import switchyard as s; p = s.library_path(); print(p); assert "site-packages" in p, "not of the wheel"' >&2
-  if [[ -f $layer ]]; then export SWITCHYARD_LAYER_LIBRARY=$layer; fi
   "$environment/bin/pytest" -q "$@" | tee "$log" || true
   line=$(tail -n 1 "$log")
   rm -f "$log"
   counted=$(grep -oE '[0-9]+ passed' <<<"$line" | cut -d' ' -f1 || true)
   [[ -n $counted ]] || { failed=$((failed + 1)); counted=0; }
   passed=$((passed + counted))
-  for counted in $(grep -oE '[0-9]+ (failed|error)' <<<"$line" | cut -d' ' -f1); do failed=$((failed + counted)); done
+  while read -r counted _; do failed=$((failed + counted)); done < <(grep -oE '[0-9]+ (failed|error)' <<<"$line" || true)
 }
 
 mapfile -t with_torch < <(grep -lF 'importorskip("torch")' python/tests/test_*.py)

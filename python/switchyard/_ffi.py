@@ -81,13 +81,12 @@ def stem_of(path: Path) -> str:
     return path.name.split(".")[0].split("-")[0]
 
 
-def _open(stem: str, variable: str, signatures: Dict[str, str]) -> Library:
+def _open(stem: str, variable: str, signatures: Dict[str, str], made_by: str) -> Library:
     path = _candidates(stem, variable)[0]
     try:
         functions = ctypes.CDLL(path)
     except OSError as error:
-        raise LibraryNotFound(f"{stem} could not be loaded: {error}. {variable} may name it; a wheel brings it, and in a clone "
-                              "`./dev wheel` or `./dev build --target switchyard_shared` makes it") from None
+        raise LibraryNotFound(f"{stem} could not be loaded: {error}. {variable} may name it; {made_by}") from None
     for name, arguments in signatures.items():
         function = getattr(functions, name, None)
         if function is None:
@@ -98,7 +97,8 @@ def _open(stem: str, variable: str, signatures: Dict[str, str]) -> Library:
 
 
 def _load() -> Library:
-    library = _open("libswitchyard", "SWITCHYARD_LIBRARY", _SIGNATURES)
+    library = _open("libswitchyard", "SWITCHYARD_LIBRARY", _SIGNATURES,
+                    "wheels have it, and in a clone `./dev build --target switchyard_shared` makes it")
     functions = library.functions
     for name in ("sy_last_error", "sy_version_string"):
         getattr(functions, name).restype = c_char_p
@@ -134,7 +134,9 @@ def layer_library() -> Library:
     global _layer
     if _layer is None:
         library()
-        _layer = _open("libswitchyard_layer", "SWITCHYARD_LAYER_LIBRARY", _LAYER_SIGNATURES)
+        _layer = _open("libswitchyard_layer", "SWITCHYARD_LAYER_LIBRARY", _LAYER_SIGNATURES,
+                       "wheels that were made by `./dev wheel --layer` have it, and in a clone `./dev build --target "
+                       "switchyard_layer_shared` makes it")
     return _layer
 
 
