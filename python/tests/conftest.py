@@ -19,6 +19,13 @@ def _one_thread_per_rank():
 
 
 @pytest.fixture
+def environment():
+    """Variables for other interpreters, which then import what this one does."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SWITCHYARD_RANK", "RANK", "WORLD_SIZE"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.fixture
 def ranks():
     """run_ranks with a small heap and a short deadline, so that a test that hangs fails soon."""
 

@@ -82,10 +82,8 @@ def test_environment(launcher):
     run("fork", _from_environment, 2, variables)
 
 
-def test_nothing_in_the_environment():
+def test_nothing_in_the_environment(environment):
     code = "import switchyard as sy\ntry: sy.Group.from_environment()\nexcept sy.InvalidArgument as error: print(error)"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SWITCHYARD_RANK", "RANK", "WORLD"))}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=True)
     assert "SWITCHYARD_RANK" in done.stdout
 
@@ -143,10 +141,9 @@ def test_ranks_on_other_hosts_are_said():
         assert isinstance(error, sy.Unsupported) and "rank 1 is on elsewhere" in str(error)
 
 
-def test_torch_is_not_imported_for_numpy():
+def test_torch_is_not_imported_for_numpy(environment):
     code = ("import sys, numpy, switchyard as sy\n"
             "sy.run_ranks(lambda g: sy.Exchange(g, hidden=16, experts=2, topk=1, max_tokens=2, dtype='f32').dispatch("
             "numpy.zeros((2, 16), 'f'), numpy.zeros((2, 1), int)), 2, heap_bytes=1 << 24)\n"
             "assert 'torch' not in sys.modules")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
