@@ -217,8 +217,7 @@ class Exchange:
         i.data, i.tokens, i.topk, i.is_int64 = taken.pointer, tokens, self.topk, int(taken.code == I64)
         if weights is None:
             return 0
-        pointer = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer
-        return pointer or x.pointer or ctypes.addressof(self._out)  # a rank without tokens gives weights too
+        return take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer
 
     def _take_rows(self, x: Rows, name: str, codes: Tuple[int, ...]) -> Tuple[Taken, Any]:
         """Fills the row view; returns the rows and what must stay until the call has returned."""
@@ -257,7 +256,7 @@ class Exchange:
             check(functions.sy_handle_retain(view.handle))
             handle = Handle(view.handle, self._layout, self._owned)
         if handle._view is None:
-            handle._set(view, x.arrays, x.array[:0])
+            handle._set(view, x.arrays, x.arrays.empty((0,), x.code, x.array))
         return rows, scales, handle
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
@@ -332,7 +331,7 @@ class Exchange:
                 given = take(weights, "weights", (rows, self.topk), (F32,), self._backend)
                 if rank_major and given.shape[0] < (needed := handle._view.rows if handle._view is not None else handle.rows):
                     invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
-                o.weights = given.pointer or ctypes.addressof(self._out)
+                o.weights = given.pointer or result.pointer  # a rank without rows gives weights too
                 if rank_major:
                     summed = taken.arrays.empty((tokens, self.topk), F32, taken.array)
                     to_summed = taken.arrays.pointer(summed)

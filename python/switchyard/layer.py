@@ -127,7 +127,7 @@ class MoeLayer:
             o.device_tokens = None if device_tokens is None else take(device_tokens, "device_tokens", (1,), (I32,), backend).pointer
             by_ids, by_options = self._by
             check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, scale, result.pointer, by_options))
-            self._like = taken.array[:0]
+            self._like = out
             return out
 
     __call__ = forward

@@ -133,7 +133,7 @@ class LowLatency:
         if like is None:
             return Received(owned, NUMPY, None)
         taken = take(like, "like", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
-        return Received(owned, taken.arrays, taken.array[:0])
+        return Received(owned, taken.arrays, taken.array)
 
     def make_rows(self, received: Received, dtype: object = None) -> Any:
         """Local. Room [L, R, H] for what the experts make of `received`'s rows, which combine reads where it lies. Allocates."""

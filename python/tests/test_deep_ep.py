@@ -149,6 +149,9 @@ def _worst(buffer):
     assert torch.equal(its_ids[:len(want.x)], torch.from_numpy(want.ids).long()) and (its_ids[len(want.x):] == -1).all()
     out, _, _ = buffer.combine(received, handle)
     assert out.shape == x.shape
+    received, *nothing, _, _ = buffer.dispatch(x.half(), num_worst_tokens=worst, **laid_out(buffer, ids))
+    assert nothing == [None, None, []] and received.dtype == torch.float16
+    assert torch.equal(received[:len(want.x)].float(), torch.from_numpy(want.x).half().float())
 
 
 def _fp8(buffer, packed):

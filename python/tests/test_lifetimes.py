@@ -88,6 +88,17 @@ def test_nothing_leaks():
         gc.enable()
 
 
+def test_inputs_are_not_kept():
+    """A handle outlives the rows that it came with, and what was dispatched."""
+    objects, _ = made()
+    x = np.ones((3, 16), np.float32)
+    watched = weakref.ref(x)
+    rows, handle = objects["exchange"].dispatch(x, np.array([[0, 3], [1, 2], [2, -1]]))
+    out = objects["exchange"].combine(rows, handle)
+    del x
+    assert watched() is None and out.shape == (3, 16)
+
+
 def test_other_threads_may_let_go_during_calls(ranks):
     """Handles and rows end on one thread while another is in calls of the same group."""
 
