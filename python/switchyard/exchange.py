@@ -118,7 +118,8 @@ class Exchange:
         """What calls fill and pass, once."""
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.DispatchOptions(), structs.CombineOptions()
-        self._out = ctypes.c_void_p()
+        self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
+        self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
     # ---- Sizes ----
@@ -246,8 +247,8 @@ class Exchange:
     def _deliver(self, x: Taken, handle: Optional[Handle]) -> Tuple[Any, Any, Handle]:
         functions = self._functions
         delivered = Owned(self._out.value, functions.sy_dispatched_destroy, self._owned)
-        view = structs.DispatchedView()
-        check(functions.sy_dispatched_get(delivered.pointer, byref(view)))
+        view = self._view
+        check(functions.sy_dispatched_get(delivered.pointer, self._by_view))
         rows = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, delivered, x.array)
         scales = None
         if view.x_scale_kind:
@@ -256,7 +257,7 @@ class Exchange:
             check(functions.sy_handle_retain(view.handle))
             handle = Handle(view.handle, self._layout, self._owned)
         if handle._view is None:
-            handle._set(view, x.arrays, x.arrays.empty((0,), x.code, x.array))
+            handle._set(type(view).from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array))
         return rows, scales, handle
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
