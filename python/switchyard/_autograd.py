@@ -39,6 +39,7 @@ def _twin(handle: Handle) -> Handle:
 def _is_row(handle: Handle) -> Optional[torch.Tensor]:
     """bool [R], False for padding and behind the rows delivered; None if all are rows."""
     view = handle._view
+    assert view is not None, "combine() has looked"
     if handle._layout == RANK_MAJOR:
         return None if view.rows == view.x_rows else handle.source_token >= 0
     return handle.row_source >= 0
@@ -71,17 +72,18 @@ class _Dispatch(torch.autograd.Function):
         exchange, handle = ctx.exchange, ctx.handle
         wants_weights = ctx.needs_input_grad[1]
         if handle._layout == RANK_MAJOR:
-            given = grad_received.contiguous() if wants_weights else None
+            given = grad_received.contiguous() if wants_weights and grad_received is not None else None
             grad_x, grad_weights = exchange._combine(grad_rows.contiguous(), handle, given)
         else:
             grad_x, _ = exchange._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
-            grad_weights = _owners_weights(exchange, handle, grad_received) if wants_weights else None
+            grad_weights = _owners_weights(exchange, handle, grad_received) if wants_weights and grad_received is not None else None
         return grad_x, grad_weights, None, None, None, None, None
 
 
 def _owners_weights(exchange: "Exchange", handle: Handle, grads: torch.Tensor) -> torch.Tensor:
     """float32 [T, K] from the gradients [R] of the rows' weights."""
     small = exchange._for_weights
+    assert small is not None, "dispatch() has looked"
     source = handle.row_source
     valid = source >= 0
     k = torch.where(valid, (source >> 32) & 0xFFFF, 0)

@@ -6,11 +6,13 @@ again for each call, because making them costs more than the call.
 """
 from __future__ import annotations
 
+import collections
 import ctypes
 import os
+import threading
 from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from . import _structs as structs
 from .errors import CLASSES, Code, LibraryNotFound, PeerFailed, PeerTimeout, RendezvousError, SwitchyardError, WaitReport
@@ -179,13 +181,52 @@ _process = [0]
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, _process[0] + 1))
 
 
+class CallLock:
+    """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
+    collects them there may be what the call is waiting for, are given back when the call has returned."""
+
+    __slots__ = ("_lock", "_later")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+        if self._later:
+            self._give_back()
+
+    __enter__ = acquire
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.release()
+
+    def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
+        """Now, if nobody is in a call; else by who is."""
+        self._later.append((destroy, pointer))
+        self._give_back()
+
+    def _give_back(self) -> None:
+        while self._later and self._lock.acquire(blocking=False):
+            try:
+                destroy, pointer = self._later.popleft()
+                destroy(pointer)
+            except IndexError:
+                pass  # somebody else was faster
+            finally:
+                self._lock.release()
+
+
 class Owned:
     """Something of the library that is given back once, when nothing refers to it any more. `keeps` are Python objects that must
-    stay as long. With a `lock` it is not given back while another thread is in a call of its group."""
+    stay as long. With a `lock` it is not given back while a thread is in a call of its group."""
 
     __slots__ = ("pointer", "_destroy", "_lock", "_keeps", "_made_in", "__weakref__")
 
-    def __init__(self, pointer: Optional[int], destroy: Callable[[int], Any], *keeps: Any, lock: Any = None) -> None:
+    def __init__(self, pointer: Optional[int], destroy: Callable[[int], Any], *keeps: Any, lock: Optional[CallLock] = None) -> None:
         self.pointer = pointer
         self._destroy = destroy
         self._lock = lock
@@ -204,8 +245,12 @@ class Owned:
         self._keeps = ()
 
     def __del__(self) -> None:
-        if getattr(self, "pointer", None):
-            self.close()
+        pointer = getattr(self, "pointer", None)
+        if pointer and self._made_in == _process[0]:
+            if self._lock is None:
+                self._destroy(pointer)
+            else:
+                self._lock.give_back_soon(self._destroy, pointer)
 
 
-__all__ = ["byref", "check", "failure", "layer_library", "library", "Owned", "structs"]
+__all__ = ["CallLock", "byref", "check", "failure", "layer_library", "library", "Owned", "structs"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import secrets
 import socket
-import threading
 from types import TracebackType
 from typing import Any, List, NamedTuple, Optional, Tuple, Type
 
 from . import _names
-from ._ffi import Owned, byref, check, library, structs
+from ._ffi import CallLock, Owned, byref, check, library, structs
 from .errors import Code, InvalidArgument, Unsupported
 
 __all__ = ["Group", "WaitStatistics", "first_expert"]
@@ -65,7 +64,7 @@ class _Collective:
 
     __slots__ = ("_acquire", "_release", "_group")
 
-    def __init__(self, lock: Any, group: Owned) -> None:
+    def __init__(self, lock: CallLock, group: Owned) -> None:
         self._acquire = lock.acquire
         self._release = lock.release
         self._group = group
@@ -99,7 +98,7 @@ class Group:
 
     def __init__(self, pointer: int, backend: int) -> None:
         functions = library().functions
-        self._lock = threading.RLock()
+        self._lock = CallLock()
         self._owned = Owned(pointer, functions.sy_group_destroy, lock=self._lock)
         self._functions = functions
         self._call = _Collective(self._lock, self._owned)
@@ -137,7 +136,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         groups = (ctypes.c_void_p * max(world, 1))()
         check(library().functions.sy_group_in_process(world, byref(settings), groups))
-        return [cls(group, settings.backend) for group in groups]
+        return [cls(group or 0, settings.backend) for group in groups]
 
     @classmethod
     def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":

@@ -202,7 +202,7 @@ class Handle:
         arrays = stored(m, [("rank_prefix_matrix", (w, w), I32), ("channel_prefix_matrix", (w, c), I32),
                             ("recv_channel_prefix_matrix", (w, c), I32), ("recv_src_idx", (m.num_recv,), I32),
                             ("is_token_in_rank", (t, w), U8), ("send_head", (t, w), I32)])
-        return Matrices(*arrays[:4], arrays[4].astype(bool), arrays[5])
+        return Matrices(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4].astype(bool), arrays[5])
 
     def ledger(self) -> Ledger:
         """The explicit route ledger."""

@@ -5,6 +5,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -116,17 +117,56 @@ def test_other_threads_may_let_go_during_calls(ranks):
     ranks(rank, 2)
 
 
+def test_a_rank_collects_what_belongs_to_another_that_waits_for_it(ranks):
+    """An exchange of rank 1 in a cycle, which the collector finds on rank 0's thread, while rank 1 is in a call that needs rank 0."""
+    waiting, watched = threading.Event(), []
+
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        if group.rank == 1:
+            cycle = [exchange]
+            cycle.append(cycle)
+            watched.append(weakref.ref(exchange))
+            del exchange, cycle
+            waiting.set()
+            group.barrier()
+        else:
+            waiting.wait()
+            time.sleep(0.1)  # so that rank 1 is in its call; if it is not, this test shows nothing
+            gc.collect()
+            assert watched[0]() is None
+            exchange.close()
+            group.barrier()
+        sy.Exchange(group, **CONFIG)  # both have room again
+
+    gc.disable()
+    try:
+        ranks(rank, 2, heap_bytes=sy.Exchange.heap_bytes(2, **CONFIG), timeout=5)
+    finally:
+        gc.enable()
+
+
 def test_a_forked_child_leaves_its_parents_objects_alone():
     objects, x = made()
     group, exchange = objects["group"], objects["exchange"]
-    group._lock.acquire()  # as another thread's call would
+    held, done = threading.Event(), threading.Event()
+
+    def elsewhere():
+        with group._lock:  # as a call would
+            held.set()
+            done.wait()
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    held.wait()
     child = os.fork()
     if child == 0:
         objects.clear()
         del group, exchange
         gc.collect()
         os._exit(0)
-    group._lock.release()
+    done.set()
+    other.join()
     assert os.waitpid(child, 0)[1] == 0
     rows, _ = exchange.dispatch(x, np.array([[0, 3], [1, 2], [2, -1]]))
     assert np.array_equal(rows, x)

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import secrets
+import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -159,6 +161,20 @@ def test_process_groups(method):
         for process in processes:
             process.join(120)
         assert [process.exitcode for process in processes] == [0, 0, 0]
+
+
+def test_torchrun(tmp_path, environment):
+    """Two ranks that torchrun starts, with its variables and without a process group."""
+    program = tmp_path / "rank.py"
+    program.write_text("import numpy as np, switchyard as sy\n"
+                       "with sy.Group.from_environment(1 << 24, rendezvous_timeout=30) as group:\n"
+                       "    assert group.size == 2\n"
+                       "    exchange = sy.Exchange(group, hidden=16, experts=2, topk=1, max_tokens=2, dtype='f32')\n"
+                       "    rows, _ = exchange.dispatch(np.full((1, 16), group.rank, 'f'), np.array([[1 - group.rank]]))\n"
+                       "    assert (rows == 1 - group.rank).all() and len(rows) == 1\n"
+                       "    group.barrier()\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    subprocess.run(command, check=True, timeout=120, env=environment)
 
 
 def test_errors_cross_torch_multiprocessing():

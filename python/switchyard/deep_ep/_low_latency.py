@@ -91,9 +91,9 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
         raise InvalidArgument(f"x has {x.shape[0]} tokens: num_max_dispatch_tokens_per_rank = {most} allows no more")
     it = mode.object(x.shape[1], experts, topk_idx.shape[1], most, scales)
     output, ids = it.next_output(x), topk_idx.contiguous()
-    expanded = torch.empty(0) if powers_as_f32 else None
+    expanded: Optional[torch.Tensor] = None
     if powers_as_f32:
-        here, rows, _ = output.scales.shape
+        here, rows = output.x.shape[:2]
         expanded = torch.empty((here, -(-x.shape[1] // 128), rows), dtype=torch.float32)
 
     def after() -> None:
@@ -115,7 +115,7 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
     return packed, output.rows, handle, hook
 
 
-def _expand(packed: torch.Tensor, into: torch.Tensor) -> None:
+def _expand(packed: Any, into: torch.Tensor) -> None:
     """Powers of two, four in an int32 [L, R, ceil(G / 4)], as float32 into [L, G, R]."""
     for group in range(into.shape[1]):
         exponents = (packed[:, :, group // 4] >> (8 * (group % 4))) & 0xFF

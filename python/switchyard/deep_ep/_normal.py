@@ -23,6 +23,7 @@ class NormalHandle(tuple):
     exchange: Exchange
     handle: Handle
     channels: int
+    _tensors: Optional[Tuple[torch.Tensor, ...]]
 
     @classmethod
     def of(cls, exchange: Exchange, handle: Handle, channels: int) -> "NormalHandle":
@@ -136,7 +137,7 @@ def _ids_of_ranks(is_token_in_rank: torch.Tensor, world: int) -> torch.Tensor:
 def _counts_of_experts(group: Group, num_tokens_per_expert: torch.Tensor) -> np.ndarray:
     """int64: routes of all ranks to each of this rank's experts."""
     everybody = group.all_gather(num_tokens_per_expert.to(torch.int64).numpy().tobytes())
-    total = sum(np.frombuffer(each, np.int64) for each in everybody)
+    total = np.sum([np.frombuffer(each, np.int64) for each in everybody], axis=0)
     mine = group.experts_of(num_tokens_per_expert.numel())
     return total[mine.start:mine.stop]
 
