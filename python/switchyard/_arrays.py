@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays in and out: numpy arrays and torch tensors as pointers, and memory of the library as arrays.
 
-numpy has no bf16 and no fp8. Arrays of ml_dtypes' types are taken as such; without ml_dtypes uint16 stands for the bits of bf16 and
-uint8 for those of fp8 e4m3. torch is looked at only if somebody else has imported it.
+numpy has no bf16 and no fp8. Arrays of ml_dtypes' types are taken as such, and answered with such; otherwise uint16 stands for the bits of
+bf16 and uint8 for those of fp8 e4m3. torch is looked at only if somebody else has imported it.
 """
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class NumpyArrays:
     def _dtype(self, code: int, like: Optional[np.ndarray]) -> Any:
         if like is not None and self.code(like) == code:
             return like.dtype
-        if code in (0, 3) and "ml_dtypes" in sys.modules:
+        if code in (0, 3) and like is not None and like.dtype.type.__module__ == "ml_dtypes":
             module = sys.modules["ml_dtypes"]
             return np.dtype(module.bfloat16 if code == 0 else module.float8_e4m3fn)
         return np.dtype(_NUMPY[code])

@@ -244,6 +244,50 @@ def test_graphs_do_not_leak():
         gc.enable()
 
 
+def test_outputs_and_biases_of_the_caller(ranks):
+    def rank(group):
+        x, ids, weights = inputs_of(0, 1)
+        exchange = of_layout(group, layout="expert_major")
+        bias, out = torch.ones_like(x).requires_grad_(), torch.empty_like(x)
+        rows, handle = exchange.dispatch(x, ids, weights)
+        assert exchange.combine(rows, handle, bias=(bias, bias), out=out) is out and out.requires_grad
+        out.sum().backward()
+        assert (bias.grad == 2).all() and x.grad is not None and weights.grad is not None
+        # Only the weights, only the experts' parameters.
+        rows, handle = exchange.dispatch(x.detach(), ids, weights)
+        assert not rows.requires_grad or rows.grad_fn is not None
+        first = weights.grad.clone()
+        weights.grad = None
+        exchange.combine(rows, handle).sum().backward()
+        assert torch.equal(weights.grad, first)
+        factor = torch.ones(HIDDEN, requires_grad=True)
+        rows, handle = exchange.dispatch(x.detach(), ids, weights.detach())
+        exchange.combine(rows * factor, handle).sum().backward()
+        assert factor.grad.isfinite().all()
+        with torch.inference_mode():
+            rows, handle = exchange.dispatch(x, ids, weights)
+            assert not exchange.combine(rows, handle).requires_grad
+
+    ranks(rank, 1)
+
+
+def test_compiled_with_breaks():
+    """torch.compile leaves these calls out of its graphs, and what is around them in."""
+    group = sy.Group.threads(1, 1 << 22)[0]
+    exchange = of_layout(group, layout="expert_major")
+    x, ids, weights = inputs_of(0, 1)
+
+    def layer(x, weights):
+        rows, handle = exchange.dispatch(x * 2, ids, weights)
+        return torch.tanh(exchange.combine(torch.relu(rows), handle)) + 1
+
+    compiled = torch.compile(layer, backend="eager")
+    want = layer(x, weights)
+    got = compiled(x, weights)
+    assert torch.equal(got, want)
+    assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(got.sum(), (x, weights)), torch.autograd.grad(want.sum(), (x, weights))))
+
+
 def test_what_has_no_gradient(ranks):
     def rank(group):
         x, ids, weights = inputs_of(0, 1)

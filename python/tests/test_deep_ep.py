@@ -3,9 +3,7 @@
 import importlib
 import importlib.util
 import inspect
-import multiprocessing
 import os
-import secrets
 import tempfile
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 
 import oracle
 import switchyard as sy
+from processes import run_processes
 
 torch = pytest.importorskip("torch")
 
@@ -26,7 +25,7 @@ NVL = 8 << 20
 # ---- Ranks, and their inputs ----
 
 
-def _process(scenario, rank, world, path, arguments):
+def _process(rank, world, path, scenario, arguments):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -41,15 +40,9 @@ def _process(scenario, rank, world, path, arguments):
 
 
 def over_ranks(world, scenario, *arguments):
-    context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, secrets.token_hex(4))
-        processes = [context.Process(target=_process, args=(scenario, rank, world, path, arguments)) for rank in range(world)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(120)
-        assert [process.exitcode for process in processes] == [0] * world
+        path = os.path.join(folder, "store")
+        assert run_processes("fork", _process, world, path, scenario, arguments) == [0] * world
 
 
 def inputs_of(world, seed=1, repeats=True):

@@ -3,13 +3,13 @@
 import multiprocessing
 import os
 import pickle
-import secrets
 import time
 
 import numpy as np
 import pytest
 
 import switchyard as sy
+from processes import a_store, run_processes
 
 CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
 REPORT = sy.WaitReport("dispatch", "count", 3, 0, 1, 7, 6, 12.5)
@@ -106,13 +106,13 @@ def test_the_error_of_the_rank_that_had_cause_is_raised(ranks):
         ranks(rank, 3)
 
 
-def _victim(rank, store, outcome):
-    group = sy.Group.connect(rank, 2, store, "secret", 16 << 20, timeout=20, rendezvous_timeout=20)
-    exchange = sy.Exchange(group, **CONFIG)
-    exchange.dispatch(*x_and_ids())
-    if rank == 1:
-        os._exit(3)  # no goodbye
+def _victim(rank, world, store, outcome):
+    group = sy.Group.connect(rank, world, store, "secret", 16 << 20, timeout=20, rendezvous_timeout=20)
     try:
+        exchange = sy.Exchange(group, **CONFIG)
+        exchange.dispatch(*x_and_ids())
+        if rank == 1:
+            os._exit(3)  # no goodbye
         exchange.dispatch(*x_and_ids())
     except sy.SwitchyardError as error:
         outcome.put(error)
@@ -120,21 +120,15 @@ def _victim(rank, store, outcome):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_dead_peer_is_a_typed_error(method):
-    context = multiprocessing.get_context(method)
-    outcome, store = context.SimpleQueue(), f"unix:@switchyard-test-{secrets.token_hex(8)}"
-    processes = [context.Process(target=_victim, args=(rank, store, outcome)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 3]
+    outcome = multiprocessing.get_context(method).SimpleQueue()
+    assert run_processes(method, _victim, 2, a_store(), outcome) == [0, 3]
     error = outcome.get()  # pickled on its way
     assert isinstance(error, sy.PeerFailed) and error.rank == 1 and error.reason == sy.Code.SYSTEM
 
 
 def test_ranks_that_never_come():
     with pytest.raises(sy.RendezvousError) as caught:
-        sy.Group.connect(0, 3, f"unix:@switchyard-test-{secrets.token_hex(8)}", "t", rendezvous_timeout=0.3)
+        sy.Group.connect(0, 3, a_store(), "t", rendezvous_timeout=0.3)
     assert caught.value.missing_ranks == (1, 2)
 
 

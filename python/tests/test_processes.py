@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as processes: forked, spawned, and with the variables of launchers."""
-import multiprocessing
 import os
 import secrets
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 
 import oracle
 import switchyard as sy
+from processes import a_store, run_processes
 
 SHAPE = {"experts": 5, "topk": 2, "hidden": 16, "max_tokens": 6}
 OPTIONS = {"heap_bytes": 16 << 20, "timeout": 30, "rendezvous_timeout": 30}
@@ -44,24 +44,18 @@ def _from_environment(rank, world, variables):
 
 
 def run(method, target, world, *arguments):
-    context = multiprocessing.get_context(method)
-    processes = [context.Process(target=target, args=(rank, world, *arguments)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(90)
-    assert [process.exitcode for process in processes] == [0] * world
+    assert run_processes(method, target, world, *arguments) == [0] * world
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_connect(method):
-    run(method, _connected, 3, f"unix:@switchyard-test-{secrets.token_hex(8)}")
+    run(method, _connected, 3, a_store())
 
 
 def test_fork_of_a_process_that_has_a_group():
     with sy.Group.threads(1, 16 << 20)[0] as group:
         exchange_once(group)
-        run("fork", _connected, 2, f"unix:@switchyard-test-{secrets.token_hex(8)}")
+        run("fork", _connected, 2, a_store())
         exchange_once(group)
 
 
@@ -75,7 +69,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "{world}",
 def test_environment(launcher):
     secret = secrets.token_hex(8)
     variables = {
-        "own": {**OWN, "SWITCHYARD_STORE": f"unix:@switchyard-test-{secret}", "SWITCHYARD_JOB_TOKEN": secret},
+        "own": {**OWN, "SWITCHYARD_STORE": a_store(), "SWITCHYARD_JOB_TOKEN": secret},
         "torchrun": {**TORCHRUN, "TORCHELASTIC_RUN_ID": secret},
         "open_mpi": {**OPEN_MPI, "PMIX_NAMESPACE": secret},
     }[launcher]

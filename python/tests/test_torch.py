@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch tensors on the CPU, and process groups of torch."""
-import multiprocessing
-import os
-import secrets
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import pytest
 
 import oracle
 import switchyard as sy
+from processes import a_store, run_processes
 
 torch = pytest.importorskip("torch")
 
@@ -146,21 +143,9 @@ def _member(rank, world, path):
     dist.destroy_process_group()
 
 
-def _worker(rank, *arguments):
-    _member(rank, *arguments)
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_process_groups(method):
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context(method)
-        path = os.path.join(folder, secrets.token_hex(4))
-        processes = [context.Process(target=_worker, args=(rank, 3, path)) for rank in range(3)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(120)
-        assert [process.exitcode for process in processes] == [0, 0, 0]
+def test_process_groups(method, tmp_path):
+    assert run_processes(method, _member, 3, str(tmp_path / "store")) == [0, 0, 0]
 
 
 def test_torchrun(tmp_path, environment):
@@ -185,4 +170,4 @@ def test_errors_cross_torch_multiprocessing():
 
 
 def _fails(rank):
-    sy.Group.connect(0, 2, f"unix:@switchyard-test-{secrets.token_hex(8)}", "t", rendezvous_timeout=0.2)
+    sy.Group.connect(0, 2, a_store(), "t", rendezvous_timeout=0.2)
