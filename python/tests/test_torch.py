@@ -2,6 +2,7 @@
 """torch tensors on the CPU, and process groups of torch."""
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +161,16 @@ def test_torchrun(tmp_path, environment):
                        "    group.barrier()\n")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     subprocess.run(command, check=True, timeout=120, env=environment)
+
+
+def test_the_example_of_training(environment):
+    """The loss falls, which the program itself looks at, on a number of ranks that does not divide the experts."""
+    program = Path(__file__).resolve().parents[2] / "examples" / "06_training.py"
+    if not program.is_file():
+        pytest.skip("the tests are not in a clone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(program)]
+    done = subprocess.run(command, check=True, timeout=180, env=environment, capture_output=True, text=True)
+    assert "on 3 ranks" in done.stdout
 
 
 def test_errors_cross_torch_multiprocessing():
