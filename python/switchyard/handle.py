@@ -69,7 +69,6 @@ class Handle:
     are referred to. Those that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this rank.
     """
 
-    # Filled by _set; see the class's text and the properties.
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
         self._layout = layout
