@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment that has the
-# wheel, numpy and pytest and nothing else; then the tests of others' arrays in one that has torch, which is 5 GB and is kept, and ml_dtypes.
+# wheel, numpy and pytest and nothing else; then the tests of others' arrays in one that has torch, which is 5 GB and is kept.
 # Ends with the line `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -52,7 +52,7 @@ run_tests build/python/clean "${without[@]}" "$@"
 if [[ -n $torch ]]; then
   say "an environment with torch"
   [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
-  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4' ml_dtypes
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4' ml_dtypes 'transformers>=5'
   run_tests build/python/torch "${with_torch[@]}" "$@"
 fi
 say "type hints"

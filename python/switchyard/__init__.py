@@ -25,6 +25,7 @@ from .group import Group, WaitStatistics, first_expert
 from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
 from .layer import LayerMemory, MoeLayer
 from .low_latency import LowLatency, Pending, Received
+from .parallelize import moe_heap_bytes, parallelize_moe
 from .run import run_ranks
 
 
@@ -49,5 +50,5 @@ def library_path() -> str:
 __all__ = [
     "CallStatistics", "Counts", "Exchange", "Group", "Handle", "LayerMemory", "Ledger", "LowLatency", "Matrices", "MemoryRequirement",
     "MoeLayer", "Pending", "Received", "RoutingLayout", "WaitStatistics", "first_expert", "library_path", "library_version",
-    "routing_layout", "run_ranks", *_errors,
+    "moe_heap_bytes", "parallelize_moe", "routing_layout", "run_ranks", *_errors,
 ]
