@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "c_check.h"
+#include "switchyard/c/binding.h"
+#include "switchyard/c/low_latency.h"
 
 enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
 
@@ -394,6 +396,20 @@ static void options_of_dispatch(int rank_here, sy_group* group) {
   CHECK_OK(sy_exchange_destroy(exchange));
 }
 
+// ---- Bindings ----
+
+static void bytes_of_structs(void) {
+  size_t bytes = 0;
+  CHECK_OK(sy_struct_bytes("sy_normal_config", &bytes));
+  CHECK(bytes == sizeof(sy_normal_config));
+  CHECK_OK(sy_struct_bytes("sy_low_latency_view", &bytes));
+  CHECK(bytes == sizeof(sy_low_latency_view));
+  CHECK(sy_struct_bytes("sy_normal", &bytes) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(strstr(sy_last_error(), "sy_normal") != NULL && bytes == sizeof(sy_low_latency_view));
+  CHECK(sy_struct_bytes(NULL, &bytes) == SWITCHYARD_INVALID_ARGUMENT);
+  CHECK(sy_struct_bytes("sy_bytes", NULL) == SWITCHYARD_INVALID_ARGUMENT);
+}
+
 int main(void) {
   const sy_group_options options = patient_options(1 << 20);
   for (int run = 0; run < 4; ++run) {
@@ -406,5 +422,6 @@ int main(void) {
   run_error_tests();
   run_low_latency_tests();
   run_ledger_tests();
+  bytes_of_structs();
   return check_status();
 }

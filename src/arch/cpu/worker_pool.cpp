@@ -36,6 +36,13 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
+/// condition.wait(lock, ready) without the member `wait`, a symbol of libstdc++ that systems older than GCC 12 lack; the rest
+/// is inline. A wheel for manylinux_2_34 may not need it.
+template <class Ready>
+void sleep_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, Ready ready) {
+  while (!ready()) pthread_cond_wait(condition.native_handle(), lock.mutex()->native_handle());
+}
+
 bool only_broken_block(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -114,7 +121,7 @@ void WorkerPool::run(const std::function<void(CpuWarp&)>& body) {
   for (int spin = 0; spin < kSpins && busy_.load(std::memory_order_acquire) != 0; ++spin) cpu_relax();
   if (busy_.load(std::memory_order_acquire) != 0) {
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_.load(std::memory_order_acquire) == 0; });
+    sleep_until(done_, lock, [this] { return busy_.load(std::memory_order_acquire) == 0; });
   }
   body_ = nullptr;
 
@@ -136,8 +143,8 @@ void WorkerPool::work(size_t index) {
     for (int spin = 0; spin < kSpins && call_.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
     if (call_.load(std::memory_order_acquire) == seen) {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock,
-                 [&] { return stopping_.load(std::memory_order_relaxed) || call_.load(std::memory_order_acquire) != seen; });
+      sleep_until(wake_, lock,
+                  [&] { return stopping_.load(std::memory_order_relaxed) || call_.load(std::memory_order_acquire) != seen; });
       if (call_.load(std::memory_order_relaxed) == seen) return;
     }
     ++seen;

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switchyard: dispatch and combine of Mixture-of-Experts tokens, from Python.
+
+    import numpy as np
+    import switchyard as sy
+
+    def rank(group):
+        exchange = sy.Exchange(group, hidden=64, experts=8, topk=2, max_tokens=16, dtype="f32")
+        x = np.full((16, 64), group.rank, np.float32)
+        ids = np.random.default_rng(group.rank).integers(0, 8, (16, 2))
+        rows, handle = exchange.dispatch(x, ids)
+        return exchange.combine(rows, handle)
+
+    print(sy.run_ranks(rank, 4)[3])
+
+docs/python.md has the rest.
+"""
+from __future__ import annotations
+
+from ._ffi import library as _library
+from .errors import *
+from .errors import __all__ as _errors
+from .exchange import CallStatistics, Exchange, MemoryRequirement, routing_layout
+from .group import Group, WaitStatistics, first_expert
+from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
+from .layer import LayerMemory, MoeLayer
+from .low_latency import LowLatency, Pending, Received
+from .parallelize import moe_heap_bytes, parallelize_moe
+from .run import run_ranks
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("switchyard-ep")
+    raise AttributeError(f"module 'switchyard' has no attribute {name!r}")
+
+
+def library_version() -> str:
+    """Version of the shared library. It is loaded at the first call of anything."""
+    return _library().version
+
+
+def library_path() -> str:
+    """Where the shared library was found."""
+    return _library().path
+
+
+__all__ = [
+    "CallStatistics", "Counts", "Exchange", "Group", "Handle", "LayerMemory", "Ledger", "LowLatency", "Matrices", "MemoryRequirement",
+    "MoeLayer", "Pending", "Received", "RoutingLayout", "WaitStatistics", "first_expert", "library_path", "library_version",
+    "moe_heap_bytes", "parallelize_moe", "routing_layout", "run_ranks", *_errors,
+]

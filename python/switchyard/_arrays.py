@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in and out: numpy arrays and torch tensors as pointers, and memory of the library as arrays.
+
+numpy has no bf16 and no fp8. Arrays of ml_dtypes' types are taken as such, and answered with such; otherwise uint16 stands for the bits of
+bf16 and uint8 for those of fp8 e4m3. torch is looked at only if somebody else has imported it.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from ._names import CPU, CUDA, DTYPES, invalid, name_of
+
+#: Elements beside row types (0 to 3), for arrays of routing.
+I32, I64, U8 = 10, 11, 12
+_ELEMENTS = {"i32": I32, "i64": I64, "u8": U8, **DTYPES}
+_NUMPY = {0: "<u2", 1: "<f2", 2: "<f4", 3: "|u1", I32: "<i4", I64: "<i8", U8: "|u1"}
+_NUMPY_CODES: Dict[Any, int] = {
+    np.dtype(np.float32): 2, np.dtype(np.float16): 1, np.dtype(np.uint16): 0, np.dtype(np.uint8): 3, np.dtype(np.int32): I32,
+    np.dtype(np.int64): I64,
+}
+
+
+class _Memory:
+    """Memory of the library as numpy's and torch's protocols for arrays want it; `owner` stays as long as an array refers to it."""
+
+    __slots__ = ("__array_interface__", "__cuda_array_interface__", "owner")
+
+    def __init__(self, pointer: int, shape: Sequence[int], element: int, owner: Any, cuda: bool) -> None:
+        interface = {"shape": tuple(shape), "typestr": _NUMPY[element], "data": (pointer, False), "version": 3}
+        if cuda:
+            self.__cuda_array_interface__ = {**interface, "version": 2}
+        else:
+            self.__array_interface__ = interface
+        self.owner = owner
+
+
+class NumpyArrays:
+    """How numpy arrays are read and made."""
+
+    backend = CPU
+
+    def code(self, array: np.ndarray) -> int:
+        """Row type or element, -1 if it is none of ours."""
+        code = _NUMPY_CODES.get(array.dtype)
+        if code is None:
+            code = {"bfloat16": 0, "float8_e4m3fn": 3}.get(array.dtype.name, -1)
+            _NUMPY_CODES[array.dtype] = code
+        return code
+
+    def pointer(self, array: np.ndarray) -> int:
+        return array.ctypes.data if array.size else 0
+
+    def is_dense(self, array: np.ndarray) -> bool:
+        return array.flags.c_contiguous
+
+    def where(self, array: np.ndarray) -> Tuple[int, int]:
+        return CPU, -1
+
+    def stream(self, array: np.ndarray) -> int:
+        return 0
+
+    def _dtype(self, code: int, like: Optional[np.ndarray]) -> Any:
+        if like is not None and self.code(like) == code:
+            return like.dtype
+        if code in (0, 3) and like is not None and like.dtype.type.__module__ == "ml_dtypes":
+            module = sys.modules["ml_dtypes"]
+            return np.dtype(module.bfloat16 if code == 0 else module.float8_e4m3fn)
+        return np.dtype(_NUMPY[code])
+
+    def empty(self, shape: Sequence[int], code: int, like: np.ndarray) -> np.ndarray:
+        return np.empty(shape, self._dtype(code, like))
+
+    def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Optional[np.ndarray]) -> np.ndarray:
+        """Memory of the library as an array. No copy."""
+        dtype = self._dtype(code, like)
+        if not pointer or 0 in shape:
+            return np.empty(shape, dtype)
+        array = np.asarray(_Memory(pointer, shape, code, owner, False))
+        return array if array.dtype == dtype else array.view(dtype)
+
+
+class TorchArrays:
+    """How torch tensors are read and made, on the CPU and on GPUs."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.codes = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 0, torch.int32: I32, torch.int64: I64, torch.uint8: U8}
+        if hasattr(torch, "float8_e4m3fn"):
+            self.codes[torch.float8_e4m3fn] = 3
+        self.dtypes = {code: dtype for dtype, code in self.codes.items()}
+
+    def code(self, tensor: Any) -> int:
+        return self.codes.get(tensor.dtype, -1)
+
+    def pointer(self, tensor: Any) -> int:
+        return tensor.data_ptr()
+
+    def is_dense(self, tensor: Any) -> bool:
+        return tensor.is_contiguous()
+
+    def where(self, tensor: Any) -> Tuple[int, int]:
+        return (CUDA, tensor.device.index) if tensor.is_cuda else (CPU if tensor.device.type == "cpu" else -1, -1)
+
+    def stream(self, tensor: Any) -> int:
+        return self.torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+    def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
+        return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
+
+    def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Any) -> Any:
+        """Memory of the library as a tensor on `like`'s device. No copy."""
+        dtype = self.dtypes[code]
+        if not pointer or 0 in shape:
+            return self.torch.empty(shape, dtype=dtype, device=like.device)
+        if like.is_cuda:
+            # No unsigned 16-bit numbers: torch's protocol takes bits of bf16 as signed ones.
+            memory = _Memory(pointer, shape, code, owner, True)
+            if code == 0:
+                memory.__cuda_array_interface__["typestr"] = "<i2"
+            tensor = self.torch.as_tensor(memory, device=like.device)
+        else:
+            array = np.asarray(_Memory(pointer, shape, code, owner, False))
+            tensor = self.torch.from_numpy(array.view(np.int16) if code == 0 else array)
+        return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+NUMPY = NumpyArrays()
+_torch: Optional[TorchArrays] = None
+Arrays = Union[NumpyArrays, TorchArrays]
+
+
+class Taken(NamedTuple):
+    """An argument: where it lies, and what it is."""
+
+    pointer: int
+    shape: Tuple[int, ...]
+    code: int
+    array: Any
+    arrays: Arrays
+
+
+def is_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
+    """The array itself, or its numpy twin if it speaks DLPack, and what handles it."""
+    global _torch
+    if is_tensor(array):
+        if _torch is None:
+            _torch = TorchArrays(sys.modules["torch"])
+        return array, _torch
+    if isinstance(array, np.ndarray):
+        return array, NUMPY
+    if hasattr(array, "__dlpack__"):
+        return np.from_dlpack(array), NUMPY
+    invalid(f"{name} is {type(array).__name__}: must be a numpy array or a torch tensor (or speak DLPack, on the CPU)")
+
+
+def describe(shape: Sequence[object]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1) -> Taken:
+    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed."""
+    array, arrays = arrays_of(array, name)
+    given = tuple(array.shape)
+    if len(given) != len(shape) or any(isinstance(want, int) and want != got for want, got in zip(shape, given)):
+        invalid(f"{name} has the shape {describe(given)}: must be {describe(shape)}")
+    code = arrays.code(array)
+    if code not in codes:
+        words = " or ".join(name_of(_ELEMENTS, each) for each in codes)
+        invalid(f"{name} is {array.dtype}: must be {words}")
+    where, index = arrays.where(array)
+    if where != backend:
+        wanted = "on a GPU (the group's backend is cuda)" if backend == CUDA else "in host memory (the group's backend is cpu)"
+        invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
+    if device >= 0 and index != device:
+        invalid(f"{name} is on cuda:{index}: must be on the group's GPU, cuda:{device}")
+    if not arrays.is_dense(array):
+        invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
+    return Taken(arrays.pointer(array), given, code, array, arrays)

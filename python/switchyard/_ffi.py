@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared library: where it is found, what is checked when it is loaded, and how its failures become exceptions.
+
+Calls go through ctypes, which releases the interpreter's lock while the library works. Structs are made once per object and filled
+again for each call, because making them costs more than the call.
+"""
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import threading
+from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+
+from . import _structs as structs
+from .errors import CLASSES, Code, LibraryNotFound, PeerFailed, PeerTimeout, RendezvousError, SwitchyardError, WaitReport
+
+_PACKAGE = Path(__file__).resolve().parent
+#: Versions of the library that this package was written for.
+_MAJOR, _MINOR = 0, 1
+
+# Arguments of every function that is called; all return switchyard_code_t. `p` is any pointer, `i` an int32_t, `l` an int64_t, `z` a
+# size_t, `s` a text.
+_SIGNATURES = {
+    "sy_struct_bytes": "sp", "sy_version": "ppp",
+    "sy_last_wait_report": "p", "sy_last_peer_failure": "pp", "sy_last_missing_ranks": "p",
+    "sy_group_in_process": "ipp", "sy_group_connect": "iisspp", "sy_group_from_environment": "pp", "sy_group_destroy": "p",
+    "sy_group_rank": "pp", "sy_group_size": "pp", "sy_group_set_timeout": "pl", "sy_group_barrier": "p",
+    "sy_group_all_gather": "ppzp", "sy_group_check": "p", "sy_group_abort": "pi", "sy_group_wait_statistics": "pip",
+    "sy_group_heap": "ppp", "sy_group_sleep": "p", "sy_group_wake": "p",
+    "sy_scale_row_bytes": "lip", "sy_first_expert": "iiip",
+    "sy_exchange_memory_required_on": "piip", "sy_exchange_heap_bytes_on": "piip", "sy_exchange_create": "ppp",
+    "sy_exchange_destroy": "p", "sy_exchange_dispatch": "pppppp", "sy_exchange_dispatch_cached": "ppppp",
+    "sy_dispatched_get": "pp", "sy_dispatched_used_by": "pp", "sy_dispatched_destroy": "p",
+    "sy_exchange_allocate_rows": "ppip", "sy_exchange_allocate_rows_on": "ppipp", "sy_rows_get": "pp", "sy_rows_used_by": "pp",
+    "sy_rows_destroy": "p", "sy_exchange_combine": "pppppp", "sy_exchange_last_call": "pp",
+    "sy_handle_retain": "p", "sy_handle_release": "p", "sy_handle_tokens": "pp", "sy_handle_rows": "pp",
+    "sy_storage_release": "p", "sy_handle_counts": "pp", "sy_handle_serialize": "pp", "sy_handle_deserialize": "pzp",
+    "sy_handle_matrices": "pip", "sy_handle_ledger": "pp", "sy_routing_layout_of": "piip",
+    "sy_low_latency_memory_required": "pip", "sy_low_latency_heap_bytes_for": "pip", "sy_low_latency_scale_row_bytes": "pp",
+    "sy_low_latency_create": "ppp", "sy_low_latency_destroy": "p", "sy_low_latency_make_output": "pp",
+    "sy_low_latency_output_destroy": "p", "sy_low_latency_output_get": "pp", "sy_low_latency_make_rows": "pip",
+    "sy_low_latency_rows_get": "pp", "sy_low_latency_rows_destroy": "p", "sy_low_latency_dispatch": "ppppp",
+    "sy_low_latency_combine": "ppppp", "sy_low_latency_dispatch_send": "ppppp", "sy_low_latency_combine_send": "ppppp",
+    "sy_low_latency_receive": "p", "sy_low_latency_all_to_all": "ppppp", "sy_low_latency_last_call": "pp",
+}
+_LAYER_SIGNATURES = {
+    "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip", "sy_moe_layer_create": "ppppp",
+    "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp",
+    "sy_moe_layer_implementation": "pp",
+}
+_TYPES = {"p": c_void_p, "i": c_int32, "l": c_int64, "z": c_size_t, "s": c_char_p}
+
+
+class Library(NamedTuple):
+    path: str
+    functions: Any  # the CDLL
+    version: str
+
+
+def _build_trees() -> List[Path]:
+    """Build folders of a clone that this package lies in, if it does."""
+    root = _PACKAGE.parent.parent
+    if not (root / "include" / "switchyard" / "c" / "switchyard.h").is_file():
+        return []
+    return [root / "build" / preset for preset in ("cuda", "release")]
+
+
+def _candidates(stem: str, variable: str) -> List[str]:
+    """Where a library may be, in the order in which it is looked for."""
+    given = os.environ.get(variable)
+    if given:
+        return [given]
+    folders = [_PACKAGE / "lib", *_build_trees()]
+    found = [str(path) for folder in folders for path in sorted(folder.glob(f"{stem}*.so*")) if stem_of(path) == stem]
+    return found[:1] or [f"{stem}.so.{_MAJOR}"]
+
+
+def stem_of(path: Path) -> str:
+    """The name of a library without version, and without what auditwheel adds to it."""
+    return path.name.split(".")[0].split("-")[0]
+
+
+def _open(stem: str, variable: str, signatures: Dict[str, str], made_by: str) -> Library:
+    path = _candidates(stem, variable)[0]
+    try:
+        functions = ctypes.CDLL(path)
+    except OSError as error:
+        raise LibraryNotFound(f"{stem} could not be loaded: {error}. {variable} may name it; {made_by}") from None
+    for name, arguments in signatures.items():
+        function = getattr(functions, name, None)
+        if function is None:
+            raise LibraryNotFound(f"{path} has no function {name}: it is not the library of this package (version {_MAJOR}.{_MINOR})")
+        function.argtypes = [_TYPES[letter] for letter in arguments]
+        function.restype = c_int32
+    return Library(path, functions, "")
+
+
+def _load() -> Library:
+    library = _open("libswitchyard", "SWITCHYARD_LIBRARY", _SIGNATURES,
+                    "wheels have it, and in a clone `./dev build --target switchyard_shared` makes it")
+    functions = library.functions
+    for name in ("sy_last_error", "sy_version_string"):
+        getattr(functions, name).restype = c_char_p
+        getattr(functions, name).argtypes = []
+    major, minor = c_int32(), c_int32()
+    functions.sy_version(byref(major), byref(minor), None)
+    version = functions.sy_version_string().decode()
+    if (major.value, minor.value) != (_MAJOR, _MINOR):
+        raise LibraryNotFound(f"{library.path} is version {version}; this package needs {_MAJOR}.{_MINOR}")
+    size = c_size_t()
+    for struct in structs.ALL:
+        functions.sy_struct_bytes(struct.name.encode(), byref(size))
+        if size.value < ctypes.sizeof(struct):
+            raise LibraryNotFound(f"{library.path} is older than this package: its {struct.name} has {size.value} bytes, not "
+                                  f"{ctypes.sizeof(struct)}")
+    return library._replace(version=version)
+
+
+_library: Optional[Library] = None
+_layer: Optional[Library] = None
+
+
+def library() -> Library:
+    """libswitchyard, loaded at the first call."""
+    global _library
+    if _library is None:
+        _library = _load()
+    return _library
+
+
+def layer_library() -> Library:
+    """libswitchyard_layer. A wheel has it only if it was built with it, because it brings 40 MB of oneDNN."""
+    global _layer
+    if _layer is None:
+        library()
+        _layer = _open("libswitchyard_layer", "SWITCHYARD_LAYER_LIBRARY", _LAYER_SIGNATURES,
+                       "wheels that were made by `./dev wheel --layer` have it, and in a clone `./dev build --target "
+                       "switchyard_layer_shared` makes it")
+    return _layer
+
+
+def _report() -> WaitReport:
+    r = structs.WaitReport()
+    library().functions.sy_last_wait_report(byref(r))
+    return WaitReport((r.operation or b"").decode(), (r.site or b"").decode(), r.call, r.waiting_rank, r.awaited_rank, r.expected,
+                      r.seen, r.waited_ms)
+
+
+def failure(code: int) -> SwitchyardError:
+    """The exception for this thread's last failed call, which returned `code`."""
+    functions = library().functions
+    text = functions.sy_last_error().decode(errors="replace")
+    if code == Code.PEER_TIMEOUT:
+        return PeerTimeout(text, _report())
+    if code == Code.PEER_FAILED:
+        rank, reason = c_int32(-1), c_int32(Code.SYSTEM)
+        functions.sy_last_peer_failure(byref(rank), byref(reason))
+        return PeerFailed(text, rank.value, reason.value)
+    if code == Code.RENDEZVOUS:
+        ranks = c_uint64()
+        functions.sy_last_missing_ranks(byref(ranks))
+        return RendezvousError(text, tuple(r for r in range(64) if ranks.value >> r & 1))
+    return CLASSES[Code(code)](text)
+
+
+def check(code: int) -> None:
+    """Raises what `code` stands for."""
+    if code:
+        _raise(code)
+
+
+def _raise(code: int) -> NoReturn:
+    raise failure(code) from None
+
+
+# Changes in a forked child, which may not give back what its parent made: locks of other threads stay locked there.
+_process = [0]
+os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, _process[0] + 1))
+
+
+class CallLock:
+    """One thread at a time is in the calls of a group. Objects that end meanwhile on another thread, which must not wait, because what
+    collects them there may be what the call is waiting for, are given back when the call has returned."""
+
+    __slots__ = ("_lock", "_later")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+        if self._later:
+            self._give_back()
+
+    __enter__ = acquire
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.release()
+
+    def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
+        """Now, if nobody is in a call; else by who is."""
+        self._later.append((destroy, pointer))
+        self._give_back()
+
+    def _give_back(self) -> None:
+        while self._later and self._lock.acquire(blocking=False):
+            try:
+                destroy, pointer = self._later.popleft()
+                destroy(pointer)
+            except IndexError:
+                pass  # somebody else was faster
+            finally:
+                self._lock.release()
+
+
+class Owned:
+    """Something of the library that is given back once, when nothing refers to it any more. `keeps` are Python objects that must
+    stay as long. With a `lock` it is not given back while a thread is in a call of its group."""
+
+    __slots__ = ("pointer", "_destroy", "_lock", "_keeps", "_made_in", "__weakref__")
+
+    def __init__(self, pointer: Optional[int], destroy: Callable[[int], Any], *keeps: Any, lock: Optional[CallLock] = None) -> None:
+        self.pointer = pointer
+        self._destroy = destroy
+        self._lock = lock
+        self._keeps = keeps
+        self._made_in = _process[0]
+
+    def close(self) -> None:
+        """Gives it back now, once."""
+        pointer, self.pointer = self.pointer, None
+        if pointer and self._made_in == _process[0]:
+            if self._lock is None:
+                self._destroy(pointer)
+            else:
+                with self._lock:
+                    self._destroy(pointer)
+        self._keeps = ()
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", None)
+        if pointer and self._made_in == _process[0]:
+            if self._lock is None:
+                self._destroy(pointer)
+            else:
+                self._lock.give_back_soon(self._destroy, pointer)
+
+
+__all__ = ["CallLock", "byref", "check", "failure", "layer_library", "library", "Owned", "structs"]

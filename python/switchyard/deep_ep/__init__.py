@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP's interface over Switchyard: ``Buffer`` with the methods, arguments, row order and tuple positions of DeepEP's V1.
+
+    import switchyard.deep_ep
+    switchyard.deep_ep.install()        # from now on `import deep_ep` finds this package
+
+Also ``from switchyard.deep_ep import Buffer``. docs/deep_ep.md lists every function and what differs. There is no ``ElasticBuffer`` and no
+``HybridEPBuffer``: programs that look for them find none.
+"""
+from __future__ import annotations
+
+import torch
+
+from ._buffer import Buffer
+from ._config import Config
+from ._events import EventHandle, EventOverlap
+from ._install import install, uninstall
+
+#: Type of expert ids.
+topk_idx_t = torch.int64
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install", "topk_idx_t", "uninstall"]

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP's Buffer."""
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Tuple, Union
+
+import torch
+
+from ..errors import InvalidArgument, Unsupported
+from ..group import Group
+from ..low_latency import LowLatency
+from . import _low_latency, _normal
+from ._config import Config, config_for
+from ._events import EventHandle, EventOverlap, check_events, event_of
+
+__all__ = ["Buffer"]
+
+Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+Scratch = 1 << 20
+
+
+def _on_cpu(x: Any) -> None:
+    if (x[0] if isinstance(x, tuple) else x).device.type != "cpu":
+        raise Unsupported("switchyard.deep_ep takes tensors on the CPU so far; use switchyard.Exchange for those on GPUs")
+
+
+class Buffer:
+    """Buffers of one rank of a group of ranks on one host.
+
+    group: a ``torch.distributed`` process group, of any backend; or None and comm: an mpi4py communicator.
+    num_nvl_bytes: memory for normal mode. num_rdma_bytes: memory for low-latency mode: get_low_latency_rdma_size_hint.
+    The other arguments are accepted and change nothing, but for explicitly_destroy: then, and only then, destroy() may be called.
+    """
+
+    num_sms: int = 20
+
+    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
+                 num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None) -> None:
+        heap = int(num_nvl_bytes) + int(num_rdma_bytes) + (1 << 20)
+        if group is not None:
+            made = Group.from_process_group(group, heap, backend="cpu")
+        elif comm is not None:
+            made = Group.from_mpi4py(comm, heap)
+        else:
+            raise InvalidArgument("Buffer: either group or comm must be given")
+        self.group = group
+        self.rank, self.group_size = made.rank, made.size
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, enable_shrink
+        self.runtime: Optional[Group] = made
+        self._normal = _normal.Normal(made, int(num_nvl_bytes))
+        self._low_latency = _low_latency.LowLatencyMode(made)
+
+    def destroy(self) -> None:
+        """Local. Gives everything back."""
+        assert self.explicitly_destroy, "destroy() needs explicitly_destroy=True"
+        if self.runtime is not None:
+            self._low_latency.close()
+            self._normal.close()
+            self.runtime.close()
+            self.runtime = None
+
+    # ---- What needs no buffer ----
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether fp8 is there: it is, on every backend."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        assert new_num_sms % 2 == 0, f"num_sms = {new_num_sms}: must be even"
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event of now."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        return config_for(Buffer.num_sms, num_ranks)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        return config_for(Buffer.num_sms, num_ranks)
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+        """``num_rdma_bytes`` for objects of this shape, bf16 and fp8 with both kinds of scales."""
+        shape = {"hidden": hidden, "experts": num_experts, "topk": min(num_experts, 32), "max_tokens": num_max_dispatch_tokens_per_rank}
+        kinds = [None] + (["f32", "ue8m0"] if hidden % 16 == 0 else [])
+        return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
+
+    def get_comm_stream(self) -> Any:
+        raise Unsupported("get_comm_stream: there are no streams on the CPU")
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """Scratch memory of its own, never memory that is in use: 1 MiB, or of the size that is asked for."""
+        if size is not None:
+            return torch.empty(size, dtype=dtype)
+        return torch.empty(Scratch // torch.empty((), dtype=dtype).element_size(), dtype=dtype)
+
+    # ---- Normal mode ----
+
+    def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int, previous_event: Optional[EventOverlap] = None,
+                            async_finish: bool = False, allocate_on_comm_stream: bool = False) \
+            -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
+        """num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event. topk_idx: int64
+        [T, K], -1: none."""
+        check_events(previous_event, async_finish, allocate_on_comm_stream)
+        _on_cpu(topk_idx)
+        per_rank, per_expert, where = _normal.layout_of(topk_idx, num_experts, self.group_size)
+        return per_rank, None, per_expert, where, event_of(async_finish)
+
+    @torch.no_grad()
+    def dispatch(self, x: Rows, handle: Optional[Tuple] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
+                 num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
+                 num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
+                 topk_weights: Optional[torch.Tensor] = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
+                 config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                 allocate_on_comm_stream: bool = False) \
+            -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Tuple], EventOverlap]:
+        """Collective. recv_x, recv_topk_idx int64 (local, -1 elsewhere), recv_topk_weights, tokens per local expert (aligned; empty with
+        num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of packed int32. With a handle:
+        the same routing again, and None for all but x and the event."""
+        check_events(previous_event, async_finish, allocate_on_comm_stream)
+        _on_cpu(x)
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise InvalidArgument("dispatch: topk_idx and topk_weights are those of the handle")
+            known = _normal.handle_of(handle)
+            rows, _ = known.exchange.dispatch(_normal.rows_in(x), handle=known.handle)
+            return _normal.rows_out(rows, x), None, None, None, None, event_of(async_finish)
+        if is_token_in_rank is None or num_tokens_per_expert is None or num_tokens_per_rank is None:
+            raise InvalidArgument("dispatch: num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed without a "
+                                  "handle; get_dispatch_layout makes them")
+        channels = max((config.num_sms if config is not None else Buffer.num_sms) // 2, 1)
+        results = _normal.dispatch(self._normal, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
+                                   num_worst_tokens, channels)
+        return (*results, event_of(async_finish))
+
+    @torch.no_grad()
+    def combine(self, x: torch.Tensor, handle: Tuple, topk_weights: Optional[torch.Tensor] = None,
+                bias: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None] = None, config: Optional[Config] = None,
+                previous_event: Optional[EventOverlap] = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) \
+            -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
+        """Collective. Sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None; event."""
+        check_events(previous_event, async_finish, allocate_on_comm_stream)
+        _on_cpu(x)
+        known = _normal.handle_of(handle)
+        summed = known.exchange.combine(x, known.handle, weights=topk_weights, bias=bias)
+        out, weights = summed if topk_weights is not None else (summed, None)
+        return out, weights, event_of(async_finish)
+
+    def internode_dispatch(self, *arguments: Any, **keywords: Any) -> Any:
+        raise Unsupported("internode_dispatch: all ranks of a group are on one host; use dispatch")
+
+    def internode_combine(self, *arguments: Any, **keywords: Any) -> Any:
+        raise Unsupported("internode_combine: all ranks of a group are on one host; use combine")
+
+    # ---- Low latency ----
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing is to be cleaned: modes have memory of their own."""
+
+    @torch.no_grad()
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
+                             cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+                             dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
+                             round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
+                             return_recv_hook: bool = False) \
+            -> Tuple[Rows, torch.Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
+        """Collective. recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event; hook. Results of at
+        most two calls of a shape are there at a time. dispatch_wait_recv_cost_stats is left as it is."""
+        _on_cpu(x)
+        if use_ue8m0 and not round_scale:
+            raise InvalidArgument("low_latency_dispatch: use_ue8m0 needs round_scale")
+        if async_finish and return_recv_hook:
+            raise InvalidArgument("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
+        scales = ("ue8m0" if round_scale else "f32") if use_fp8 else None
+        received, count, handle, hook = _low_latency.dispatch(
+            self._low_latency, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, scales,
+            use_fp8 and round_scale and not use_ue8m0, cumulative_local_expert_recv_stats, return_recv_hook)
+        return received, count, handle, event_of(async_finish), hook
+
+    @torch.no_grad()
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Tuple,
+                            use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
+                            return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) \
+            -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
+        """Collective. Weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy the rows of
+        get_next_low_latency_combine_buffer instead. combine_wait_recv_cost_stats is left as it is."""
+        _on_cpu(x)
+        if use_logfmt:
+            raise Unsupported("low_latency_combine: use_logfmt is not available; rows go back as bf16")
+        if async_finish and return_recv_hook:
+            raise InvalidArgument("low_latency_combine: async_finish and return_recv_hook exclude each other")
+        summed, hook = _low_latency.combine(self._low_latency, x, topk_weights, handle, zero_copy, return_recv_hook, out)
+        return summed, event_of(async_finish), hook
+
+    def get_next_low_latency_combine_buffer(self, handle: object) -> torch.Tensor:
+        """bf16 [L, W * T, H]: rows that combine reads where they lie."""
+        return _low_latency.rows_of(handle)
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        if mask:
+            raise Unsupported("low_latency_update_mask_buffer: ranks cannot be left out of a group that runs")
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """No rank is masked."""
+        mask_status.zero_()
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """No rank is masked."""

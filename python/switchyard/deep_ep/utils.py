@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of ``deep_ep.utils``."""
+from __future__ import annotations
+
+from typing import Any
+
+from ._config import Config
+from ._events import EventHandle, EventOverlap
+
+__all__ = ["Config", "EventHandle", "EventOverlap", "check_nvlink_connections"]
+
+
+def check_nvlink_connections(group: Any) -> None:
+    """Nothing is to be checked here: a group finds out whether its ranks reach each other when it is formed."""

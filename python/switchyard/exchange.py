@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normal mode: dispatch and combine for prefill and training."""
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
+
+from . import _arrays, _names
+from ._arrays import I32, I64, U8, Arrays, Taken, take
+from ._ffi import Owned, byref, check, library, structs
+from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
+from .group import Group
+from .handle import Handle, RoutingLayout, stored
+
+__all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "routing_layout"]
+
+#: Columns that share a scale.
+_GROUP = 128
+_COMBINED = (BF16, F16, F32)
+_WIDEST = (BF16, F16, F32, FP8)
+
+Rows = Union[Any, Tuple[Any, Any]]
+
+
+class CallStatistics(NamedTuple):
+    """Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata."""
+
+    remote_bytes: int  #: payload that went to (dispatch) or came from (combine) other ranks
+    local_bytes: int  #: the same for this rank itself
+    copied_bytes: int  #: local copies: repeated routes, staging of ordinary memory
+    payload_rows: int  #: rows sent (dispatch) or read (combine), own rank included
+    metadata_bytes: int  #: counts, placements, records, flags
+    plan_us: float  #: counting, exchange of counts, addresses
+    total_us: float  #: entry to exit
+
+
+class MemoryRequirement(NamedTuple):
+    """Symmetric memory of one object, in bytes per rank."""
+
+    control_bytes: int
+    pool_bytes: int
+    ring_bytes: int
+    total_bytes: int
+    private_bytes: int  #: CUDA, ring staging: outside the heap and the sum
+
+
+def statistics_of(struct: structs.CallStatistics) -> CallStatistics:
+    return CallStatistics(*(getattr(struct, name) for name in CallStatistics._fields))
+
+
+def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layout: str = "rank_major", align: int = 1,
+                  dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_channels: int = 0,
+                  ring_send_chunk: int = 6, ring_slots: int = 0, ring_max_bytes: int = 0) -> structs.NormalConfig:
+    """The struct of the keywords of :class:`Exchange`."""
+    return structs.NormalConfig(
+        hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
+        expert_alignment=align, row_type=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),
+        ring_num_channels=ring_channels, ring_send_chunk=ring_send_chunk, ring_slots=ring_slots, pool_bytes=pool_bytes,
+        ring_max_bytes=ring_max_bytes)
+
+
+def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
+    """Of the exchange that brings gradients of routing weights back: float32 rows of a column per choice."""
+    return structs.NormalConfig(
+        hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
+        layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
+
+
+def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
+    """Tokens per rank and per expert that `ids`, int32 or int64 [T, K] in host memory, ask for. Needs no group."""
+    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CPU)
+    given = structs.ExpertIds(data=taken.pointer, tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
+    out = structs.RoutingLayout()
+    check(library().functions.sy_routing_layout_of(byref(given), experts, world, byref(out)))
+    arrays = stored(out, [("num_tokens_per_rank", (world,), I32), ("num_tokens_per_expert", (experts,), I32),
+                          ("is_token_in_rank", (out.tokens, world), U8)])
+    return RoutingLayout(arrays[0], arrays[1], arrays[2].astype(bool))
+
+
+class Exchange:
+    """Dispatch and combine of a group, in normal mode. Creation is collective: all ranks give the same keywords.
+
+    hidden: H, columns of a row, whole 16 bytes. experts: E, in all. topk: K, experts of a token, at most 32.
+    max_tokens: most tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one per (token, expert),
+    grouped by expert, each group padded to a multiple of `align` rows.
+    dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" for bounded memory.
+    pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, whatever the routing.
+    routing_gradients: expert-major, for training: gradients of routing weights come back to the tokens' owners, through a small
+    exchange of its own.
+
+    Rows that a dispatch delivers lie in that pool until the last array that refers to them is gone.
+    """
+
+    def __init__(self, group: Group, *, routing_gradients: bool = False, **config: Any) -> None:
+        self.group = group
+        self._config = normal_config(**config)
+        self._functions = library().functions
+        self._call = group._call
+        self._backend = group._backend
+        exchange = ctypes.c_void_p()
+        with self._call:
+            check(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(exchange)))
+        self._owned = Owned(exchange.value, self._functions.sy_exchange_destroy, group._owned, lock=group._lock)
+        self._layout = self._config.layout
+        self.hidden: int = self._config.hidden
+        self.topk: int = self._config.topk
+        self.experts: int = self._config.num_experts
+        self.max_tokens: int = self._config.max_tokens
+        self._make_structs()
+        self._for_weights: Optional[Exchange] = None
+        if routing_gradients and self._layout == EXPERT_MAJOR:
+            small = _weights_config(self._config)
+            self._for_weights = Exchange(group, hidden=small.hidden, experts=self.experts, topk=self.topk, dtype="f32",
+                                         max_tokens=self.max_tokens, layout="expert_major", align=small.expert_alignment)
+
+    def _make_structs(self) -> None:
+        """What calls fill and pass, once."""
+        self._x, self._ids = structs.RowView(), structs.ExpertIds()
+        self._dispatch_options, self._combine_options = structs.DispatchOptions(), structs.CombineOptions()
+        self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
+        self._by_view = byref(self._view)
+        self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
+
+    # ---- Sizes ----
+
+    @staticmethod
+    def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
+        """Symmetric memory that an exchange with these keywords takes from each rank's heap. Needs no group."""
+        r = structs.MemoryRequirement()
+        number = value_of(_names.BACKENDS, "backend", backend)
+        check(library().functions.sy_exchange_memory_required_on(byref(normal_config(**config)), world, number, byref(r)))
+        return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
+
+    @staticmethod
+    def heap_bytes(world: int, *, backend: str = "cpu", routing_gradients: bool = False, **config: Any) -> int:
+        """``heap_bytes`` of a group whose only exchange has these keywords. Needs no group."""
+        given, number = normal_config(**config), value_of(_names.BACKENDS, "backend", backend)
+        total = 0
+        for each in [given] + ([_weights_config(given)] if routing_gradients and given.layout == EXPERT_MAJOR else []):
+            size = ctypes.c_size_t()
+            check(library().functions.sy_exchange_heap_bytes_on(byref(each), world, number, byref(size)))
+            total += size.value
+        return total
+
+    @property
+    def layout(self) -> str:
+        return _names.name_of(_names.LAYOUTS, self._layout)
+
+    @property
+    def pointer(self) -> int:
+        """The ``sy_exchange*``, for code that calls the C interface."""
+        if not self._owned.pointer:
+            invalid("the exchange is closed")
+        return self._owned.pointer
+
+    # ---- Dispatch ----
+
+    def dispatch(self, x: Rows, ids: Any = None, weights: Any = None, *, handle: Optional[Handle] = None,
+                 quantize: Optional[str] = None, size: str = "automatic", capacity: Optional[int] = None, overflow: str = "fail",
+                 padding: str = "zero", num_sms: int = 0) -> Tuple[Rows, Handle]:
+        """Collective. Sends row t of `x` to every rank that owns one of token t's experts.
+
+        x: [T, H], a numpy array or a torch tensor (CPU, or the group's GPU), dense; or for fp8 rows a pair (x, scales) with scales
+        [T, ceil(H / 128)] of float32, or of uint8 for powers of two. T may be 0 and differ by rank.
+        ids: int32 or int64 [T, K]; an id outside [0, E) means no expert. weights: float32 [T, K], travel with the rows.
+        handle: instead of ids and weights: the same routing again with other rows, nothing is counted.
+        quantize: "f32" or "ue8m0": rows travel as fp8 with such scales.
+        size: rows that are allocated: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU: exact;
+        CUDA: worst case, as exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or "drop_and_report".
+        padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, most multiprocessors; 0: the library's choice.
+
+        Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing. The order of
+        rows is in docs/concepts/layouts.md. Differentiable in `x` and `weights` if these are torch tensors that require it; rows are
+        then copied out of the pool, so that any number of layers may keep them.
+        """
+        options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
+                   value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding), capacity or 0,
+                   num_sms)
+        if _needs_gradient(x, weights):
+            from . import _autograd
+
+            return _autograd.dispatch(self, x, ids, weights, handle, options)
+        rows, scales, made = self._dispatch(x, ids, weights, handle, options)
+        return (rows if scales is None else (rows, scales)), made
+
+    def _size(self, size: str, capacity: Optional[int]) -> int:
+        if capacity is not None and size == "automatic":
+            size = "capacity"
+        if (size == "capacity") != (capacity is not None):
+            invalid(f"capacity = {capacity}: goes with size = 'capacity', not {size!r}")
+        return value_of(_names.SIZES, "size", size)
+
+    def _dispatch(self, x: Rows, ids: Any, weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (0, 3, 0, 0, 0, 0)) \
+            -> Tuple[Any, Any, Handle]:
+        """Rows, scales or None, handle. `options` are numbers: quantize, size, overflow, padding, capacity, num_sms."""
+        by_x, by_ids, by_options, _, by_out = self._by
+        with self._call:
+            exchange = self.pointer
+            if (ids is None) == (handle is None) or (handle is not None and weights is not None):
+                invalid("dispatch takes either ids, with or without weights, or a handle")
+            taken, kept = self._take_rows(x, "x", _WIDEST)
+            o = self._dispatch_options
+            o.quantize, o.size, o.overflow, o.padding, o.capacity, o.num_sms = options
+            o.stream = taken.arrays.stream(taken.array)
+            if handle is None:
+                pointer = self._take_routing(ids, weights, taken)
+                check(self._functions.sy_exchange_dispatch(exchange, by_x, by_ids, pointer, by_options, by_out))
+            else:
+                check(self._functions.sy_exchange_dispatch_cached(exchange, by_x, handle.pointer, by_options, by_out))
+            return self._deliver(taken, handle)
+
+    def _take_routing(self, ids: Any, weights: Any, x: Taken) -> int:
+        """Fills the ids; returns where the weights lie."""
+        tokens = x.shape[0]
+        taken = take(ids, "ids", (tokens, self.topk), (I32, I64), self._backend)
+        i = self._ids
+        i.data, i.tokens, i.topk, i.is_int64 = taken.pointer, tokens, self.topk, int(taken.code == I64)
+        if weights is None:
+            return 0
+        return take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer
+
+    def _take_rows(self, x: Rows, name: str, codes: Tuple[int, ...]) -> Tuple[Taken, Any]:
+        """Fills the row view; returns the rows and what must stay until the call has returned."""
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        taken = take(rows, name, ("T", self.hidden), codes, self._backend)
+        v = self._x
+        v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, taken.code, 0, None
+        if (taken.code == FP8) != (scales is not None):
+            invalid(f"{name}: fp8 rows, and only these, come with scales, as a pair ({name}, scales)")
+        if scales is None:
+            return taken, None
+        groups = -(-self.hidden // _GROUP)
+        given = take(scales, "scales", (taken.shape[0], groups), (F32, FP8, U8), self._backend)
+        v.scale_kind = 1 if given.code == F32 else 2
+        per_row = groups * (4 if given.code == F32 else 1)
+        if per_row % 16 == 0:
+            v.scales = given.pointer
+            return taken, given
+        unit = 4 if given.code == F32 else 16
+        padded = given.arrays.empty((taken.shape[0], -(-groups // unit) * unit), given.code, given.array)
+        padded[:] = 0
+        padded[:, :groups] = given.array
+        v.scales = given.arrays.pointer(padded)
+        return taken, padded
+
+    def _deliver(self, x: Taken, handle: Optional[Handle]) -> Tuple[Any, Any, Handle]:
+        functions = self._functions
+        delivered = Owned(self._out.value, functions.sy_dispatched_destroy, self._owned)
+        view = self._view
+        check(functions.sy_dispatched_get(delivered.pointer, self._by_view))
+        rows = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, delivered, x.array)
+        scales = None
+        if view.x_scale_kind:
+            scales = self._scales(view, delivered, x.arrays, x.array)
+        if handle is None:
+            check(functions.sy_handle_retain(view.handle))
+            handle = Handle(view.handle, self._layout, self._owned)
+        if handle._view is None:
+            handle._set(type(view).from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array))
+        return rows, scales, handle
+
+    def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
+        """[R, groups], a strided view of rows that are padded to 16 bytes."""
+        groups, f32 = -(-self.hidden // _GROUP), view.x_scale_kind == 1
+        columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
+        return arrays.wrap(view.x_scales, (view.x_rows, columns), F32 if f32 else U8, owner, like)[:, :groups]
+
+    # ---- Expert outputs, and combine ----
+
+    def allocate_rows(self, handle: Handle, dtype: object = None) -> Any:
+        """Rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialised: combine reads them where they lie. `dtype`
+        None: the exchange's. CUDA: for work on the current stream."""
+        code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
+        rows, view = ctypes.c_void_p(), structs.RowView()
+        f = self._functions
+        with self.group._lock:
+            if self._backend == CUDA:
+                check(f.sy_exchange_allocate_rows_on(self.pointer, handle.pointer, code, handle._arrays.stream(handle._like), byref(rows)))
+            else:
+                check(f.sy_exchange_allocate_rows(self.pointer, handle.pointer, code, byref(rows)))
+        owner = Owned(rows.value, f.sy_rows_destroy, self._owned)
+        check(f.sy_rows_get(owner.pointer, byref(view)))
+        return handle._arrays.wrap(view.data, (view.rows, self.hidden), code, owner, handle._like)
+
+    def combine(self, y: Any, handle: Handle, *, weights: Any = None, apply_weights: bool = True, order: str = "per_rank",
+                bias: Union[Any, Sequence[Any], None] = None, out: Any = None, num_sms: int = 0) -> Any:
+        """Collective. Sums what the experts made of each token.
+
+        y: [at least the rows of `handle`, H] of bf16, f16 or f32. Rows that a dispatch delivered, and those of :meth:`allocate_rows`,
+        are read where they lie; others are copied first.
+        weights: rank-major: float32 [R, K], brought back as sums over ranks; the rows are not multiplied. Expert-major: float32
+        [T, K] instead of those given to dispatch, with order "per_route" only.
+        apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` gave any.
+        order: of the float32 sum, "per_rank" or (expert-major) "per_route": docs/concepts/layouts.md.
+        bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, to be filled.
+
+        Returns out [T, H], +0 where a token has no route; with rank-major `weights` a pair with the summed weights, float32 [T, K].
+        Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch that made `handle`.
+        """
+        number = value_of(_names.ORDERS, "order", order)
+        biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
+        carried = handle._cache.get("row_weights") if apply_weights and weights is None else None
+        if _needs_gradient(y, carried, *biases):
+            from . import _autograd
+
+            return _autograd.combine(self, y, handle, carried, weights, apply_weights, number, biases, out, num_sms)
+        result, summed = self._combine(y, handle, weights, apply_weights, number, biases, out, num_sms)
+        return result if summed is None else (result, summed)
+
+    def _combine(self, y: Any, handle: Handle, weights: Any = None, apply_weights: bool = True, order: int = 0,
+                 biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
+        """Sum, and summed weights or None."""
+        by_x, _, _, by_options, _ = self._by
+        with self._call:
+            exchange, tokens = self.pointer, handle._view.tokens if handle._view is not None else handle.tokens
+            taken, _ = self._take_rows(y, "y", _COMBINED)
+            shape = (tokens, self.hidden)
+            if out is None:
+                out = taken.arrays.empty(shape, taken.code, taken.array)
+            o, summed, to_summed = self._combine_options, None, 0
+            result = take(out, "out", shape, (taken.code,), self._backend)
+            if len(biases) > 2:
+                invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
+            for i in (0, 1):
+                o.bias[i] = take(biases[i], "bias", shape, (taken.code,), self._backend).pointer if i < len(biases) else None
+            o.order, o.apply_weights, o.num_sms, o.weights = order, int(apply_weights), num_sms, None
+            o.stream = taken.arrays.stream(taken.array)
+            if weights is not None:
+                rank_major = self._layout == RANK_MAJOR
+                rows = "R" if rank_major else tokens
+                given = take(weights, "weights", (rows, self.topk), (F32,), self._backend)
+                if rank_major and given.shape[0] < (needed := handle._view.rows if handle._view is not None else handle.rows):
+                    invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
+                o.weights = given.pointer or result.pointer  # a rank without rows gives weights too
+                if rank_major:
+                    summed = taken.arrays.empty((tokens, self.topk), F32, taken.array)
+                    to_summed = taken.arrays.pointer(summed)
+            check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result.pointer, by_options, to_summed))
+            return out, summed
+
+    # ---- The rest ----
+
+    def handle_from_bytes(self, content: bytes) -> Handle:
+        """A handle from what ``Handle.to_bytes`` of the same rank gave."""
+        handle = ctypes.c_void_p()
+        check(self._functions.sy_handle_deserialize(content, len(content), byref(handle)))
+        return Handle(handle.value or 0, self._layout, self._owned)
+
+    def last_call(self) -> CallStatistics:
+        """Traffic and time of this rank's last call. CUDA: waits for it."""
+        s = structs.CallStatistics()
+        check(self._functions.sy_exchange_last_call(self.pointer, byref(s)))
+        return statistics_of(s)
+
+    def close(self) -> None:
+        """Gives the exchange back, and its memory when its rows are gone. Local. May be called twice."""
+        if self._for_weights is not None:
+            self._for_weights.close()
+        self._owned.close()
+
+    def __enter__(self) -> "Exchange":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<switchyard.Exchange {self.layout}, hidden {self.hidden}, {self.experts} experts, topk {self.topk}, {self.group!r}>"
+
+
+def _needs_gradient(*tensors: Any) -> bool:
+    """Whether torch is to record what happens to one of these."""
+    torch = _arrays.sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tensors)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks that exchange rows."""
+from __future__ import annotations
+
+import ctypes
+import secrets
+import socket
+from types import TracebackType
+from typing import Any, List, NamedTuple, Optional, Tuple, Type
+
+from . import _names
+from ._ffi import CallLock, Owned, byref, check, library, structs
+from .errors import Code, InvalidArgument, Unsupported
+
+__all__ = ["Group", "WaitStatistics", "first_expert"]
+
+#: Longest deadline: never, in fact.
+_FOREVER = 2**63 - 1
+
+
+class WaitStatistics(NamedTuple):
+    """Time that a rank spent waiting for one peer since the group was formed."""
+
+    total_ms: float
+    max_ms: float
+    waits: int  #: that did not succeed at once
+
+
+def first_expert(experts: int, world: int, rank: int) -> int:
+    """First of the experts of `rank`, which holds ``range(first_expert(E, W, rank), first_expert(E, W, rank + 1))``."""
+    first = ctypes.c_int32()
+    check(library().functions.sy_first_expert(experts, world, rank, byref(first)))
+    return first.value
+
+
+def _milliseconds(argument: str, seconds: Optional[float]) -> int:
+    if seconds is None:
+        return _FOREVER
+    if not seconds >= 0.001:
+        _names.invalid(f"{argument} = {seconds!r}: must be at least 0.001 (seconds), or None for no deadline")
+    return min(int(seconds * 1000), _FOREVER)
+
+
+def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, rendezvous_timeout: float = 60.0, backend: str = "cpu",
+             device: int = -1, workers: int = 1, num_sms: int = 0) -> structs.GroupOptions:
+    return structs.GroupOptions(
+        heap_bytes=heap_bytes, timeout_ms=_milliseconds("timeout", timeout),
+        rendezvous_timeout_ms=_milliseconds("rendezvous_timeout", rendezvous_timeout), num_warps=workers,
+        backend=_names.value_of(_names.BACKENDS, "backend", backend), device=device, num_sms=num_sms)
+
+
+def _host() -> Tuple[str, str]:
+    """Name of this host, and what tells hosts of the same name apart."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return socket.gethostname(), file.read().strip()
+    except OSError:
+        return socket.gethostname(), ""
+
+
+class _Collective:
+    """Around a collective call: one thread at a time. A mistake that Python finds is told to the peers, as the library tells of those
+    that it finds: their calls end, and the group with them."""
+
+    __slots__ = ("_acquire", "_release", "_group")
+
+    def __init__(self, lock: CallLock, group: Owned) -> None:
+        self._acquire = lock.acquire
+        self._release = lock.release
+        self._group = group
+
+    def __enter__(self) -> None:
+        self._acquire()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if kind is not None and isinstance(error, InvalidArgument) and error.found_by_python and self._group.pointer:
+                library().functions.sy_group_abort(self._group.pointer, Code.INVALID_ARGUMENT)
+        finally:
+            self._release()
+
+
+class Group:
+    """One rank's membership in a group of ranks.
+
+    Made by :meth:`from_environment`, :meth:`from_process_group`, :meth:`from_mpi4py`, :meth:`connect` or :meth:`threads`, all of
+    which take these keywords:
+
+    heap_bytes: symmetric memory of each rank, which exchanges live in; ``Exchange.heap_bytes(...)`` says how much one needs.
+    timeout: seconds until a wait inside a call ends with :class:`PeerTimeout`; None: never. May differ by rank.
+    rendezvous_timeout: seconds to wait for all ranks to come, to the group or to the creation of an exchange.
+    backend: "cpu" or "cuda". device: GPU of this rank; -1: rank modulo the number of GPUs.
+    workers: CPU threads of each rank. num_sms: most multiprocessors of any call on a GPU; 0: the library's choice.
+
+    A group is a context manager: at the end of ``with`` the rank leaves. It keeps what was made from it usable, so the order in which
+    objects are let go does not matter. One thread at a time is in a call of a group: others wait.
+    """
+
+    def __init__(self, pointer: int, backend: int) -> None:
+        functions = library().functions
+        self._lock = CallLock()
+        self._owned = Owned(pointer, functions.sy_group_destroy, lock=self._lock)
+        self._functions = functions
+        self._call = _Collective(self._lock, self._owned)
+        self.backend = _names.name_of(_names.BACKENDS, backend)  #: "cpu" or "cuda"
+        self._backend = backend
+        number = ctypes.c_int32()
+        check(functions.sy_group_rank(pointer, byref(number)))
+        self.rank: int = number.value
+        check(functions.sy_group_size(pointer, byref(number)))
+        self.size: int = number.value
+
+    # ---- How groups are formed ----
+
+    @classmethod
+    def from_environment(cls, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
+        """This process as one rank, found from SWITCHYARD_RANK, _WORLD_SIZE, _STORE and _JOB_TOKEN, or from the variables of torchrun,
+        Open MPI or Slurm (docs/concepts/rendezvous.md). Waits until all ranks have come."""
+        settings = _options(heap_bytes, **options)
+        group = ctypes.c_void_p()
+        check(library().functions.sy_group_from_environment(byref(settings), byref(group)))
+        return cls(group.value or 0, settings.backend)
+
+    @classmethod
+    def connect(cls, rank: int, world: int, store: str, token: str = "", heap_bytes: int = 256 << 20, **options: Any) -> "Group":
+        """This process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port". `token` is any
+        text, the same on all ranks, which keeps strangers out."""
+        settings = _options(heap_bytes, **options)
+        group = ctypes.c_void_p()
+        check(library().functions.sy_group_connect(rank, world, store.encode(), token.encode(), byref(settings), byref(group)))
+        return cls(group.value or 0, settings.backend)
+
+    @classmethod
+    def threads(cls, world: int, heap_bytes: int = 256 << 20, **options: Any) -> List["Group"]:
+        """All `world` ranks in this process: element r belongs to rank r and is for one thread. :func:`run_ranks` starts these."""
+        settings = _options(heap_bytes, **options)
+        groups = (ctypes.c_void_p * max(world, 1))()
+        check(library().functions.sy_group_in_process(world, byref(settings), groups))
+        return [cls(group or 0, settings.backend) for group in groups]
+
+    @classmethod
+    def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
+        """The ranks of a ``torch.distributed`` process group (gloo, NCCL or any other that gathers objects; None: the default group),
+        which says who they are and carries the place where they meet. All its ranks call it. They must be on one host. The process
+        group is not used afterwards. NCCL: `backend` is "cuda" and `device` the current one unless you say otherwise."""
+        import torch
+        import torch.distributed as dist
+
+        pg = process_group if process_group is not None else dist.group.WORLD
+        if "nccl" in str(dist.get_backend(pg)):
+            options.setdefault("backend", "cuda")
+        if options.get("backend") == "cuda":
+            options.setdefault("device", torch.cuda.current_device())
+        everybody: List[Any] = [None] * dist.get_world_size(pg)
+        dist.all_gather_object(everybody, cls._invitation(), group=pg)
+        return cls._join(dist.get_rank(pg), everybody, heap_bytes, options)
+
+    @classmethod
+    def from_mpi4py(cls, communicator: Any, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
+        """The ranks of an mpi4py communicator, which is used once to say where they meet."""
+        everybody = communicator.allgather(cls._invitation())
+        return cls._join(communicator.Get_rank(), everybody, heap_bytes, options)
+
+    @staticmethod
+    def _invitation() -> Tuple[Tuple[str, str], str, str]:
+        """What a rank tells the others; that of rank 0 counts."""
+        return _host(), f"unix:@switchyard-{secrets.token_hex(16)}", secrets.token_hex(16)
+
+    @classmethod
+    def _join(cls, rank: int, everybody: List[Tuple[Tuple[str, str], str, str]], heap_bytes: int, options: Any) -> "Group":
+        host, store, token = everybody[0]
+        for other, (its_host, _, _) in enumerate(everybody):
+            if its_host != host:
+                raise Unsupported(f"rank {other} is on {its_host[0]}, rank 0 on {host[0]}: all ranks of a group are on one host")
+        return cls.connect(rank, len(everybody), store, token, heap_bytes, **options)
+
+    # ---- What a group is and does ----
+
+    @property
+    def closed(self) -> bool:
+        return not self._owned.pointer
+
+    @property
+    def pointer(self) -> int:
+        """The ``sy_group*``, for code that calls the C interface."""
+        if not self._owned.pointer:
+            raise InvalidArgument("the group is closed")
+        return self._owned.pointer
+
+    def experts_of(self, experts: int, rank: Optional[int] = None) -> range:
+        """The experts that a rank holds, this one unless told otherwise, of `experts` in all."""
+        rank = self.rank if rank is None else rank
+        return range(first_expert(experts, self.size, rank), first_expert(experts, self.size, rank + 1))
+
+    def barrier(self) -> None:
+        """Collective. Waits until all ranks called it."""
+        with self._lock:
+            check(self._functions.sy_group_barrier(self.pointer))
+
+    def all_gather(self, mine: bytes) -> List[bytes]:
+        """Collective. The bytes of every rank, equally many, in rank order."""
+        everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
+        with self._lock:
+            check(self._functions.sy_group_all_gather(self.pointer, mine if mine else None, len(mine), everything))
+        return [everything.raw[r * len(mine):(r + 1) * len(mine)] for r in range(self.size)]
+
+    def check(self) -> None:
+        """Raises the pending fault of this rank, if there is one."""
+        check(self._functions.sy_group_check(self.pointer))
+
+    def abort(self, reason: int = Code.SYSTEM) -> None:
+        """Makes every wait of every rank end with :class:`PeerFailed` (this rank, `reason`). Any thread may call it."""
+        check(self._functions.sy_group_abort(self.pointer, reason))
+
+    def set_timeout(self, seconds: Optional[float]) -> None:
+        """Deadline of every wait inside the calls from now on; None: never."""
+        with self._lock:
+            check(self._functions.sy_group_set_timeout(self.pointer, _milliseconds("timeout", seconds)))
+
+    def wait_statistics(self) -> List[WaitStatistics]:
+        """For whom this rank waits, by peer."""
+        found = []
+        for peer in range(self.size):
+            s = structs.WaitStatistics()
+            check(self._functions.sy_group_wait_statistics(self.pointer, peer, byref(s)))
+            found.append(WaitStatistics(s.total_ms, s.max_ms, s.waits))
+        return found
+
+    @property
+    def heap(self) -> Tuple[int, int]:
+        """Bytes of the symmetric heap that are in use, and in total."""
+        used, size = ctypes.c_size_t(), ctypes.c_size_t()
+        check(self._functions.sy_group_heap(self.pointer, byref(used), byref(size)))
+        return used.value, size.value
+
+    def sleep(self) -> None:
+        """Collective. Gives the memory of the symmetric heap back until :meth:`wake`; the content of rows in it is lost."""
+        with self._lock:
+            check(self._functions.sy_group_sleep(self.pointer))
+
+    def wake(self) -> None:
+        """Collective. The inverse of :meth:`sleep`."""
+        with self._lock:
+            check(self._functions.sy_group_wake(self.pointer))
+
+    def close(self) -> None:
+        """The rank leaves: peers that still need it get :class:`PeerFailed`. May be called twice."""
+        self._owned.close()
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<switchyard.Group rank {self.rank} of {self.size}, {self.backend}{', closed' if self.closed else ''}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Group belongs to its process: form one in each process, for example by Group.from_environment()")

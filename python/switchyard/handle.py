@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routing of a dispatch."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _names
+from ._arrays import I32, I64, NUMPY, U8, Arrays
+from ._ffi import Owned, byref, check, library, structs
+from ._names import EXPERT_MAJOR, F32, RANK_MAJOR
+
+__all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
+
+
+class Counts(NamedTuple):
+    """How many rows a dispatch delivered. Arrays are int64, of this rank's experts, in host memory."""
+
+    rows: int  #: M, padding included
+    tokens_per_expert: np.ndarray
+    aligned_per_expert: np.ndarray  #: rounded up to the alignment
+    expert_first_row: Optional[np.ndarray]  #: expert-major; else None
+
+
+class Matrices(NamedTuple):
+    """DeepEP's description of a dispatch, int32 but for the bool `is_token_in_rank`, in host memory. W ranks, C channels."""
+
+    rank_prefix_matrix: np.ndarray  #: [W, W] tokens of sources 0..i to rank j
+    channel_prefix_matrix: np.ndarray  #: [W, C] this rank's tokens to rank d in channels 0..c
+    recv_channel_prefix_matrix: np.ndarray  #: [W, C] exclusive: first row of channel c among source s's rows here
+    recv_src_idx: np.ndarray  #: [rows] token index at the source
+    is_token_in_rank: np.ndarray  #: [T, W]
+    send_head: np.ndarray  #: [T, W] index of token t in the stream (channel of t, rank), -1 if not sent
+
+
+class Ledger(NamedTuple):
+    """The explicit route ledger, int32, in host memory. Ep: E rounded up to 16 (docs/concepts/ledger.md)."""
+
+    peer_token_per_expert: np.ndarray  #: [W, Ep]
+    expanded_row_idx: np.ndarray  #: [T * K]
+    cumsum_per_expert: np.ndarray  #: [W, Ep]
+    dispatch_offset: np.ndarray  #: [experts here]
+    prev_sum_before_rank: np.ndarray  #: [W, experts here]
+
+
+class RoutingLayout(NamedTuple):
+    """What DeepEP's ``get_dispatch_layout`` counts, in host memory."""
+
+    num_tokens_per_rank: np.ndarray  #: int32 [W] distinct tokens
+    num_tokens_per_expert: np.ndarray  #: int32 [E] routes
+    is_token_in_rank: np.ndarray  #: bool [T, W]
+
+
+def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> Tuple[Any, ...]:
+    """Arrays of a filled struct, copied, and the struct's storage released."""
+    storage = Owned(struct.storage, library().functions.sy_storage_release)
+    arrays = tuple(NUMPY.wrap(getattr(struct, name), shape, element, storage, None).copy() for name, shape, element in fields)
+    storage.close()
+    return arrays
+
+
+class Handle:
+    """The routing of one dispatch, for its combine and for dispatches of other rows the same way. Immutable; any thread may use it,
+    any number of times. It stays valid after the rows that came with it are gone.
+
+    The arrays below are memory of the library, of the kind (numpy, torch, device) of the dispatched ``x``, and valid as long as they
+    are referred to. Those that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this rank.
+    """
+
+    def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
+        self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
+        self._layout = layout
+        self._view: Optional[structs.DispatchedView] = None
+        self._arrays: Arrays = NUMPY
+        self._like: Any = None
+        self._cache: Dict[str, Any] = {}
+
+    def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any) -> None:
+        """What the dispatch delivered. `view` is kept; `like` says of which kind arrays are."""
+        self._view, self._arrays, self._like = view, arrays, like
+
+    @property
+    def pointer(self) -> int:
+        """The ``sy_handle*``, for code that calls the C interface."""
+        return self._owned.pointer or 0
+
+    @property
+    def tokens(self) -> int:
+        """T: tokens of this rank's dispatch."""
+        number = ctypes.c_int64()
+        check(library().functions.sy_handle_tokens(self.pointer, byref(number)))
+        return number.value
+
+    @property
+    def rows(self) -> int:
+        """M: rows delivered to this rank, padding included. CUDA: waits for the dispatch."""
+        if self._view is not None and self._view.rows >= 0:
+            return self._view.rows
+        number = ctypes.c_int64()
+        check(library().functions.sy_handle_rows(self.pointer, byref(number)))
+        return number.value
+
+    @property
+    def layout(self) -> str:
+        """"rank_major" or "expert_major"."""
+        return _names.name_of(_names.LAYOUTS, self._layout)
+
+    def _array(self, name: str, element: int, *shape: str, layout: Optional[int] = None) -> Any:
+        """An array of the view, made once. `shape` names members of the view."""
+        if name in self._cache:
+            return self._cache[name]
+        view = self._view
+        if view is None:
+            _names.invalid(f"this handle was made from bytes: {name} is not in them; dispatch with it first, or use counts()")
+        sizes = tuple(getattr(view, size) for size in shape)
+        pointer = getattr(view, name)
+        absent = (layout is not None and layout != self._layout) or (not pointer and 0 not in sizes)
+        self._cache[name] = None if absent else self._arrays.wrap(pointer, sizes, element, self._owned, self._like)
+        return self._cache[name]
+
+    @property
+    def topk_ids(self) -> Any:
+        """Rank-major: int32 [R, K] local expert ids, -1 if the route goes elsewhere or was dropped."""
+        return self._array("topk_ids", I32, "x_rows", "topk", layout=RANK_MAJOR)
+
+    @property
+    def topk_weights(self) -> Any:
+        """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch got no weights."""
+        return self._array("topk_weights", F32, "x_rows", "topk", layout=RANK_MAJOR)
+
+    @property
+    def source_token(self) -> Any:
+        """Rank-major: int32 [R] token index at its source, -1 behind the rows delivered."""
+        return self._array("source_token", I32, "x_rows", layout=RANK_MAJOR)
+
+    @property
+    def row_source(self) -> Any:
+        """Expert-major: int64 [R] ``source rank << 48 | k << 32 | token``; -1 for padding."""
+        return self._array("row_source", I64, "x_rows", layout=EXPERT_MAJOR)
+
+    @property
+    def row_weights(self) -> Any:
+        """Expert-major: float32 [R]; None if dispatch got no weights."""
+        return self._array("row_weights", F32, "x_rows", layout=EXPERT_MAJOR)
+
+    @property
+    def expert_first_row(self) -> Any:
+        """Expert-major: int64 [L]."""
+        return self._array("expert_first_row", I64, "experts_here", layout=EXPERT_MAJOR)
+
+    @property
+    def tokens_per_expert(self) -> Any:
+        """int64 [L] kept routes of all sources to each of this rank's experts."""
+        return self._array("tokens_per_expert", I64, "experts_here")
+
+    @property
+    def aligned_per_expert(self) -> Any:
+        """int64 [L] the same, rounded up to the exchange's `align`."""
+        return self._array("aligned_per_expert", I64, "experts_here")
+
+    @property
+    def offsets(self) -> Any:
+        """int32 [L] row behind each expert's rows, padding included: ``offs`` of ``torch.nn.functional.grouped_mm``, on the device of
+        the rows. Expert-major."""
+        if "offsets" not in self._cache:
+            if self._layout != EXPERT_MAJOR:
+                _names.invalid("offsets: rank-major rows are not grouped by experts")
+            ends = self.aligned_per_expert
+            ends = np.cumsum(ends) if isinstance(ends, np.ndarray) else ends.cumsum(0)
+            self._cache["offsets"] = ends.astype(np.int32) if isinstance(ends, np.ndarray) else ends.int()
+        return self._cache["offsets"]
+
+    @property
+    def dropped(self) -> Any:
+        """uint8 [T, K] 1 if this rank's route was dropped at capacity; None with ``overflow="fail"``."""
+        return self._array("dropped", U8, "tokens", "topk")
+
+    @property
+    def dropped_per_source(self) -> Any:
+        """int64 [W, L] routes dropped here; None with ``overflow="fail"``."""
+        return self._array("dropped_per_source", I64, "world", "experts_here")
+
+    # ---- What is asked of it. CUDA: these wait for the dispatch ----
+
+    def counts(self) -> Counts:
+        """Rows of each expert, in host memory."""
+        c = structs.Counts()
+        check(library().functions.sy_handle_counts(self.pointer, byref(c)))
+        rows, shape, first = c.rows, (c.experts_here,), bool(c.expert_first_row)
+        names = ["tokens_per_expert", "aligned_per_expert"] + (["expert_first_row"] if first else [])
+        arrays = stored(c, [(name, shape, I64) for name in names])
+        return Counts(rows, arrays[0], arrays[1], arrays[2] if first else None)
+
+    def matrices(self, channels: int) -> Matrices:
+        """As DeepEP's handle describes the dispatch, for `channels` >= 1 channels."""
+        m = structs.Matrices()
+        check(library().functions.sy_handle_matrices(self.pointer, channels, byref(m)))
+        w, c, t = m.world, m.num_channels, m.tokens
+        arrays = stored(m, [("rank_prefix_matrix", (w, w), I32), ("channel_prefix_matrix", (w, c), I32),
+                            ("recv_channel_prefix_matrix", (w, c), I32), ("recv_src_idx", (m.num_recv,), I32),
+                            ("is_token_in_rank", (t, w), U8), ("send_head", (t, w), I32)])
+        return Matrices(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4].astype(bool), arrays[5])
+
+    def ledger(self) -> Ledger:
+        """The explicit route ledger."""
+        g = structs.Ledger()
+        check(library().functions.sy_handle_ledger(self.pointer, byref(g)))
+        per_expert, here = (g.world, g.num_experts_padded), g.experts_here
+        return Ledger(*stored(g, [("peer_token_per_expert", per_expert, I32), ("expanded_row_idx", (g.num_routes,), I32),
+                                  ("cumsum_per_expert", per_expert, I32), ("dispatch_offset", (here,), I32),
+                                  ("prev_sum_before_rank", (g.world, here), I32)]))
+
+    def to_bytes(self) -> bytes:
+        """Portable bytes; ``Exchange.handle_from_bytes`` is the inverse."""
+        b = structs.Bytes()
+        check(library().functions.sy_handle_serialize(self.pointer, byref(b)))
+        storage = Owned(b.storage, library().functions.sy_storage_release)
+        content = ctypes.string_at(b.data, b.size)
+        storage.close()
+        return content
+
+    def __repr__(self) -> str:
+        return f"<switchyard.Handle {self.layout}, {self.tokens} tokens>"

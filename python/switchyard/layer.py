@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole MoE layer in one call, of the library switchyard_layer."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Optional, Type
+
+from . import _names
+from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
+from ._ffi import Owned, byref, check, layer_library, structs
+from ._names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
+from .group import Group
+
+__all__ = ["LayerMemory", "MoeLayer"]
+
+
+class LayerMemory(NamedTuple):
+    """Memory of a layer on the rank with most experts, in bytes, beside the caller's arrays."""
+
+    heap_bytes: int  #: of the group's symmetric heap, its header aside
+    private_bytes: int
+    weight_bytes: int  #: CPU, packed weights
+    scratch_bytes: int
+    total_bytes: int
+
+
+def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
+            order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
+            captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
+            backend: int = CPU) -> structs.MoeLayerConfig:
+    """The struct of the keywords of :class:`MoeLayer`."""
+    storage = storage or ("view" if backend == CUDA else "packed")
+    return structs.MoeLayerConfig(
+        hidden=hidden, intermediate=intermediate, max_tokens=max_tokens, capacity=capacity, num_experts=experts, topk=topk,
+        type=_names.dtype_of("dtype", dtype), order=value_of(_names.ORDERS, "order", order),
+        exchange=value_of(_names.MOE_EXCHANGES, "exchange", exchange), form=value_of(_names.MOE_FORMS, "form", form),
+        overflow=value_of(_names.OVERFLOWS, "overflow", overflow), captured=int(captured),
+        storage=value_of(_names.STORAGES, "storage", storage), row_scales=value_of(_names.SCALES, "row_scales", row_scales),
+        weight_scales=value_of(_names.SCALES, "weight_scales", weight_scales))
+
+
+class MoeLayer:
+    """``out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
+
+    w13: [L, 2 I, H], of each expert first the gate rows, then the up rows; w2: [L, H, I]: those of this rank's L experts, of `dtype`.
+    hidden: H. intermediate: I. experts: E, in all. topk: K. max_tokens: most tokens of any rank.
+    dtype: of weights: "bf16"; GPUs also "f16" or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the same, of fp8
+    bf16. capacity: most rows that a rank takes in a call; 0: those of the worst routing. overflow: "fail" or "drop_and_report".
+    order: of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused" (docs/layer.md).
+    storage: "packed" (CPU: an own copy) or "view" (the weights stay yours, and are kept alive by this object; GPUs).
+    captured: GPUs, normal mode: calls are captured in graphs.
+
+    Needs the library switchyard_layer, which not every wheel has: docs/python.md.
+    """
+
+    def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, **config: Any) -> None:
+        self.group = group
+        self._functions = layer_library().functions
+        self._config = c = _config(backend=group._backend, **config)
+        here = len(group.experts_of(c.num_experts))
+        rows, backend = 2 * c.intermediate, group._backend
+        first = take(w13, "w13", (here, rows, c.hidden), (c.type,), backend)
+        second = take(w2, "w2", (here, c.hidden, c.intermediate), (c.type,), backend)
+        for name, scales in (("w13_scales", w13_scales), ("w2_scales", w2_scales)):
+            if scales is not None:
+                setattr(c, name, take(scales, name, ("L", "rows", "columns"), (F32, FP8, U8), backend).pointer)
+        made = ctypes.c_void_p()
+        with group._lock:
+            check(self._functions.sy_moe_layer_create(group.pointer, byref(c), first.pointer, second.pointer, byref(made)))
+        keeps = (w13, w2, w13_scales, w2_scales) if c.storage else ()
+        self._owned = Owned(made.value, self._functions.sy_moe_layer_destroy, group._owned, *keeps, lock=group._lock)
+        self._ids, self._options = structs.ExpertIds(), structs.MoeLayerCall()
+        self._by = (byref(self._ids), byref(self._options))
+        self._row_type = BF16 if c.type == FP8 else c.type
+        self._like: Any = None
+
+    @staticmethod
+    def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> LayerMemory:
+        """Memory of a layer with these keywords. Needs no group."""
+        number, m = value_of(_names.BACKENDS, "backend", backend), structs.MoeLayerMemory()
+        c = _config(backend=number, **config)
+        check(layer_library().functions.sy_moe_layer_memory_required(byref(c), world, number, byref(m)))
+        return LayerMemory(*(getattr(m, name) for name in LayerMemory._fields))
+
+    @staticmethod
+    def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
+        """``heap_bytes`` of a group whose only object is a layer with these keywords. Needs no group."""
+        number, size = value_of(_names.BACKENDS, "backend", backend), ctypes.c_size_t()
+        c = _config(backend=number, **config)
+        check(layer_library().functions.sy_moe_layer_heap_bytes(byref(c), world, number, byref(size)))
+        return size.value
+
+    @property
+    def pointer(self) -> int:
+        """The ``sy_moe_layer*``, for code that calls the C interface."""
+        if not self._owned.pointer:
+            invalid("the layer is closed")
+        return self._owned.pointer
+
+    @property
+    def implementation(self) -> str:
+        """What was chosen, for example "separate, normal, bf16 wgmma:sm_90a"."""
+        text = ctypes.c_char_p()
+        check(self._functions.sy_moe_layer_implementation(self.pointer, byref(text)))
+        return (text.value or b"").decode()
+
+    def forward(self, x: Any, ids: Any, weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
+                num_sms: int = 0) -> Any:
+        """Collective. x: [T, H]. ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without one gets +0.
+        weights: float32 [T, K]; None: all 1. out: [T, H], made unless given; add: the layer is added to what it holds.
+        device_tokens: int32 [1]: T when the call runs; rows of `out` from it on are not written. Returns out."""
+        c = self._config
+        with self.group._call:
+            backend = self.group._backend
+            taken = take(x, "x", ("T", c.hidden), (self._row_type,), backend)
+            tokens = taken.shape[0]
+            given = take(ids, "ids", (tokens, c.topk), (I32, I64), backend)
+            i, o = self._ids, self._options
+            i.data, i.tokens, i.topk, i.is_int64 = given.pointer, tokens, c.topk, int(given.code == I64)
+            scale = None if weights is None else take(weights, "weights", (tokens, c.topk), (F32,), backend).pointer
+            if add and out is None:
+                invalid("add: needs `out`, which the layer is added to")
+            if out is None:
+                out = taken.arrays.empty((tokens, c.hidden), self._row_type, taken.array)
+            result = take(out, "out", (tokens, c.hidden), (self._row_type,), backend)
+            o.stream, o.num_sms, o.add = taken.arrays.stream(taken.array), num_sms, int(add)
+            o.device_tokens = None if device_tokens is None else take(device_tokens, "device_tokens", (1,), (I32,), backend).pointer
+            by_ids, by_options = self._by
+            check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, scale, result.pointer, by_options))
+            self._like = out
+            return out
+
+    __call__ = forward
+
+    def dropped(self) -> Any:
+        """uint8 [T, K] of the last forward: 1 where this rank's route was dropped at capacity. None with ``overflow="fail"``. Valid until
+        the next forward."""
+        pointer, count = ctypes.c_void_p(), ctypes.c_int64()
+        check(self._functions.sy_moe_layer_dropped(self.pointer, byref(pointer), byref(count)))
+        if not pointer.value:
+            return None
+        arrays = NUMPY if self._like is None else arrays_of(self._like, "x")[1]
+        return arrays.wrap(pointer.value, (count.value // self._config.topk, self._config.topk), U8, self._owned, self._like)
+
+    def close(self) -> None:
+        """Gives the layer back. May be called twice."""
+        self._owned.close()
+
+    def __enter__(self) -> "MoeLayer":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Any) -> None:
+        self.close()

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-latency mode, for decoding: shapes that never vary, memory made once."""
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import Any, Callable, Optional, Tuple, Type
+
+from . import _names
+from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
+from ._ffi import Owned, byref, check, library, structs
+from ._names import BF16, F16, F32, FP8, invalid, value_of
+from .exchange import CallStatistics, MemoryRequirement, statistics_of
+from .group import Group
+
+__all__ = ["LowLatency", "Pending", "Received"]
+
+
+def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
+            scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0) \
+        -> structs.LowLatencyConfig:
+    """The struct of the keywords of :class:`LowLatency`."""
+    return structs.LowLatencyConfig(
+        hidden=hidden, max_tokens=max_tokens, num_experts=experts, topk=topk, row_type=_names.dtype_of("dtype", dtype),
+        scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
+        scale_order=value_of(_names.SCALE_ORDERS, "scale_order", scale_order), sending=value_of(_names.SENDINGS, "sending", sending),
+        pieces=pieces)
+
+
+class Received:
+    """Where dispatches deliver: memory of fixed shape, overwritten by each dispatch into it. L experts of this rank, R = W * max_tokens
+    rows of each, of which the first ``rows[e]`` are there; the rest is unspecified. Arrays are of the kind (numpy, torch, device) of
+    the first dispatched ``x``.
+
+    x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view of the same
+    shape with consecutive rows side by side (four powers of two are one int32 there: [L, R, ceil(groups / 4)]).
+    rows: int32 [L], on the device. source_range: int64 [L, W], ``first << 32 | count``. row_source: int64 [L, R],
+    ``source rank << 48 | k << 32 | token``.
+    """
+
+    def __init__(self, owned: Owned, arrays: Any, like: Any) -> None:
+        view = structs.LowLatencyView()
+        check(library().functions.sy_low_latency_output_get(owned.pointer, byref(view)))
+        self._owned, self._view = owned, view
+        here, per_expert, hidden = view.experts_here, view.rows_per_expert, view.x_cols
+        self.x = arrays.wrap(view.x, (here, per_expert, hidden), view.x_dtype, owned, like)
+        self.rows = arrays.wrap(view.rows_of_expert, (here,), I32, owned, like)
+        self.source_range = arrays.wrap(view.source_range, (here, view.world), I64, owned, like)
+        self.row_source = arrays.wrap(view.row_source, (here, per_expert), I64, owned, like)
+        self.scales = None if not view.x_scale_kind else _scales(view, owned, arrays, like)
+        self.tokens = 0  #: T of the last dispatch into it
+
+
+def _scales(v: structs.LowLatencyView, owned: Owned, arrays: Any, like: Any) -> Any:
+    groups, f32 = -(-v.x_cols // v.scale_group), v.x_scale_kind == 1
+    if v.scale_order == 0:
+        columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
+        memory = arrays.wrap(v.x_scales, (v.experts_here, v.rows_per_expert, columns), F32 if f32 else U8, owned, like)
+        return memory[:, :, :groups]
+    columns = groups if f32 else -(-groups // 4)
+    memory = arrays.wrap(v.x_scales, (v.experts_here, columns, v.scale_rows), F32 if f32 else I32, owned, like)
+    return memory.swapaxes(1, 2)[:, :v.rows_per_expert]
+
+
+class Pending:
+    """A call whose first half is done. :meth:`wait` does the rest, once, and returns what the call returns."""
+
+    def __init__(self, receive: Callable[[], None], result: Any, keeps: Any) -> None:
+        self._receive: Optional[Callable[[], None]] = receive
+        self._result = result
+        self._keeps = keeps
+
+    def wait(self) -> Any:
+        receive, self._receive = self._receive, None
+        if receive is not None:
+            receive()
+            self._keeps = None
+        return self._result
+
+
+class LowLatency:
+    """Dispatch and combine for decoding. Creation is collective: all ranks give the same keywords.
+
+    hidden: H. experts: E, in all. topk: K, at most 32. max_tokens: most tokens of any rank, at most 65535.
+    dtype: of `x` and the widest that is combined, "bf16", "f16" or "f32". scales: rows travel as fp8 with "f32" or "ue8m0" scales of
+    `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: as they are.
+    sending: "per_rank" or "per_route". pieces: parts of a row that travel on their own; 0: the library's choice.
+    """
+
+    def __init__(self, group: Group, **config: Any) -> None:
+        self.group = group
+        self._config = _config(**config)
+        self._functions = library().functions
+        self._call, self._backend = group._call, group._backend
+        made = ctypes.c_void_p()
+        with self._call:
+            check(self._functions.sy_low_latency_create(group.pointer, byref(self._config), byref(made)))
+        self._owned = Owned(made.value, self._functions.sy_low_latency_destroy, group._owned, lock=group._lock)
+        self.hidden: int = self._config.hidden
+        self.topk: int = self._config.topk
+        self._x, self._ids = structs.RowView(), structs.ExpertIds()
+        self._dispatch_options, self._combine_options = structs.LowLatencyDispatchOptions(), structs.LowLatencyCombineOptions()
+        self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options))
+        self._output: Optional[Received] = None
+
+    @staticmethod
+    def memory_required(world: int, **config: Any) -> MemoryRequirement:
+        """Symmetric memory that an object with these keywords takes from each rank's heap. Needs no group."""
+        r = structs.MemoryRequirement()
+        check(library().functions.sy_low_latency_memory_required(byref(_config(**config)), world, byref(r)))
+        return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
+
+    @staticmethod
+    def heap_bytes(world: int, **config: Any) -> int:
+        """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
+        size = ctypes.c_size_t()
+        check(library().functions.sy_low_latency_heap_bytes_for(byref(_config(**config)), world, byref(size)))
+        return size.value
+
+    @property
+    def pointer(self) -> int:
+        """The ``sy_low_latency*``, for code that calls the C interface."""
+        if not self._owned.pointer:
+            invalid("the low-latency object is closed")
+        return self._owned.pointer
+
+    def make_output(self, like: Any = None) -> Received:
+        """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates."""
+        made = ctypes.c_void_p()
+        with self.group._lock:
+            check(self._functions.sy_low_latency_make_output(self.pointer, byref(made)))
+        owned = Owned(made.value, self._functions.sy_low_latency_output_destroy, self._owned, lock=self.group._lock)
+        if like is None:
+            return Received(owned, NUMPY, None)
+        taken = take(like, "like", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
+        return Received(owned, taken.arrays, taken.array)
+
+    def make_rows(self, received: Received, dtype: object = None) -> Any:
+        """Local. Room [L, R, H] for what the experts make of `received`'s rows, which combine reads where it lies. Allocates."""
+        code = self._config.row_type if dtype is None else _names.dtype_of("dtype", dtype)
+        made, view, f = ctypes.c_void_p(), structs.RowView(), self._functions
+        with self.group._lock:
+            check(f.sy_low_latency_make_rows(self.pointer, code, byref(made)))
+        owned = Owned(made.value, f.sy_low_latency_rows_destroy, self._owned, lock=self.group._lock)
+        check(f.sy_low_latency_rows_get(owned.pointer, byref(view)))
+        shape = (received._view.experts_here, received._view.rows_per_expert, self.hidden)
+        _, arrays = arrays_of(received.x, "x")
+        return arrays.wrap(view.data, shape, code, owned, received.x)
+
+    # ---- Dispatch ----
+
+    def dispatch(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
+        """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K], an id outside [0, E) means no
+        expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales). output: where to deliver;
+        None: an output of this object, the same for all such calls, so that each overwrites the one before."""
+        return self._dispatch(self._functions.sy_low_latency_dispatch, x, ids, weights, output, num_sms)[0]
+
+    def dispatch_async(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
+        """The sending half of :meth:`dispatch`; ``wait()`` of what it returns does the rest and returns the output. In between no other
+        call of this object may be made."""
+        received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, ids, weights, output, num_sms)
+        return Pending(self._receive, received, kept)
+
+    def _dispatch(self, function: Any, x: Any, ids: Any, weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
+        by_x, by_ids, by_options, _ = self._by
+        with self._call:
+            taken = self._take_rows(x)
+            tokens, arrays = taken.shape[0], taken.arrays
+            given = self._take_ids(ids, tokens)
+            o = self._dispatch_options
+            o.weights = None
+            if weights is not None:
+                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
+            o.stream, o.num_sms = arrays.stream(taken.array), num_sms
+            if output is None:
+                if self._output is None or type(self._output.x) is not type(taken.array):
+                    self._output = self.make_output(taken.array)
+                output = self._output
+            check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
+            output.tokens = tokens
+            return output, (x, given.array, weights)
+
+    def _take_rows(self, x: Any) -> Any:
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        taken = take(rows, "x", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
+        v = self._x
+        v.data, v.rows, v.cols, v.dtype, v.scale_kind, v.scales = taken.pointer, taken.shape[0], self.hidden, taken.code, 0, None
+        if (taken.code == FP8) != (scales is not None):
+            invalid("x: fp8 rows, and only these, come with scales, as a pair (x, scales)")
+        if scales is not None:
+            size = ctypes.c_size_t()
+            check(self._functions.sy_low_latency_scale_row_bytes(byref(self._config), byref(size)))
+            f32 = self._config.scales == 1
+            given = take(scales, "scales", (taken.shape[0], size.value // (4 if f32 else 1)), (F32,) if f32 else (FP8, U8), self._backend)
+            v.scale_kind, v.scales = self._config.scales, given.pointer
+        return taken
+
+    def _take_ids(self, ids: Any, tokens: int) -> Any:
+        given = take(ids, "ids", (tokens, self.topk), (I32, I64), self._backend)
+        i = self._ids
+        i.data, i.tokens, i.topk, i.is_int64 = given.pointer, tokens, self.topk, int(given.code == I64)
+        return given
+
+    def _receive(self) -> None:
+        with self.group._lock:
+            check(self._functions.sy_low_latency_receive(self.pointer))
+
+    # ---- Combine ----
+
+    def combine(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
+                out: Any = None, num_sms: int = 0) -> Any:
+        """Collective. Sums what the experts made of the tokens of `received`'s last dispatch into out [T, H] of y's type. y: [L, R, H],
+        read where it lies. weights: float32 [T, K], "per_route" only; None: those given to dispatch, or none. expert_scale: float32
+        [L], "per_route" only: rows go back as round(y * scale). A token without a route yields +0."""
+        return self._combine(self._functions.sy_low_latency_combine, y, received, weights, expert_scale, order, out, num_sms)[0]
+
+    def combine_async(self, y: Any, received: Received, *, weights: Any = None, expert_scale: Any = None, order: str = "per_route",
+                      out: Any = None, num_sms: int = 0) -> Pending:
+        """The sending half of :meth:`combine`; ``wait()`` of what it returns does the rest and returns the sums."""
+        result, kept = self._combine(self._functions.sy_low_latency_combine_send, y, received, weights, expert_scale, order, out, num_sms)
+        return Pending(self._receive, result, kept)
+
+    def _combine(self, function: Any, y: Any, received: Received, weights: Any, expert_scale: Any, order: str, out: Any,
+                 num_sms: int) -> Tuple[Any, Any]:
+        by_x, _, _, by_options = self._by
+        with self._call:
+            view, tokens = received._view, received.tokens
+            taken = take(y, "y", (view.experts_here, view.rows_per_expert, self.hidden), (BF16, F16, F32), self._backend)
+            v = self._x
+            v.data, v.rows, v.cols, v.dtype = taken.pointer, view.x_rows, self.hidden, taken.code
+            v.scale_kind, v.scales = 0, None
+            o = self._combine_options
+            o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, taken.arrays.stream(taken.array)
+            o.weights = o.expert_scale = None
+            if weights is not None:
+                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
+            if expert_scale is not None:
+                o.expert_scale = take(expert_scale, "expert_scale", (view.experts_here,), (F32,), self._backend).pointer or None
+            if out is None:
+                out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
+            result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend)
+            check(function(self.pointer, by_x, received._owned.pointer, result.pointer, by_options))
+            return out, (y, weights, expert_scale)
+
+    def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
+        """Collective. Dispatch, experts and combine in one launch, for experts that scale rows (docs/concepts/flat.md): out[t] = sum
+        over k of weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L]; None: 1."""
+        by_x, by_ids = self._by[:2]
+        with self._call:
+            taken = self._take_rows(x)
+            tokens = taken.shape[0]
+            self._take_ids(ids, tokens)
+            o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms)
+            if weights is not None:
+                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
+            if expert_scale is not None:
+                here = len(self.group.experts_of(self._config.num_experts))
+                o.expert_scale = take(expert_scale, "expert_scale", (here,), (F32,), self._backend).pointer or None
+            if out is None:
+                out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
+            result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend)
+            check(self._functions.sy_low_latency_all_to_all(self.pointer, by_x, by_ids, result.pointer, byref(o)))
+            return out
+
+    # ---- The rest ----
+
+    def last_call(self) -> CallStatistics:
+        """Traffic and time of this rank's last call. CUDA: waits for it."""
+        s = structs.CallStatistics()
+        check(self._functions.sy_low_latency_last_call(self.pointer, byref(s)))
+        return statistics_of(s)
+
+    def close(self) -> None:
+        """Gives the object back. Outputs stay. May be called twice."""
+        self._owned.close()
+
+    def __enter__(self) -> "LowLatency":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 trace: Optional[TracebackType]) -> None:
+        self.close()

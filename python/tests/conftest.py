@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import switchyard as sy  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_per_rank():
+    """Ranks are threads or processes already."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def environment():
+    """Variables for other interpreters, which then import what this one does."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SWITCHYARD_RANK", "RANK", "WORLD_SIZE"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@pytest.fixture
+def ranks():
+    """run_ranks with a small heap and a short deadline, so that a test that hangs fails soon."""
+
+    def run(function, world, *arguments, **options):
+        options = {"heap_bytes": 32 << 20, "timeout": 20, "rendezvous_timeout": 20, **options}
+        return sy.run_ranks(function, world, *arguments, **options)
+
+    return run

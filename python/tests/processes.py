@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as processes of a test."""
+import multiprocessing
+import secrets
+
+
+def a_store():
+    """A place to meet that nobody else has."""
+    return f"unix:@switchyard-test-{secrets.token_hex(8)}"
+
+
+def run_processes(method, target, world, *arguments, seconds=120):
+    """Exit codes of `target(rank, world, *arguments)` in a process for each rank. Those that do not end in time are killed (-9)."""
+    context = multiprocessing.get_context(method)
+    processes = [context.Process(target=target, args=(rank, world, *arguments)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]

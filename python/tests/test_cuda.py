@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that go round the GPUs, because a
+call of CUDA that waits for a whole GPU may wait for the kernel of another rank of the same process. Needs a GPU that the library
+supports, and a library with CUDA."""
+import numpy as np
+import pytest
+
+import oracle
+import switchyard as sy
+from processes import a_store, run_processes
+
+torch = pytest.importorskip("torch")
+
+EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
+SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS}
+
+
+@pytest.fixture(autouse=True)
+def gpus():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.cuda.device_count()
+
+
+def _process(rank, world, store, heap_bytes, scenario, arguments):
+    """One rank, on a stream of its own."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.empty(1, device="cuda")
+    with sy.Group.connect(rank, world, store, "token", heap_bytes, backend="cuda", timeout=60, rendezvous_timeout=120) as group:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            scenario(group, *arguments)
+            torch.cuda.current_stream().synchronize()
+        group.barrier()
+
+
+def over_ranks(scenario, heap_bytes, *arguments):
+    assert run_processes("spawn", _process, WORLD, a_store(), heap_bytes, scenario, arguments, seconds=300) == [0] * WORLD
+
+
+def inputs_of(seed, dtype=torch.float32):
+    """All ranks' inputs, rows rounded to the type."""
+    inputs = oracle.make_inputs(WORLD, seed=seed, tokens=[29, 17], **SHAPE)
+    return [given._replace(x=torch.from_numpy(given.x).to(dtype).float().numpy()) for given in inputs]
+
+
+def on_gpu(given, dtype=torch.float32):
+    return torch.from_numpy(given.x).to("cuda", dtype), torch.from_numpy(given.ids).cuda(), torch.from_numpy(given.weights).cuda()
+
+
+def equal(got, want):
+    return torch.equal(got.cpu().float() if got.is_floating_point() else got.cpu(), torch.from_numpy(np.asarray(want)))
+
+
+def _rank_major(group, dtype, size):
+    inputs = inputs_of(1, dtype)
+    exchange = sy.Exchange(group, dtype=dtype, **SHAPE)
+    x, ids, weights = on_gpu(inputs[group.rank], dtype)
+    rows, handle = exchange.dispatch(x, ids, weights, size=size)
+    want = oracle.rank_major(inputs, EXPERTS, group.rank)
+    count = len(want.x)
+    assert rows.is_cuda and rows.dtype == dtype and rows.shape[0] >= count and handle.rows == count
+    assert equal(rows[:count], want.x) and equal(handle.topk_ids[:count], want.ids)
+    assert equal(handle.topk_weights[:count], want.weights) and equal(handle.source_token[:count], want.tokens)
+    out, summed = exchange.combine(rows, handle, weights=handle.topk_weights)
+    assert torch.equal(summed, torch.where((ids >= 0) & (ids < EXPERTS), weights, 0))
+    if dtype == torch.float32:
+        assert equal(out, oracle.combine_rank_major(inputs, EXPERTS, group.rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
+    kept = rows[:count].clone()
+    del rows
+    again, _ = exchange.dispatch(x * 2, handle=handle)
+    assert torch.equal(again[:count], kept * 2)
+    assert np.array_equal(handle.counts().tokens_per_expert, [(want.ids == e).sum() for e in range(len(group.experts_of(EXPERTS)))])
+
+
+@pytest.mark.parametrize("size", ["automatic", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rank_major(dtype, size):
+    over_ranks(_rank_major, sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype=dtype, **SHAPE), dtype, size)
+
+
+ROWS_OF_FOUR = dict(SHAPE, dtype="f32", layout="expert_major", align=4)
+
+
+def _expert_major(group, order):
+    inputs = inputs_of(2)
+    exchange = sy.Exchange(group, **ROWS_OF_FOUR)
+    rows, handle = exchange.dispatch(*on_gpu(inputs[group.rank]))
+    want = oracle.expert_major(inputs, EXPERTS, group.rank, 4)
+    count = len(want.x)
+    assert equal(rows[:count], want.x) and equal(handle.row_source[:count], want.source)
+    assert equal(handle.offsets, np.cumsum(want.aligned).astype(np.int32)) and handle.offsets.is_cuda
+    y = exchange.allocate_rows(handle)
+    y[:count] = rows[:count] * (group.rank + 2)
+    out = exchange.combine(y, handle, order=order)
+    made = [oracle.expert_major(inputs, EXPERTS, r, 4).x * np.float32(r + 2) for r in range(WORLD)]
+    assert equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made.__getitem__, order, True, 4))
+
+
+@pytest.mark.parametrize("order", ["per_rank", "per_route"])
+def test_expert_major(order):
+    over_ranks(_expert_major, sy.Exchange.heap_bytes(WORLD, backend="cuda", **ROWS_OF_FOUR), order)
+
+
+def _wrong_memory(group):
+    exchange = sy.Exchange(group, dtype="f32", **SHAPE)
+    x, ids, _ = on_gpu(inputs_of(1)[group.rank])
+    try:
+        exchange.dispatch(x.cpu(), ids.cpu())
+    except sy.InvalidArgument as error:
+        assert "must be on a GPU" in str(error)
+    else:
+        raise AssertionError("tensors in host memory were taken")
+    raise SystemExit(0)  # the group has ended
+
+
+def test_wrong_memory():
+    over_ranks(_wrong_memory, sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", **SHAPE))
+
+
+def _low_latency(group, scales):
+    """Eager, and from a graph."""
+    ids = np.array([[e, e + 1, e + 3] for e in range(TOKENS)]) % EXPERTS
+    inputs = [given._replace(ids=ids[:len(given.ids)]) for given in inputs_of(3, torch.bfloat16)]
+    ll = sy.LowLatency(group, dtype="bf16", scales=scales, scale_order="column_major", **SHAPE)
+    x, ids, weights = on_gpu(inputs[group.rank], torch.bfloat16)
+    received = ll.dispatch(x, ids, weights)
+    y = ll.make_rows(received)
+
+    def experts():
+        values = received.x.float()
+        y.copy_(values if scales is None else values * received.scales.repeat_interleave(128, 2)[:, :, :HIDDEN])
+
+    experts()
+    tolerance = {"rtol": 0.1 if scales else 0.02, "atol": 0.1}
+    reference = x.float() * weights.sum(1, keepdim=True)
+    torch.testing.assert_close(ll.combine(y, received).float(), reference, **tolerance)
+    counts = [sum(int((given.ids == e).sum()) for given in inputs) for e in group.experts_of(EXPERTS)]
+    assert equal(received.rows, np.array(counts, np.int32))
+    torch.cuda.current_stream().synchronize()
+    group.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        ll.dispatch(x, ids, weights)
+        experts()
+        captured = ll.combine(y, received)
+    x.mul_(2)
+    torch.cuda.current_stream().synchronize()
+    group.barrier()
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.current_stream().synchronize()
+    torch.testing.assert_close(captured.float(), 2 * reference, **tolerance)
+    group.barrier()
+    del graph
+
+
+@pytest.mark.parametrize("scales", [None, "f32"])
+def test_low_latency(scales):
+    over_ranks(_low_latency, sy.LowLatency.heap_bytes(WORLD, dtype="bf16", scales=scales, scale_order="column_major", **SHAPE), scales)
+
+
+def _gradients(group, layout):
+    """Of the sum of a token's rows times their weights, with experts that do nothing."""
+    exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
+    x, ids, weights = on_gpu(inputs_of(4)[group.rank])
+    x.requires_grad_(), weights.requires_grad_()
+    rows, handle = exchange.dispatch(x, ids, weights)
+    if layout == "expert_major":
+        out = exchange.combine(rows, handle, order="per_route")
+    else:
+        out = exchange.combine(rows * torch.where(handle.topk_ids >= 0, handle.topk_weights, 0).sum(1, keepdim=True), handle)
+    out.sum().backward()
+    valid = (ids >= 0) & (ids < EXPERTS)
+    torch.testing.assert_close(x.grad, torch.where(valid, weights.detach(), 0).sum(1, keepdim=True).expand_as(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weights.grad, torch.where(valid, x.detach().sum(1, keepdim=True), 0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
+def test_gradients(layout):
+    heap = sy.Exchange.heap_bytes(WORLD, backend="cuda", dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
+    over_ranks(_gradients, heap, layout)
+
+
+def _nccl(rank, world, path):
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=world)
+    inputs = inputs_of(5)
+    with sy.Group.from_process_group(heap_bytes=sy.Exchange.heap_bytes(world, backend="cuda", dtype="f32", **SHAPE)) as group:
+        assert (group.rank, group.size, group.backend) == (rank, world, "cuda")
+        exchange = sy.Exchange(group, dtype="f32", **SHAPE)
+        rows, handle = exchange.dispatch(*on_gpu(inputs[rank]))
+        want = oracle.rank_major(inputs, EXPERTS, rank).x
+        assert equal(rows[:len(want)], want)
+        del rows, handle, exchange
+        torch.cuda.synchronize()
+        group.barrier()
+    dist.destroy_process_group()
+
+
+def test_process_groups_of_nccl(gpus, tmp_path):
+    if gpus < WORLD:
+        pytest.skip("NCCL wants a GPU for each rank")
+    assert run_processes("spawn", _nccl, WORLD, str(tmp_path / "store"), seconds=300) == [0] * WORLD

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drop-in for DeepEP on the CPU: every method against the oracle, over gloo process groups of forked ranks."""
+import importlib
+import importlib.util
+import inspect
+import os
+import tempfile
+
+import numpy as np
+import pytest
+
+import oracle
+import switchyard as sy
+from processes import run_processes
+
+torch = pytest.importorskip("torch")
+
+from switchyard import deep_ep  # noqa: E402  (needs torch)
+
+EXPERTS, TOPK, HIDDEN, TOKENS = 8, 3, 512, 12
+MOST = 16
+NVL = 8 << 20
+
+
+# ---- Ranks, and their inputs ----
+
+
+def _process(rank, world, path, scenario, arguments):
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, world, EXPERTS)
+    buffer = deep_ep.Buffer(dist.group.WORLD, NVL, hint, low_latency_mode=True, num_qps_per_rank=1, explicitly_destroy=True)
+    buffer.runtime.set_timeout(30)
+    scenario(buffer, *arguments)
+    dist.barrier()
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
+def over_ranks(world, scenario, *arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "store")
+        assert run_processes("fork", _process, world, path, scenario, arguments) == [0] * world
+
+
+def inputs_of(world, seed=1, repeats=True):
+    """All ranks' inputs, x rounded to bf16, ids -1 or of an expert."""
+    made = []
+    for given in oracle.make_inputs(world, seed=seed, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
+                                    tokens=[9, 0, 12, 4][:world]):
+        ids = np.where(given.ids < EXPERTS, given.ids, -1)
+        if not repeats:
+            ids = np.array([[e if e not in row[:k] else -1 for k, e in enumerate(row)] for row in ids], np.int64).reshape(ids.shape)
+        made.append(oracle.Input(torch.from_numpy(given.x).bfloat16().float().numpy(), ids, given.weights))
+    return made
+
+
+def tensors(given):
+    return torch.from_numpy(given.x).bfloat16(), torch.from_numpy(given.ids), torch.from_numpy(given.weights)
+
+
+def calc_diff(a, b):
+    a, b = a.double(), b.double()
+    return 0.0 if a.numel() == 0 else float(1 - 2 * (a * b).sum() / (a * a + b * b).sum().clamp_min(1e-300))
+
+
+def laid_out(buffer, ids, **keywords):
+    per_rank, per_rdma, per_expert, where, event = buffer.get_dispatch_layout(ids, EXPERTS, **keywords)
+    assert per_rdma is None
+    return {"num_tokens_per_rank": per_rank, "is_token_in_rank": where, "num_tokens_per_expert": per_expert}
+
+
+def check_rows(received, want):
+    assert torch.equal(received.float(), torch.from_numpy(want.x))
+
+
+# ---- Normal mode ----
+
+
+def _normal(buffer):
+    inputs, rank, world = inputs_of(buffer.group_size), buffer.rank, buffer.group_size
+    x, ids, weights = tensors(inputs[rank])
+    layout = laid_out(buffer, ids)
+    touched = [[any(e in oracle.experts_of(EXPERTS, world, r) for e in row) for r in range(world)] for row in inputs[rank].ids]
+    where = torch.tensor(touched, dtype=torch.bool).reshape(-1, world)
+    assert torch.equal(layout["is_token_in_rank"], where) and layout["num_tokens_per_rank"].dtype == torch.int32
+    assert torch.equal(layout["num_tokens_per_rank"], where.sum(0).int())
+    assert layout["num_tokens_per_expert"].tolist() == [int((inputs[rank].ids == e).sum()) for e in range(EXPERTS)]
+
+    want = oracle.rank_major(inputs, EXPERTS, rank)
+    received, its_ids, its_weights, counts, handle, event = buffer.dispatch(
+        x, topk_idx=ids, topk_weights=weights, expert_alignment=4, config=deep_ep.Config(24, 8, 256), **layout)
+    assert event.event is None and received.dtype == torch.bfloat16
+    check_rows(received, want)
+    assert its_ids.dtype == torch.int64 and torch.equal(its_ids, torch.from_numpy(want.ids).long())
+    assert torch.equal(its_weights, torch.from_numpy(want.weights))
+    exact = [int((want.ids == e).sum()) for e in range(EXPERTS // world)]
+    assert counts == [-(-each // 4) * 4 for each in exact]
+
+    prefix, channels, receiving, sources, in_rank, head = handle
+    assert len(handle) == 6 and torch.equal(handle[4], where) and channels.shape == receiving.shape == (world, 12)
+    assert torch.equal(sources, torch.from_numpy(want.tokens)) and head.shape == where.shape
+    for source in range(world):
+        begin = 0 if source == 0 else handle[0][source - 1][rank].item()
+        assert want.sources[begin:prefix[source][rank].item()] == [source] * want.sources.count(source)
+
+    out, summed, _ = buffer.combine(received.clone(), handle, topk_weights=its_weights)
+    reference = torch.from_numpy(oracle.combine_rank_major(inputs, EXPERTS, rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
+    assert calc_diff(out, reference) < 5e-6
+    assert calc_diff(summed, torch.where(ids >= 0, weights, 0)) < 1e-9
+    bias = torch.ones_like(x)
+    both, none, _ = buffer.combine(received, handle, bias=(bias, bias))
+    assert none is None and calc_diff(both, reference + 2) < 5e-6
+
+    again, *nothing, _ = buffer.dispatch(x * 2, handle=handle)
+    assert nothing == [None] * 4 and torch.equal(again, received * 2)
+
+
+def _without_topk(buffer):
+    inputs, rank = inputs_of(buffer.group_size), buffer.rank
+    x, ids, _ = tensors(inputs[rank])
+    received, its_ids, its_weights, counts, handle, _ = buffer.dispatch(x=x, **laid_out(buffer, ids))
+    want = oracle.rank_major(inputs, EXPERTS, rank)
+    check_rows(received, want)
+    assert its_ids is None and its_weights is None
+    assert counts == [int((want.ids == e).sum()) for e in range(EXPERTS // buffer.group_size)]
+    out, none, _ = buffer.combine(received, handle)
+    assert none is None and out.shape == x.shape
+
+
+def _worst(buffer):
+    inputs, rank = inputs_of(buffer.group_size), buffer.rank
+    x, ids, weights = tensors(inputs[rank])
+    worst = buffer.group_size * TOKENS
+    received, its_ids, _, counts, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_worst_tokens=worst,
+                                                              **laid_out(buffer, ids))
+    want = oracle.rank_major(inputs, EXPERTS, rank)
+    assert received.shape == (worst, HIDDEN) and counts == []
+    assert torch.equal(received[:len(want.x)].float(), torch.from_numpy(want.x))
+    assert torch.equal(its_ids[:len(want.x)], torch.from_numpy(want.ids).long()) and (its_ids[len(want.x):] == -1).all()
+    out, _, _ = buffer.combine(received, handle)
+    assert out.shape == x.shape
+    received, *nothing, _, _ = buffer.dispatch(x.half(), num_worst_tokens=worst, **laid_out(buffer, ids))
+    assert nothing == [None, None, []] and received.dtype == torch.float16
+    assert torch.equal(received[:len(want.x)].float(), torch.from_numpy(want.x).half().float())
+
+
+def _fp8(buffer, packed):
+    """Rows and scales travel bit for bit, from scales in any order."""
+    inputs, rank = inputs_of(buffer.group_size), buffer.rank
+    _, ids, weights = tensors(inputs[rank])
+    everybody = []
+    for r, given in enumerate(inputs):
+        q = torch.from_numpy(given.x).to(torch.float8_e4m3fn)
+        generator = torch.Generator().manual_seed(r)
+        if packed:
+            s = torch.randint(0, 2**31, (len(q), HIDDEN // 512), generator=generator).int()
+        else:
+            s = torch.rand((len(q), HIDDEN // 128), generator=generator)
+        everybody.append((q, s.t().contiguous().t()))
+    (q, scales), _, _, _, handle, _ = buffer.dispatch(everybody[rank], topk_idx=ids, topk_weights=weights, **laid_out(buffer, ids))
+    want = oracle.rank_major(inputs, EXPERTS, rank)
+    assert scales.is_contiguous() and scales.dtype == everybody[rank][1].dtype
+    for row, (source, token) in enumerate(zip(want.sources, want.tokens)):
+        assert torch.equal(q[row].view(torch.uint8), everybody[source][0][token].view(torch.uint8))
+        assert torch.equal(scales[row], everybody[source][1][token])
+    (again, same), *_ = buffer.dispatch(everybody[rank], handle=handle)
+    assert torch.equal(again.view(torch.uint8), q.view(torch.uint8)) and torch.equal(same, scales)
+
+
+def _events(buffer):
+    inputs, rank = inputs_of(buffer.group_size), buffer.rank
+    x, ids, weights = tensors(inputs[rank])
+    for previous in (None, buffer.capture(), deep_ep.EventOverlap(deep_ep.EventHandle())):
+        for asynchronous in (False, True):
+            for on_comm in (False, True):
+                keywords = {"previous_event": previous, "async_finish": asynchronous, "allocate_on_comm_stream": on_comm}
+                if on_comm and not (previous and asynchronous):
+                    with pytest.raises(AssertionError):
+                        buffer.dispatch(x, **laid_out(buffer, ids), **keywords)
+                    continue
+                layout = laid_out(buffer, ids, **keywords)
+                *_, handle, event = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **layout, **keywords)
+                again, *_, cached = buffer.dispatch(x, handle=handle, **keywords)
+                *_, combined = buffer.combine(again, handle, **keywords)
+                for each in (event, cached, combined):
+                    assert (each.event is not None) == asynchronous
+                    with each:
+                        pass
+                    if asynchronous:
+                        each.current_stream_wait()
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_normal(world):
+    over_ranks(world, _normal)
+
+
+@pytest.mark.parametrize("scenario, arguments", [(_without_topk, ()), (_worst, ()), (_fp8, (False,)), (_fp8, (True,)), (_events, ())],
+                         ids=["without_topk", "worst", "fp8", "fp8_packed", "events"])
+def test_normal_options(scenario, arguments):
+    over_ranks(2, scenario, *arguments)
+
+
+# ---- Low latency ----
+
+
+def check_low_latency(received, count, handle, inputs, rank):
+    """Rows of each expert by source, against the oracle; returns float32 [L, R, H]."""
+    world = len(inputs)
+    values = dequantised(received)
+    source_of, ranges, most, hidden, experts = handle
+    assert (most, hidden, experts) == (MOST, HIDDEN, EXPERTS) and source_of.dtype == torch.int32
+    there, begin = oracle.expert_major(inputs, EXPERTS, rank), 0
+    for expert, number in enumerate(there.counts):
+        sources = there.source[begin:begin + number]
+        assert count[expert].item() == number
+        for source in range(world):
+            first, rows = (ranges[expert][source] >> 32).item(), (ranges[expert][source] & 0xFFFFFFFF).item()
+            tokens = sources[sources >> 48 == source] & 0xFFFFFFFF
+            assert source_of[expert][first:first + rows].tolist() == tokens.tolist()
+            want = torch.from_numpy(inputs[source].x)[tokens]
+            torch.testing.assert_close(values[expert, first:first + rows], want, rtol=1 / 16 if isinstance(received, tuple) else 0,
+                                       atol=0.01 if isinstance(received, tuple) else 0)
+        begin += number
+    return values
+
+
+def dequantised(received):
+    if not isinstance(received, tuple):
+        return received.float()
+    q, scales = received
+    assert q.dtype == torch.float8_e4m3fn
+    if scales.dtype == torch.int32:
+        assert scales.shape == (*q.shape[:2], HIDDEN // 512) and scales.stride(1) == 1
+        scales = torch.ldexp(torch.ones(()), torch.stack([scales[:, :, 0] >> 8 * g & 0xFF for g in range(4)], -1) - 127)
+    else:
+        assert scales.shape == (*q.shape[:2], HIDDEN // 128) and scales.stride(1) == 1 and scales.dtype == torch.float32
+    return q.float() * scales.repeat_interleave(128, 2)
+
+
+def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
+    inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
+    x, ids, weights = tensors(inputs[rank])
+    here = EXPERTS // buffer.group_size
+    for hooked in (False, True):
+        stats, cost = torch.zeros(here, dtype=torch.int32), torch.zeros(buffer.group_size, dtype=torch.int64)
+        received, count, handle, event, hook = buffer.low_latency_dispatch(
+            x, ids, MOST, EXPERTS, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0,
+            cumulative_local_expert_recv_stats=stats, dispatch_wait_recv_cost_stats=cost, async_finish=not hooked,
+            return_recv_hook=hooked)
+        if hooked:
+            hook()
+            hook()  # once counts
+        else:
+            assert hook is None
+            event.current_stream_wait()
+        values = check_low_latency(received, count, handle, inputs, rank)
+        assert torch.equal(stats, count)
+        if isinstance(received, tuple) and round_scale and not use_ue8m0:
+            here_scales = torch.cat([received[1][e, :count[e]] for e in range(here)])
+            assert torch.equal(torch.frexp(here_scales)[0], torch.full_like(here_scales, 0.5))  # powers of two
+        y = values.nan_to_num(0, 0, 0).bfloat16()
+        for zero_copy in (False, True):
+            if zero_copy:
+                buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = y
+            out = torch.empty_like(x)
+            summed, event, hook = buffer.low_latency_combine(y, ids, weights, handle, zero_copy=zero_copy, async_finish=not hooked,
+                                                             return_recv_hook=hooked, out=out)
+            hook() if hooked else event.current_stream_wait()
+            want = x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+            assert summed is out and calc_diff(out, want) < (9e-4 if use_fp8 else 1e-5)
+
+
+@pytest.mark.parametrize("use_fp8, round_scale, use_ue8m0", [(False, False, False), (True, False, False), (True, True, False),
+                                                             (True, True, True)])
+@pytest.mark.parametrize("world", [1, 2])
+def test_low_latency(world, use_fp8, round_scale, use_ue8m0):
+    over_ranks(world, _low_latency, use_fp8, round_scale, use_ue8m0)
+
+
+def _overlapping_hooks(buffer):
+    """A second call before the first one's hook: the first is then received, and its hook does nothing more."""
+    inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
+    x, ids, weights = tensors(inputs[rank])
+    stats = torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32)
+    first = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
+    second = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
+    for received, count, handle, _, hook in (first, second):
+        hook()
+        check_low_latency(received, count, handle, inputs, rank)
+    assert torch.equal(stats, 2 * first[1])
+
+
+def test_overlapping_hooks():
+    over_ranks(2, _overlapping_hooks)
+
+
+# ---- What is fixed, and what is refused ----
+
+
+def _refusals(buffer):
+    inputs, rank = inputs_of(buffer.group_size), buffer.rank
+    x, ids, weights = tensors(inputs[rank])
+    layout = laid_out(buffer, ids)
+    *_, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **layout)
+    with pytest.raises(sy.InvalidArgument, match="must be what a dispatch"):
+        buffer.combine(x, tuple(handle))
+    with pytest.raises(sy.InvalidArgument, match="those of the handle"):
+        buffer.dispatch(x, handle=handle, topk_idx=ids)
+    with pytest.raises(sy.InvalidArgument, match="get_dispatch_layout"):
+        buffer.dispatch(x, topk_idx=ids)
+    with pytest.raises(sy.InvalidArgument, match="num_max_dispatch_tokens_per_rank = 2"):
+        buffer.low_latency_dispatch(torch.zeros(3, HIDDEN).bfloat16(), torch.zeros(3, TOPK).long(), 2, EXPERTS)
+    with pytest.raises(sy.InvalidArgument, match="use_ue8m0 needs round_scale"):
+        buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_ue8m0=True)
+    with pytest.raises(sy.Unsupported, match="one host"):
+        buffer.internode_dispatch(x)
+    with pytest.raises(sy.Unsupported, match="cannot be left out"):
+        buffer.low_latency_update_mask_buffer(0, True)
+    buffer.low_latency_update_mask_buffer(0, False)
+    status = torch.ones(buffer.group_size, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    buffer.low_latency_clean_mask_buffer()
+    assert not status.any()
+    buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True).zero_()
+    assert buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size([3, 4])).shape == (3, 4)
+    buffer.clean_low_latency_buffer(MOST, HIDDEN, EXPERTS)
+    received, *_ = buffer.dispatch(x, handle=handle)  # everything still works
+
+
+def test_refusals():
+    over_ranks(2, _refusals)
+
+
+def test_names_and_static_methods():
+    names = list(inspect.signature(deep_ep.Buffer.__init__).parameters)
+    assert names[1:5] == ["group", "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode"]
+    for name in ("allow_mnnvl", "use_fabric", "explicitly_destroy", "enable_shrink", "comm", "num_qps_per_rank",
+                 "allow_nvlink_for_low_latency_mode"):
+        assert name in names
+    with pytest.raises(AssertionError, match="must be even"):
+        deep_ep.Buffer.set_num_sms(7)
+    deep_ep.Buffer.set_num_sms(24)
+    assert deep_ep.Buffer.num_sms == 24 and deep_ep.Buffer.get_dispatch_config(8).num_sms == 24
+    deep_ep.Buffer.set_num_sms(20)
+    with pytest.raises(AssertionError, match="unsupported number of ranks: 3"):
+        deep_ep.Buffer.get_combine_config(3)
+    config = deep_ep.Config(num_sms=20, num_max_nvl_chunked_send_tokens=6, num_max_nvl_chunked_recv_tokens=256,
+                            num_max_rdma_chunked_send_tokens=6, num_max_rdma_chunked_recv_tokens=128)
+    assert config.get_nvl_buffer_size_hint(HIDDEN * 2, 8) > 0 and config.get_rdma_buffer_size_hint(HIDDEN * 2, 8) == 0
+    assert deep_ep.Buffer.is_sm90_compiled() and deep_ep.topk_idx_t == torch.int64
+    with pytest.raises(sy.InvalidArgument, match="either group or comm"):
+        deep_ep.Buffer(None)
+
+
+def test_install():
+    assert importlib.util.find_spec("deep_ep") is None
+    deep_ep.install()
+    deep_ep.install()
+    try:
+        assert importlib.util.find_spec("deep_ep") is not None
+        found = importlib.import_module("deep_ep")
+        from deep_ep.utils import EventHandle, EventOverlap  # as Megatron does
+
+        assert found is deep_ep and found.__spec__.name == "switchyard.deep_ep"
+        assert EventHandle is deep_ep.EventHandle and EventOverlap is deep_ep.EventOverlap
+        for name in ("ElasticBuffer", "HybridEPBuffer"):
+            assert not hasattr(found, name)
+            with pytest.raises(ImportError):
+                exec(f"from deep_ep import {name}")
+        with pytest.raises(ImportError):
+            importlib.import_module("deep_ep.nothing")
+    finally:
+        deep_ep.uninstall()
+    with pytest.raises(ImportError):
+        importlib.import_module("deep_ep")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors as exceptions: what they know, that they can be pickled, and what peers that die or leave turn into."""
+import multiprocessing
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+import switchyard as sy
+from processes import a_store, run_processes
+
+CONFIG = {"hidden": 16, "experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
+REPORT = sy.WaitReport("dispatch", "count", 3, 0, 1, 7, 6, 12.5)
+
+
+@pytest.mark.parametrize("error", [
+    sy.InvalidArgument("a"), sy.Unsupported("b"), sy.HeapExhausted("c"), sy.PoolExhausted("d"), sy.CapacityExceeded("e"),
+    sy.PeerTimeout("f", REPORT), sy.PeerFailed("g", 3, 2), sy.PeerFailed("g", 3, 200), sy.Mismatch("h"),
+    sy.RendezvousError("i", (1, 2)), sy.FileError("j"), sy.SystemFailure("k"),
+], ids=lambda error: type(error).__name__)
+def test_pickled(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error) == error.text and again.code == error.code
+    assert isinstance(again, sy.SwitchyardError)
+    for name in ("report", "rank", "reason", "missing_ranks"):
+        assert getattr(again, name, None) == getattr(error, name, None)
+
+
+def test_they_are_what_python_calls_them():
+    assert issubclass(sy.PeerTimeout, TimeoutError) and issubclass(sy.InvalidArgument, ValueError)
+    assert issubclass(sy.PoolExhausted, MemoryError) and issubclass(sy.FileError, OSError)
+
+
+def x_and_ids():
+    return np.ones((2, 16), np.float32), np.array([[0, 3], [1, 2]])
+
+
+def test_a_wait_that_ends_has_a_report(ranks):
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        if group.rank == 1:
+            time.sleep(1.0)
+            return None
+        group.set_timeout(0.2)
+        with pytest.raises(sy.PeerTimeout) as caught:
+            exchange.dispatch(*x_and_ids())
+        return pickle.loads(pickle.dumps(caught.value))
+
+    error = ranks(rank, 2)[0]
+    assert error.report.operation == "dispatch" and error.report.waiting_rank == 0 and error.report.awaited_rank == 1
+    assert error.report.waited_ms >= 199 and error.report.site and error.report.call == 1
+    assert "rank 1" in str(error)
+
+
+def test_the_pool_can_be_exhausted_and_used_again(ranks):
+    def rank(group):
+        exchange = sy.Exchange(group, pool_bytes=8192, **CONFIG)
+        held = []
+        with pytest.raises(sy.PoolExhausted) as caught:
+            for _ in range(100):
+                held.append(exchange.dispatch(*x_and_ids())[0])
+        assert "pool_bytes" in str(caught.value) and held
+        del held
+        exchange.dispatch(*x_and_ids())
+
+    ranks(rank, 2)
+
+
+def test_ranks_that_make_different_calls(ranks):
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        rows, handle = exchange.dispatch(*x_and_ids())
+        with pytest.raises(sy.Mismatch):
+            if group.rank == 0:
+                exchange.combine(rows, handle)
+            else:
+                exchange.dispatch(*x_and_ids())
+
+    ranks(rank, 2)
+
+
+def test_abort_with_a_number_of_ones_own(ranks):
+    def rank(group):
+        exchange = sy.Exchange(group, **CONFIG)
+        if group.rank == 1:
+            group.abort(77)
+            return
+        with pytest.raises(sy.PeerFailed) as caught:
+            exchange.dispatch(*x_and_ids())
+        assert caught.value.rank == 1 and caught.value.reason == 77
+        with pytest.raises(sy.PeerFailed):
+            group.check()
+
+    ranks(rank, 2)
+
+
+def test_the_error_of_the_rank_that_had_cause_is_raised(ranks):
+    def rank(group):
+        if group.rank == 2:
+            raise KeyError("mine")
+        sy.Exchange(group, **CONFIG).dispatch(*x_and_ids())
+
+    with pytest.raises(KeyError, match="mine"):
+        ranks(rank, 3)
+
+
+def _victim(rank, world, store, outcome):
+    group = sy.Group.connect(rank, world, store, "secret", 16 << 20, timeout=20, rendezvous_timeout=20)
+    try:
+        exchange = sy.Exchange(group, **CONFIG)
+        exchange.dispatch(*x_and_ids())
+        if rank == 1:
+            os._exit(3)  # no goodbye
+        exchange.dispatch(*x_and_ids())
+    except sy.SwitchyardError as error:
+        outcome.put(error)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_dead_peer_is_a_typed_error(method):
+    outcome = multiprocessing.get_context(method).SimpleQueue()
+    assert run_processes(method, _victim, 2, a_store(), outcome) == [0, 3]
+    error = outcome.get()  # pickled on its way
+    assert isinstance(error, sy.PeerFailed) and error.rank == 1 and error.reason == sy.Code.SYSTEM
+
+
+def test_ranks_that_never_come():
+    with pytest.raises(sy.RendezvousError) as caught:
+        sy.Group.connect(0, 3, a_store(), "t", rendezvous_timeout=0.3)
+    assert caught.value.missing_ranks == (1, 2)
+
+
+def test_a_library_that_is_none(tmp_path, monkeypatch):
+    from switchyard import _ffi
+
+    nothing = tmp_path / "libswitchyard.so"
+    nothing.write_text("no library")
+    monkeypatch.setenv("SWITCHYARD_LIBRARY", str(nothing))
+    with pytest.raises(sy.LibraryNotFound, match="SWITCHYARD_LIBRARY"):
+        _ffi._load()
+    monkeypatch.setenv("SWITCHYARD_LIBRARY", "libc.so.6")
+    with pytest.raises(sy.LibraryNotFound, match="sy_struct_bytes"):
+        _ffi._load()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole layer, with bf16 as bits, against float64."""
+import numpy as np
+import pytest
+
+import oracle
+import switchyard as sy
+from switchyard import _ffi
+
+EXPERTS, TOPK, HIDDEN, INTERMEDIATE, TOKENS = 5, 2, 32, 16, 6
+SHAPE = {"experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "intermediate": INTERMEDIATE}
+
+
+def test_it_says_what_is_missing(monkeypatch):
+    monkeypatch.setenv("SWITCHYARD_LAYER_LIBRARY", "libswitchyard_nowhere.so")
+    monkeypatch.setattr(_ffi, "_layer", None)
+    with pytest.raises(sy.LibraryNotFound, match="SWITCHYARD_LAYER_LIBRARY"):
+        sy.MoeLayer.heap_bytes(2, **SHAPE)
+
+
+@pytest.fixture
+def layer():
+    """Most wheels are without the library: then there is nothing to test here."""
+    try:
+        _ffi.layer_library()
+    except sy.LibraryNotFound as error:
+        pytest.skip(str(error))
+
+
+def weights_of_experts():
+    rng = np.random.default_rng(0)
+    return (oracle.to_bf16(rng.standard_normal((EXPERTS, 2 * INTERMEDIATE, HIDDEN)) / 6),
+            oracle.to_bf16(rng.standard_normal((EXPERTS, HIDDEN, INTERMEDIATE)) / 4))
+
+
+def reference(given, w13, w2):
+    x, first, second = (oracle.from_bf16(each).astype(np.float64) for each in (given.x, w13, w2))
+    out = np.zeros(x.shape)
+    for t, row in enumerate(given.ids):
+        for k, e in enumerate(row):
+            if 0 <= e < EXPERTS:
+                h = first[e] @ x[t]
+                gate, up = h[:INTERMEDIATE], h[INTERMEDIATE:]
+                out[t] += given.weights[t, k] * (second[e] @ (gate / (1 + np.exp(-gate)) * up))
+    return out
+
+
+@pytest.mark.parametrize("exchange", ["normal", "low_latency"])
+@pytest.mark.parametrize("world", [1, 3])
+def test_forward(ranks, layer, world, exchange):
+    inputs = [given._replace(x=oracle.to_bf16(given.x)) for given in
+              oracle.make_inputs(world, seed=2, **{k: v for k, v in SHAPE.items() if k != "intermediate"})]
+    w13, w2 = weights_of_experts()
+    heap = sy.MoeLayer.heap_bytes(world, exchange=exchange, **SHAPE)
+    assert sy.MoeLayer.memory_required(world, exchange=exchange, **SHAPE).heap_bytes <= heap
+
+    def rank(group):
+        mine = group.experts_of(EXPERTS)
+        moe = sy.MoeLayer(group, w13[mine.start:mine.stop], w2[mine.start:mine.stop], exchange=exchange, **SHAPE)
+        assert exchange.replace("_", " ") in moe.implementation.replace("_", " ")
+        given = inputs[group.rank]
+        out, want = oracle.from_bf16(moe(*given)), reference(given, w13, w2)
+        np.testing.assert_allclose(out, want, rtol=0.02, atol=0.02)
+        held = oracle.to_bf16(np.ones(given.x.shape))
+        assert moe.forward(*given, out=held, add=True) is held
+        np.testing.assert_allclose(oracle.from_bf16(held), want + 1, rtol=0.02, atol=0.03)
+        assert moe.dropped() is None
+
+    ranks(rank, world, heap_bytes=heap)
+
+
+def test_drops_and_mistakes(ranks, layer):
+    w13, w2 = weights_of_experts()
+
+    def rank(group):
+        moe = sy.MoeLayer(group, w13, w2, exchange="normal", capacity=2, overflow="drop_and_report", **SHAPE)
+        x, ids = oracle.to_bf16(np.ones((3, HIDDEN))), np.array([[0, 1], [0, 1], [0, 1]])
+        moe(x, ids)
+        assert moe.dropped().shape == (3, 2) and moe.dropped().sum() == 4
+        with pytest.raises(sy.InvalidArgument, match="w2 has the shape"):
+            sy.MoeLayer(group, w13, w2[:2], **SHAPE)
+        with pytest.raises(sy.InvalidArgument, match="needs `out`"):
+            moe(x, ids, add=True)
+
+    ranks(rank, 1)

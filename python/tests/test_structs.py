@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structs and signatures that the package wrote down, against the library, and in a clone against the headers."""
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import switchyard as sy
+from switchyard import _ffi, _names, _structs
+
+HEADERS = Path(__file__).resolve().parents[2] / "include"
+
+
+@pytest.fixture(scope="module")
+def headers():
+    if not (HEADERS / "switchyard" / "c").is_dir():
+        pytest.skip("the headers are not here: the tests are not in a clone")
+    return {path.name: path.read_text(encoding="utf-8") for path in (HEADERS / "switchyard" / "c").glob("*.h")}
+
+
+def test_sizes_are_those_of_the_library():
+    size = ctypes.c_size_t()
+    for struct in _structs.ALL:
+        assert _ffi.library().functions.sy_struct_bytes(struct.name.encode(), ctypes.byref(size)) == 0
+        assert size.value == ctypes.sizeof(struct) == struct().struct_size, struct.name
+    assert sy.library_version().startswith("0.1.") and sy.library_path()
+
+
+def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
+    """A C program prints offset and size of every member, and the bytes of every INIT macro."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip("no C compiler")
+    lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "switchyard/c/layer.h"', '#include "switchyard/c/low_latency.h"',
+             "int main(void) {"]
+    for struct in _structs.ALL:
+        macro = f"SWITCHYARD_{struct.name[3:].upper()}_INIT"
+        lines.append(f'  {{ const {struct.name} s = {macro}; printf("{struct.name} -");')
+        lines += [f'  printf(" %zu:%zu", offsetof({struct.name}, {name}), sizeof s.{name});' for name, _ in struct._fields_]
+        lines.append('  for (size_t i = 0; i < sizeof s; ++i) printf(" %d", ((const unsigned char*)&s)[i]); puts(""); }')
+    (tmp_path / "sizes.c").write_text("\n".join([*lines, "  return 0;", "}"]))
+    subprocess.run([compiler, "-std=c11", f"-I{HEADERS}", "-o", tmp_path / "sizes", tmp_path / "sizes.c"], check=True)
+    printed = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(printed) == len(_structs.ALL)
+    for struct, line in zip(_structs.ALL, printed):
+        words = [struct.name, "-"]
+        words += [f"{getattr(struct, name).offset}:{getattr(struct, name).size}" for name, _ in struct._fields_]
+        words += [str(byte) for byte in bytes(struct())]
+        assert line == " ".join(words), struct.name
+
+
+def test_signatures_are_those_of_the_headers(headers):
+    """Number and kind of the arguments of every function."""
+    declared = {}
+    for text in headers.values():
+        text = re.sub(r"///[^\n]*", "", text)
+        for name, arguments in re.findall(r"switchyard_code_t (sy_\w+)\(([^;]*?)\);", text):
+            kinds = []
+            for argument in arguments.replace("\n", " ").split(","):
+                word = argument.strip()
+                if word == "void":
+                    continue
+                if "char*" in word and "**" not in word:
+                    kinds.append("s")
+                elif "*" in word:
+                    kinds.append("p")
+                elif "int64_t" in word:
+                    kinds.append("l")
+                elif "size_t" in word:
+                    kinds.append("z")
+                else:
+                    kinds.append("i")
+            declared[name] = "".join(kinds)
+    for name, kinds in {**_ffi._SIGNATURES, **_ffi._LAYER_SIGNATURES}.items():
+        assert declared[name] == kinds, name
+
+
+def test_names_are_those_of_the_headers(headers):
+    text = "\n".join(headers.values())
+    values = {name: int(number) for name, number in re.findall(r"SWITCHYARD_([A-Z0-9_]+) *=\s*(\d+)", text)}
+    types = (HEADERS / "switchyard" / "dtypes.def").read_text(encoding="utf-8")
+    values.update({f"DTYPE_{n}": int(v) for n, v in re.findall(r"SWITCHYARD_ROW_TYPE\(\w+, (\w+), (\d)", types)})
+    for table, prefix in [(_names.BACKENDS, "BACKEND"), (_names.DTYPES, "DTYPE"), (_names.SCALES, "SCALE"), (_names.LAYOUTS, "LAYOUT"),
+                          (_names.STAGINGS, "STAGING"), (_names.SIZES, "SIZE"), (_names.OVERFLOWS, "OVERFLOW"),
+                          (_names.PADDINGS, "PADDING"), (_names.ORDERS, "ORDER"), (_names.SCALE_ORDERS, "SCALES"),
+                          (_names.SENDINGS, "SENDING"), (_names.STORAGES, "WEIGHTS"), (_names.MOE_EXCHANGES, "MOE_EXCHANGE"),
+                          (_names.MOE_FORMS, "MOE_FORM")]:
+        for word, number in table.items():
+            assert values[f"{prefix}_{word.upper()}"] == number
+    for code in sy.Code:
+        assert values[code.name] == code

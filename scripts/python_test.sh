@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment that has the
+# wheel, numpy and pytest and nothing else; then the tests of others' arrays in one that has torch, which is 5 GB and is kept.
+# Ends with the line `N passed, N failed`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+preset=release torch=1
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --preset) preset=${2:?--preset needs a name}; shift 2 ;;
+    --no-torch) torch=''; shift ;;
+    --) shift; break ;;
+    *) echo "python-test: unknown option '$1'; see ./dev python-test --help" >&2; exit 2 ;;
+  esac
+done
+
+./dev wheel --preset "$preset"
+wheels=(dist/switchyard_ep-*.whl)
+uv=build/python/tools/bin/uv
+unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH
+# Tests of a whole layer take the library of the build tree: a wheel has it only if asked.
+./dev build --preset "$preset" --target switchyard_layer_shared
+export SWITCHYARD_LAYER_LIBRARY=$PWD/build/$preset/libswitchyard_layer.so
+
+# run_tests ENVIRONMENT pytest-arguments...: adds to `passed` and `failed`.
+passed=0 failed=0
+run_tests() {
+  local environment=$1 log line counted
+  shift
+  log=$(mktemp)
+  "$environment/bin/python" -c 'import switchyard as s; p = s.library_path(); print(p); assert "site-packages" in p, "not of the wheel"' >&2
+  "$environment/bin/pytest" -q "$@" | tee "$log" || true
+  line=$(tail -n 1 "$log")
+  rm -f "$log"
+  counted=$(grep -oE '[0-9]+ passed' <<<"$line" | cut -d' ' -f1 || true)
+  [[ -n $counted ]] || { failed=$((failed + 1)); counted=0; }
+  passed=$((passed + counted))
+  while read -r counted _; do failed=$((failed + counted)); done < <(grep -oE '[0-9]+ (failed|error)' <<<"$line" || true)
+}
+
+mapfile -t with_torch < <(grep -lF 'importorskip(' python/tests/test_*.py)
+mapfile -t without < <(grep -LF 'importorskip(' python/tests/test_*.py)
+say "a new environment with numpy"
+"$uv" venv -q --clear --python build/python/tools/bin/python build/python/clean
+"$uv" pip install -q --python build/python/clean/bin/python "${wheels[0]}" 'pytest>=8'
+run_tests build/python/clean "${without[@]}" "$@"
+
+if [[ -n $torch ]]; then
+  say "an environment with torch"
+  [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'torch>=2.4' ml_dtypes 'transformers>=5'
+  run_tests build/python/torch "${with_torch[@]}" "$@"
+fi
+say "type hints"
+environment=$([[ -n $torch ]] && echo torch || echo clean)
+if build/python/tools/bin/mypy --python-executable "build/python/$environment/bin/python" --ignore-missing-imports python/switchyard; then
+  passed=$((passed + 1))
+else
+  failed=$((failed + 1))
+fi
+echo "$passed passed, $failed failed"
+[[ $failed -eq 0 ]]

