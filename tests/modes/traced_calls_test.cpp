@@ -197,7 +197,9 @@ TEST(TracedCalls, AFusedLayerHasItsTilesAndItsCall) {
   for (const auto& s : trace.slices()) {
     ++spans[s.name];
     rows[s.name] += static_cast<int>(s.arg);
-    if (s.category == "wait") EXPECT_TRUE(s.arg >= -1 && s.arg < kWorld) << s.name << " " << s.arg;
+    if (s.category == "wait") {
+      EXPECT_TRUE(s.arg >= -1 && s.arg < kWorld) << s.name << " " << s.arg;
+    }
   }
   constexpr int kRoutes = kWorld * static_cast<int>(FusedMoeRig::kTokens) * FusedMoeRig::kTopk;
   EXPECT_EQ(rows["layer"], kWorld * FusedMoeRig::kTokens);
