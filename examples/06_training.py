@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import switchyard as sy
 
-HIDDEN, EXPERTS, TOPK, TOKENS, STEPS = 32, 8, 2, 64, 60
+HIDDEN, EXPERTS, TOPK, TOKENS, STEPS = 32, 8, 2, 64, 40
 
 
 class Moe(torch.nn.Module):

@@ -31,7 +31,7 @@ tools=build/python/tools
 
 raw=build/python/raw
 rm -rf "$raw" build/wheel
-PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel ./python --no-deps --no-build-isolation -w "$raw" "${defines[@]}"
+PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel . --no-deps --no-build-isolation -w "$raw" "${defines[@]}"
 wheels=("$raw"/*.whl)
 mkdir -p dist
 rm -f dist/switchyard_ep-*.whl

@@ -60,6 +60,9 @@ def normal_config(*, hidden: int, experts: int, topk: int, max_tokens: int, layo
         ring_max_bytes=ring_max_bytes)
 
 
+normal_config.__qualname__ = "Exchange"  # which errors of wrong keywords name
+
+
 def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
     """Of the exchange that brings gradients of routing weights back: float32 rows of a column per choice."""
     return structs.NormalConfig(

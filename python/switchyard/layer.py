@@ -39,6 +39,9 @@ def _config(*, hidden: int, intermediate: int, experts: int, topk: int, max_toke
         weight_scales=value_of(_names.SCALES, "weight_scales", weight_scales))
 
 
+_config.__qualname__ = "MoeLayer"  # which errors of wrong keywords name
+
+
 class MoeLayer:
     """``out[t] = sum over k of weights[t, k] * mlp_(ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
 

@@ -27,6 +27,9 @@ def _config(*, hidden: int, experts: int, topk: int, max_tokens: int, dtype: obj
         pieces=pieces)
 
 
+_config.__qualname__ = "LowLatency"  # which errors of wrong keywords name
+
+
 class Received:
     """Where dispatches deliver: memory of fixed shape, overwritten by each dispatch into it. L experts of this rank, R = W * max_tokens
     rows of each, of which the first ``rows[e]`` are there; the rest is unspecified. Arrays are of the kind (numpy, torch, device) of

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments outside their contract: the text names the argument, what was given, and what is allowed; peers hear of it."""
+import sys
+
 import numpy as np
 import pytest
 
@@ -107,6 +109,15 @@ def test_config(ranks, change, words):
 @pytest.mark.parametrize("dtype", ["bf16", "bfloat16", np.float16, np.dtype(np.float32), "half"])
 def test_names_of_types(ranks, dtype):
     ranks(lambda group: sy.Exchange(group, **{**CONFIG, "dtype": dtype}), 1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="older Pythons name another function")
+def test_keywords():
+    for make, name in ((sy.Exchange, "Exchange"), (sy.LowLatency, "LowLatency")):
+        with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'hiden'"):
+            make.heap_bytes(2, hiden=16, experts=4, topk=2, max_tokens=8)
+        with pytest.raises(TypeError, match=rf"{name}\(\) missing 1 required keyword-only argument: 'hidden'"):
+            make.heap_bytes(2, experts=4, topk=2, max_tokens=8)
 
 
 def test_group_options():
