@@ -65,6 +65,18 @@ struct FusedMoeMemory {
   size_t private_bytes = 0;
 };
 
+/// Rows of a rank's experts between the two halves of a layer: what the product up left and the product down reads. Memory of
+/// the rank (CUDA: of its GPU, written when the call runs), the object's own: it stays where it is.
+struct FusedMoeRows {
+  void* data = nullptr;     ///< [R, I] bf16, or e4m3
+  float* scales = nullptr;  ///< fp8: of columns [128 b, 128 b + 128) of row r at b * scale_pitch + r; else null
+  int64_t scale_pitch = 0;
+  /// [L]: expert e has rows [first_row[e], first_row[e] + num_rows[e]).
+  const int64_t* first_row = nullptr;
+  const int64_t* num_rows = nullptr;
+  int64_t most_rows = 0;  ///< R: capacity, or W * max_tokens * K
+};
+
 /// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has none. MoeLayer brings those of
 /// ExpertMlp. Rows are bf16, dense.
 ///
@@ -117,11 +129,21 @@ class FusedMoe {
   /// E) is no expert; a token without one gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call = {});
 
+  /// The two halves of forward, each a call of its own: what lies between them, rows() may be read and changed. Together they
+  /// have the bits of forward. Both collective; after dispatch_up the next call is down_combine, on all ranks.
+  ///
+  /// Dispatch and the product up, in one launch: tokens to the rows of their experts, and those through SwiGLU.
+  void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call = {});
+  /// The product down and combine, in one launch, with the ids and T of the dispatch_up before: `weights` [T, K], or null;
+  /// `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a dispatch_up before.
+  void down_combine(const float* weights, void* out, const FusedMoeCall& call = {});
+  FusedMoeRows rows() const;
+
   /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` that lies elsewhere is copied here first; whoever makes
   /// the tokens may write them here, after the call before. fp8: null.
   void* tokens() const;
-  /// Overflow::drop_and_report: [T, K] of the last forward, 1 where a route was dropped; written when the call runs, until the
-  /// next. Else empty.
+  /// Overflow::drop_and_report: [T, K] of the last forward or dispatch_up, 1 where a route was dropped; written when the call
+  /// runs, until the next. Else empty.
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;

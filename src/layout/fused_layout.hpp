@@ -47,6 +47,11 @@ struct FusedLayout {
   }
 };
 
+/// What a call does of a layer: dispatch and the product up, the product down and combine, or both.
+struct FusedParts {
+  bool up = true, down = true;
+};
+
 /// Counters of this rank alone; 0 between calls.
 struct FusedCounters {
   uint64_t stagings, tellings, told, pulls, tickets, returns, sums, exits;  ///< the first two: of the GPU kernel

@@ -17,7 +17,8 @@
 //
 // Buffers: every call comes behind a plan, in which each rank hears from each other one that it has ended the call before. So
 // `source`, `places` and the inbox at another rank may be written at once. layout.x() of this rank has been read by others when
-// this rank's call before has ended, because it has had the outputs of all its rows.
+// this rank's call before has ended, because it has had the outputs of all its rows; so a call of the first half alone is
+// followed by one of the second, which has no plan of its own.
 #pragma once
 
 #include "layout/fused_layout.hpp"
@@ -32,8 +33,9 @@ struct FusedLayerParams {
   CallContext call;
   FusedLayout layout;
   FusedMemory memory;
-  RouteTables routes;                 ///< of this rank's tokens
-  TicketOrder order;                  ///< of the rank's experts
+  RouteTables routes;  ///< of this rank's tokens
+  TicketOrder order;   ///< of the rank's experts; a product that is no part of the call has no columns
+  FusedParts parts;
   const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last one: rows of all experts
   int64_t tokens = 0;                 ///< T
   const std::byte* x = nullptr;       ///< [T, H]; null: at layout.x() already
@@ -252,13 +254,15 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
   return true;
 }
 
-/// Kernel body, behind the plan. `multiply(w, tile)`: see multiply_layer_tiles. False after a fault (recorded).
+/// Kernel body, behind the plan; or, of the second half alone, behind a call of the first. `multiply(w, tile)`: see
+/// multiply_layer_tiles. False after a fault (recorded).
 template <class A, class Multiply>
 SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   MoveCounter moved;
-  tell_layer<A>(w, p);
-  const bool done = pull_layer_rows<A>(w, p, moved) && multiply_layer_tiles<A>(w, p, multiply) &&
-                    return_layer_rows<A>(w, p, moved) && sum_layer_tokens<A>(w, p);
+  if (p.parts.up) tell_layer<A>(w, p);
+  bool done = !p.parts.up || pull_layer_rows<A>(w, p, moved);
+  done = done && multiply_layer_tiles<A>(w, p, multiply);
+  if (p.parts.down) done = done && return_layer_rows<A>(w, p, moved) && sum_layer_tokens<A>(w, p);
   p.call.moved[w.index()] = moved;
   FusedCounters* const counters = p.memory.counters;
   if (arrive_is_last<A>(w, &counters->exits))

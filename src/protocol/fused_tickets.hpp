@@ -17,8 +17,8 @@ namespace switchyard::detail {
 struct TicketOrder {
   const int* first_tiles = nullptr;  ///< [experts + 1] row tiles of the experts before e; the last one: of all
   int experts = 0;
-  int lag = 0;  ///< steps between an expert's tiles up and those down, at least 0
-  int up_columns = 1, down_columns = 1;
+  int lag = 0;                           ///< steps between an expert's tiles up and those down, at least 0
+  int up_columns = 1, down_columns = 1;  ///< 0: that product is no part of the call
 };
 
 /// Tickets before those of step `step`, in [0, experts + lag].

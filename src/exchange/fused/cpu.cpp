@@ -40,29 +40,19 @@ class CpuFused final : public FusedImpl {
   }
 
   void forward(const void* x, const ExpertIds& given, const float* weights, void* out, const FusedMoeCall& o) override {
-    group_.check_usable(kCall);
-    check_call(x, given, out);
-    ExpertIds ids = given;
-    if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
-    const uint64_t start = Cpu::now_ns();
-    group_.enter(Operation::layer, object_);
-    p_.call = group_.begin_call(Operation::layer);
-    p_.call.epoch = epochs_.next();
-    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, ids.tokens);
-    plan(ids, o.add);
-    const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
-    p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk};
-    p_.tokens = ids.tokens;
-    p_.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
-    p_.weights = weights;
-    p_.out = static_cast<std::byte*>(out);
-    p_.add = o.add;
-    on_workers(
-        [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
-    group_.raise_fault(kCall, epochs_.calls());
-    stats_ = sum_moved(group_.moved);
-    stats_.plan_us = plan_us;
-    stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+    check_out(given, out);
+    call({true, true}, x, given, weights, out, o);
+  }
+  void dispatch_up(const void* x, const ExpertIds& given, const FusedMoeCall& o) override {
+    call({true, false}, x, given, nullptr, nullptr, o);
+  }
+  void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
+    if (o.device_tokens) invalid("FusedMoeCall::device_tokens", " is not null: T is that of dispatch_up");
+    check_out({nullptr, p_.tokens}, out);
+    call({false, true}, nullptr, {}, weights, out, o);
+  }
+  FusedMoeRows rows() const override {
+    return {p_.memory.h, nullptr, 0, handle_.first_row.data(), num_rows_.data(), layout_.rows};
   }
 
   void* tokens() const override { return group_.heap->view().local(layout_.x(0)); }
@@ -71,6 +61,40 @@ class CpuFused final : public FusedImpl {
 
  private:
   static constexpr const char* kCall = "MoE layer";
+
+  void call(const FusedParts& parts, const void* x, const ExpertIds& given, const float* weights, void* out,
+            const FusedMoeCall& o) {
+    group_.check_usable(kCall);
+    check_turn(parts);
+    if (parts.up) check_tokens(x, given);
+    ExpertIds ids = given;
+    if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
+    const uint64_t start = Cpu::now_ns();
+    group_.enter(Operation::layer, object_);
+    p_.call = group_.begin_call(Operation::layer);
+    p_.call.epoch = epochs_.next();
+    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, parts.up ? ids.tokens : p_.tokens);
+    if (parts.up) plan(ids, parts, o.add);
+    const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+    if (parts.up) {
+      p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk};
+      p_.tokens = ids.tokens;
+      p_.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
+    }
+    p_.parts = parts;
+    p_.order.up_columns = parts.up ? 1 : 0;
+    p_.order.down_columns = parts.down ? 1 : 0;
+    p_.weights = weights;
+    p_.out = static_cast<std::byte*>(out);
+    p_.add = o.add;
+    on_workers(
+        [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
+    group_.raise_fault(kCall, epochs_.calls());
+    end_turn(parts);
+    stats_ = sum_moved(group_.moved);
+    stats_.plan_us = plan_us;
+    stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+  }
 
   int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
   uint64_t hash() const {
@@ -82,7 +106,7 @@ class CpuFused final : public FusedImpl {
   }
   std::string this_call() const { return kCall + (" (call " + std::to_string(epochs_.calls())) + ")"; }
 
-  void check_call(const void* x, const ExpertIds& ids, const void* out) const {
+  void check_tokens(const void* x, const ExpertIds& ids) const {
     if (ids.topk != config.topk)
       invalid("ids.topk",
               " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
@@ -90,7 +114,9 @@ class CpuFused final : public FusedImpl {
     if (ids.tokens == 0) return;
     if (x == nullptr) invalid("x", " is null");
     if (ids.data == nullptr) invalid("ids.data", " is null");
-    if (out == nullptr) invalid("out", " is null");
+  }
+  void check_out(const ExpertIds& ids, const void* out) const {
+    if (ids.tokens > 0 && out == nullptr) invalid("out", " is null");
   }
 
   void make_memory() {
@@ -111,7 +137,7 @@ class CpuFused final : public FusedImpl {
   }
 
   /// Where every route goes, and the rank's tiles. Throws on all ranks alike beyond a capacity, if that is to fail.
-  void plan(const ExpertIds& ids, bool adds) {
+  void plan(const ExpertIds& ids, const FusedParts& parts, bool adds) {
     const CallContext& call = p_.call;
     const int64_t routes = ids.tokens * ids.topk;
     {
@@ -119,7 +145,7 @@ class CpuFused final : public FusedImpl {
       local_.build(ids, config.num_experts, world());
     }
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
-    const CountsHead head{mix_hash(hash(), adds ? 1 : 0), ids.tokens, capacity, 0};
+    const CountsHead head{mix_hash(hash(), fused_call_kind(parts, adds)), ids.tokens, capacity, 0};
     int other = -1;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
     if (!ok) group_.raise_fault(kCall, epochs_.calls());
@@ -137,6 +163,7 @@ class CpuFused final : public FusedImpl {
     const auto experts = handle_.first_row.size();
     first_tiles_.assign(1, 0);
     tile_row_.assign(1, 0);
+    num_rows_.clear();
     for (size_t e = 0; e < experts; ++e) {
       const int64_t end = e + 1 < experts ? handle_.first_row[e + 1] : handle_.rows;
       for (int64_t row = handle_.first_row[e]; row < end; tile_row_.push_back(row)) {
@@ -145,6 +172,7 @@ class CpuFused final : public FusedImpl {
         row += rows;
       }
       first_tiles_.push_back(static_cast<int>(tile_row_.size()) - 1);
+      num_rows_.push_back(end - handle_.first_row[e]);
     }
     // Each worker may have a tile up of other rows before the first of them is needed.
     const int lag = std::min(group_.pool.total(), static_cast<int>(experts));
@@ -172,7 +200,7 @@ class CpuFused final : public FusedImpl {
   HandleData handle_;  ///< the owner's side of the last call's plan
   std::vector<std::byte> counts_row_;
   std::vector<int> first_tiles_;
-  std::vector<int64_t> tile_row_;
+  std::vector<int64_t> tile_row_, num_rows_;
   CallStatistics stats_;
 };
 

@@ -136,6 +136,13 @@ size_t FusedMoe::heap_bytes_for(const FusedMoeConfig& config, int world) {
 void FusedMoe::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call) {
   impl_->collective_call("MoE layer", [&] { impl_->forward(x, ids, weights, out, call); });
 }
+void FusedMoe::dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call) {
+  impl_->collective_call("MoE layer", [&] { impl_->dispatch_up(x, ids, call); });
+}
+void FusedMoe::down_combine(const float* weights, void* out, const FusedMoeCall& call) {
+  impl_->collective_call("MoE layer", [&] { impl_->down_combine(weights, out, call); });
+}
+FusedMoeRows FusedMoe::rows() const { return impl_->rows(); }
 void* FusedMoe::tokens() const { return impl_->tokens(); }
 std::span<const uint8_t> FusedMoe::dropped() const { return impl_->dropped(); }
 const FusedMoeConfig& FusedMoe::config() const { return impl_->config; }

@@ -138,30 +138,18 @@ class CudaFused final : public FusedImpl {
   }
 
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& o) override {
-    group_.check_usable("MoE layer");
-    const DeviceGuard guard(gpu_.device());
-    check_call(x, ids, weights, out, o);
-    FusedParams p = params_;
-    p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
-    p.call.moved = order_->moved();
-    p.most_tokens = ids.tokens;
-    p.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
-    p.weights = weights;
-    p.out = static_cast<std::byte*>(out);
-    p.add = o.add;
-    const CallStream at = order_->begin(static_cast<gpu::Stream>(o.stream));
-    if (at.capture.active)
-      for (const void* used : {x, static_cast<const void*>(out)})
-        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(used)) keep_in_graph(holder, at.capture.graph);
-    const bool fp8 = config.type == DType::fp8_e4m3;
-    int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
-    if (fp8) blocks = std::max(2, blocks / 2 * 2);
-    PlanParams plan = plan_params(ids, weights, o);
-    plan.call = p.call;
-    plan.words = gpu_.words(at.capture.active);
-    launch_plan(plan, plan_blocks(ids.tokens, gpu_.max_blocks()), at.stream);
-    (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
-    order_->end(at, blocks);
+    call({true, true}, x, ids, weights, out, o);
+  }
+  void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& o) override {
+    call({true, false}, x, ids, nullptr, nullptr, o);
+  }
+  void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
+    if (o.device_tokens) invalid("FusedMoeCall::device_tokens", " is not null: T is that of dispatch_up");
+    call({false, true}, nullptr, {nullptr, last_tokens_, config.topk}, weights, out, o);
+  }
+  FusedMoeRows rows() const override {
+    const FusedMemory& m = params_.memory;
+    return {m.h, m.h_scales, m.scale_pitch, tables_.first_row, tables_.kept, layout_.rows};
   }
 
   void* tokens() const override { return config.type == DType::fp8_e4m3 ? nullptr : group_.heap->view().local(layout_.x(0)); }
@@ -175,6 +163,39 @@ class CudaFused final : public FusedImpl {
   }
 
  private:
+  void call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, void* out,
+            const FusedMoeCall& o) {
+    group_.check_usable("MoE layer");
+    const DeviceGuard guard(gpu_.device());
+    check_turn(parts);
+    check_call(parts, x, ids, weights, out, o);
+    FusedParams p = params_;
+    p.call = gpu_.context(bounded_ns(group_.options.timeout), Operation::layer);
+    p.call.moved = order_->moved();
+    p.parts = parts;
+    p.most_tokens = ids.tokens;
+    p.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
+    p.weights = weights;
+    p.out = static_cast<std::byte*>(out);
+    p.add = o.add;
+    const CallStream at = order_->begin(static_cast<gpu::Stream>(o.stream));
+    if (at.capture.active)
+      for (const void* used : {x, static_cast<const void*>(out)})
+        if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(used)) keep_in_graph(holder, at.capture.graph);
+    const bool fp8 = config.type == DType::fp8_e4m3;
+    int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
+    if (fp8) blocks = std::max(2, blocks / 2 * 2);
+    if (parts.up) {
+      PlanParams plan = plan_params(parts, ids, weights, o);
+      plan.call = p.call;
+      plan.words = gpu_.words(at.capture.active);
+      launch_plan(plan, plan_blocks(ids.tokens, gpu_.max_blocks()), at.stream);
+    }
+    (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
+    order_->end(at, blocks);
+    end_turn(parts);
+  }
+
   void check_gpu(const void* w13, const void* w2) {
     gpu::DeviceTraits traits;
     check_cuda(gpu::traits_of(&traits, gpu_.device()), "properties of the GPU");
@@ -197,15 +218,16 @@ class CudaFused final : public FusedImpl {
     gpu_.check_pointer("FusedMoeConfig::w13_scales", config.w13_scales, scale);
     gpu_.check_pointer("FusedMoeConfig::w2_scales", config.w2_scales, scale);
   }
-  void check_call(const void* x, const ExpertIds& ids, const float* weights, const void* out, const FusedMoeCall& o) const {
+  void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
+                  const FusedMoeCall& o) const {
     if (ids.topk != config.topk)
       invalid("ids.topk",
               " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
     check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
     if (ids.tokens > 0) {
-      if (x == nullptr) invalid("x", " is null");
-      if (ids.data == nullptr) invalid("ids.data", " is null");
-      if (out == nullptr) invalid("out", " is null");
+      if (parts.up && x == nullptr) invalid("x", " is null");
+      if (parts.up && ids.data == nullptr) invalid("ids.data", " is null");
+      if (parts.down && out == nullptr) invalid("out", " is null");
     }
     gpu_.check_sms("FusedMoeCall", o.num_sms);
     gpu_.check_pointer("x", x, 16);
@@ -290,7 +312,7 @@ class CudaFused final : public FusedImpl {
     spread_scales(s, gpu_.copy_stream());
   }
 
-  PlanParams plan_params(const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {
+  PlanParams plan_params(const FusedParts& parts, const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {
     last_tokens_ = ids.tokens;
     PlanParams p;
     p.control = layout_.control();
@@ -307,7 +329,7 @@ class CudaFused final : public FusedImpl {
     p.layout = Layout::expert_major;
     p.capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
     p.fail_on_overflow = config.capacity > 0 && config.overflow == Overflow::fail;
-    p.signature = mix_hash(hash(), o.add ? 1 : 0);
+    p.signature = mix_hash(hash(), fused_call_kind(parts, o.add));
     p.object = mix_hash(group_.nonce, object_);
     p.tables = tables_;
     p.soft = gpu_.device_soft_fault();

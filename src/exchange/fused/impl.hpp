@@ -18,6 +18,9 @@ void check_type_on_cpu(const FusedMoeConfig& config);
 /// Most rows of a rank's experts.
 int64_t most_rows(const FusedMoeConfig& config, int world);
 
+/// Of calls that all ranks make alike.
+inline uint64_t fused_call_kind(const FusedParts& parts, bool adds) { return (parts.down ? 0 : 2) + (adds ? 1 : 0); }
+
 /// Symmetric memory without a base.
 FusedLayout layout_of(const FusedMoeConfig& config, int world);
 
@@ -39,6 +42,9 @@ class FusedImpl : protected ExchangeBase {
   static std::unique_ptr<FusedImpl> make_on_cpu(Group& group, const FusedOnCpu& from);  // cpu.cpp
 
   virtual void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call) = 0;
+  virtual void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call) = 0;
+  virtual void down_combine(const float* weights, void* out, const FusedMoeCall& call) = 0;
+  virtual FusedMoeRows rows() const = 0;
   virtual void* tokens() const = 0;
   virtual std::span<const uint8_t> dropped() const = 0;
   virtual CallStatistics last_call() = 0;
@@ -47,6 +53,17 @@ class FusedImpl : protected ExchangeBase {
 
  protected:
   FusedImpl(Group& group, const FusedMoeConfig& c) : ExchangeBase(group), config(c) {}
+
+  /// Before a call of these parts: throws unless halves come in turn.
+  void check_turn(const FusedParts& parts) const {
+    if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
+    if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
+  }
+  /// After it.
+  void end_turn(const FusedParts& parts) { between_ = !parts.down; }
+
+ private:
+  bool between_ = false;
 };
 
 }  // namespace switchyard::detail

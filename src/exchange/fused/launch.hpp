@@ -27,6 +27,7 @@ struct FusedParams {
   FusedMemory memory;
   gemm::GroupedParams up, down;  ///< the rows of `down` are the outputs of `up`; ranges: those of `up` hold for both
   ExpertMap map;
+  FusedParts parts;                    ///< of the second half alone, p.x is null and rows are those of the call before
   int lag = 0;                         ///< steps between an expert's product up and the one down
   int64_t most_tokens = 0;             ///< bound of T
   const std::byte* x = nullptr;        ///< [T, H]; null: at layout.x() already

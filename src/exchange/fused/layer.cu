@@ -15,7 +15,7 @@
 //
 // Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
 // sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
-// outputs of all its rows, which others have read by then.
+// outputs of all its rows, which others have read by then. A call of the first half alone is followed by one of the second.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_moves.cuh"
 #include "exchange/fused/layer_sums.cuh"
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (goes_on) {
-    tell_routes(LayerCall(p, r), staged, part);
+    if (p.parts.up) tell_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of<Bf16Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
         const LayerCall call(p, r);
         Pieces rows(r);
         MoveCounter moved;
-        if (pull_rows<A, Bf16Layer>(call, rows, moved)) return_rows<A, Bf16Layer>(call, first_tiles, rows, moved);
+        const bool pulled = !p.parts.up || pull_rows<A, Bf16Layer>(call, rows, moved);
+        if (pulled && p.parts.down) return_rows<A, Bf16Layer>(call, first_tiles, rows, moved);
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
           multiply_layer_tile<Up, kWidth>(p.up, r, at, handed);
         span.end(kWidth);
       });
-      sum_tokens<A, 2, 8>(LayerCall(p, r));
+      if (p.parts.down) sum_tokens<A, 2, 8>(LayerCall(p, r));
     }
     __syncwarp();
   } else if (threadIdx.x == 0) {

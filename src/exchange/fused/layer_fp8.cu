@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (goes_on) {
-    tell_routes(LayerCall(p, r), staged, part);
+    if (p.parts.up) tell_routes(LayerCall(p, r), staged, part);
     count_row_tiles_of<Fp8Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kManyMathWarps) {
@@ -76,13 +76,14 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
         const LayerCall call(p, r);
         Pieces rows(r);
         MoveCounter moved;
-        if (pull_rows<A, Fp8Layer>(call, rows, moved)) return_rows<A, Fp8Layer>(call, first_tiles, rows, moved);
+        const bool pulled = !p.parts.up || pull_rows<A, Fp8Layer>(call, rows, moved);
+        if (pulled && p.parts.down) return_rows<A, Fp8Layer>(call, first_tiles, rows, moved);
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
       ptx::take_registers<152>();
       multiply_fp8_tiles<A>(p, r);
-      sum_tokens<A, 2, 8>(LayerCall(p, r));
+      if (p.parts.down) sum_tokens<A, 2, 8>(LayerCall(p, r));
     }
     __syncwarp();
   } else if (threadIdx.x == 0) {

@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
     if (lane() != 0) return;
     ptx::fence_proxy_async();
     const int blocks = (t.down ? p.down : p.up).inner_blocks;
-    const int due_at = blocks > gemm::kBlocksAhead ? blocks - gemm::kBlocksAhead : 0;
+    const int due_at = blocks > kClaimedAhead ? blocks - kClaimedAhead : 0;
     for (int block = 0; block < blocks; ++block) {
       if (block == due_at) ptx::mbarrier_arrive(r.room.due());
       ptx::mbarrier_wait(r.room.empty(slot), parity);

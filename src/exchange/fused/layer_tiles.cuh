@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
     if (lane() != 0) return;
     ptx::fence_proxy_async();
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
-    const int due_at = product.inner_blocks > gemm::kBlocksAhead ? product.inner_blocks - gemm::kBlocksAhead : 0;
+    const int due_at = product.inner_blocks > kClaimedAhead ? product.inner_blocks - kClaimedAhead : 0;
     for (int block = 0; block < product.inner_blocks; ++block) {
       if (block == due_at) ptx::mbarrier_arrive(r.room.due());
       ptx::mbarrier_wait(r.room.empty(slot), parity);

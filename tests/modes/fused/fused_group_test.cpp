@@ -42,6 +42,8 @@ struct Scenario {
   bool add = false;
   bool in_heap = false;  ///< the caller makes its tokens where others read them
   bool stated = false;   ///< the ids are of two tokens more, and T is read from memory
+  bool halves = false;   ///< dispatch_up and down_combine instead of forward
+  bool doubled = false;  ///< and between them the caller doubles all rows
   int64_t tile = 5;      ///< rows
 
   int world() const { return static_cast<int>(tokens.size()); }
@@ -114,7 +116,7 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
         if (ids[idx(f)] < 0 || dropped[idx(f)] != 0) continue;
         const float y =
             (between(c % s.config.intermediate) + between(s.config.intermediate - 1)) * static_cast<float>(ids[idx(f)] + 1);
-        sum += s.weighted ? weight_value(call, rank, f) * y : y;
+        sum += (s.weighted ? weight_value(call, rank, f) * y : y) * (s.doubled ? 2.F : 1.F);
       }
       sums.push_back(sum);
     }
@@ -149,10 +151,18 @@ class Caller {
     ids.resize(idx(given * s_.config.topk), 0);
     const auto stated = static_cast<int32_t>(tokens);
     if (s_.in_heap && given > 0) std::memcpy(layer_.tokens(), rows.data(), rows.size() * 2);
-    layer_.forward(s_.in_heap ? layer_.tokens() : rows.data(), ExpertIds::of(ids.data(), given, s_.config.topk),
-                   s_.weighted ? weights.data() : nullptr, out.data(),
-                   {.device_tokens = s_.stated ? &stated : nullptr, .add = s_.add});
     f.set_context("call " + std::to_string(call));
+    const void* const given_x = s_.in_heap ? layer_.tokens() : rows.data();
+    const ExpertIds given_ids = ExpertIds::of(ids.data(), given, s_.config.topk);
+    const float* const given_weights = s_.weighted ? weights.data() : nullptr;
+    const FusedMoeCall settings{.device_tokens = s_.stated ? &stated : nullptr, .add = s_.add};
+    if (s_.halves) {
+      layer_.dispatch_up(given_x, given_ids, settings);
+      look_between(call, f);
+      layer_.down_combine(given_weights, out.data(), {.add = s_.add});
+    } else {
+      layer_.forward(given_x, given_ids, given_weights, out.data(), settings);
+    }
     f.equal_range(expected, out, "out");
     const bool reports = s_.config.overflow == Overflow::drop_and_report;
     f.equal_range(reports ? drops_of(s_, call, rank_) : std::vector<uint8_t>(), layer_.dropped(), "dropped");
@@ -160,6 +170,29 @@ class Caller {
   FusedMoe& layer() { return layer_; }
 
  private:
+  /// Rows of each of this rank's experts follow each other, as many as routes are kept.
+  void look_between(int call, Failures& f) {
+    const switchyard::FusedMoeRows between = layer_.rows();
+    const int first = first_expert(s_.config.num_experts, s_.world(), rank_),
+              end = first_expert(s_.config.num_experts, s_.world(), rank_ + 1);
+    int64_t row = 0;
+    for (int e = first; e < end; ++e) {
+      int64_t kept = 0;
+      for (int source = 0; source < s_.world(); ++source) {
+        const std::vector<int32_t> chosen = ids_of(s_, call, source);
+        const std::vector<uint8_t> dropped = drops_of(s_, call, source);
+        for (size_t i = 0; i < chosen.size(); ++i) kept += chosen[i] == e && dropped[i] == 0 ? 1 : 0;
+      }
+      f.equal(row, between.first_row[e - first], "first row of expert " + std::to_string(e));
+      f.equal(kept, between.num_rows[e - first], "rows of expert " + std::to_string(e));
+      row += kept;
+    }
+    f.check(row <= between.most_rows, "more rows than most_rows");
+    auto* const h = static_cast<std::byte*>(between.data);
+    for (int64_t i = 0; s_.doubled && i < row * s_.config.intermediate; ++i)
+      oracle::store(DType::bf16, h, i, 2 * oracle::load(DType::bf16, h, i));
+  }
+
   const Scenario& s_;
   int rank_;
   FusedMoe layer_;
@@ -205,6 +238,19 @@ TEST_P(FusedMoes, DropRoutesBeyondCapacity) {
   expect_exact(s);
 }
 
+TEST_P(FusedMoes, ComeInTwoHalves) {
+  Scenario s = in_this_world();
+  s.halves = true;
+  expect_exact(s);
+  s.add = s.stated = s.in_heap = true;
+  expect_exact(s);
+  s.add = false;
+  s.doubled = true;
+  s.config.overflow = Overflow::drop_and_report;
+  s.config.capacity = 7;
+  expect_exact(s);
+}
+
 TEST_P(FusedMoes, GiveOneExpertEverything) {
   Scenario s = in_this_world();
   s.one_expert = true;
@@ -227,7 +273,12 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, FusedMoes, testing::ValuesIn(everywhere()),
 
 /// One worker of each rank does everything in turn.
 TEST(FusedMoeWorkers, OneSuffices) {
-  for (const int world : {1, 2, 3, 8}) expect_exact(scenario(world), {1, 1, false}, 10);
+  for (const int world : {1, 2, 3, 8}) {
+    Scenario s = scenario(world);
+    expect_exact(s, {1, 1, false}, 10);
+    s.halves = true;
+    expect_exact(s, {1, 1, false}, 10);
+  }
 }
 
 /// Of processes; threads of one group have equal ones.
@@ -292,6 +343,41 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   EXPECT_EQ(joined(failures), "");
 }
 
+/// Out of turn, and with what belongs to the other half, is an error, which ends the group.
+TEST(FusedMoeObject, TakesHalvesInTurn) {
+  const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids()); };
+  const auto down = [](FusedMoeRig& rig, const FusedMoeCall& call = {}) {
+    rig.layer.down_combine(rig.weights.data(), rig.out.data(), call);
+  };
+  const auto refused = [&](const std::string& text, bool behind_up, const std::function<void(FusedMoeRig&)>& call) {
+    std::vector<Group> groups = Group::in_process(1);
+    FusedMoeRig rig(groups[0]);
+    rig.round();
+    if (behind_up) up(rig);
+    expect_text(outcome_of([&] { call(rig); }), ErrorCode::invalid_argument, text);
+  };
+  refused("down_combine has to follow dispatch_up, which has not been called", false, [&](auto& rig) { down(rig); });
+  refused("down_combine has to follow dispatch_up", true, up);
+  refused("down_combine has to follow dispatch_up", true, [](auto& rig) { rig.round(); });
+  refused("out is null", true, [](auto& rig) { rig.layer.down_combine(nullptr, nullptr); });
+  refused("x is null", false, [](auto& rig) { rig.layer.dispatch_up(nullptr, rig.expert_ids()); });
+  const int32_t tokens = 1;
+  refused("FusedMoeCall::device_tokens", true, [&](auto& rig) { down(rig, {.device_tokens = &tokens}); });
+
+  std::vector<Group> groups = Group::in_process(1);
+  FusedMoeRig rig(groups[0]);
+  rig.round();
+  const auto whole = rig.out;
+  for (int i = 0; i < 3; ++i) {
+    up(rig);
+    std::fill(rig.out.begin(), rig.out.end(), uint16_t{7});
+    down(rig);
+    EXPECT_EQ(rig.out, whole);
+  }
+  rig.round();
+  EXPECT_EQ(rig.out, whole);
+}
+
 TEST(FusedMoeObject, ClampsTFromMemory) {
   std::vector<Group> groups = Group::in_process(1);
   FusedMoeRig rig(groups[0]);
@@ -316,6 +402,7 @@ TEST(FusedMoeObject, IsMoved) {
   // NOLINTBEGIN(bugprone-use-after-move)
   empty([&] { rig.round(); });
   empty([&] { (void)rig.layer.tokens(); });
+  empty([&] { (void)rig.layer.rows(); });
   empty([&] { (void)rig.layer.dropped(); });
   empty([&] { (void)rig.layer.config(); });
   empty([&] { (void)rig.layer.last_call(); });
@@ -349,6 +436,7 @@ TEST(FusedMoeShapes, AtRandom) {
     s.add = draw.one_in(3);
     s.in_heap = draw.one_in(3);
     s.stated = draw.one_in(3);
+    s.halves = draw.one_in(3);
     s.tile = draw.between(1, 20);
     const Workers workers{static_cast<int>(draw.between(1, 2)), static_cast<int>(draw.between(1, 2)), draw.one_in(2)};
     SCOPED_TRACE("layer " + std::to_string(i));
