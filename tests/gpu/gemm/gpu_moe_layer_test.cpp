@@ -19,27 +19,7 @@ using switchyard::MoeLayer;
 using switchyard::MoeLayerCall;
 using switchyard::MoeLayerConfig;
 using switchyard::Overflow;
-using switchyard::ScaleKind;
 using switchyard::testing::MoeCase;
-
-/// Widths are multiples of 128: one row tile and several, of one unit of 64 rows to three; tokens that travel in one piece and
-/// in two; sums as short as a stage and longer than all of them; half a column tile.
-std::vector<MoeCase> fused_fp8_cases() {
-  std::vector<MoeCase> all{
-      {.c = {.name = "fused_fp8", .intermediate = 256, .tokens = {44, 61}}},
-      {.c = {.name = "fused_fp8_many_rows", .hidden = 384, .intermediate = 384, .tokens = {300, 171}},
-       .row_scales = ScaleKind::ue8m0},
-      {.c = {.name = "fused_fp8_one_expert", .hidden = 1024, .intermediate = 128, .tokens = {130, 97}, .only = 4}},
-      {.c = {.name = "fused_fp8_no_tokens", .hidden = 128, .intermediate = 640, .tokens = {0, 90}, .idle = 2}},
-      {.c = {.name = "fused_fp8_long_tokens", .experts = 3, .hidden = 8192, .intermediate = 128, .tokens = {33, 20}}},
-      {.c = {.name = "fused_fp8_few_experts", .experts = 1, .topk = 1, .intermediate = 1536, .tokens = {200, 64}}},
-  };
-  for (MoeCase& m : all) {
-    m.fp8 = true;
-    m.form = MoeForm::fused;
-  }
-  return all;
-}
 
 /// The cases of both backends, and both modes again in f16 and in fp8.
 std::vector<MoeCase> gpu_cases() {

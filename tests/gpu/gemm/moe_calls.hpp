@@ -27,6 +27,25 @@ inline std::vector<switchyard::testing::MoeCase> fused_cases() {
   return all;
 }
 
+/// Widths are multiples of 128: one row tile and several, of one unit of 64 rows to three; tokens that travel in one piece and
+/// in two; sums as short as a stage and longer than all of them; half a column tile.
+inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
+  std::vector<switchyard::testing::MoeCase> all{
+      {.c = {.name = "fused_fp8", .intermediate = 256, .tokens = {44, 61}}},
+      {.c = {.name = "fused_fp8_many_rows", .hidden = 384, .intermediate = 384, .tokens = {300, 171}},
+       .row_scales = switchyard::ScaleKind::ue8m0},
+      {.c = {.name = "fused_fp8_one_expert", .hidden = 1024, .intermediate = 128, .tokens = {130, 97}, .only = 4}},
+      {.c = {.name = "fused_fp8_no_tokens", .hidden = 128, .intermediate = 640, .tokens = {0, 90}, .idle = 2}},
+      {.c = {.name = "fused_fp8_long_tokens", .experts = 3, .hidden = 8192, .intermediate = 128, .tokens = {33, 20}}},
+      {.c = {.name = "fused_fp8_few_experts", .experts = 1, .topk = 1, .intermediate = 1536, .tokens = {200, 64}}},
+  };
+  for (switchyard::testing::MoeCase& m : all) {
+    m.fp8 = true;
+    m.form = switchyard::MoeForm::fused;
+  }
+  return all;
+}
+
 /// A call of a test: `enqueue()` is one of the layer. All ranks are idle before and after. `rows`: as Rank::judge() has it.
 template <class Enqueue>
 void run_call(Station& me, MoeGpuRank& rank, uint32_t call, bool add, const Enqueue& enqueue, int64_t rows = -1) {
