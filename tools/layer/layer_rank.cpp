@@ -43,6 +43,19 @@ MoeLayerMemory fused_memory(const LayerSpec& spec) {
   return MoeLayer::memory_required(fused_config(spec), spec.scenario.world, spec.backend);
 }
 
+FusedMoeConfig halves_config(const MoeLayerConfig& layer) {
+  FusedMoeConfig c;
+  c.hidden = layer.hidden;
+  c.intermediate = layer.intermediate;
+  c.num_experts = layer.num_experts;
+  c.topk = layer.topk;
+  c.max_tokens = layer.max_tokens;
+  c.type = layer.type;
+  c.w13_scales = layer.w13_scales;
+  c.w2_scales = layer.w2_scales;
+  return c;
+}
+
 /// A device has room for it also where there is nothing.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
@@ -76,7 +89,8 @@ std::string why_not_fused(const LayerSpec& spec) {
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
   const size_t separate = exchange_heap_bytes(spec.exchange, world, spec.backend);
-  return separate + (spec.fused ? MoeLayer::heap_bytes_for(fused_config(spec), world, spec.backend) : 0);
+  const size_t fused = spec.fused ? MoeLayer::heap_bytes_for(fused_config(spec), world, spec.backend) : 0;
+  return separate + fused + (spec.halves ? FusedMoe::heap_bytes_for(halves_config(fused_config(spec)), world) : 0);
 }
 
 size_t layer_fused_bytes(const LayerSpec& spec) {
@@ -85,7 +99,7 @@ size_t layer_fused_bytes(const LayerSpec& spec) {
   const ExpertShape shape = shape_of(spec);
   const auto elements = at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
   const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // while it is made
-  return memory.total() - memory.heap_bytes + given;
+  return (memory.total() - memory.heap_bytes) * (spec.halves ? 2 : 1) + given;
 }
 
 size_t layer_device_bytes(const LayerSpec& spec) {
@@ -139,6 +153,7 @@ void LayerRank::make_fused() {
     config.w2_scales = experts_.w2_scales();
     device_.wait();  // for the scales, which the constructor reads
     fused_.emplace(group_, config, w13, w2);
+    if (spec_.halves) halves_.emplace(group_, halves_config(config), w13, w2);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::unsupported) throw;
     why_not_fused_ = e.what();
@@ -158,6 +173,9 @@ void LayerRank::prepare(uint64_t set) {
 void LayerRank::fused() {
   fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.fused_sms});
 }
+
+void LayerRank::dispatch_up() { halves_->dispatch_up(input_.x.data, input_.ids, {.stream = device_.stream()}); }
+void LayerRank::down_combine() { halves_->down_combine(input_.weights, out_, {.stream = device_.stream()}); }
 
 void LayerRank::layer(CombineOrder order) {
   dispatch();

@@ -13,6 +13,7 @@
 #include "check/check_result.hpp"
 #include "layer/exchange.hpp"
 #include "layer/experts.hpp"
+#include "switchyard/fused.hpp"
 #include "switchyard/layer.hpp"
 
 namespace switchyard::tool {
@@ -27,8 +28,9 @@ struct LayerSpec {
   /// GPUs. Not none: a layer in fp8: rows cross with scales of this kind, and those between the products have such too; a
   /// low-latency exchange is configured for them.
   ScaleKind quantize = ScaleKind::none;
-  bool fused = false;  ///< the rank also has the same layer in its fused form: only where why_not_fused() is empty
-  int fused_sms = 0;   ///< GPUs: multiprocessors of a call of it; 0: the library's default
+  bool fused = false;   ///< the rank also has the same layer in its fused form: only where why_not_fused() is empty
+  bool halves = false;  ///< and, on GPUs, its two halves as calls of their own, which take memory of their own
+  int fused_sms = 0;    ///< GPUs: multiprocessors of a call of it; 0: the library's default
 };
 /// Why the library has no fused form of a layer, as it says itself; empty if it has, as far as one can know before a group is
 /// there: LayerRank::why_not_fused().
@@ -61,6 +63,10 @@ class LayerRank {
   /// The same as layer() with CombineOrder::per_route, in one call; only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
+  /// Its halves, in turn; only if has_halves(). The second writes the outputs.
+  void dispatch_up();
+  void down_combine();
+  bool has_halves() const { return halves_.has_value(); }
   /// If the spec asks for it and there is none: why, as the library says. The same on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
   int rank() const { return rank_; }
@@ -86,6 +92,7 @@ class LayerRank {
   LayerExperts experts_;
   std::unique_ptr<LayerExchange> exchange_;
   std::optional<MoeLayer> fused_;
+  std::optional<FusedMoe> halves_;
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;
