@@ -41,7 +41,7 @@ class CpuFused final : public FusedImpl {
 
   void forward(const void* x, const ExpertIds& given, const float* weights, void* out, const FusedMoeCall& o) override {
     group_.check_usable(kCall);
-    check_call(x, given, out);
+    check_tokens(x, given, out);
     ExpertIds ids = given;
     if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
     const uint64_t start = Cpu::now_ns();
@@ -72,26 +72,7 @@ class CpuFused final : public FusedImpl {
  private:
   static constexpr const char* kCall = "MoE layer";
 
-  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
-  uint64_t hash() const {
-    uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
-    for (const int64_t v : {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk},
-                            config.max_tokens, config.capacity, static_cast<int64_t>(config.overflow)})
-      h = mix_hash(h, static_cast<uint64_t>(v));
-    return h;
-  }
   std::string this_call() const { return kCall + (" (call " + std::to_string(epochs_.calls())) + ")"; }
-
-  void check_call(const void* x, const ExpertIds& ids, const void* out) const {
-    if (ids.topk != config.topk)
-      invalid("ids.topk",
-              " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
-    check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-    if (ids.tokens == 0) return;
-    if (x == nullptr) invalid("x", " is null");
-    if (ids.data == nullptr) invalid("ids.data", " is null");
-    if (out == nullptr) invalid("out", " is null");
-  }
 
   void make_memory() {
     memory_ = private_memory(static_cast<size_t>(carve_fused_on_cpu(nullptr, config, layout_.rows, p_.memory)));

@@ -47,6 +47,13 @@ class FusedImpl : protected ExchangeBase {
 
  protected:
   FusedImpl(Group& group, const FusedMoeConfig& c) : ExchangeBase(group), config(c) {}
+
+  /// Experts of this rank.
+  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  /// Of what must be equal on all ranks.
+  uint64_t hash() const;
+  /// What a call is given; throws invalid_argument.
+  void check_tokens(const void* x, const ExpertIds& ids, const void* out) const;
 };
 
 }  // namespace switchyard::detail
