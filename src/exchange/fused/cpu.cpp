@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer on the CPU: memory, the plan, one run of the group's workers. What workers do: protocol/fused_layer.hpp.
+// The fused layer on the CPU: memory, the plan, one run of the group's workers. What workers do: protocol/fused/layer.hpp.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -10,7 +10,7 @@
 #include "exchange/fused/impl.hpp"
 #include "exchange/group/recycler.hpp"
 #include "exchange/normal/host_counts.hpp"
-#include "protocol/fused_layer.hpp"
+#include "protocol/fused/layer.hpp"
 
 namespace switchyard::detail {
 

@@ -5,7 +5,7 @@
 
 #include "arch/cuda/cuda_quantize.cuh"
 #include "exchange/fused/layer_room.cuh"
-#include "protocol/fused_routes.hpp"
+#include "protocol/fused/routes.hpp"
 
 namespace switchyard::detail::fused {
 
