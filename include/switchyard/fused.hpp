@@ -48,7 +48,8 @@ struct FusedMoeConfig {
 /// Settings of one call.
 struct FusedMoeCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
-  int num_sms = 0;         ///< CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; 0: all
+  /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, of an odd number one less; 0: all.
+  int num_sms = 0;
   /// Memory of the rank (CUDA: of its GPU), or null: T when the call runs, clamped to [0, tokens of the ids]. All of x and the
   /// ids must be readable. Rows of `out` from T on are not written.
   const int32_t* device_tokens = nullptr;

@@ -31,7 +31,7 @@ typedef int32_t sy_moe_form;
 enum {
   SWITCHYARD_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
   SWITCHYARD_MOE_FORM_SEPARATE = 1,   ///< dispatch, two products and combine, one call after the other
-  SWITCHYARD_MOE_FORM_FUSED = 2       ///< bf16, normal mode, order per route: in one kernel (GPUs); see layer.hpp
+  SWITCHYARD_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: in one kernel; see layer.hpp
 };
 
 /// Fixed properties of a layer; equal on all ranks but for pointers and `storage`.

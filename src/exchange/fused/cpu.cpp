@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer on the CPU: memory, the plan, one run of the group's workers. What workers do: protocol/fused_layer.hpp.
+// The fused layer on the CPU: memory, the plan, one run of the group's workers. What workers do: protocol/fused/layer.hpp.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -10,7 +10,7 @@
 #include "exchange/fused/impl.hpp"
 #include "exchange/group/recycler.hpp"
 #include "exchange/normal/host_counts.hpp"
-#include "protocol/fused_layer.hpp"
+#include "protocol/fused/layer.hpp"
 
 namespace switchyard::detail {
 
@@ -40,7 +40,6 @@ class CpuFused final : public FusedImpl {
   }
 
   void forward(const void* x, const ExpertIds& given, const float* weights, void* out, const FusedMoeCall& o) override {
-    check_out(given, out);
     call({true, true}, x, given, weights, out, o);
   }
   void dispatch_up(const void* x, const ExpertIds& given, const FusedMoeCall& o) override {
@@ -48,8 +47,7 @@ class CpuFused final : public FusedImpl {
   }
   void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
     if (o.device_tokens) invalid("FusedMoeCall::device_tokens", " is not null: T is that of dispatch_up");
-    check_out({nullptr, p_.tokens}, out);
-    call({false, true}, nullptr, {}, weights, out, o);
+    call({false, true}, nullptr, {nullptr, p_.tokens, config.topk}, weights, out, o);
   }
   FusedMoeRows rows() const override {
     return {p_.memory.h, nullptr, 0, handle_.first_row.data(), num_rows_.data(), layout_.rows};
@@ -66,7 +64,7 @@ class CpuFused final : public FusedImpl {
             const FusedMoeCall& o) {
     group_.check_usable(kCall);
     check_turn(parts);
-    if (parts.up) check_tokens(x, given);
+    check_given(parts, x, given, out);
     ExpertIds ids = given;
     if (o.device_tokens) ids.tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.tokens);
     const uint64_t start = Cpu::now_ns();
@@ -96,28 +94,7 @@ class CpuFused final : public FusedImpl {
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
 
-  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
-  uint64_t hash() const {
-    uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
-    for (const int64_t v : {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk},
-                            config.max_tokens, config.capacity, static_cast<int64_t>(config.overflow)})
-      h = mix_hash(h, static_cast<uint64_t>(v));
-    return h;
-  }
   std::string this_call() const { return kCall + (" (call " + std::to_string(epochs_.calls())) + ")"; }
-
-  void check_tokens(const void* x, const ExpertIds& ids) const {
-    if (ids.topk != config.topk)
-      invalid("ids.topk",
-              " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
-    check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-    if (ids.tokens == 0) return;
-    if (x == nullptr) invalid("x", " is null");
-    if (ids.data == nullptr) invalid("ids.data", " is null");
-  }
-  void check_out(const ExpertIds& ids, const void* out) const {
-    if (ids.tokens > 0 && out == nullptr) invalid("out", " is null");
-  }
 
   void make_memory() {
     memory_ = private_memory(static_cast<size_t>(carve_fused_on_cpu(nullptr, config, layout_.rows, p_.memory)));

@@ -87,6 +87,25 @@ FusedLayout layout_of(const FusedMoeConfig& c, int world) {
   return {0, world, c.num_experts, c.topk, c.max_tokens, most_rows(c, world), c.hidden * 2, token_bytes(c)};
 }
 
+uint64_t FusedImpl::hash() const {
+  uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
+  for (const int64_t v :
+       {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
+        config.capacity, static_cast<int64_t>(config.overflow), static_cast<int64_t>(config.type),
+        static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
+    h = mix_hash(h, static_cast<uint64_t>(v));
+  return h;
+}
+void FusedImpl::check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
+  if (ids.topk != config.topk)
+    invalid("ids.topk", " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+  check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
+  if (ids.tokens == 0) return;
+  if (parts.up && x == nullptr) invalid("x", " is null");
+  if (parts.up && ids.data == nullptr) invalid("ids.data", " is null");
+  if (parts.down && out == nullptr) invalid("out", " is null");
+}
+
 }  // namespace detail
 
 using namespace detail;

@@ -77,7 +77,7 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   return g;
 }
 
-/// The boxes are those of gemm/gpu/fp8_many_kernel.cuh. `h_scales`: of the gated product's outputs.
+/// The boxes are those of gemm/gpu/fp8_many_kernel.cuh. The gated product's outputs have scales, too.
 gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
   constexpr auto kType = gpu::ElementType::bytes;
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
@@ -184,7 +184,7 @@ class CudaFused final : public FusedImpl {
         if (const std::shared_ptr<MemoryHolder> holder = gpu_.holders().find(used)) keep_in_graph(holder, at.capture.graph);
     const bool fp8 = config.type == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
-    if (fp8) blocks = std::max(2, blocks / 2 * 2);
+    if (fp8) blocks = blocks / 2 * 2;  // clusters of two
     if (parts.up) {
       PlanParams plan = plan_params(parts, ids, weights, o);
       plan.call = p.call;
@@ -212,6 +212,8 @@ class CudaFused final : public FusedImpl {
     gpu_.check_pointer("w13", w13, 16);
     gpu_.check_pointer("w2", w2, 16);
     if (config.type != DType::fp8_e4m3) return;
+    if (gpu_.max_blocks() < 2)
+      throw Error(ErrorCode::unsupported, "FusedMoe: fp8_e4m3 needs two multiprocessors, and the rank has one");
     if (experts && config.w13_scales == nullptr) invalid("FusedMoeConfig::w13_scales", " is null");
     if (experts && config.w2_scales == nullptr) invalid("FusedMoeConfig::w2_scales", " is null");
     const size_t scale = config.weight_scales == ScaleKind::f32 ? 4 : 1;
@@ -220,32 +222,15 @@ class CudaFused final : public FusedImpl {
   }
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
-    if (ids.topk != config.topk)
-      invalid("ids.topk",
-              " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
-    check_range("ids.tokens", ids.tokens, 0, config.max_tokens);
-    if (ids.tokens > 0) {
-      if (parts.up && x == nullptr) invalid("x", " is null");
-      if (parts.up && ids.data == nullptr) invalid("ids.data", " is null");
-      if (parts.down && out == nullptr) invalid("out", " is null");
-    }
+    check_given(parts, x, ids, out);
     gpu_.check_sms("FusedMoeCall", o.num_sms);
+    if (config.type == DType::fp8_e4m3 && o.num_sms == 1)
+      invalid("FusedMoeCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
     gpu_.check_pointer("x", x, 16);
     gpu_.check_pointer("ids.data", ids.data, ids.is_int64 ? 8 : 4);
     gpu_.check_pointer("weights", weights, 4);
     gpu_.check_pointer("out", out, 16);
     gpu_.check_pointer("FusedMoeCall::device_tokens", o.device_tokens, 4);
-  }
-
-  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
-  uint64_t hash() const {
-    uint64_t h = mix_hash(1, static_cast<uint64_t>(Operation::layer));
-    for (const int64_t v :
-         {config.hidden, config.intermediate, int64_t{config.num_experts}, int64_t{config.topk}, config.max_tokens,
-          config.capacity, static_cast<int64_t>(config.overflow), static_cast<int64_t>(config.type),
-          static_cast<int64_t>(config.row_scales), static_cast<int64_t>(config.weight_scales)})
-      h = mix_hash(h, static_cast<uint64_t>(v));
-    return h;
   }
 
   void make_memory(const void* w13, const void* w2) {

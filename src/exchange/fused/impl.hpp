@@ -62,6 +62,13 @@ class FusedImpl : protected ExchangeBase {
   /// After it.
   void end_turn(const FusedParts& parts) { between_ = !parts.down; }
 
+  /// Experts of this rank.
+  int here() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  /// Of what must be equal on all ranks.
+  uint64_t hash() const;
+  /// What a call of these parts is given; throws invalid_argument.
+  void check_given(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
+
  private:
   bool between_ = false;
 };

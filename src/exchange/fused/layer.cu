@@ -17,6 +17,7 @@
 // sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the
 // outputs of all its rows, which others have read by then. A call of the first half alone is followed by one of the second.
 #include "arch/cuda/cuda_arch.cuh"
+#include "exchange/fused/layer_launch.cuh"
 #include "exchange/fused/layer_moves.cuh"
 #include "exchange/fused/layer_sums.cuh"
 #include "exchange/fused/layer_tiles.cuh"
@@ -103,20 +104,14 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
 
 namespace {
 
-/// Dynamic shared memory of a block.
-int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - static_cast<int>(kTrackBytes); }
-const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, most_shared);
+const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, most_layer_shared);
 const Kernel<const FusedParams> traced_layer("layer kernel", fused::layer_kernel<CudaTraced>, gemm::kThreads,
-                                             most_traced_shared);
+                                             most_traced_layer_shared);
 
 }  // namespace
 
-void launch_fused(const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
-  FusedParams p = given;
-  const bool traced = p.call.device_trace.records != nullptr;
-  p.up.shared_bytes = static_cast<uint32_t>(traced ? most_traced_shared(limits) : most_shared(limits));
-  (traced ? traced_layer : layer).launch({blocks, gemm::kThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+void launch_fused(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  launch_layer(layer, traced_layer, gemm::kThreads, params, blocks, limits, stream);
 }
 
 }  // namespace switchyard::detail

@@ -5,6 +5,7 @@
 // fence. A cluster waits for nothing but what layer.cu says: its blocks run at the same time, and go through the same tiles.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_fp8_tiles.cuh"
+#include "exchange/fused/layer_launch.cuh"
 #include "exchange/fused/layer_moves.cuh"
 #include "exchange/fused/layer_sums.cuh"
 
@@ -112,21 +113,16 @@ __global__ void spread_kernel(const __grid_constant__ WeightScales s) {
 
 namespace {
 
-int most_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
-int most_traced_shared(const DeviceLimits& limits) { return most_shared(limits) - static_cast<int>(kTrackBytes); }
-int no_shared(const DeviceLimits&) { return 0; }
-const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, most_shared);
+const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, most_layer_shared);
 const Kernel<const FusedParams> traced_layer("layer kernel", fused::fp8_layer_kernel<CudaTraced>, gemm::kManyThreads,
-                                             most_traced_shared);
+                                             most_traced_layer_shared);
+int no_shared(const DeviceLimits&) { return 0; }
 const Kernel<const WeightScales> spread("weight scales kernel", fused::spread_kernel, 256, no_shared);
 
 }  // namespace
 
-void launch_fused_fp8(const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
-  FusedParams p = given;
-  const bool traced = p.call.device_trace.records != nullptr;
-  p.up.shared_bytes = static_cast<uint32_t>(traced ? most_traced_shared(limits) : most_shared(limits));
-  (traced ? traced_layer : layer).launch({blocks, gemm::kManyThreads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+void launch_fused_fp8(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  launch_layer(layer, traced_layer, gemm::kManyThreads, params, blocks, limits, stream);
 }
 
 void spread_scales(const WeightScales& scales, gpu::Stream stream) { spread.launch({256, 256, 0}, stream, scales); }

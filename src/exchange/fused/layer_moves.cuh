@@ -5,7 +5,7 @@
 
 #include "arch/cuda/cuda_quantize.cuh"
 #include "exchange/fused/layer_room.cuh"
-#include "protocol/fused_routes.hpp"
+#include "protocol/fused/routes.hpp"
 
 namespace switchyard::detail::fused {
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenPart
   }
 }
 
-/// One thread of a block: elements [8 i, 8 i + 8), of the pieces of 16 bytes of all tokens, for i = begin, begin + step, ...
+/// Pieces [begin, end), of 16 bytes, of all tokens. All threads of a block.
 __device__ __forceinline__ void copy_tokens(const FusedParams& p, int64_t begin, int64_t end) {
   const auto* const from = reinterpret_cast<const uint4*>(p.x);
   auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));

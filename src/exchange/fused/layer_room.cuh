@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block of the layer's kernel: shared memory, tiles by tickets, waits.
 //
-// Which tile a ticket is, and what it waits for: protocol/fused_tickets.hpp.
+// Which tile a ticket is, and what it waits for: protocol/fused/tickets.hpp.
 #pragma once
 
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/fused/launch.hpp"
 #include "gemm/gpu/tile_roles.cuh"
-#include "protocol/fused_tickets.hpp"
+#include "protocol/fused/tickets.hpp"
 
 namespace switchyard::detail::fused {
 

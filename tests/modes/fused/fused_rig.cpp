@@ -16,7 +16,7 @@
 #include "base/mix_hash.hpp"
 #include "harness/failures.hpp"
 #include "harness/on_threads.hpp"
-#include "protocol/fused_layer.hpp"
+#include "protocol/fused/layer.hpp"
 
 namespace harness {
 namespace {

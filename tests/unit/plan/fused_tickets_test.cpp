@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "protocol/fused_tickets.hpp"
+#include "protocol/fused/tickets.hpp"
 
 namespace {
 

@@ -12,7 +12,7 @@
 //
 // Progress: telling waits for nobody, and a pull for `layer_told` alone. A warp takes tickets when no row is left to be taken,
 // so a row that a tile up waits for is with a warp that waits for nobody; a tile down waits for tiles up with lower tickets
-// (fused_tickets.hpp), a return for tiles, a sum for returns of all ranks, and nothing for sums. So a rank may have any number
+// (tickets.hpp), a return for tiles, a sum for returns of all ranks, and nothing for sums. So a rank may have any number
 // of warps, down to one, but all must come to run, because each tells of its share of the tokens.
 //
 // Buffers: every call comes behind a plan, in which each rank hears from each other one that it has ended the call before. So
@@ -22,8 +22,8 @@
 #pragma once
 
 #include "layout/fused_layout.hpp"
-#include "protocol/fused_routes.hpp"
-#include "protocol/fused_tickets.hpp"
+#include "protocol/fused/routes.hpp"
+#include "protocol/fused/tickets.hpp"
 #include "protocol/wait.hpp"
 
 namespace switchyard::detail {

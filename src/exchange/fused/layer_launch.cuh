@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of the layer's kernels, which differ in their blocks alone.
+#pragma once
+
+#include "exchange/fused/launch.hpp"
+
+namespace switchyard::detail {
+
+/// Dynamic shared memory of a block; a kernel that traces has tracks besides.
+inline int most_layer_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
+inline int most_traced_layer_shared(const DeviceLimits& limits) {
+  return most_layer_shared(limits) - static_cast<int>(kTrackBytes);
+}
+/// The one of the two kernels that the call asks for.
+inline void launch_layer(const Kernel<const FusedParams>& plain, const Kernel<const FusedParams>& traced, int threads,
+                         const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+  FusedParams p = given;
+  const bool traces = p.call.device_trace.records != nullptr;
+  p.up.shared_bytes = static_cast<uint32_t>(traces ? most_traced_layer_shared(limits) : most_layer_shared(limits));
+  (traces ? traced : plain).launch({blocks, threads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+}
+
+}  // namespace switchyard::detail
