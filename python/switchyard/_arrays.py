@@ -91,6 +91,8 @@ class TorchArrays:
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
         self.dtypes = {code: dtype for dtype, code in self.codes.items()}
+        #: The handle of a GPU's current stream: without an object for it, where torch can.
+        self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
     def code(self, tensor: Any) -> int:
         return self.codes.get(tensor.dtype, -1)
@@ -105,7 +107,7 @@ class TorchArrays:
         return (CUDA, tensor.device.index) if tensor.is_cuda else (CPU if tensor.device.type == "cpu" else -1, -1)
 
     def stream(self, tensor: Any) -> int:
-        return self.torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+        return self.raw_stream(tensor.get_device()) if tensor.is_cuda else 0
 
     def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
