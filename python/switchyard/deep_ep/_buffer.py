@@ -55,17 +55,14 @@ class Buffer:
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
                  use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
                  backend: Optional[str] = None) -> None:
+        if group is None and comm is None:
+            raise InvalidArgument("Buffer: either group or comm must be given")
         options: Dict[str, Any] = {"backend": _backend_of(group, backend)}
         on_gpu = options["backend"] == "cuda"
         if on_gpu:
             options["device"] = torch.cuda.current_device()
         heap = int(num_rdma_bytes) + (1 << 20) + (0 if on_gpu else int(num_nvl_bytes))
-        if group is not None:
-            made = Group.from_process_group(group, heap, **options)
-        elif comm is not None:
-            made = Group.from_mpi4py(comm, heap, **options)
-        else:
-            raise InvalidArgument("Buffer: either group or comm must be given")
+        made = Group.from_process_group(group, heap, **options) if group is not None else Group.from_mpi4py(comm, heap, **options)
         self.group = group
         self.rank, self.group_size = made.rank, made.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -74,9 +71,8 @@ class Buffer:
         self._device = torch.device("cuda", options["device"]) if on_gpu else torch.device("cpu")
         self._most_sms = _most_sms(made, options["device"]) if on_gpu else 1 << 30
         self._streams: Union[Streams, NoStreams] = Streams(options["device"]) if on_gpu else NoStreams()
-        exchanges = _copies.Generations(made, int(num_nvl_bytes), torch.cuda.get_device_properties(self._device).multi_processor_count,
-                                        options) if on_gpu else _normal.Rings(made, int(num_nvl_bytes))
-        self._normal = _normal.Normal(made, int(num_nvl_bytes), exchanges)
+        self._normal = _normal.Normal(made, int(num_nvl_bytes), _copies.Generations(made, int(num_nvl_bytes), options) if on_gpu
+                                      else _normal.Rings(made, int(num_nvl_bytes)))
         self._low_latency = _low_latency.LowLatencyMode(made, self._streams)
 
     def destroy(self) -> None:
@@ -121,10 +117,11 @@ class Buffer:
         return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """The stream of calls that shall overlap others."""
-        if self._streams.comm is None:
+        """The stream of calls that shall overlap others. From now on what is enqueued on it comes between calls, as in DeepEP."""
+        stream = self._streams.communication()
+        if stream is None:
             raise Unsupported("get_comm_stream: there are no streams on the CPU")
-        return self._streams.comm
+        return stream
 
     def _check_device(self, x: torch.Tensor, name: str) -> None:
         if x.device != self._device:

@@ -108,9 +108,12 @@ class Generations:
     """Exchanges by shape. `group` is where ranks agree on new ones; `least_bytes` is the least symmetric memory of one; `options` are
     those of the groups that are made."""
 
-    def __init__(self, group: Group, least_bytes: int, multiprocessors: int, options: Dict[str, Any]) -> None:
+    def __init__(self, group: Group, least_bytes: int, options: Dict[str, Any]) -> None:
         self._group, self._least, self._options = group, least_bytes, options
-        self._most_tokens = min(_MOST_TOKENS, 4096 * max(multiprocessors // group.size, 1))
+        self._most_tokens = _MOST_TOKENS
+        if group.backend == "cuda":  # the plan's blocks take 4096 each, at least where all ranks share the GPU
+            of_gpu = torch.cuda.get_device_properties(options["device"]).multi_processor_count
+            self._most_tokens = min(_MOST_TOKENS, 4096 * max(of_gpu // group.size, 1))
         self._made: Dict[Shape, Generation] = {}
 
     def sized_by_counts(self, shape: Shape, tokens: int) -> Generation:

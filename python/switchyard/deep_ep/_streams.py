@@ -27,7 +27,8 @@ raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 class NoStreams:
     """On the CPU a call has ended when it returns."""
 
-    comm: Any = None
+    def communication(self) -> Optional[torch.cuda.Stream]:
+        return None
 
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
             async_finish: bool = False) -> Tuple[Result, EventOverlap]:
@@ -50,11 +51,17 @@ class Streams:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self.comm = torch.cuda.Stream(device, priority=-1)
+        self._comm = torch.cuda.Stream(device, priority=-1)
         self._copies = torch.cuda.Stream(device, priority=-1)
         self._comm_in_use = False
         self._raw: Optional[int] = None  # of the stream of the calls so far, while no other was used
         self._last: Optional[torch.cuda.Stream] = None
+
+    def communication(self) -> Optional[torch.cuda.Stream]:
+        """For whoever enqueues work of his own on it, which comes between calls then."""
+        if not self._comm_in_use:
+            self._use_comm(self._last or torch.cuda.current_stream(self._device))
+        return self._comm
 
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
             async_finish: bool = False) -> Tuple[Result, EventOverlap]:
@@ -71,9 +78,9 @@ class Streams:
         if torch.cuda.is_current_stream_capturing():
             return self._on_comm(work, (), None, False)[0]
         current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self.comm)
+        current.wait_stream(self._comm)
         result = work()
-        self.comm.wait_stream(current)
+        self._comm.wait_stream(current)
         return result
 
     def _on_one_stream(self) -> bool:
@@ -91,11 +98,11 @@ class Streams:
 
     def _use_comm(self, after: torch.cuda.Stream) -> None:
         self._comm_in_use = True
-        self.comm.wait_stream(after)
+        self._comm.wait_stream(after)
 
     def _on_comm(self, work: Callable[[], Result], given: Tuple[Any, ...], event: Optional[EventHandle], async_finish: bool) \
             -> Tuple[Result, EventOverlap]:
-        current, comm = torch.cuda.current_stream(self._device), self.comm
+        current, comm = torch.cuda.current_stream(self._device), self._comm
         if not self._comm_in_use:  # earlier calls ran elsewhere
             captures = torch.cuda.is_current_stream_capturing()
             self._use_comm(current if captures or self._last is None else self._last)
