@@ -20,12 +20,11 @@ class LowLatencyHandle(tuple):
 
 
 class Output:
-    """Where dispatches of an object deliver, and what is told of it: made once, because it never changes."""
+    """Where dispatches of an object deliver, and what a handle has of it: made once, because it never changes."""
 
-    def __init__(self, it: "Object", received: Received, most: int, hidden: int, experts: int) -> None:
+    def __init__(self, received: Received, most: int, hidden: int, experts: int) -> None:
         self.received = received
-        self.handle = LowLatencyHandle((received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts))
-        self.handle.received, self.handle.object = received, it
+        self.handle = (received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts)
         self.packed = received.x if received.scales is None else (received.x, received.scales)
 
 
@@ -41,7 +40,7 @@ class Object:
 
     def next_output(self, x: torch.Tensor) -> Output:
         while len(self._outputs) < 2:
-            self._outputs.append(Output(self, self.exchange.make_output(x), *self._told))
+            self._outputs.append(Output(self.exchange.make_output(x), *self._told))
         self._turn ^= 1
         return self._outputs[self._turn]
 
@@ -131,7 +130,9 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
         it.exchange.dispatch(x, ids, output=received)
         if after is not None:
             after()
-    return packed, received.rows, output.handle, hook
+    handle = LowLatencyHandle(output.handle)
+    handle.received, handle.object = received, it
+    return packed, received.rows, handle, hook
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:
