@@ -242,7 +242,7 @@ class Buffer:
             raise InvalidArgument("low_latency_combine: async_finish and return_recv_hook exclude each other")
         (summed, hook), event = self._streams.run(
             lambda: _low_latency.combine(self._low_latency, x, topk_weights, handle, zero_copy, return_recv_hook, out),
-            (x, topk_weights, out), None, async_finish)
+            (topk_weights, out), None, async_finish, x)
         return summed, event, hook
 
     def get_next_low_latency_combine_buffer(self, handle: object) -> torch.Tensor:

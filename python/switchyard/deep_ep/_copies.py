@@ -49,7 +49,7 @@ class CopyingExchange(Exchange):
         finally:
             functions.sy_dispatched_destroy(delivered)
 
-    def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> torch.Tensor:
+    def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
         """The delivered rows where they lie. The pool hands the same places out again, so their tensors are kept: to make one takes
         longer than the rest of the call."""
         key = (view.x, view.x_rows, view.x_dtype)

@@ -26,6 +26,14 @@ class Output:
         self.received = received
         self.handle = (received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts)
         self.packed = received.x if received.scales is None else (received.x, received.scales)
+        self._powers: Optional[torch.Tensor] = None
+
+    def powers(self, hidden: int) -> torch.Tensor:
+        """float32 [L, groups, R], for scales that are powers of two and told as float32."""
+        if self._powers is None:
+            here, rows = self.received.x.shape[:2]
+            self._powers = torch.empty((here, -(-hidden // 128), rows), dtype=torch.float32, device=self.received.x.device)
+        return self._powers
 
 
 class Object:
@@ -103,9 +111,8 @@ class Sending(NamedTuple):
 
 
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
-             stats: Optional[torch.Tensor], hooked: bool) \
-        -> Tuple[Any, torch.Tensor, LowLatencyHandle, Optional[Callable[[], None]]]:
-    """recv_x, or a pair with scales; recv_count; handle; hook or None."""
+             stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
+    """recv_x, or a pair with scales; recv_count; handle; hook or None. Nothing of it is memory of torch's allocator."""
     mode.finish()
     if x.shape[0] > most:
         raise InvalidArgument(f"x has {x.shape[0]} tokens: num_max_dispatch_tokens_per_rank = {most} allows no more")
@@ -113,8 +120,7 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
     output, ids = it.next_output(x), topk_idx.contiguous()
     received, packed, after = output.received, output.packed, None
     if sending.powers_as_f32:
-        here, rows, groups = received.x.shape[0], received.x.shape[1], -(-x.shape[1] // 128)
-        expanded = torch.empty((here, groups, rows), dtype=torch.float32, device=x.device)
+        expanded = output.powers(x.shape[1])
         packed = (received.x, expanded.transpose(1, 2))
     if sending.powers_as_f32 or stats is not None:
         def after() -> None:
@@ -132,7 +138,7 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
             after()
     handle = LowLatencyHandle(output.handle)
     handle.received, handle.object = received, it
-    return packed, received.rows, handle, hook
+    return [packed, received.rows, handle, hook]
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:

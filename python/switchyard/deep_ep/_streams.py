@@ -31,9 +31,9 @@ class NoStreams:
         return None
 
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
-            async_finish: bool = False) -> Tuple[Result, EventOverlap]:
+            async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
         result = work()
-        return result, EventOverlap(EventHandle(), given) if async_finish else EventOverlap()
+        return result, EventOverlap(EventHandle(), (given, held)) if async_finish else EventOverlap()
 
     def here(self, work: Callable[[], Result]) -> Result:
         return work()
@@ -64,12 +64,13 @@ class Streams:
         return self._comm
 
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
-            async_finish: bool = False) -> Tuple[Result, EventOverlap]:
-        """What `work` returns, and the event of the call. `given`: what it reads or writes of the caller's."""
+            async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
+        """What `work` returns, and the event of the call. `given`: what it reads or writes of the caller's. `held`: the same, if it may
+        be memory of the library, of which torch's allocator knows nothing: the event keeps it."""
         event = getattr(previous_event, "event", None)
         if event is None and not async_finish:
             return self.here(work), EventOverlap()
-        return self._on_comm(work, given, event, async_finish)
+        return self._on_comm(work, given, event, async_finish, held)
 
     def here(self, work: Callable[[], Result]) -> Result:
         """On the current stream, in the order of all calls of the Buffer."""
@@ -100,8 +101,8 @@ class Streams:
         self._comm_in_use = True
         self._comm.wait_stream(after)
 
-    def _on_comm(self, work: Callable[[], Result], given: Tuple[Any, ...], event: Optional[EventHandle], async_finish: bool) \
-            -> Tuple[Result, EventOverlap]:
+    def _on_comm(self, work: Callable[[], Result], given: Tuple[Any, ...], event: Optional[EventHandle], async_finish: bool,
+                 held: Any = None) -> Tuple[Result, EventOverlap]:
         current, comm = torch.cuda.current_stream(self._device), self._comm
         if not self._comm_in_use:  # earlier calls ran elsewhere
             captures = torch.cuda.is_current_stream_capturing()
@@ -119,7 +120,7 @@ class Streams:
             return result, EventOverlap()
         for tensor in _tensors(given):
             tensor.record_stream(comm)
-        return result, EventOverlap(EventHandle(comm), given)
+        return result, EventOverlap(EventHandle(comm), (given, held))
 
     def on_stream_of(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """`work`, which whoever calls it enqueues on the stream that is current now."""
