@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, calc_diff, dispatch_all, inputs_of, make_buffer, over_groups,  # noqa: E402
+from deep_ep_ranks import (EXPERTS, LARGE, MOST, calc_diff, dispatch_all, inputs_of, make_buffer, over_groups,  # noqa: E402
                            over_ranks, ranks_of, received_of, same, seeded, tensors, weighted)
 from test_deep_ep import check_low_latency, dequantised  # noqa: E402
 import switchyard as sy  # noqa: E402

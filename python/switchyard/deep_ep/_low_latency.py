@@ -118,17 +118,18 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
         raise InvalidArgument(f"x has {x.shape[0]} tokens: num_max_dispatch_tokens_per_rank = {most} allows no more")
     it = mode.object(x.shape[1], experts, topk_idx.shape[1], most, sending.scales)
     output, ids = it.next_output(x), topk_idx.contiguous()
-    received, packed, after = output.received, output.packed, None
-    if sending.powers_as_f32:
-        expanded = output.powers(x.shape[1])
+    received, packed = output.received, output.packed
+    expanded = output.powers(x.shape[1]) if sending.powers_as_f32 else None
+    if expanded is not None:
         packed = (received.x, expanded.transpose(1, 2))
-    if sending.powers_as_f32 or stats is not None:
-        def after() -> None:
-            if sending.powers_as_f32:
-                _expand(received.scales, expanded)
-            if stats is not None:
-                stats.add_(received.rows.to(stats.dtype))
 
+    def told() -> None:
+        if expanded is not None:
+            _expand(received.scales, expanded)
+        if stats is not None:
+            stats.add_(received.rows.to(stats.dtype))
+
+    after = told if expanded is not None or stats is not None else None
     hook = None
     if hooked:
         hook = mode.hook(it.exchange.dispatch_async(x, ids, output=received), after)
