@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from deep_ep_ranks import (EXPERTS, LARGE, MOST, calc_diff, dispatch_all, inputs_of, make_buffer, over_groups,  # noqa: E402
                            over_ranks, ranks_of, received_of, same, seeded, tensors, weighted)
+from processes import run_processes  # noqa: E402
 from test_deep_ep import check_low_latency, dequantised  # noqa: E402
 import switchyard as sy  # noqa: E402
 from switchyard import deep_ep  # noqa: E402
@@ -65,9 +66,14 @@ def end_of(event, hook=None):
 WAYS = [(False, False, False), (False, True, False), (True, False, False), (True, True, False), (True, True, True)]
 
 
-def _every_way(buffer, previous, asynchronous, on_comm):
+def _every_way(buffer, default_stream, previous, asynchronous, on_comm):
     """What a call reads is written late on the current stream, which is busy again right after: results are those of what was written
     before the event, or before the call."""
+    with torch.cuda.stream(torch.cuda.default_stream() if default_stream else torch.cuda.Stream()):
+        _each_form(buffer, previous, asynchronous, on_comm)
+
+
+def _each_form(buffer, previous, asynchronous, on_comm):
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["experts"], buffer.rank)[0]
     *_, kept, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
@@ -104,8 +110,9 @@ def _every_way(buffer, previous, asynchronous, on_comm):
 
 
 @pytest.mark.parametrize("previous, asynchronous, on_comm", WAYS)
-def test_every_way(previous, asynchronous, on_comm):
-    on_two(_every_way, previous, asynchronous, on_comm)
+@pytest.mark.parametrize("default_stream", [False, True])
+def test_every_way(default_stream, previous, asynchronous, on_comm):
+    on_two(_every_way, default_stream, previous, asynchronous, on_comm)
 
 
 def _mixed(buffer):
@@ -394,6 +401,32 @@ def _backends(group):
 
 def test_backends():
     over_groups("cuda", 2, _backends)
+
+
+def _nccl(rank, world, path):
+    """As most programs are: a group of NCCL, and nothing that says where tensors are."""
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    os.environ.pop("SWITCHYARD_DEEP_EP_BACKEND", None)
+    dist.init_process_group("nccl", init_method=f"file://{path}", rank=rank, world_size=world)
+    buffer = make_buffer(dist.group.WORLD)
+    assert buffer.runtime.backend == "cuda"
+    everybody, x, ids, weights = inputs(buffer)
+    rows, *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    assert same(rows, received_of(everybody, LARGE["experts"], rank)[0])
+    out, *_ = buffer.combine(rows, handle)
+    assert calc_diff(out, summed(x, ids, world)) < 5e-6
+    torch.cuda.synchronize()
+    dist.barrier()
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
+def test_process_groups_of_nccl(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL wants a GPU for each rank")
+    assert run_processes("spawn", _nccl, 2, str(tmp_path / "store")) == [0, 0]
 
 
 def test_events():

@@ -13,7 +13,7 @@ import switchyard as sy
 torch = pytest.importorskip("torch")
 
 from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, calc_diff, dispatch_all, inputs_of, laid_out,  # noqa: E402
-                           on, over_ranks, ranks_of, received_of, same, seeded, summed, tensors, weighted)
+                           on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors, weighted)
 from switchyard import deep_ep  # noqa: E402
 from switchyard.deep_ep import _normal as deep_ep_normal  # noqa: E402
 
@@ -345,6 +345,33 @@ def _two_results(buffer):
         for factor, received, handle in reversed(pair):
             out, *_ = buffer.low_latency_combine(received.nan_to_num(0, 0, 0), ids, weights, handle)
             assert calc_diff(out, factor * weighted(x, ids, weights)) < 1e-5
+
+
+def _model_low_latency(group, use_fp8):
+    """Rows as wide as real ones, T of each rank another."""
+    shape, most, rank, world = {"hidden": 7168, "experts": 16, "topk": 8}, 128, group.rank(), group.size()
+    everybody = seeded(world, (128, 77), **shape)
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 7168, world, 16)
+    buffer = deep_ep.Buffer(group, 0, hint, low_latency_mode=True, explicitly_destroy=True)
+    x, ids, weights = map(on, everybody[rank])
+    received, count, handle, _, _ = buffer.low_latency_dispatch(x, ids, most, 16, use_fp8=use_fp8)
+    q, scales = received if use_fp8 else (received, None)
+    values = q.float() if scales is None else q.float() * scales.repeat_interleave(128, 2)
+    for expert in range(16 // world):
+        sent = [(its_ids == rank * (16 // world) + expert).any(1).nonzero()[:, 0] for _, its_ids, _ in everybody]
+        assert count[expert].item() == sum(map(len, sent)) and same(handle[0][expert, :count[expert]], torch.cat(sent).int())
+        want = torch.cat([given[tokens] for (given, _, _), tokens in zip(everybody, sent)]).float()
+        torch.testing.assert_close(values[expert, :len(want)].cpu(), want, rtol=1 / 16 if use_fp8 else 0, atol=0.02 if use_fp8 else 0)
+    out, *_ = buffer.low_latency_combine(values.nan_to_num(0, 0, 0).bfloat16(), ids, weights, handle)
+    assert calc_diff(out, weighted(x, ids, weights)) < (9e-4 if use_fp8 else 1e-5)
+    torch.distributed.barrier(group)
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("use_fp8", [False, True])
+@low_latency_places
+def test_model_low_latency(where, use_fp8):
+    over_groups(where, 2, _model_low_latency, use_fp8)
 
 
 @low_latency_places
