@@ -114,11 +114,13 @@ def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.T
 def _layout_by_torch(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """By operations of torch, none of which waits for the GPU. Column E of the experts, and W of the ranks, is for no expert."""
     device, tokens = topk_idx.device, topk_idx.shape[0]
-    expert = torch.where((topk_idx >= 0) & (topk_idx < experts), topk_idx, experts).long()
-    each, rest = divmod(experts, world)  # the first `rest` ranks hold one more
-    rank = torch.div(expert - rest, max(each, 1), rounding_mode="floor")
-    rank = torch.where(expert < rest * (each + 1), torch.div(expert, each + 1, rounding_mode="floor"), rank)
-    rank = torch.where(expert < experts, rank, world)
+    expert = torch.where(topk_idx < 0, experts, topk_idx).clamp_(max=experts).long()
+    each, rest = divmod(experts, world)
+    if rest == 0:
+        rank = torch.div(expert, each, rounding_mode="floor")
+    else:  # the first `rest` ranks hold one more
+        first = (torch.arange(world + 1, device=device) * each).add_(torch.arange(world + 1, device=device).clamp_(max=rest))
+        rank = torch.bucketize(expert, first, right=True) - 1
     where = torch.zeros((tokens, world + 1), dtype=torch.bool, device=device)
     where.scatter_(1, rank, True)
     where = where[:, :world].contiguous()
