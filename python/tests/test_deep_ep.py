@@ -192,6 +192,21 @@ def _growth(buffer):
         check_combine(buffer, kept)
 
 
+def _too_many(buffer):
+    """More tokens on one rank than are taken: all ranks are told, and go on."""
+    buffer._normal.made._most_tokens = 50
+    for tokens in ((10, 51), (60, 0)):
+        x, ids, weights = map(on, seeded(buffer.group_size, tokens, **LARGE)[buffer.rank])
+        with pytest.raises(sy.InvalidArgument, match="at most 50 are taken"):
+            dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    check_exchange(buffer, seeded(buffer.group_size, (50, 3), **LARGE), [])
+
+
+@pytest.mark.parametrize("where", PLACES[1:])
+def test_too_many(where):
+    over_ranks(where, 2, _too_many)
+
+
 def _many_layers(buffer):
     """Rows and handles of many layers are alive at a time, as in training, and are used backwards. One rank lets go of some."""
     keep = []

@@ -118,11 +118,11 @@ class Generations:
 
     def sized_by_counts(self, shape: Shape, tokens: int) -> Generation:
         """Collective. For a dispatch of `tokens` tokens here whose size follows from the counts. Hosts wait for each other."""
-        if tokens > self._most_tokens:
-            raise InvalidArgument(f"dispatch: x has {tokens} tokens: a rank takes at most {self._most_tokens}")
         made = self._made.get(shape)
         full = made is not None and made.used + handle_bytes(shape, self._group.size, tokens, made.rows) > made.room
         told = [struct.unpack("<qq", each) for each in self._group.all_gather(struct.pack("<qq", tokens, full))]
+        if max(told)[0] > self._most_tokens:
+            raise InvalidArgument(f"dispatch: x has {max(told)[0]} tokens on a rank: at most {self._most_tokens} are taken")
         rows = sum(each[0] for each in told)
         if made is None or rows > made.rows:
             return self._make(shape, rows, _HANDLES if made is None else made.handles)
