@@ -91,6 +91,8 @@ class TorchArrays:
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
         self.dtypes = {code: dtype for dtype, code in self.codes.items()}
+        #: The handle of a GPU's current stream: without an object for it, where torch can.
+        self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
     def code(self, tensor: Any) -> int:
         return self.codes.get(tensor.dtype, -1)
@@ -105,7 +107,7 @@ class TorchArrays:
         return (CUDA, tensor.device.index) if tensor.is_cuda else (CPU if tensor.device.type == "cpu" else -1, -1)
 
     def stream(self, tensor: Any) -> int:
-        return self.torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+        return self.raw_stream(tensor.get_device()) if tensor.is_cuda else 0
 
     def empty(self, shape: Sequence[int], code: int, like: Any) -> Any:
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
@@ -165,11 +167,26 @@ def describe(shape: Sequence[object]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
+def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
+    """Whether an array of the shape `given` is as `shape` says, where a word stands for any number."""
+    if len(given) != len(shape):
+        return False
+    for want, got in zip(shape, given):
+        if want != got and not isinstance(want, str):
+            return False
+    return True
+
+
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1) -> Taken:
     """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed."""
+    if _torch is not None and isinstance(array, _torch.torch.Tensor):
+        code = _torch.codes.get(array.dtype)
+        here = array.is_cpu if backend == CPU else array.is_cuda and (device < 0 or array.get_device() == device)
+        if here and code in codes and array.is_contiguous() and _fits(array.shape, shape):
+            return Taken(array.data_ptr(), array.shape, code, array, _torch)  # the way of every correct call
     array, arrays = arrays_of(array, name)
     given = tuple(array.shape)
-    if len(given) != len(shape) or any(isinstance(want, int) and want != got for want, got in zip(shape, given)):
+    if not _fits(given, shape):
         invalid(f"{name} has the shape {describe(given)}: must be {describe(shape)}")
     code = arrays.code(array)
     if code not in codes:

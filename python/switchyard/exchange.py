@@ -319,10 +319,12 @@ class Exchange:
             exchange, tokens = self.pointer, handle._view.tokens if handle._view is not None else handle.tokens
             taken, _ = self._take_rows(y, "y", _COMBINED)
             shape = (tokens, self.hidden)
+            o, summed, to_summed = self._combine_options, None, 0
             if out is None:
                 out = taken.arrays.empty(shape, taken.code, taken.array)
-            o, summed, to_summed = self._combine_options, None, 0
-            result = take(out, "out", shape, (taken.code,), self._backend)
+                result = taken.arrays.pointer(out)
+            else:
+                result = take(out, "out", shape, (taken.code,), self._backend).pointer
             if len(biases) > 2:
                 invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
             for i in (0, 1):
@@ -335,11 +337,11 @@ class Exchange:
                 given = take(weights, "weights", (rows, self.topk), (F32,), self._backend)
                 if rank_major and given.shape[0] < (needed := handle._view.rows if handle._view is not None else handle.rows):
                     invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
-                o.weights = given.pointer or result.pointer  # a rank without rows gives weights too
+                o.weights = given.pointer or result  # a rank without rows gives weights too
                 if rank_major:
                     summed = taken.arrays.empty((tokens, self.topk), F32, taken.array)
                     to_summed = taken.arrays.pointer(summed)
-            check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result.pointer, by_options, to_summed))
+            check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
             return out, summed
 
     # ---- The rest ----

@@ -241,8 +241,10 @@ class LowLatency:
                 o.expert_scale = take(expert_scale, "expert_scale", (view.experts_here,), (F32,), self._backend).pointer or None
             if out is None:
                 out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
-            result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend)
-            check(function(self.pointer, by_x, received._owned.pointer, result.pointer, by_options))
+                result = taken.arrays.pointer(out)
+            else:
+                result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend).pointer
+            check(function(self.pointer, by_x, received._owned.pointer, result, by_options))
             return out, (y, weights, expert_scale)
 
     def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:

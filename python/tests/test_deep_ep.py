@@ -1,79 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in for DeepEP on the CPU: every method against the oracle, over gloo process groups of forked ranks."""
+"""The drop-in for DeepEP: every method against the oracle, over process groups of ranks that are processes. On the CPU, there by the
+code that GPUs take, and on GPUs where there are some."""
 import importlib
 import importlib.util
 import inspect
-import os
-import tempfile
 
-import numpy as np
 import pytest
 
 import oracle
 import switchyard as sy
-from processes import run_processes
 
 torch = pytest.importorskip("torch")
 
-from switchyard import deep_ep  # noqa: E402  (needs torch)
+from deep_ep_ranks import (EXPERTS, HIDDEN, LARGE, MOST, PLACES, TOKENS, TOPK, calc_diff, dispatch_all, inputs_of, laid_out,  # noqa: E402
+                           on, over_groups, over_ranks, ranks_of, received_of, same, seeded, summed, tensors, weighted)
+from switchyard import deep_ep  # noqa: E402
+from switchyard.deep_ep import _normal as deep_ep_normal  # noqa: E402
 
-EXPERTS, TOPK, HIDDEN, TOKENS = 8, 3, 512, 12
-MOST = 16
-NVL = 8 << 20
-
-
-# ---- Ranks, and their inputs ----
-
-
-def _process(rank, world, path, scenario, arguments):
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
-    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, world, EXPERTS)
-    buffer = deep_ep.Buffer(dist.group.WORLD, NVL, hint, low_latency_mode=True, num_qps_per_rank=1, explicitly_destroy=True)
-    buffer.runtime.set_timeout(30)
-    scenario(buffer, *arguments)
-    dist.barrier()
-    buffer.destroy()
-    dist.destroy_process_group()
-
-
-def over_ranks(world, scenario, *arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "store")
-        assert run_processes("fork", _process, world, path, scenario, arguments) == [0] * world
-
-
-def inputs_of(world, seed=1, repeats=True):
-    """All ranks' inputs, x rounded to bf16, ids -1 or of an expert."""
-    made = []
-    for given in oracle.make_inputs(world, seed=seed, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
-                                    tokens=[9, 0, 12, 4][:world]):
-        ids = np.where(given.ids < EXPERTS, given.ids, -1)
-        if not repeats:
-            ids = np.array([[e if e not in row[:k] else -1 for k, e in enumerate(row)] for row in ids], np.int64).reshape(ids.shape)
-        made.append(oracle.Input(torch.from_numpy(given.x).bfloat16().float().numpy(), ids, given.weights))
-    return made
-
-
-def tensors(given):
-    return torch.from_numpy(given.x).bfloat16(), torch.from_numpy(given.ids), torch.from_numpy(given.weights)
-
-
-def calc_diff(a, b):
-    a, b = a.double(), b.double()
-    return 0.0 if a.numel() == 0 else float(1 - 2 * (a * b).sum() / (a * a + b * b).sum().clamp_min(1e-300))
-
-
-def laid_out(buffer, ids, **keywords):
-    per_rank, per_rdma, per_expert, where, event = buffer.get_dispatch_layout(ids, EXPERTS, **keywords)
-    assert per_rdma is None
-    return {"num_tokens_per_rank": per_rank, "is_token_in_rank": where, "num_tokens_per_expert": per_expert}
+places = pytest.mark.parametrize("where", PLACES)
+low_latency_places = pytest.mark.parametrize("where", [each for each in PLACES if each != "copies"])  # which is normal mode's
 
 
 def check_rows(received, want):
-    assert torch.equal(received.float(), torch.from_numpy(want.x))
+    assert same(received.float(), torch.from_numpy(want.x))
 
 
 # ---- Normal mode ----
@@ -85,8 +34,8 @@ def _normal(buffer):
     layout = laid_out(buffer, ids)
     touched = [[any(e in oracle.experts_of(EXPERTS, world, r) for e in row) for r in range(world)] for row in inputs[rank].ids]
     where = torch.tensor(touched, dtype=torch.bool).reshape(-1, world)
-    assert torch.equal(layout["is_token_in_rank"], where) and layout["num_tokens_per_rank"].dtype == torch.int32
-    assert torch.equal(layout["num_tokens_per_rank"], where.sum(0).int())
+    assert same(layout["is_token_in_rank"], where) and layout["num_tokens_per_rank"].dtype == torch.int32
+    assert same(layout["num_tokens_per_rank"], where.sum(0).int())
     assert layout["num_tokens_per_expert"].tolist() == [int((inputs[rank].ids == e).sum()) for e in range(EXPERTS)]
 
     want = oracle.rank_major(inputs, EXPERTS, rank)
@@ -94,28 +43,28 @@ def _normal(buffer):
         x, topk_idx=ids, topk_weights=weights, expert_alignment=4, config=deep_ep.Config(24, 8, 256), **layout)
     assert event.event is None and received.dtype == torch.bfloat16
     check_rows(received, want)
-    assert its_ids.dtype == torch.int64 and torch.equal(its_ids, torch.from_numpy(want.ids).long())
-    assert torch.equal(its_weights, torch.from_numpy(want.weights))
+    assert its_ids.dtype == torch.int64 and same(its_ids, torch.from_numpy(want.ids).long())
+    assert same(its_weights, torch.from_numpy(want.weights))
     exact = [int((want.ids == e).sum()) for e in range(EXPERTS // world)]
     assert counts == [-(-each // 4) * 4 for each in exact]
 
     prefix, channels, receiving, sources, in_rank, head = handle
-    assert len(handle) == 6 and torch.equal(handle[4], where) and channels.shape == receiving.shape == (world, 12)
-    assert torch.equal(sources, torch.from_numpy(want.tokens)) and head.shape == where.shape
+    assert len(handle) == 6 and same(handle[4], where) and channels.shape == receiving.shape == (world, 12)
+    assert same(sources, torch.from_numpy(want.tokens)) and head.shape == where.shape
     for source in range(world):
         begin = 0 if source == 0 else handle[0][source - 1][rank].item()
         assert want.sources[begin:prefix[source][rank].item()] == [source] * want.sources.count(source)
 
-    out, summed, _ = buffer.combine(received.clone(), handle, topk_weights=its_weights)
-    reference = torch.from_numpy(oracle.combine_rank_major(inputs, EXPERTS, rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
+    out, sums, _ = buffer.combine(received.clone(), handle, topk_weights=its_weights)
+    reference = summed(inputs, rank)
     assert calc_diff(out, reference) < 5e-6
-    assert calc_diff(summed, torch.where(ids >= 0, weights, 0)) < 1e-9
+    assert calc_diff(sums, torch.where(ids >= 0, weights, 0)) < 1e-9
     bias = torch.ones_like(x)
     both, none, _ = buffer.combine(received, handle, bias=(bias, bias))
     assert none is None and calc_diff(both, reference + 2) < 5e-6
 
     again, *nothing, _ = buffer.dispatch(x * 2, handle=handle)
-    assert nothing == [None] * 4 and torch.equal(again, received * 2)
+    assert nothing == [None] * 4 and same(again, received * 2)
 
 
 def _without_topk(buffer):
@@ -138,13 +87,13 @@ def _worst(buffer):
                                                               **laid_out(buffer, ids))
     want = oracle.rank_major(inputs, EXPERTS, rank)
     assert received.shape == (worst, HIDDEN) and counts == []
-    assert torch.equal(received[:len(want.x)].float(), torch.from_numpy(want.x))
-    assert torch.equal(its_ids[:len(want.x)], torch.from_numpy(want.ids).long()) and (its_ids[len(want.x):] == -1).all()
+    assert same(received[:len(want.x)].float(), torch.from_numpy(want.x))
+    assert same(its_ids[:len(want.x)], torch.from_numpy(want.ids).long()) and (its_ids[len(want.x):] == -1).all()
     out, _, _ = buffer.combine(received, handle)
     assert out.shape == x.shape
     received, *nothing, _, _ = buffer.dispatch(x.half(), num_worst_tokens=worst, **laid_out(buffer, ids))
     assert nothing == [None, None, []] and received.dtype == torch.float16
-    assert torch.equal(received[:len(want.x)].float(), torch.from_numpy(want.x).half().float())
+    assert same(received[:len(want.x)].float(), torch.from_numpy(want.x).half().float())
 
 
 def _fp8(buffer, packed):
@@ -153,21 +102,21 @@ def _fp8(buffer, packed):
     _, ids, weights = tensors(inputs[rank])
     everybody = []
     for r, given in enumerate(inputs):
-        q = torch.from_numpy(given.x).to(torch.float8_e4m3fn)
+        q = on(given.x).to(torch.float8_e4m3fn)
         generator = torch.Generator().manual_seed(r)
         if packed:
             s = torch.randint(0, 2**31, (len(q), HIDDEN // 512), generator=generator).int()
         else:
             s = torch.rand((len(q), HIDDEN // 128), generator=generator)
-        everybody.append((q, s.t().contiguous().t()))
+        everybody.append((q, on(s.t().contiguous()).t()))
     (q, scales), _, _, _, handle, _ = buffer.dispatch(everybody[rank], topk_idx=ids, topk_weights=weights, **laid_out(buffer, ids))
     want = oracle.rank_major(inputs, EXPERTS, rank)
     assert scales.is_contiguous() and scales.dtype == everybody[rank][1].dtype
     for row, (source, token) in enumerate(zip(want.sources, want.tokens)):
-        assert torch.equal(q[row].view(torch.uint8), everybody[source][0][token].view(torch.uint8))
-        assert torch.equal(scales[row], everybody[source][1][token])
-    (again, same), *_ = buffer.dispatch(everybody[rank], handle=handle)
-    assert torch.equal(again.view(torch.uint8), q.view(torch.uint8)) and torch.equal(same, scales)
+        assert same(q[row].view(torch.uint8), everybody[source][0][token].view(torch.uint8))
+        assert same(scales[row], everybody[source][1][token])
+    (again, scales_again), *_ = buffer.dispatch(everybody[rank], handle=handle)
+    assert same(again.view(torch.uint8), q.view(torch.uint8)) and same(scales_again, scales)
 
 
 def _events(buffer):
@@ -194,14 +143,117 @@ def _events(buffer):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_normal(world):
-    over_ranks(world, _normal)
+@places
+def test_normal(where, world):
+    if (where, world) == ("cuda", 4):
+        pytest.skip("four ranks would share GPUs, which takes long and shows no more than two")
+    over_ranks(where, world, _normal)
 
 
 @pytest.mark.parametrize("scenario, arguments", [(_without_topk, ()), (_worst, ()), (_fp8, (False,)), (_fp8, (True,)), (_events, ())],
                          ids=["without_topk", "worst", "fp8", "fp8_packed", "events"])
-def test_normal_options(scenario, arguments):
-    over_ranks(2, scenario, *arguments)
+@places
+def test_normal_options(where, scenario, arguments):
+    over_ranks(where, 2, scenario, *arguments)
+
+
+# ---- Any number of tokens, rows and handles ----
+
+
+
+def check_exchange(buffer, everybody, keep, num_worst_tokens=0):
+    """A dispatch and a combine of the ranks' inputs, element by element. Appends to `keep` what a training step would keep."""
+    rank, experts, world = buffer.rank, LARGE["experts"], buffer.group_size
+    x, ids, weights = map(on, everybody[rank])
+    rows, its_ids, its_weights, counts, handle, _ = dispatch_all(buffer, x, ids, weights, experts, num_worst_tokens=num_worst_tokens)
+    want = received_of(everybody, experts, rank)
+    number = len(want[0])
+    assert rows.shape[0] == (num_worst_tokens or number)
+    assert same(rows[:number], want[0]) and same(its_ids[:number], want[1]) and same(its_weights[:number], want[2])
+    assert counts == ([] if num_worst_tokens else [int((want[1] == e).sum()) for e in range(experts // world)])
+    keep.append((rows, want[0], handle, x, ids))
+    check_combine(buffer, keep[-1])
+
+
+def check_combine(buffer, kept):
+    rows, want, handle, x, ids = kept
+    assert same(rows[:len(want)], want)
+    out, _, _ = buffer.combine(rows, handle)
+    ranks = on(ranks_of(ids.cpu(), LARGE["experts"], buffer.group_size)).sum(1, keepdim=True)
+    assert calc_diff(out, x.float() * ranks) < 5e-6
+
+
+def _growth(buffer):
+    """More tokens than before, again and again: what was made before stays right, and so do its handles."""
+    keep = []
+    for step, tokens in enumerate([(3, 0), (700, 90), (20, 1500), (2500, 2500), (1, 1)]):
+        check_exchange(buffer, seeded(buffer.group_size, tokens, seed=step, **LARGE), keep, num_worst_tokens=6000 if step == 3 else 0)
+    for kept in keep:
+        check_combine(buffer, kept)
+
+
+def _too_many(buffer):
+    """More tokens on one rank than are taken: all ranks are told, and go on."""
+    buffer._normal.made._most_tokens = 50
+    for tokens in ((10, 51), (60, 0)):
+        x, ids, weights = map(on, seeded(buffer.group_size, tokens, **LARGE)[buffer.rank])
+        with pytest.raises(sy.InvalidArgument, match="at most 50 are taken"):
+            dispatch_all(buffer, x, ids, weights, LARGE["experts"])
+    check_exchange(buffer, seeded(buffer.group_size, (50, 3), **LARGE), [])
+
+
+@pytest.mark.parametrize("where", PLACES[1:])
+def test_too_many(where):
+    over_ranks(where, 2, _too_many)
+
+
+def _many_layers(buffer):
+    """Rows and handles of many layers are alive at a time, as in training, and are used backwards. One rank lets go of some."""
+    keep = []
+    everybody = seeded(buffer.group_size, (40, 25), **LARGE)
+    for layer in range(150):
+        check_exchange(buffer, [(x * (layer % 7 + 1), ids, weights) for x, ids, weights in everybody], keep)
+        if layer % 3 == 0:
+            keep.pop() if buffer.rank == 0 else keep.append(keep.pop())
+    if buffer.rank == 1:
+        keep = [kept for layer, kept in enumerate(keep) if layer % 3]
+    for kept in reversed(keep):
+        check_combine(buffer, kept)
+
+
+def _model_shape(buffer):
+    """Rows as wide as real ones, with routing in both forms and bias."""
+    shape = {"hidden": 7168, "experts": 64, "topk": 8}
+    everybody = seeded(buffer.group_size, (300, 257), **shape)
+    x, ids, weights = map(on, everybody[buffer.rank])
+    want = received_of(everybody, 64, buffer.rank)
+    for worst in (0, 300 * buffer.group_size):
+        rows, its_ids, its_weights, _, handle, _ = dispatch_all(buffer, x, ids, weights, 64, num_worst_tokens=worst)
+        number = len(want[0])
+        assert same(rows[:number], want[0]) and same(its_ids[:number], want[1]) and same(its_weights[:number], want[2])
+        assert (its_ids[number:] == -1).all()
+        again, *_ = buffer.dispatch(x + 1, handle=handle)
+        assert same(again[:number], want[0] + 1)
+        out, sums, _ = buffer.combine(rows * 2, handle, topk_weights=its_weights, bias=x)
+        ranks = on(ranks_of(ids.cpu(), 64, buffer.group_size)).sum(1, keepdim=True)
+        assert calc_diff(out, x.float() * (2 * ranks + 1)) < 5e-6
+        assert calc_diff(sums, torch.where(ids >= 0, weights, 0)) < 1e-9
+
+
+@pytest.mark.parametrize("scenario", [_growth, _many_layers, _model_shape], ids=["growth", "many_layers", "model_shape"])
+@places
+def test_any_number(where, scenario):
+    over_ranks(where, 2, scenario)
+
+
+@pytest.mark.parametrize("experts, world", [(8, 1), (8, 2), (7, 3), (2, 4), (256, 8)])
+@pytest.mark.parametrize("tokens", [0, 1, 333])
+def test_layout_by_torch(experts, world, tokens):
+    """What GPUs take, which is of torch's operations, against the library's, which the CPU takes."""
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(-1, experts + 1, (tokens, 5), generator=generator)
+    for got, want in zip(deep_ep_normal._layout_by_torch(ids, experts, world), sy.routing_layout(ids, experts=experts, world=world)):
+        assert same(got, torch.from_numpy(want)) and got.dtype == torch.from_numpy(want).dtype
 
 
 # ---- Low latency ----
@@ -222,7 +274,7 @@ def check_low_latency(received, count, handle, inputs, rank):
             tokens = sources[sources >> 48 == source] & 0xFFFFFFFF
             assert source_of[expert][first:first + rows].tolist() == tokens.tolist()
             want = torch.from_numpy(inputs[source].x)[tokens]
-            torch.testing.assert_close(values[expert, first:first + rows], want, rtol=1 / 16 if isinstance(received, tuple) else 0,
+            torch.testing.assert_close(values[expert, first:first + rows].cpu(), want, rtol=1 / 16 if isinstance(received, tuple) else 0,
                                        atol=0.01 if isinstance(received, tuple) else 0)
         begin += number
     return values
@@ -235,7 +287,7 @@ def dequantised(received):
     assert q.dtype == torch.float8_e4m3fn
     if scales.dtype == torch.int32:
         assert scales.shape == (*q.shape[:2], HIDDEN // 512) and scales.stride(1) == 1
-        scales = torch.ldexp(torch.ones(()), torch.stack([scales[:, :, 0] >> 8 * g & 0xFF for g in range(4)], -1) - 127)
+        scales = (torch.stack([scales[:, :, 0] >> 8 * g & 0xFF for g in range(4)], -1) << 23).view(torch.float32)
     else:
         assert scales.shape == (*q.shape[:2], HIDDEN // 128) and scales.stride(1) == 1 and scales.dtype == torch.float32
     return q.float() * scales.repeat_interleave(128, 2)
@@ -246,7 +298,7 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
     x, ids, weights = tensors(inputs[rank])
     here = EXPERTS // buffer.group_size
     for hooked in (False, True):
-        stats, cost = torch.zeros(here, dtype=torch.int32), torch.zeros(buffer.group_size, dtype=torch.int64)
+        stats, cost = on(torch.zeros(here, dtype=torch.int32)), on(torch.zeros(buffer.group_size, dtype=torch.int64))
         received, count, handle, event, hook = buffer.low_latency_dispatch(
             x, ids, MOST, EXPERTS, use_fp8=use_fp8, round_scale=round_scale, use_ue8m0=use_ue8m0,
             cumulative_local_expert_recv_stats=stats, dispatch_wait_recv_cost_stats=cost, async_finish=not hooked,
@@ -258,44 +310,93 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
             assert hook is None
             event.current_stream_wait()
         values = check_low_latency(received, count, handle, inputs, rank)
-        assert torch.equal(stats, count)
+        assert same(stats, count)
         if isinstance(received, tuple) and round_scale and not use_ue8m0:
             here_scales = torch.cat([received[1][e, :count[e]] for e in range(here)])
-            assert torch.equal(torch.frexp(here_scales)[0], torch.full_like(here_scales, 0.5))  # powers of two
+            assert same(torch.frexp(here_scales)[0], torch.full_like(here_scales, 0.5))  # powers of two
         y = values.nan_to_num(0, 0, 0).bfloat16()
         for zero_copy in (False, True):
             if zero_copy:
                 buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = y
             out = torch.empty_like(x)
-            summed, event, hook = buffer.low_latency_combine(y, ids, weights, handle, zero_copy=zero_copy, async_finish=not hooked,
+            got, event, hook = buffer.low_latency_combine(y, ids, weights, handle, zero_copy=zero_copy, async_finish=not hooked,
                                                              return_recv_hook=hooked, out=out)
             hook() if hooked else event.current_stream_wait()
-            want = x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
-            assert summed is out and calc_diff(out, want) < (9e-4 if use_fp8 else 1e-5)
+            assert got is out and calc_diff(out, weighted(x, ids, weights)) < (9e-4 if use_fp8 else 1e-5)
 
 
 @pytest.mark.parametrize("use_fp8, round_scale, use_ue8m0", [(False, False, False), (True, False, False), (True, True, False),
                                                              (True, True, True)])
 @pytest.mark.parametrize("world", [1, 2])
-def test_low_latency(world, use_fp8, round_scale, use_ue8m0):
-    over_ranks(world, _low_latency, use_fp8, round_scale, use_ue8m0)
+@low_latency_places
+def test_low_latency(where, world, use_fp8, round_scale, use_ue8m0):
+    over_ranks(where, world, _low_latency, use_fp8, round_scale, use_ue8m0)
 
 
 def _overlapping_hooks(buffer):
     """A second call before the first one's hook: the first is then received, and its hook does nothing more."""
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
-    stats = torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32)
+    stats = on(torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32))
     first = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
     second = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False, return_recv_hook=True, cumulative_local_expert_recv_stats=stats)
     for received, count, handle, _, hook in (first, second):
         hook()
         check_low_latency(received, count, handle, inputs, rank)
-    assert torch.equal(stats, 2 * first[1])
+    assert same(stats, 2 * first[1])
 
 
-def test_overlapping_hooks():
-    over_ranks(2, _overlapping_hooks)
+def _two_results(buffer):
+    """Two dispatches whose results are used together, in either order, and rows of zero copy for each."""
+    x, ids, weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
+    for hooked in (False, True):
+        pair = []
+        for factor in (1, 2):
+            received, count, handle, _, hook = buffer.low_latency_dispatch(x * factor, ids, MOST, EXPERTS, use_fp8=False,
+                                                                           return_recv_hook=hooked)
+            if hook is not None:
+                hook()
+            pair.append((factor, received, handle))
+        for factor, received, handle in reversed(pair):
+            out, *_ = buffer.low_latency_combine(received.nan_to_num(0, 0, 0), ids, weights, handle)
+            assert calc_diff(out, factor * weighted(x, ids, weights)) < 1e-5
+
+
+def _model_low_latency(group, use_fp8):
+    """Rows as wide as real ones, T of each rank another."""
+    shape, most, rank, world = {"hidden": 7168, "experts": 16, "topk": 8}, 128, group.rank(), group.size()
+    everybody = seeded(world, (128, 77), **shape)
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, 7168, world, 16)
+    buffer = deep_ep.Buffer(group, 0, hint, low_latency_mode=True, explicitly_destroy=True)
+    x, ids, weights = map(on, everybody[rank])
+    received, count, handle, _, _ = buffer.low_latency_dispatch(x, ids, most, 16, use_fp8=use_fp8)
+    q, scales = received if use_fp8 else (received, None)
+    values = q.float() if scales is None else q.float() * scales.repeat_interleave(128, 2)
+    for expert in range(16 // world):
+        sent = [(its_ids == rank * (16 // world) + expert).any(1).nonzero()[:, 0] for _, its_ids, _ in everybody]
+        assert count[expert].item() == sum(map(len, sent)) and same(handle[0][expert, :count[expert]], torch.cat(sent).int())
+        want = torch.cat([given[tokens] for (given, _, _), tokens in zip(everybody, sent)]).float()
+        torch.testing.assert_close(values[expert, :len(want)].cpu(), want, rtol=1 / 16 if use_fp8 else 0, atol=0.02 if use_fp8 else 0)
+    out, *_ = buffer.low_latency_combine(values.nan_to_num(0, 0, 0).bfloat16(), ids, weights, handle)
+    assert calc_diff(out, weighted(x, ids, weights)) < (9e-4 if use_fp8 else 1e-5)
+    torch.distributed.barrier(group)
+    buffer.destroy()
+
+
+@pytest.mark.parametrize("use_fp8", [False, True])
+@low_latency_places
+def test_model_low_latency(where, use_fp8):
+    over_groups(where, 2, _model_low_latency, use_fp8)
+
+
+@low_latency_places
+def test_two_results(where):
+    over_ranks(where, 2, _two_results)
+
+
+@low_latency_places
+def test_overlapping_hooks(where):
+    over_ranks(where, 2, _overlapping_hooks)
 
 
 # ---- What is fixed, and what is refused ----
@@ -313,7 +414,7 @@ def _refusals(buffer):
     with pytest.raises(sy.InvalidArgument, match="get_dispatch_layout"):
         buffer.dispatch(x, topk_idx=ids)
     with pytest.raises(sy.InvalidArgument, match="num_max_dispatch_tokens_per_rank = 2"):
-        buffer.low_latency_dispatch(torch.zeros(3, HIDDEN).bfloat16(), torch.zeros(3, TOPK).long(), 2, EXPERTS)
+        buffer.low_latency_dispatch(on(torch.zeros(3, HIDDEN)).bfloat16(), on(torch.zeros(3, TOPK)).long(), 2, EXPERTS)
     with pytest.raises(sy.InvalidArgument, match="use_ue8m0 needs round_scale"):
         buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_ue8m0=True)
     with pytest.raises(sy.Unsupported, match="one host"):
@@ -321,7 +422,7 @@ def _refusals(buffer):
     with pytest.raises(sy.Unsupported, match="cannot be left out"):
         buffer.low_latency_update_mask_buffer(0, True)
     buffer.low_latency_update_mask_buffer(0, False)
-    status = torch.ones(buffer.group_size, dtype=torch.int32)
+    status = on(torch.ones(buffer.group_size, dtype=torch.int32))
     buffer.low_latency_query_mask_buffer(status)
     buffer.low_latency_clean_mask_buffer()
     assert not status.any()
@@ -331,8 +432,9 @@ def _refusals(buffer):
     received, *_ = buffer.dispatch(x, handle=handle)  # everything still works
 
 
-def test_refusals():
-    over_ranks(2, _refusals)
+@places
+def test_refusals(where):
+    over_ranks(where, 2, _refusals)
 
 
 def test_names_and_static_methods():

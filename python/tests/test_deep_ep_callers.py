@@ -5,29 +5,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_deep_ep import (EXPERTS, HIDDEN, MOST, NVL, TOPK, calc_diff, inputs_of, laid_out, over_ranks, tensors)  # noqa: E402
-import oracle  # noqa: E402
+from deep_ep_ranks import (EXPERTS, HIDDEN, MOST, NVL, PLACES, TOPK, calc_diff, inputs_of, laid_out, over_groups, summed,  # noqa: E402
+                           tensors, weighted)
 from switchyard import deep_ep as drop_in  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def installed():
-    drop_in.install()
-    yield
-    drop_in.uninstall()
-
-
-def summed(inputs, rank):
-    return torch.from_numpy(oracle.combine_rank_major(inputs, EXPERTS, rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
 
 
 # ---- vLLM ----
 
 
-def _vllm_high_throughput(other):
+def _vllm_high_throughput(group):
     import deep_ep
 
-    buffer = deep_ep.Buffer(group=other.group, num_nvl_bytes=NVL, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=1,
+    buffer = deep_ep.Buffer(group=group, num_nvl_bytes=NVL, num_rdma_bytes=0, low_latency_mode=False, num_qps_per_rank=1,
                             explicitly_destroy=True)
     deep_ep.Buffer.set_num_sms(20)
     inputs, rank = inputs_of(buffer.group_size), buffer.rank
@@ -51,13 +40,13 @@ def _vllm_high_throughput(other):
     buffer.destroy()
 
 
-def _vllm_low_latency(other):
+def _vllm_low_latency(group):
     import deep_ep
 
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank=MOST, hidden=HIDDEN,
-                                                         num_ranks=other.group_size, num_experts=EXPERTS)
-    buffer = deep_ep.Buffer(group=other.group, num_nvl_bytes=0, num_rdma_bytes=size, low_latency_mode=True,
-                            num_qps_per_rank=EXPERTS // other.group_size, allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False,
+                                                         num_ranks=group.size(), num_experts=EXPERTS)
+    buffer = deep_ep.Buffer(group=group, num_nvl_bytes=0, num_rdma_bytes=size, low_latency_mode=True,
+                            num_qps_per_rank=EXPERTS // group.size(), allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False,
                             explicitly_destroy=True, enable_shrink=False)
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     a1, topk_ids, topk_weights = tensors(inputs[rank])
@@ -70,8 +59,7 @@ def _vllm_low_latency(other):
     _, _, hook = buffer.low_latency_combine(y, topk_ids, topk_weights, handle, async_finish=False, zero_copy=False,
                                             return_recv_hook=True, out=output)
     hook()
-    want = a1.float() * torch.where(topk_ids >= 0, topk_weights, 0).sum(1, keepdim=True)
-    assert calc_diff(output, want) < 1e-5
+    assert calc_diff(output, weighted(a1, topk_ids, topk_weights)) < 1e-5
     buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True).zero_()
     buffer.destroy()
 
@@ -79,17 +67,17 @@ def _vllm_low_latency(other):
 # ---- SGLang: one buffer for prefill and decode ----
 
 
-def _sglang(other):
+def _sglang(group):
     from deep_ep import Buffer, Config
 
-    world = other.group_size
+    world = group.size()
     hidden_bytes = HIDDEN * 2
     nvl = rdma = 0
     for config in (Buffer.get_dispatch_config(world), Buffer.get_combine_config(world)):
         nvl = max(config.get_nvl_buffer_size_hint(hidden_bytes, world), nvl)
         rdma = max(config.get_rdma_buffer_size_hint(hidden_bytes, world), rdma)
     rdma = max(Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, world, EXPERTS), rdma)
-    buffer = Buffer(other.group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=EXPERTS // world, allow_mnnvl=True)
+    buffer = Buffer(group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=EXPERTS // world, allow_mnnvl=True)
     inputs, rank = inputs_of(world, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
 
@@ -119,7 +107,7 @@ def _sglang(other):
     combined, event, hook = buffer.low_latency_combine(x=y, topk_idx=ids, topk_weights=weights, handle=handle, async_finish=False,
                                                        return_recv_hook=True)
     hook()
-    assert calc_diff(combined, x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)) < 9e-4
+    assert calc_diff(combined, weighted(x, ids, weights)) < 9e-4
 
 
 # ---- Megatron-LM: autograd functions around both calls ----
@@ -163,11 +151,11 @@ class FusedCombine(torch.autograd.Function):
         return grad_y, None, None
 
 
-def _megatron(other):
+def _megatron(group):
     import deep_ep
 
-    buffer = deep_ep.Buffer(other.group, NVL, 0)
-    assert buffer.group is other.group and buffer.num_nvl_bytes == NVL and buffer.num_rdma_bytes == 0
+    buffer = deep_ep.Buffer(group, NVL, 0)
+    assert buffer.group is group and buffer.num_nvl_bytes == NVL and buffer.num_rdma_bytes == 0
     inputs, rank = inputs_of(buffer.group_size), buffer.rank
     for asynchronous in (False, True):
         x, ids, probs = tensors(inputs[rank])
@@ -183,7 +171,7 @@ def _megatron(other):
 # ---- lmdeploy, Automodel, slime ----
 
 
-def _lmdeploy(other):
+def _lmdeploy(group):
     import deep_ep
     from deep_ep import Buffer
 
@@ -195,12 +183,12 @@ def _lmdeploy(other):
             made.append(self)
 
     Buffer.set_num_sms(20)
-    rdma = Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, other.group_size, EXPERTS)
-    buffer = Patched(other.group, NVL, rdma, low_latency_mode=True, num_qps_per_rank=EXPERTS // other.group_size, allow_mnnvl=True,
+    rdma = Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, group.size(), EXPERTS)
+    buffer = Patched(group, NVL, rdma, low_latency_mode=True, num_qps_per_rank=EXPERTS // group.size(), allow_mnnvl=True,
                      explicitly_destroy=True)
     assert made == [buffer] and isinstance(buffer, deep_ep.Buffer)
     buffer.set_num_sms(20)
-    assert (buffer.low_latency_mode, buffer.group_size, Buffer.num_sms) == (True, other.group_size, 20)
+    assert (buffer.low_latency_mode, buffer.group_size, Buffer.num_sms) == (True, group.size(), 20)
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
     (q, scales), count, handle, event, hook = buffer.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=True, async_finish=True,
@@ -211,10 +199,22 @@ def _lmdeploy(other):
     buffer.destroy()
 
 
+def _installed(group, caller):
+    drop_in.install()
+    try:
+        caller(group)
+        torch.distributed.barrier(group)
+    finally:
+        drop_in.uninstall()
+
+
 @pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("caller", [_vllm_high_throughput, _vllm_low_latency, _sglang, _megatron, _lmdeploy],
                          ids=lambda caller: caller.__name__[1:])
-def test_callers(caller, world):
+def test_callers(caller, where, world):
     if world == 1 and caller in (_vllm_high_throughput, _sglang):
-        world = 4  # they ask for the settings of a number of ranks, which one is not
-    over_ranks(world, caller)
+        if where == "cuda":
+            pytest.skip("they ask for the settings of a number of ranks, which one is not")
+        world = 4
+    over_groups(where, world, _installed, caller)

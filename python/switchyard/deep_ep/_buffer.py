@@ -2,16 +2,18 @@
 """DeepEP's Buffer."""
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple, Union
+import os
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
 from ..errors import InvalidArgument, Unsupported
 from ..group import Group
 from ..low_latency import LowLatency
-from . import _low_latency, _normal
+from . import _copies, _low_latency, _normal
 from ._config import Config, config_for
-from ._events import EventHandle, EventOverlap, check_events, event_of
+from ._events import EventHandle, EventOverlap, check_events
+from ._streams import NoStreams, Streams
 
 __all__ = ["Buffer"]
 
@@ -19,16 +21,31 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 Scratch = 1 << 20
 
 
-def _on_cpu(x: Any) -> None:
-    if (x[0] if isinstance(x, tuple) else x).device.type != "cpu":
-        raise Unsupported("switchyard.deep_ep takes tensors on the CPU so far; use switchyard.Exchange for those on GPUs")
+def _backend_of(group: Any, backend: Optional[str]) -> str:
+    """"cuda" or "cpu", for a Buffer that has seen no tensor yet."""
+    chosen = backend or os.environ.get("SWITCHYARD_DEEP_EP_BACKEND") or ""
+    if chosen:
+        return chosen
+    if group is not None and "nccl" in str(torch.distributed.get_backend(group)):
+        return "cuda"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _most_sms(group: Group, device: int) -> int:
+    """Collective. Multiprocessors that a call may have on every rank: of a GPU, divided by the ranks on it, or the environment's budget."""
+    properties = torch.cuda.get_device_properties(device)
+    everybody = group.all_gather(str(getattr(properties, "uuid", device)).encode().ljust(64)[:64])
+    most = properties.multi_processor_count // max(map(everybody.count, everybody))
+    return max(min(most, int(os.environ.get("SWITCHYARD_NUM_SMS") or most)), 1)
 
 
 class Buffer:
     """Buffers of one rank of a group of ranks on one host.
 
     group: a ``torch.distributed`` process group, of any backend; or None and comm: an mpi4py communicator.
-    num_nvl_bytes: memory for normal mode. num_rdma_bytes: memory for low-latency mode: get_low_latency_rdma_size_hint.
+    num_nvl_bytes: memory for normal mode, at least. num_rdma_bytes: memory for low-latency mode: get_low_latency_rdma_size_hint.
+    backend: "cuda" or "cpu", where tensors are; None: the environment's SWITCHYARD_DEEP_EP_BACKEND, else "cuda" if torch can use a GPU,
+    which is then the current one.
     The other arguments are accepted and change nothing, but for explicitly_destroy: then, and only then, destroy() may be called.
     """
 
@@ -36,21 +53,27 @@ class Buffer:
 
     def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
                  num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None) -> None:
-        heap = int(num_nvl_bytes) + int(num_rdma_bytes) + (1 << 20)
-        if group is not None:
-            made = Group.from_process_group(group, heap, backend="cpu")
-        elif comm is not None:
-            made = Group.from_mpi4py(comm, heap)
-        else:
+                 use_fabric: bool = False, explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+                 backend: Optional[str] = None) -> None:
+        if group is None and comm is None:
             raise InvalidArgument("Buffer: either group or comm must be given")
+        options: Dict[str, Any] = {"backend": _backend_of(group, backend)}
+        on_gpu = options["backend"] == "cuda"
+        if on_gpu:
+            options["device"] = torch.cuda.current_device()
+        heap = int(num_rdma_bytes) + (1 << 20) + (0 if on_gpu else int(num_nvl_bytes))
+        made = Group.from_process_group(group, heap, **options) if group is not None else Group.from_mpi4py(comm, heap, **options)
         self.group = group
         self.rank, self.group_size = made.rank, made.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency_mode, explicitly_destroy, enable_shrink
         self.runtime: Optional[Group] = made
-        self._normal = _normal.Normal(made, int(num_nvl_bytes))
-        self._low_latency = _low_latency.LowLatencyMode(made)
+        self._device = torch.device("cuda", options["device"]) if on_gpu else torch.device("cpu")
+        self._most_sms = _most_sms(made, options["device"]) if on_gpu else 1 << 30
+        self._streams: Union[Streams, NoStreams] = Streams(options["device"]) if on_gpu else NoStreams()
+        self._normal = _normal.Normal(made, int(num_nvl_bytes), _copies.Generations(made, int(num_nvl_bytes), options) if on_gpu
+                                      else _normal.Rings(made, int(num_nvl_bytes)))
+        self._low_latency = _low_latency.LowLatencyMode(made, self._streams)
 
     def destroy(self) -> None:
         """Local. Gives everything back."""
@@ -93,15 +116,28 @@ class Buffer:
         kinds = [None] + (["f32", "ue8m0"] if hidden % 16 == 0 else [])
         return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
 
-    def get_comm_stream(self) -> Any:
-        raise Unsupported("get_comm_stream: there are no streams on the CPU")
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The stream of calls that shall overlap others. From now on what is enqueued on it comes between calls, as in DeepEP."""
+        stream = self._streams.communication()
+        if stream is None:
+            raise Unsupported("get_comm_stream: there are no streams on the CPU")
+        return stream
+
+    def _check_device(self, x: torch.Tensor, name: str) -> None:
+        if x.device != self._device:
+            raise InvalidArgument(f"{name} is on {x.device}: this Buffer is for tensors on {self._device} (Buffer(backend=...) or "
+                                  f"SWITCHYARD_DEEP_EP_BACKEND chooses)")
+
+    def _sms(self, config: Optional[Config]) -> int:
+        """Multiprocessors of a call of normal mode: as many as the caller names, or all that the rank has."""
+        return max(min(config.num_sms if config is not None else Buffer.num_sms, self._most_sms), 1)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
         """Scratch memory of its own, never memory that is in use: 1 MiB, or of the size that is asked for."""
-        if size is not None:
-            return torch.empty(size, dtype=dtype)
-        return torch.empty(Scratch // torch.empty((), dtype=dtype).element_size(), dtype=dtype)
+        if size is None:
+            size = torch.Size((Scratch // torch.empty((), dtype=dtype).element_size(),))
+        return torch.empty(size, dtype=dtype, device=self._device)
 
     # ---- Normal mode ----
 
@@ -111,11 +147,11 @@ class Buffer:
         """num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event. topk_idx: int64
         [T, K], -1: none."""
         check_events(previous_event, async_finish, allocate_on_comm_stream)
-        _on_cpu(topk_idx)
-        per_rank, per_expert, where = _normal.layout_of(topk_idx, num_experts, self.group_size)
-        return per_rank, None, per_expert, where, event_of(async_finish)
+        self._check_device(topk_idx, "topk_idx")
+        (per_rank, per_expert, where), event = self._streams.run(
+            lambda: _normal.layout_of(topk_idx, num_experts, self.group_size), (topk_idx,), previous_event, async_finish)
+        return per_rank, None, per_expert, where, event
 
-    @torch.no_grad()
     def dispatch(self, x: Rows, handle: Optional[Tuple] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None, is_token_in_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_expert: Optional[torch.Tensor] = None, topk_idx: Optional[torch.Tensor] = None,
@@ -127,33 +163,38 @@ class Buffer:
         num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of packed int32. With a handle:
         the same routing again, and None for all but x and the event."""
         check_events(previous_event, async_finish, allocate_on_comm_stream)
-        _on_cpu(x)
+        self._check_device(x[0] if isinstance(x, tuple) else x, "x")
+        sms = self._sms(config)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise InvalidArgument("dispatch: topk_idx and topk_weights are those of the handle")
             known = _normal.handle_of(handle)
-            rows, _ = known.exchange.dispatch(_normal.rows_in(x), handle=known.handle)
-            return _normal.rows_out(rows, x), None, None, None, None, event_of(async_finish)
+            rows, event = self._streams.run(lambda: _normal.cached_dispatch(x, known, sms), (x,), previous_event, async_finish)
+            return rows, None, None, None, None, event
         if is_token_in_rank is None or num_tokens_per_expert is None or num_tokens_per_rank is None:
             raise InvalidArgument("dispatch: num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed without a "
                                   "handle; get_dispatch_layout makes them")
         channels = max((config.num_sms if config is not None else Buffer.num_sms) // 2, 1)
-        results = _normal.dispatch(self._normal, x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment,
-                                   num_worst_tokens, channels)
-        return (*results, event_of(async_finish))
+        call = _normal.Call(x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_expert, expert_alignment, num_worst_tokens,
+                            channels, sms)
+        given = (x, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert)
+        results, event = self._streams.run(lambda: _normal.dispatch(self._normal, call, self._streams), given, previous_event,
+                                           async_finish)
+        return (*results, event)
 
-    @torch.no_grad()
     def combine(self, x: torch.Tensor, handle: Tuple, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None] = None, config: Optional[Config] = None,
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
         """Collective. Sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None; event."""
         check_events(previous_event, async_finish, allocate_on_comm_stream)
-        _on_cpu(x)
-        known = _normal.handle_of(handle)
-        summed = known.exchange.combine(x, known.handle, weights=topk_weights, bias=bias)
-        out, weights = summed if topk_weights is not None else (summed, None)
-        return out, weights, event_of(async_finish)
+        self._check_device(x, "x")
+        known, sms = _normal.handle_of(handle), self._sms(config)
+        biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
+        (out, weights), event = self._streams.run(
+            lambda: known.exchange._combine(x, known.handle, topk_weights, biases=biases, num_sms=sms), (x, topk_weights, biases),
+            previous_event, async_finish)
+        return out, weights, event
 
     def internode_dispatch(self, *arguments: Any, **keywords: Any) -> Any:
         raise Unsupported("internode_dispatch: all ranks of a group are on one host; use dispatch")
@@ -166,7 +207,6 @@ class Buffer:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing is to be cleaned: modes have memory of their own."""
 
-    @torch.no_grad()
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
@@ -175,18 +215,19 @@ class Buffer:
             -> Tuple[Rows, torch.Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event; hook. Results of at
         most two calls of a shape are there at a time. dispatch_wait_recv_cost_stats is left as it is."""
-        _on_cpu(x)
+        self._check_device(x, "x")
         if use_ue8m0 and not round_scale:
             raise InvalidArgument("low_latency_dispatch: use_ue8m0 needs round_scale")
         if async_finish and return_recv_hook:
             raise InvalidArgument("low_latency_dispatch: async_finish and return_recv_hook exclude each other")
-        scales = ("ue8m0" if round_scale else "f32") if use_fp8 else None
-        received, count, handle, hook = _low_latency.dispatch(
-            self._low_latency, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, scales,
-            use_fp8 and round_scale and not use_ue8m0, cumulative_local_expert_recv_stats, return_recv_hook)
-        return received, count, handle, event_of(async_finish), hook
+        sending = _low_latency.Sending(("ue8m0" if round_scale else "f32") if use_fp8 else None,
+                                       use_fp8 and round_scale and not use_ue8m0)
+        stats = cumulative_local_expert_recv_stats
+        (received, count, handle, hook), event = self._streams.run(
+            lambda: _low_latency.dispatch(self._low_latency, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, sending, stats,
+                                          return_recv_hook), (x, topk_idx, stats), None, async_finish)
+        return received, count, handle, event, hook
 
-    @torch.no_grad()
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Tuple,
                             use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
@@ -194,13 +235,15 @@ class Buffer:
             -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. Weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy the rows of
         get_next_low_latency_combine_buffer instead. combine_wait_recv_cost_stats is left as it is."""
-        _on_cpu(x)
+        self._check_device(x, "x")
         if use_logfmt:
             raise Unsupported("low_latency_combine: use_logfmt is not available; rows go back as bf16")
         if async_finish and return_recv_hook:
             raise InvalidArgument("low_latency_combine: async_finish and return_recv_hook exclude each other")
-        summed, hook = _low_latency.combine(self._low_latency, x, topk_weights, handle, zero_copy, return_recv_hook, out)
-        return summed, event_of(async_finish), hook
+        (summed, hook), event = self._streams.run(
+            lambda: _low_latency.combine(self._low_latency, x, topk_weights, handle, zero_copy, return_recv_hook, out),
+            (topk_weights, out), None, async_finish, x)
+        return summed, event, hook
 
     def get_next_low_latency_combine_buffer(self, handle: object) -> torch.Tensor:
         """bf16 [L, W * T, H]: rows that combine reads where they lie."""

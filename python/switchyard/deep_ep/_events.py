@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events. On the CPU everything has happened when a call returns, so that they only have to be there."""
+"""Events. On the CPU everything has happened when a call returns, so that they only have to be there; on GPUs they are CUDA events."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple
+
+import torch
 
 __all__ = ["EventHandle", "EventOverlap"]
 
 
 class EventHandle:
-    """A point in the order of work, recorded when it is made."""
+    """A point in the order of work, recorded when it is made: on the current stream of the current GPU, unless `stream` names another.
+    A process that has not used a GPU yet has nothing to record."""
+
+    def __init__(self, stream: Optional[torch.cuda.Stream] = None) -> None:
+        self._event: Optional[torch.cuda.Event] = None
+        if stream is not None or torch.cuda.is_initialized():
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream() if stream is None else stream)
 
     def current_stream_wait(self) -> None:
-        """The current stream waits for it."""
+        """The current stream waits for it. The host does not."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
+
+    def stream_wait(self, stream: torch.cuda.Stream) -> None:
+        """`stream` waits for it. The host does not."""
+        if self._event is not None:
+            stream.wait_event(self._event)
 
 
 class EventOverlap:
@@ -32,11 +48,6 @@ class EventOverlap:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self.event is not None:
             self.event.current_stream_wait()
-
-
-def event_of(async_finish: bool, *tensors: Any) -> EventOverlap:
-    """What a call returns."""
-    return EventOverlap(EventHandle(), tensors) if async_finish else EventOverlap()
 
 
 def check_events(previous_event: Optional[EventOverlap], async_finish: bool, allocate_on_comm_stream: bool) -> None:

@@ -2,7 +2,7 @@
 """Low-latency mode of the drop-in."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -19,29 +19,47 @@ class LowLatencyHandle(tuple):
     object: "Object"
 
 
+class Output:
+    """Where dispatches of an object deliver, and what a handle has of it: made once, because it never changes."""
+
+    def __init__(self, received: Received, most: int, hidden: int, experts: int) -> None:
+        self.received = received
+        self.handle = (received.row_source.view(torch.int32)[:, ::2], received.source_range, most, hidden, experts)
+        self.packed = received.x if received.scales is None else (received.x, received.scales)
+        self._powers: Optional[torch.Tensor] = None
+
+    def powers(self, hidden: int) -> torch.Tensor:
+        """float32 [L, groups, R], for scales that are powers of two and told as float32."""
+        if self._powers is None:
+            here, rows = self.received.x.shape[:2]
+            self._powers = torch.empty((here, -(-hidden // 128), rows), dtype=torch.float32, device=self.received.x.device)
+        return self._powers
+
+
 class Object:
     """One low-latency object, its two outputs in turn, and rows for combine."""
 
     def __init__(self, group: Group, **config: Any) -> None:
         self.exchange = LowLatency(group, **config)
-        self.outputs: List[Received] = []
-        self.turn = 0
+        self._told = (config["max_tokens"], config["hidden"], config["experts"])
+        self._outputs: List[Output] = []
+        self._turn = 0
         self.rows: Optional[torch.Tensor] = None
 
-    def next_output(self, x: torch.Tensor) -> Received:
-        self.turn ^= 1
-        while len(self.outputs) < 2:
-            self.outputs.append(self.exchange.make_output(x))
-        return self.outputs[self.turn]
+    def next_output(self, x: torch.Tensor) -> Output:
+        while len(self._outputs) < 2:
+            self._outputs.append(Output(self.exchange.make_output(x), *self._told))
+        self._turn ^= 1
+        return self._outputs[self._turn]
 
 
 class LowLatencyMode:
-    """Objects of one Buffer by shape, made at the first dispatch of that shape, which all ranks make."""
+    """Objects of one Buffer by shape, made at the first dispatch of that shape, which all ranks make. `streams` say where calls run."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, streams: Any) -> None:
+        self.group, self.streams = group, streams
         self._made: Dict[Tuple[Any, ...], Object] = {}
-        self._pending: Optional[Pending] = None
+        self._pending: Optional[Callable[[], None]] = None
 
     def object(self, hidden: int, experts: int, topk: int, most: int, scales: Optional[str]) -> Object:
         key = (hidden, experts, topk, most, scales)
@@ -59,21 +77,24 @@ class LowLatencyMode:
         """Ends a call whose hook was not called yet: an object has one at a time."""
         pending, self._pending = self._pending, None
         if pending is not None:
+            pending()
+
+    def hook(self, pending: Pending, after: Optional[Callable[[], None]]) -> Callable[[], None]:
+        """What receives, once, whoever asks for it first, on the stream that sent."""
+        def first() -> None:
             pending.wait()
-
-    def hook(self, pending: Pending, after: Callable[[], None]) -> Callable[[], None]:
-        """What receives, once, whoever asks for it first."""
-        wait, done = pending.wait, [False]
-
-        def receive() -> None:
-            wait()
-            if not done[0]:
-                done[0] = True
+            if after is not None:
                 after()
 
-        pending.wait = receive  # type: ignore[method-assign]
-        self._pending = pending
-        return receive
+        receive, done = self.streams.on_stream_of(first), [False]
+
+        def once() -> None:
+            if not done[0]:
+                done[0] = True
+                receive()
+
+        self._pending = once
+        return once
 
     def close(self) -> None:
         self.finish()
@@ -82,44 +103,51 @@ class LowLatencyMode:
         self._made.clear()
 
 
-def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, scales: Optional[str],
-             powers_as_f32: bool, stats: Optional[torch.Tensor], hooked: bool) \
-        -> Tuple[Any, torch.Tensor, LowLatencyHandle, Optional[Callable[[], None]]]:
-    """recv_x, or a pair with scales; recv_count; handle; hook or None."""
+class Sending(NamedTuple):
+    """How rows of a dispatch travel."""
+
+    scales: Optional[str]  #: "f32", "ue8m0", None: rows travel as they are
+    powers_as_f32: bool  #: scales that are powers of two are told as float32
+
+
+def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
+             stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
+    """recv_x, or a pair with scales; recv_count; handle; hook or None. Nothing of it is memory of torch's allocator."""
     mode.finish()
     if x.shape[0] > most:
         raise InvalidArgument(f"x has {x.shape[0]} tokens: num_max_dispatch_tokens_per_rank = {most} allows no more")
-    it = mode.object(x.shape[1], experts, topk_idx.shape[1], most, scales)
+    it = mode.object(x.shape[1], experts, topk_idx.shape[1], most, sending.scales)
     output, ids = it.next_output(x), topk_idx.contiguous()
-    expanded: Optional[torch.Tensor] = None
-    if powers_as_f32:
-        here, rows = output.x.shape[:2]
-        expanded = torch.empty((here, -(-x.shape[1] // 128), rows), dtype=torch.float32)
+    received, packed = output.received, output.packed
+    expanded = output.powers(x.shape[1]) if sending.powers_as_f32 else None
+    if expanded is not None:
+        packed = (received.x, expanded.transpose(1, 2))
 
-    def after() -> None:
+    def told() -> None:
         if expanded is not None:
-            _expand(output.scales, expanded)
+            _expand(received.scales, expanded)
         if stats is not None:
-            stats.add_(output.rows.to(stats.dtype))
+            stats.add_(received.rows.to(stats.dtype))
 
+    after = told if expanded is not None or stats is not None else None
     hook = None
     if hooked:
-        hook = mode.hook(it.exchange.dispatch_async(x, ids, output=output), after)
+        hook = mode.hook(it.exchange.dispatch_async(x, ids, output=received), after)
     else:
-        it.exchange.dispatch(x, ids, output=output)
-        after()
-    source = output.row_source.view(torch.int32)[:, ::2]
-    handle = LowLatencyHandle((source, output.source_range, most, x.shape[1], experts))
-    handle.received, handle.object = output, it
-    packed = output.x if scales is None else (output.x, output.scales if expanded is None else expanded.transpose(1, 2))
-    return packed, output.rows, handle, hook
+        it.exchange.dispatch(x, ids, output=received)
+        if after is not None:
+            after()
+    handle = LowLatencyHandle(output.handle)
+    handle.received, handle.object = received, it
+    return [packed, received.rows, handle, hook]
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:
-    """Powers of two, four in an int32 [L, R, ceil(G / 4)], as float32 into [L, G, R]."""
-    for group in range(into.shape[1]):
-        exponents = (packed[:, :, group // 4] >> (8 * (group % 4))) & 0xFF
-        into[:, group] = torch.ldexp(torch.ones(()), exponents - 127)
+    """Powers of two, four in an int32 [L, R, ceil(G / 4)] whose rows lie side by side, as float32 into [L, G, R]."""
+    here, groups, rows = into.shape
+    exponents = packed.transpose(1, 2).contiguous().view(torch.uint8).view(here, -1, rows, 4).transpose(2, 3)
+    exponents = exponents.reshape(here, -1, rows)[:, :groups].to(torch.int32)
+    into.view(torch.int32).copy_(torch.where(exponents == 0, 1 << 22, exponents << 23))
 
 
 def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, zero_copy: bool, hooked: bool,
@@ -132,7 +160,7 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
         x = rows_of(handle)
     if hooked:
         pending = exchange.combine_async(x, handle.received, weights=topk_weights, out=out)
-        return pending._result, mode.hook(pending, lambda: None)
+        return pending._result, mode.hook(pending, None)
     return exchange.combine(x, handle.received, weights=topk_weights, out=out), None
 
 

@@ -2,7 +2,7 @@
 """Normal mode of the drop-in: exchanges by shape, and handles that look like DeepEP's."""
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from ..exchange import Exchange, routing_layout
 from ..group import Group
 from ..handle import Handle
 from ._config import ring_shape
+from ._copies import Generation, Generations, Kept, Shape
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
@@ -23,18 +24,21 @@ class NormalHandle(tuple):
     exchange: Exchange
     handle: Handle
     channels: int
+    device: torch.device
+    kept: Optional[Kept]
     _tensors: Optional[Tuple[torch.Tensor, ...]]
 
     @classmethod
-    def of(cls, exchange: Exchange, handle: Handle, channels: int) -> "NormalHandle":
+    def of(cls, exchange: Exchange, handle: Handle, channels: int, device: torch.device, kept: Optional[Kept]) -> "NormalHandle":
         made = cls((None,) * 6)
-        made.exchange, made.handle, made.channels = exchange, handle, channels
+        made.exchange, made.handle, made.channels, made.device, made.kept = exchange, handle, channels, device, kept
         made._tensors = None
         return made
 
     def _all(self) -> Tuple[torch.Tensor, ...]:
+        """Waits for the dispatch, on a GPU."""
         if self._tensors is None:
-            self._tensors = tuple(torch.from_numpy(each) for each in self.handle.matrices(self.channels))
+            self._tensors = tuple(torch.from_numpy(each).to(self.device) for each in self.handle.matrices(self.channels))
         return self._tensors
 
     def __getitem__(self, index: Any) -> Any:
@@ -47,26 +51,24 @@ class NormalHandle(tuple):
         raise TypeError("a handle belongs to its process")
 
 
-class Normal:
-    """Exchanges of one Buffer: one for each (hidden, experts, topk), made at the first dispatch of that shape, which all ranks make."""
+class Rings:
+    """Exchanges of a group of CPU ranks: one for each shape, made at the first dispatch of that shape, which all ranks make. Rings bound
+    their symmetric memory, and rows lie in memory of the host, so nothing is copied."""
 
     def __init__(self, group: Group, num_nvl_bytes: int) -> None:
-        self.group = group
-        self._bytes = num_nvl_bytes
-        self._made: Dict[Tuple[int, int, int], Exchange] = {}
+        self._group, self._bytes = group, num_nvl_bytes
+        self._made: Dict[Shape, Exchange] = {}
 
-    def exchange(self, hidden: int, experts: int, topk: int) -> Exchange:
-        key = (hidden, experts, topk)
-        if key not in self._made:
-            if self._bytes <= 0:
-                raise InvalidArgument("Buffer: normal mode needs num_nvl_bytes; Config.get_nvl_buffer_size_hint says how much")
-            shape = dict(ring_shape(self.group.size, experts, topk), hidden=hidden, ring_max_bytes=max(self._bytes // 2, 1))
+    def exchange(self, shape: Shape) -> Exchange:
+        if shape not in self._made:
+            config = dict(ring_shape(self._group.size, shape.experts, shape.topk), hidden=shape.hidden,
+                          ring_max_bytes=max(self._bytes // 2, 1))
             try:
-                self._made[key] = Exchange(self.group, **shape)
+                self._made[shape] = Exchange(self._group, **config)
             except HeapExhausted:  # on all ranks: shapes that were used before make room
                 self.close()
-                self._made[key] = Exchange(self.group, **shape)
-        return self._made[key]
+                self._made[shape] = Exchange(self._group, **config)
+        return self._made[shape]
 
     def close(self) -> None:
         for each in self._made.values():
@@ -74,10 +76,57 @@ class Normal:
         self._made.clear()
 
 
+class Normal:
+    """What makes the exchanges of one Buffer: `made`."""
+
+    def __init__(self, group: Group, num_nvl_bytes: int, made: Union[Rings, Generations]) -> None:
+        self.group = group
+        self.made = made
+        self._bytes = num_nvl_bytes
+
+    def choose(self, shape: Shape, tokens: int, num_worst_tokens: int) -> Tuple[Exchange, Optional[Generation]]:
+        """For a dispatch that counts. Collective."""
+        if self._bytes <= 0:
+            raise InvalidArgument("Buffer: normal mode needs num_nvl_bytes; Config.get_nvl_buffer_size_hint says how much")
+        if isinstance(self.made, Rings):
+            return self.made.exchange(shape), None
+        generation = self.made.sized_by_caller(shape, num_worst_tokens) if num_worst_tokens > 0 \
+            else self.made.sized_by_counts(shape, tokens)
+        return generation.exchange, generation
+
+    def keep(self, generation: Optional[Generation], shape: Shape, tokens: int, rows: int) -> Optional[Kept]:
+        if generation is None or isinstance(self.made, Rings):
+            return None
+        return self.made.keep(generation, shape, tokens, rows)
+
+    def close(self) -> None:
+        self.made.close()
+
+
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W]."""
+    """int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
+    if topk_idx.is_cuda:
+        return _layout_by_torch(topk_idx, experts, world)
     per_rank, per_expert, where = routing_layout(topk_idx.contiguous(), experts=experts, world=world)
     return torch.from_numpy(per_rank), torch.from_numpy(per_expert), torch.from_numpy(where)
+
+
+def _layout_by_torch(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By operations of torch, none of which waits for the GPU. Column E of the experts, and W of the ranks, is for no expert."""
+    device, tokens = topk_idx.device, topk_idx.shape[0]
+    expert = torch.where(topk_idx < 0, experts, topk_idx).clamp_(max=experts).long()
+    each, rest = divmod(experts, world)
+    if rest == 0:
+        rank = torch.div(expert, each, rounding_mode="floor")
+    else:  # the first `rest` ranks hold one more
+        first = (torch.arange(world + 1, device=device) * each).add_(torch.arange(world + 1, device=device).clamp_(max=rest))
+        rank = torch.bucketize(expert, first, right=True) - 1
+    where = torch.zeros((tokens, world + 1), dtype=torch.bool, device=device)
+    where.scatter_(1, rank, True)
+    where = where[:, :world].contiguous()
+    per_expert = torch.zeros(experts + 1, dtype=torch.int32, device=device)
+    per_expert.scatter_add_(0, expert.flatten(), torch.ones((), dtype=torch.int32, device=device).expand(expert.numel()))
+    return where.sum(0, dtype=torch.int32), per_expert[:experts], where
 
 
 def rows_in(x: Rows) -> Rows:
@@ -90,11 +139,10 @@ def rows_in(x: Rows) -> Rows:
     return rows, scales.contiguous()
 
 
-def rows_out(x: Rows, given: Rows) -> Rows:
+def rows_out(rows: torch.Tensor, scales: Optional[torch.Tensor], given: Rows) -> Rows:
     """Rows as DeepEP returns them: scales dense, packed as they were given."""
-    if not isinstance(x, tuple):
-        return x
-    rows, scales = x
+    if scales is None:
+        return rows
     if given[1].dtype == torch.int32:
         groups = scales.shape[1]
         packed = scales.new_zeros((scales.shape[0], -(-groups // 4) * 4))
@@ -103,40 +151,74 @@ def rows_out(x: Rows, given: Rows) -> Rows:
     return rows, scales.contiguous()
 
 
-def dispatch(normal: Normal, x: Rows, topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor],
-             is_token_in_rank: torch.Tensor, num_tokens_per_expert: torch.Tensor, expert_alignment: int, num_worst_tokens: int,
-             channels: int) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], List[int], NormalHandle]:
+class Call(NamedTuple):
+    """Arguments of a dispatch that counts."""
+
+    x: Rows
+    topk_idx: Optional[torch.Tensor]
+    topk_weights: Optional[torch.Tensor]
+    is_token_in_rank: torch.Tensor
+    num_tokens_per_expert: torch.Tensor
+    expert_alignment: int
+    num_worst_tokens: int
+    channels: int
+    num_sms: int
+
+
+def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], List[int], NormalHandle]:
     """A dispatch that counts."""
-    hidden = (x[0] if isinstance(x, tuple) else x).shape[1]
-    experts, world = num_tokens_per_expert.numel(), normal.group.size
+    x, given = rows_in(call.x), call.x[0] if isinstance(call.x, tuple) else call.x
+    experts, world, tokens = call.num_tokens_per_expert.numel(), normal.group.size, given.shape[0]
     if experts % world:
         raise InvalidArgument(f"num_tokens_per_expert has {experts} experts: must be a multiple of the {world} ranks")
-    options: Dict[str, Any] = {"capacity": num_worst_tokens} if num_worst_tokens > 0 else {}
-    if topk_idx is None:
-        exchange, ids = normal.exchange(hidden, world, world), _ids_of_ranks(is_token_in_rank, world)
-        rows, handle = exchange.dispatch(rows_in(x), ids, **options)
-        received_ids = received_weights = None
-        counts = _counts_of_experts(normal.group, num_tokens_per_expert)
+    if call.topk_idx is None:
+        shape, ids = Shape(given.shape[1], world, world), _ids_of_ranks(call.is_token_in_rank, world)
     else:
-        exchange = normal.exchange(hidden, experts, topk_idx.shape[1])
-        rows, handle = exchange.dispatch(rows_in(x), topk_idx.contiguous(), topk_weights, **options)
+        shape, ids = Shape(given.shape[1], experts, call.topk_idx.shape[1]), call.topk_idx.contiguous()
+    exchange, generation = normal.choose(shape, tokens, call.num_worst_tokens)
+    size = _CAPACITY if call.num_worst_tokens > 0 else _EXACT
+    rows, scales, handle = exchange._dispatch(x, ids, call.topk_weights, None, (0, size, 0, 0, call.num_worst_tokens, call.num_sms))
+    received_ids = received_weights = None
+    if call.topk_idx is not None:
         received_ids = handle.topk_ids.long()
-        received_weights = None if topk_weights is None else handle.topk_weights.clone()
+        received_weights = None if call.topk_weights is None else handle.topk_weights.clone()
+    counts = [] if call.num_worst_tokens > 0 else _counts(normal, call, handle, streams)
+    kept = normal.keep(generation, shape, tokens, rows.shape[0])
+    made = NormalHandle.of(exchange, handle, call.channels, given.device, kept)
+    return rows_out(rows, scales, call.x), received_ids, received_weights, counts, made
+
+
+#: Numbers of ``Exchange.dispatch(size=...)``.
+_EXACT, _CAPACITY = 0, 1
+
+
+def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
+    """The same routing again with other rows."""
+    rows, scales, _ = known.exchange._dispatch(rows_in(x), None, None, known.handle, (0, _EXACT, 0, 0, 0, num_sms))
+    return rows_out(rows, scales, x)
+
+
+def _counts(normal: Normal, call: Call, handle: Handle, streams: Any) -> List[int]:
+    """Tokens of each of this rank's experts, aligned. The host has waited for the counts, though not for the rows."""
+    if call.topk_idx is None:
+        counts = _counts_of_experts(normal.group, call.num_tokens_per_expert)
+    elif call.topk_idx.is_cuda:
+        counts = streams.to_host(lambda: handle.tokens_per_expert).numpy()
+    else:
         counts = handle.counts().tokens_per_expert
-    aligned = [] if num_worst_tokens > 0 else (-(-counts // expert_alignment) * expert_alignment).tolist()
-    return rows_out(rows, x), received_ids, received_weights, aligned, NormalHandle.of(exchange, handle, channels)
+    return (-(-counts // call.expert_alignment) * call.expert_alignment).tolist()
 
 
 def _ids_of_ranks(is_token_in_rank: torch.Tensor, world: int) -> torch.Tensor:
     """Ids of an exchange with an expert for each rank."""
     if world > 32:
         raise Unsupported(f"dispatch without topk_idx is for at most 32 ranks, this group has {world}")
-    return torch.where(is_token_in_rank, torch.arange(world), -1).contiguous()
+    return torch.where(is_token_in_rank, torch.arange(world, device=is_token_in_rank.device), -1).contiguous()
 
 
 def _counts_of_experts(group: Group, num_tokens_per_expert: torch.Tensor) -> np.ndarray:
     """int64: routes of all ranks to each of this rank's experts."""
-    everybody = group.all_gather(num_tokens_per_expert.to(torch.int64).numpy().tobytes())
+    everybody = group.all_gather(num_tokens_per_expert.to("cpu", torch.int64).numpy().tobytes())
     total = np.sum([np.frombuffer(each, np.int64) for each in everybody], axis=0)
     mine = group.experts_of(num_tokens_per_expert.numel())
     return total[mine.start:mine.stop]

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: what a call costs the host, a low-latency pair in a CUDA graph, and
+normal mode at the size of a prefill. Ranks are processes, of torchrun or started by this program, one for each GPU.
+
+    PYTHONPATH=python python3 bench/python_drop_in.py --json drop_in.json
+    PYTHONPATH=python torchrun --nproc-per-node 2 bench/python_drop_in.py
+
+Host times are medians of single calls of one rank that has a group to itself and one token, between two looks at the clock; the GPU is
+waited for every few calls, so that a full launch queue is not measured. GPU times are between CUDA events, the slowest rank's of each
+repetition, median of all; before each the L2 cache is overwritten and a call of one token lets the ranks begin together. What calls
+compute is checked before it is timed.
+"""
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+import switchyard as sy
+from switchyard import deep_ep
+
+#: What get_dispatch_layout returns, as dispatch names it.
+LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=0, help="processes that are started; 0: one for each GPU (ignored under torchrun)")
+    parser.add_argument("--backend", choices=["cuda", "cpu"], default="cuda", help="cpu: shows that the program runs; its times mean little")
+    parser.add_argument("--parts", default="host,graph,normal", help="which of host, graph (GPUs only) and normal, with commas between them")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank in normal mode (4096)")
+    parser.add_argument("--decode-tokens", type=int, default=128, help="tokens of a rank in low-latency mode (128)")
+    parser.add_argument("--hidden", type=int, default=7168, help="columns of a row, bf16 (7168)")
+    parser.add_argument("--experts", type=int, default=256, help="experts in all (256)")
+    parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
+    parser.add_argument("--num-sms", type=int, default=24, help="multiprocessors of a call of normal mode (24)")
+    parser.add_argument("--repetitions", type=int, default=50, help="of each GPU time; host times take 20 times as many (50)")
+    parser.add_argument("--json", metavar="FILE", help="where rank 0 writes the figures and what they were taken on")
+    return parser.parse_args()
+
+
+class Bench:
+    """One rank."""
+
+    def __init__(self, given):
+        self.given = given
+        self.cuda = given.backend == "cuda"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if self.cuda else torch.device("cpu")
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.figures = []
+        self.flushed = torch.empty(64 << 20, dtype=torch.float32, device=self.device) if self.cuda else None
+
+    def buffer(self, group, most):
+        hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(most, self.given.hidden, group.size(), self.given.experts)
+        return deep_ep.Buffer(group, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=self.given.backend)
+
+    def inputs(self, tokens):
+        """x, ids that differ within a token, weights."""
+        generator = torch.Generator().manual_seed(self.rank)
+        x = torch.randn((tokens, self.given.hidden), generator=generator).bfloat16()
+        ids = torch.rand((tokens, self.given.experts), generator=generator).topk(self.given.topk, 1).indices
+        return x.to(self.device), ids.to(self.device), torch.rand(ids.shape, generator=generator).to(self.device)
+
+    def synchronize(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def tell(self, part, name, microseconds, **more):
+        figure = {"part": part, "name": name, "us": round(microseconds, 2), **more}
+        self.figures.append(figure)
+        if self.rank == 0:
+            rest = "  ".join(f"{key} {value}" for key, value in more.items())
+            print(f"{part:8} {name:44} {microseconds:9.2f} us  {rest}", flush=True)
+
+    # ---- Host ----
+
+    def host_time(self, name, call, bar=None):
+        """Median time of a call on the host."""
+        for _ in range(50):
+            call()
+        taken = []
+        for _ in range(self.given.repetitions):
+            self.synchronize()
+            for _ in range(20):
+                begin = time.perf_counter_ns()
+                call()
+                taken.append(time.perf_counter_ns() - begin)
+        self.synchronize()
+        self.tell("host", name, statistics.median(taken) / 1e3, **({} if bar is None else {"bar": bar}))
+
+    def host(self):
+        """Only rank 0, in a group of its own."""
+        alone = [dist.new_group([r], backend="gloo") for r in range(self.world)][self.rank]
+        if self.rank == 0:
+            buffer = self.buffer(alone, 16)
+            self.host_of_drop_in(buffer)
+            self.synchronize()
+            buffer.destroy()
+            self.host_of_package(alone)
+        dist.barrier()
+
+    def host_of_drop_in(self, buffer):
+        x, ids, weights = self.inputs(1)
+        config = deep_ep.Config(self.given.num_sms)
+        counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, self.given.experts)))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, config=config, **counted)
+        self.host_time("dispatch(handle=...)", lambda: buffer.dispatch(x, handle=handle, config=config), 15)
+        self.host_time("combine", lambda: buffer.combine(rows, handle, config=config), 12)
+        self.host_time("get_dispatch_layout", lambda: buffer.get_dispatch_layout(ids, self.given.experts))
+        self.host_time("dispatch(num_worst_tokens=...)", lambda: buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_worst_tokens=16,
+                                                                               config=config, **counted))
+        self.host_time("dispatch, exact", lambda: buffer.dispatch(x, topk_idx=ids, topk_weights=weights, config=config, **counted))
+        *_, handle, _, _ = buffer.low_latency_dispatch(x, ids, 16, self.given.experts, use_fp8=True)
+        self.host_time("low_latency_dispatch", lambda: buffer.low_latency_dispatch(x, ids, 16, self.given.experts, use_fp8=True), 12)
+        y = buffer.get_next_low_latency_combine_buffer(handle)
+        self.host_time("low_latency_combine", lambda: buffer.low_latency_combine(y, ids, weights, handle), 12)
+        self.host_time("low_latency_dispatch and hook", lambda: buffer.low_latency_dispatch(
+            x, ids, 16, self.given.experts, use_fp8=True, return_recv_hook=True)[4]())
+
+    def host_of_package(self, alone):
+        """The same calls of the package itself."""
+        shape = {"hidden": self.given.hidden, "experts": self.given.experts, "topk": self.given.topk, "max_tokens": 16}
+        fast = {**shape, "dtype": "bf16", "scales": "f32", "scale_order": "column_major"}
+        heap = sy.Exchange.heap_bytes(1, backend=self.given.backend, dtype="bf16", **shape) + sy.LowLatency.heap_bytes(1, **fast)
+        x, ids, weights = self.inputs(1)
+        with sy.Group.from_process_group(alone, heap, backend=self.given.backend) as group:
+            exchange, ll = sy.Exchange(group, dtype="bf16", **shape), sy.LowLatency(group, **fast)
+            rows, handle = exchange.dispatch(x, ids, weights)
+            received = ll.dispatch(x, ids, weights)
+            y = ll.make_rows(received)
+            del rows
+            self.host_time("Exchange.dispatch(handle=...)", lambda: exchange.dispatch(x, handle=handle), 15)
+            rows, _ = exchange.dispatch(x, handle=handle)
+            self.host_time("Exchange.combine", lambda: exchange.combine(rows, handle), 12)
+            self.host_time("LowLatency.dispatch", lambda: ll.dispatch(x, ids, weights), 12)
+            self.host_time("LowLatency.combine", lambda: ll.combine(y, received), 12)
+            self.synchronize()
+            del rows, handle, received, y
+
+    # ---- GPU ----
+
+    def slowest(self, taken):
+        """Medians over repetitions of the slowest rank's times."""
+        everybody = [None] * self.world
+        dist.all_gather_object(everybody, taken)
+        return statistics.median(map(max, zip(*everybody)))
+
+    def gpu_time(self, align, call):
+        """Microseconds of `call`, behind `align`, which lets the ranks begin together."""
+        taken = []
+        for repetition in range(self.given.repetitions + 5):
+            self.synchronize()
+            dist.barrier()
+            if self.flushed is not None:
+                self.flushed.fill_(repetition)
+            align()
+            if self.cuda:
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                call()
+                end.record()
+                torch.cuda.synchronize()
+                taken.append(begin.elapsed_time(end) * 1e3)
+            else:
+                started = time.perf_counter_ns()
+                call()
+                taken.append((time.perf_counter_ns() - started) / 1e3)
+        return self.slowest(taken[5:])
+
+    def aligned(self, buffer):
+        """A call that ends at about the same time on all ranks."""
+        x, ids, _ = self.inputs(1)
+        return lambda: buffer.low_latency_dispatch(x, ids, 16, self.given.experts, use_fp8=False)
+
+    def graph(self):
+        if not self.cuda:
+            return
+        most = self.given.decode_tokens
+        buffer = self.buffer(dist.group.WORLD, most)
+        x, ids, weights = self.inputs(most)
+        for fp8 in (True, False):
+            def pair():
+                received, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, most, self.given.experts, use_fp8=fp8)
+                y = buffer.get_next_low_latency_combine_buffer(handle)
+                return buffer.low_latency_combine(y, ids, weights, handle, zero_copy=True)[0]
+
+            for _ in range(3):
+                pair()
+            self.synchronize()
+            dist.barrier()
+            pairs, graph = 20, torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(pairs):
+                    pair()
+            name = f"dispatch {'fp8' if fp8 else 'bf16'} and combine"
+            self.tell("graph", name, self.gpu_time(lambda: None, graph.replay) / pairs, pairs=pairs)
+            self.tell("graph", name + ", eager", self.gpu_time(pair, pair))
+            dist.barrier()
+            del graph
+        self.synchronize()
+        buffer.destroy()
+
+    def normal(self):
+        tokens, experts, world = self.given.tokens, self.given.experts, self.world
+        buffer, config = self.buffer(dist.group.WORLD, 16), deep_ep.Config(self.given.num_sms)
+        align = self.aligned(buffer)
+        x, ids, weights = self.inputs(tokens)
+        keywords = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, experts)))
+        keywords.update(topk_idx=ids, topk_weights=weights, config=config)
+        most = world * tokens
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **keywords)
+        out, _, _ = buffer.combine(rows, handle, config=config)
+        want = x.float() * keywords["is_token_in_rank"].sum(1, keepdim=True)
+        assert torch.allclose(out.float(), want, rtol=0.02, atol=0.02), "combine: wrong sums"
+        where = keywords["is_token_in_rank"]
+        sent = int(where.sum()) - int(where[:, self.rank].sum())
+        more = {"rows": rows.shape[0], "sent": sent}
+
+        calls = {
+            "dispatch(handle=...)": lambda: buffer.dispatch(x, handle=handle, config=config),
+            "combine": lambda: buffer.combine(rows, handle, config=config),
+            "dispatch(num_worst_tokens=...)": lambda: buffer.dispatch(x, num_worst_tokens=most, **keywords),
+            "dispatch, exact, with its wait for the host": lambda: buffer.dispatch(x, **keywords),
+        }
+        for name, call in calls.items():
+            taken = self.gpu_time(align, call)
+            self.tell("normal", name, taken, **more, **{"GB/s": round(sent * self.given.hidden * 2 / taken / 1e3, 1)})
+        self.tell("normal", "get_dispatch_layout", self.gpu_time(align, lambda: buffer.get_dispatch_layout(ids, experts)))
+        self.tell("normal", "copy of the received rows, part of dispatch", self.gpu_time(align, rows.clone))
+        del rows, handle
+        self.synchronize()
+        dist.barrier()
+        buffer.destroy()
+
+
+def run(rank, world, store, given):
+    if given.backend == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+    else:
+        torch.set_num_threads(1)
+    if store is None:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    bench = Bench(given)
+    for part in given.parts.split(","):
+        {"host": bench.host, "graph": bench.graph, "normal": bench.normal}[part]()
+    if bench.rank == 0 and given.json:
+        about = {"device": torch.cuda.get_device_name() if bench.cuda else "cpu", "ranks": bench.world, "torch": torch.__version__,
+                 "library": sy.library_version(), "date": time.strftime("%Y-%m-%d"), "config": vars(given)}
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump({**about, "figures": bench.figures}, file, indent=1)
+            file.write("\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main():
+    given = arguments()
+    if "RANK" in os.environ:
+        run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None, given)
+        return
+    ranks = given.ranks or (torch.cuda.device_count() if given.backend == "cuda" else 2)
+    if ranks < 1:
+        raise SystemExit("python_drop_in: no GPU; --backend cpu shows that the program runs")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run, (ranks, os.path.join(folder, "store"), given), ranks)
+
+
+if __name__ == "__main__":
+    main()

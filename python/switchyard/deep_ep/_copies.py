@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges whose rows are delivered in memory of torch.
+
+What a dispatch delivers lies in the library's pool. Callers of DeepEP expect memory of torch's allocator: training keeps the received
+rows of every layer, and ``Tensor.record_stream`` must know them. So rows are copied out on the stream of the call, one read and one
+write of every row, and the pool holds the rows of one call at a time, besides the tables of handles. A pool that has become too small is
+replaced by a larger one, in a group of its own, because a group's symmetric memory does not grow; the old one goes with its last handle.
+"""
+from __future__ import annotations
+
+import struct
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import torch
+
+from .._arrays import Taken
+from .._ffi import check, structs
+from ..errors import InvalidArgument
+from ..exchange import Exchange
+from ..group import Group
+from ..handle import Handle
+
+#: Handles that a pool has room for at first.
+_HANDLES = 64
+#: Most tokens of a rank: an exchange keeps the tables of a handle of that many in reserve.
+_MOST_TOKENS = 65536
+
+
+class CopyingExchange(Exchange):
+    """An exchange that copies what a dispatch delivers to fresh tensors and gives its memory back at once."""
+
+    def __init__(self, group: Group, **config: Any) -> None:
+        super().__init__(group, **config)
+        self._seen: Dict[Tuple[Any, ...], Any] = {}
+
+    def _deliver(self, x: Taken, handle: Optional[Handle]) -> Tuple[Any, Any, Handle]:
+        functions, view, delivered = self._functions, self._view, self._out.value
+        try:
+            check(functions.sy_dispatched_get(delivered, self._by_view))
+            rows = self._pool_rows(view, x).clone()
+            scales = None
+            if view.x_scale_kind:
+                scales = self._scales(view, self._owned, x.arrays, x.array).clone(memory_format=torch.contiguous_format)
+            if handle is None:
+                check(functions.sy_handle_retain(view.handle))
+                handle = Handle(view.handle, self._layout, self._owned)
+                handle._set(structs.DispatchedView.from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array))
+            return rows, scales, handle
+        finally:
+            functions.sy_dispatched_destroy(delivered)
+
+    def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
+        """The delivered rows where they lie. The pool hands the same places out again, so their tensors are kept: to make one takes
+        longer than the rest of the call."""
+        key = (view.x, view.x_rows, view.x_dtype)
+        found = self._seen.get(key)
+        if found is None:
+            if len(self._seen) >= 64:
+                self._seen.clear()
+            found = x.arrays.wrap(view.x, (view.x_rows, self.hidden), view.x_dtype, None, x.array)
+            self._seen[key] = found
+        return found
+
+
+class Shape(NamedTuple):
+    """What exchanges differ in."""
+
+    hidden: int
+    experts: int
+    topk: int
+
+
+def _up(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
+    """At most what the tables of a handle take in the pool: of `tokens` tokens, whose dispatch delivered `rows` rows."""
+    counts = world * _up(32 + 4 * (world + shape.experts), 64)
+    per_token = shape.topk * 9 + 12 * min(shape.topk, world)
+    here = -(-shape.experts // world)
+    return 8192 + counts + tokens * per_token + here * 8 * (5 + world) + rows * (4 + 8 * shape.topk)
+
+
+class Generation:
+    """An exchange in a group of its own, which any call of at most `rows` received rows fits, as long as the handles that are alive
+    need no more than `room` bytes."""
+
+    def __init__(self, group: Group, exchange: CopyingExchange, rows: int, handles: int, room: int) -> None:
+        self.group, self.exchange, self.rows, self.handles, self.room = group, exchange, rows, handles, room
+        self.used = 0
+
+
+class Kept:
+    """The room of one handle, as long as this is alive."""
+
+    __slots__ = ("_generation", "_bytes")
+
+    def __init__(self, generation: Generation, size: int) -> None:
+        self._generation, self._bytes = generation, size
+        generation.used += size
+
+    def __del__(self) -> None:
+        self._generation.used -= self._bytes
+
+
+class Generations:
+    """Exchanges by shape. `group` is where ranks agree on new ones; `least_bytes` is the least symmetric memory of one; `options` are
+    those of the groups that are made."""
+
+    def __init__(self, group: Group, least_bytes: int, options: Dict[str, Any]) -> None:
+        self._group, self._least, self._options = group, least_bytes, options
+        self._most_tokens = _MOST_TOKENS
+        if group.backend == "cuda":  # the plan's blocks take 4096 each, at least where all ranks share the GPU
+            of_gpu = torch.cuda.get_device_properties(options["device"]).multi_processor_count
+            self._most_tokens = min(_MOST_TOKENS, 4096 * max(of_gpu // group.size, 1))
+        self._made: Dict[Shape, Generation] = {}
+
+    def sized_by_counts(self, shape: Shape, tokens: int) -> Generation:
+        """Collective. For a dispatch of `tokens` tokens here whose size follows from the counts. Hosts wait for each other."""
+        made = self._made.get(shape)
+        full = made is not None and made.used + handle_bytes(shape, self._group.size, tokens, made.rows) > made.room
+        told = [struct.unpack("<qq", each) for each in self._group.all_gather(struct.pack("<qq", tokens, full))]
+        if max(told)[0] > self._most_tokens:
+            raise InvalidArgument(f"dispatch: x has {max(told)[0]} tokens on a rank: at most {self._most_tokens} are taken")
+        rows = sum(each[0] for each in told)
+        if made is None or rows > made.rows:
+            return self._make(shape, rows, _HANDLES if made is None else made.handles)
+        if any(each[1] for each in told):
+            return self._make(shape, rows, 2 * made.handles)
+        return made
+
+    def sized_by_caller(self, shape: Shape, rows: int) -> Generation:
+        """For a dispatch of at most `rows` rows on this rank, as many on every rank. Nobody waits, unless there is no room for them:
+        then the call is collective."""
+        made = self._made.get(shape)
+        if made is None or rows > made.rows:
+            return self._make(shape, rows, _HANDLES if made is None else made.handles)
+        return made
+
+    def keep(self, generation: Generation, shape: Shape, tokens: int, rows: int) -> Kept:
+        """Room for a handle that was just made."""
+        return Kept(generation, handle_bytes(shape, self._group.size, tokens, rows))
+
+    def _make(self, shape: Shape, rows: int, handles: int) -> Generation:
+        """Collective. What was made before for this shape stays as long as its handles."""
+        before, world = self._made.get(shape), self._group.size
+        rows = max(rows, self._rows_of(shape, self._least, handles), 128)
+        if before is not None:
+            rows = max(rows, 2 * before.rows if rows > before.rows else before.rows)
+        tokens = min(self._most_tokens, rows)
+        room = handles * handle_bytes(shape, world, min(tokens, _up(rows, world) // world), rows)
+        pool = 2 * self._call_bytes(shape, rows) + room + handle_bytes(shape, world, self._most_tokens, 0) + (1 << 20)
+        config = dict(shape._asdict(), max_tokens=self._most_tokens, dtype="bf16", pool_bytes=_up(pool, 4096))
+        heap = Exchange.heap_bytes(world, backend=self._group.backend, **config)
+        group = self._group_of(heap + (1 << 20))
+        made = Generation(group, CopyingExchange(group, **config), rows, handles, room)
+        self._made[shape] = made
+        return made
+
+    @staticmethod
+    def _call_bytes(shape: Shape, rows: int) -> int:
+        """What one call needs: received rows with their scales, or rows that combine has copied with their weights."""
+        row = 2 * shape.hidden
+        return rows * (row + max(_up(4 * -(-shape.hidden // 128), 16), 4 * shape.topk)) + 1024
+
+    def _rows_of(self, shape: Shape, size: int, handles: int) -> int:
+        """Rows that a pool of `size` bytes has room for."""
+        per_row = 2 * self._call_bytes(shape, 1) - 2 * self._call_bytes(shape, 0) + handles * (4 + 8 * shape.topk)
+        return max(size - handle_bytes(shape, self._group.size, self._most_tokens, 0), 0) // per_row
+
+    def _group_of(self, heap: int) -> Group:
+        """Collective. The same ranks once more, with a heap of their own."""
+        _, store, token = Group._invitation()
+        mine = f"{store} {token}".encode()
+        store, token = self._group.all_gather(mine)[0].decode().split(" ")
+        return Group.connect(self._group.rank, self._group.size, store, token, heap, **self._options)
+
+    def close(self) -> None:
+        for each in self._made.values():
+            each.exchange.close()
+            each.group.close()
+        self._made.clear()
+

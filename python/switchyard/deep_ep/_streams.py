@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On which stream a call runs, and what comes after it.
+
+DeepEP runs every call on a communication stream, but for those with a hook. Here a call whose caller asks for no overlap, by neither a
+previous_event nor async_finish, runs on the current stream: DeepEP's would wait for the current stream, and the current stream for it,
+which is the same order. The communication stream waits before and after such a call as if it had run there.
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, Optional, Tuple, TypeVar
+
+import torch
+
+from ._events import EventHandle, EventOverlap
+
+Result = TypeVar("Result")
+
+
+def _raw_stream_of(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+#: The handle of the current stream of a GPU, without an object for it where torch can.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream_of)
+
+
+class NoStreams:
+    """On the CPU a call has ended when it returns."""
+
+    def communication(self) -> Optional[torch.cuda.Stream]:
+        return None
+
+    def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
+            async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
+        result = work()
+        return result, EventOverlap(EventHandle(), (given, held)) if async_finish else EventOverlap()
+
+    def here(self, work: Callable[[], Result]) -> Result:
+        return work()
+
+    def on_stream_of(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        return work
+
+    def to_host(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+
+class Streams:
+    """The communication stream of one Buffer, and the order of its calls, which share the GPU's multiprocessors and therefore run one
+    after the other."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._comm = torch.cuda.Stream(device, priority=-1)
+        self._copies = torch.cuda.Stream(device, priority=-1)
+        self._comm_in_use = False
+        self._raw: Optional[int] = None  # of the stream of the calls so far, while no other was used
+        self._last: Optional[torch.cuda.Stream] = None
+
+    def communication(self) -> Optional[torch.cuda.Stream]:
+        """For whoever enqueues work of his own on it, which comes between calls then."""
+        if not self._comm_in_use:
+            self._use_comm(self._last or torch.cuda.current_stream(self._device))
+        return self._comm
+
+    def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
+            async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
+        """What `work` returns, and the event of the call. `given`: what it reads or writes of the caller's. `held`: the same, if it may
+        be memory of the library, of which torch's allocator knows nothing: the event keeps it."""
+        event = getattr(previous_event, "event", None)
+        if event is None and not async_finish:
+            return self.here(work), EventOverlap()
+        return self._on_comm(work, given, event, async_finish, held)
+
+    def here(self, work: Callable[[], Result]) -> Result:
+        """On the current stream, in the order of all calls of the Buffer."""
+        if not self._comm_in_use and self._on_one_stream():
+            return work()
+        if torch.cuda.is_current_stream_capturing():
+            return self._on_comm(work, (), None, False)[0]
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._comm)
+        result = work()
+        self._comm.wait_stream(current)
+        return result
+
+    def _on_one_stream(self) -> bool:
+        """Whether all calls so far were enqueued on the stream that is current. Captured ones do not count: whoever replays a graph
+        orders it."""
+        raw = raw_stream(self._device)
+        if raw == self._raw or torch.cuda.is_current_stream_capturing():
+            return True
+        current = torch.cuda.current_stream(self._device)
+        if self._last is None:
+            self._raw, self._last = raw, current
+            return True
+        self._use_comm(self._last)
+        return False
+
+    def _use_comm(self, after: torch.cuda.Stream) -> None:
+        self._comm_in_use = True
+        self._comm.wait_stream(after)
+
+    def _on_comm(self, work: Callable[[], Result], given: Tuple[Any, ...], event: Optional[EventHandle], async_finish: bool,
+                 held: Any = None) -> Tuple[Result, EventOverlap]:
+        current, comm = torch.cuda.current_stream(self._device), self._comm
+        if not self._comm_in_use:  # earlier calls ran elsewhere
+            captures = torch.cuda.is_current_stream_capturing()
+            self._use_comm(current if captures or self._last is None else self._last)
+        if event is not None:
+            event.stream_wait(comm)
+        else:
+            comm.wait_stream(current)
+        with torch.cuda.stream(comm):
+            result = work()
+        for tensor in _tensors(result):  # allocated for the communication stream
+            tensor.record_stream(current)
+        if not async_finish:
+            current.wait_stream(comm)
+            return result, EventOverlap()
+        for tensor in _tensors(given):
+            tensor.record_stream(comm)
+        return result, EventOverlap(EventHandle(comm), (given, held))
+
+    def on_stream_of(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """`work`, which whoever calls it enqueues on the stream that is current now."""
+        stream, raw = torch.cuda.current_stream(self._device), raw_stream(self._device)
+
+        def there() -> Result:
+            if raw_stream(self._device) == raw:
+                return self.here(work)
+            with torch.cuda.stream(stream):
+                return self.here(work)
+
+        return there
+
+    def to_host(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `make` makes, in host memory, without a wait for calls that are enqueued: the host knows that it is there already."""
+        with torch.cuda.stream(self._copies):
+            return make().cpu()
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    """Tensors on GPUs in plain tuples. Handles are tuples of their own kind, and are not looked into."""
+    if isinstance(found, torch.Tensor):
+        if found.is_cuda:
+            yield found
+    elif type(found) is tuple:
+        for each in found:
+            yield from _tensors(each)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that tests of the drop-in run on. They are processes that stay from test to test, because torch and a GPU take seconds to start,
+and their inputs."""
+import atexit
+import importlib
+import multiprocessing
+import os
+import tempfile
+import traceback
+
+import numpy as np
+import pytest
+
+import oracle
+
+torch = pytest.importorskip("torch")
+
+from switchyard import deep_ep  # noqa: E402  (needs torch)
+from switchyard.deep_ep import _copies  # noqa: E402
+
+EXPERTS, TOPK, HIDDEN, TOKENS = 8, 3, 512, 12
+MOST = 16
+NVL = 8 << 20
+LARGE = {"hidden": 1024, "experts": 16, "topk": 4}
+
+#: Where a rank's tensors are: "cpu"; "copies": there, by the code that GPUs take; "cuda".
+place = "cpu"
+_without_gpu = None if torch.cuda.is_available() else "no GPU"
+PLACES = ["cpu", "copies", pytest.param("cuda", marks=pytest.mark.skipif(_without_gpu is not None, reason=str(_without_gpu)))]
+
+
+class Buffer(deep_ep.Buffer):
+    """A Buffer of CPU ranks whose normal mode is that of GPUs."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self._normal.made = _copies.Generations(self.runtime, self.num_nvl_bytes, {"backend": "cpu"})
+
+
+def make_buffer(group, **keywords):
+    """For both modes, of the shapes below."""
+    hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, group.size(), EXPERTS)
+    given = {"low_latency_mode": True, "num_qps_per_rank": 1, "explicitly_destroy": True, **keywords}
+    buffer = deep_ep.Buffer(group, NVL, hint, **given)
+    buffer.runtime.set_timeout(30)
+    return buffer
+
+
+# ---- Processes ----
+
+
+def _serve(rank, world, path, where, connection):
+    """A rank: makes the calls that it is told, until there are no more, and says what went wrong."""
+    import torch.distributed as dist
+
+    here = importlib.import_module("deep_ep_ranks")  # also where this module is somebody's main program
+    here.place = where
+    os.environ["SWITCHYARD_DEEP_EP_BACKEND"] = "cuda" if where == "cuda" else "cpu"
+    torch.set_num_threads(1)
+    if where == "copies":
+        deep_ep.Buffer = Buffer
+    if where == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.empty(1, device="cuda")
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    alone = [dist.new_group([r]) for r in range(world)][rank]
+    while (told := connection.recv()) is not None:
+        ranks, scenario, arguments = told
+        try:
+            group = dist.group.WORLD if ranks == world else alone
+            scenario(group, *arguments)
+            if where == "cuda":
+                torch.cuda.synchronize()
+            dist.barrier()
+            connection.send(None)
+        except BaseException:
+            connection.send(traceback.format_exc())
+            return
+
+
+class _Pool:
+    """Processes of one kind, started when they are first needed, and again after one of them failed."""
+
+    def __init__(self, where, world):
+        self._folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("spawn" if where == "cuda" else "fork")
+        self._ends, self._processes = [], []
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world, os.path.join(self._folder.name, "store"), where, theirs),
+                                      daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def run(self, ranks, scenario, arguments, seconds=150):
+        """What went wrong, by rank."""
+        for end in self._ends:
+            end.send((ranks, scenario, arguments))
+        found = []
+        for end in self._ends:
+            try:
+                found.append(end.recv() if end.poll(seconds) else f"no answer in {seconds} seconds")
+            except EOFError:
+                found.append("the process has ended")
+            if found[-1] is not None:
+                seconds = 40  # the others have their own deadlines
+        return found
+
+    def close(self):
+        for end in self._ends:
+            try:
+                end.send(None)
+            except OSError:
+                pass
+        for process in self._processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+
+_pools = {}
+
+
+@atexit.register
+def _close_pools():
+    for pool in _pools.values():
+        pool.close()
+    _pools.clear()
+
+
+def over_groups(where, world, scenario, *arguments):
+    """Calls ``scenario(process group, *arguments)`` on `world` ranks, and fails with what a rank raised. One rank is a group of its own
+    in each of two processes."""
+    key = (where, max(world, 2))
+    if key not in _pools:
+        _pools[key] = _Pool(*key)
+    found = _pools[key].run(world, scenario, arguments)
+    if any(each is not None for each in found):
+        _pools.pop(key).close()
+        pytest.fail("\n".join(f"rank {rank}: {each}" for rank, each in enumerate(found) if each is not None))
+
+
+def _with_buffer(group, scenario, arguments):
+    buffer = make_buffer(group)
+    scenario(buffer, *arguments)
+    torch.distributed.barrier(group)
+    buffer.destroy()
+
+
+def over_ranks(where, world, scenario, *arguments):
+    """Calls ``scenario(buffer, *arguments)`` on `world` ranks."""
+    over_groups(where, world, _with_buffer, scenario, arguments)
+
+
+# ---- Their inputs ----
+
+
+def on(array):
+    """A tensor where the rank's tensors are."""
+    given = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+    return given.to("cuda" if place == "cuda" else "cpu")
+
+
+def inputs_of(world, seed=1, repeats=True):
+    """All ranks' inputs, x rounded to bf16, ids -1 or of an expert."""
+    made = []
+    for given in oracle.make_inputs(world, seed=seed, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
+                                    tokens=[9, 0, 12, 4][:world]):
+        ids = np.where(given.ids < EXPERTS, given.ids, -1)
+        if not repeats:
+            ids = np.array([[e if e not in row[:k] else -1 for k, e in enumerate(row)] for row in ids], np.int64).reshape(ids.shape)
+        made.append(oracle.Input(torch.from_numpy(given.x).bfloat16().float().numpy(), ids, given.weights))
+    return made
+
+
+def tensors(given):
+    return on(given.x).bfloat16(), on(given.ids), on(given.weights)
+
+
+def same(a, b):
+    return torch.equal(a.cpu(), b.cpu())
+
+
+def calc_diff(a, b):
+    a, b = a.cpu().double(), b.cpu().double()
+    return 0.0 if a.numel() == 0 else float(1 - 2 * (a * b).sum() / (a * a + b * b).sum().clamp_min(1e-300))
+
+
+def summed(inputs, rank):
+    """What combine makes of the rows that dispatch delivered."""
+    return torch.from_numpy(oracle.combine_rank_major(inputs, EXPERTS, rank, lambda r: oracle.rank_major(inputs, EXPERTS, r).x))
+
+
+def weighted(x, ids, weights):
+    """What low-latency combine makes of them: float32 [T, H]."""
+    return x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+
+
+def laid_out(buffer, ids, **keywords):
+    per_rank, per_rdma, per_expert, where, event = buffer.get_dispatch_layout(ids, EXPERTS, **keywords)
+    assert per_rdma is None
+    return {"num_tokens_per_rank": per_rank, "is_token_in_rank": where, "num_tokens_per_expert": per_expert}
+
+
+# ---- Larger ones, by torch: all ranks' inputs follow from a seed ----
+
+
+def seeded(world, tokens, hidden, experts, topk, seed=0):
+    """(x, ids, weights) of every rank, on the CPU; ids differ within a token, a tenth of them are -1."""
+    made = []
+    for rank in range(world):
+        generator = torch.Generator().manual_seed(1000 * seed + rank)
+        x = torch.randn((tokens[rank], hidden), generator=generator).bfloat16()
+        ids = torch.rand((tokens[rank], experts), generator=generator).topk(topk, 1).indices
+        ids = torch.where(torch.rand(ids.shape, generator=generator) < 0.1, -1, ids)
+        made.append((x, ids, torch.rand(ids.shape, generator=generator)))
+    return made
+
+
+def received_of(everybody, experts, rank):
+    """Rows, local ids and weights that rank `rank` receives."""
+    each = experts // len(everybody)
+    rows, ids, weights = [], [], []
+    for x, its_ids, its_weights in everybody:
+        here = (its_ids >= rank * each) & (its_ids < (rank + 1) * each)
+        sent = here.any(1)
+        rows.append(x[sent])
+        ids.append(torch.where(here, its_ids - rank * each, -1)[sent])
+        weights.append(torch.where(here, its_weights, 0)[sent])
+    return torch.cat(rows), torch.cat(ids), torch.cat(weights)
+
+
+def ranks_of(ids, experts, world):
+    """bool [T, W]: the ranks that a token goes to."""
+    each = experts // world
+    return torch.stack([((ids >= r * each) & (ids < (r + 1) * each)).any(1) for r in range(world)], 1)
+
+
+def dispatch_all(buffer, x, ids, weights, experts, **keywords):
+    """A layout and a dispatch."""
+    per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, experts)
+    return buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=where,
+                           num_tokens_per_expert=per_expert, **keywords)
