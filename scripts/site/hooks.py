@@ -74,12 +74,12 @@ def on_files(files, config):
     while waiting:
         path = waiting.pop()
         place, content = links.site_path(path), None
+        if not (ROOT / path).exists():
+            continue  # MkDocs reports it
         if path.endswith("/"):
             content = made_pages().get(place) or links.listing(ROOT, path)
         elif place.startswith("source/") and place.endswith(".md") and not path.endswith(".md"):
             content = links.shown(ROOT, path)
-        elif not (ROOT / path).exists():
-            continue  # MkDocs reports it
         if content is not None:
             add(place, content=content)
         elif not path.startswith("docs/"):
