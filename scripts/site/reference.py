@@ -7,7 +7,7 @@ from headers import VALUES, Kind, Reader
 
 LANGUAGES = {"cpp": ("include/switchyard", "*.hpp", "C++"), "c": ("include/switchyard/c", "*.h", "C")}
 #: In the order of the navigation; others follow. held.hpp declares nothing for users.
-ORDER = ["group", "normal", "low_latency", "ledger", "layer", "fused", "expert", "gemm", "gemm_gradients", "switchyard", "types", "status"]
+ORDER = ["switchyard", "group", "normal", "low_latency", "ledger", "layer", "fused", "expert", "gemm", "gemm_gradients", "types", "status"]
 WORD = re.compile(r"`([^`]+)`|(?<![\w`/:])((?:sy_|SWITCHYARD_)\w+|[A-Z][a-z]+(?:[A-Z]\w*)+(?:::\w+)?|[A-Z]\w+::\w+|k[A-Z]\w+)")
 
 
