@@ -105,4 +105,7 @@ def on_page_markdown(markdown, page, config, files):
     if place.startswith("reference/") or place in made_pages():
         return markdown
     shown = place.startswith("source/") and not place.endswith(("README.md", "index.md"))
-    return markdown if shown else links.relink(place, links.repository_path(place), separate_lists(markdown))
+    if shown:
+        return markdown
+    document = links.repository_path(place)
+    return links.relink(place, document, links.link_named(document, separate_lists(markdown)))

@@ -5,6 +5,8 @@ import re
 import subprocess
 
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
+#: A document that is named and not linked, outside of code.
+NAMED = re.compile(r"(?<!\]\()(?<![\[`\w/-])docs/([\w/-]+\.md(?:#[\w-]+)?)(?![\w`])")
 FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.M | re.S)
 #: Documents of the root that are pages of their own.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
@@ -41,6 +43,13 @@ def target_of(page, link):
 def prose_parts(markdown):
     """Alternately text and fenced code."""
     return FENCE.split(markdown)
+
+
+def link_named(document, markdown):
+    """Documents that are named in prose become links, as readers of a clone follow them by hand."""
+    above = "../" * document.count("/")
+    parts = prose_parts(markdown)
+    return "".join(part if i % 2 else NAMED.sub(lambda m: f"[{m.group()}]({above}{m.group()})", part) for i, part in enumerate(parts))
 
 
 def targets(document, markdown):
