@@ -158,12 +158,23 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
+def check_complete(root, index):
+    """An error if a function or type that a header declares has no place: what the reader passes over must not vanish silently."""
+    declared = {"c": r"^(?:const )?\w+\** (sy_\w+)\(", "cpp": r"^(?:class|struct|enum class) (?:\[\[\w+\]\] )?(\w+)(?: final)?(?: :[^{;]*)? \{"}
+    for language, (folder, pattern, _) in LANGUAGES.items():
+        for path in sorted((root / folder).glob(pattern)):
+            text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+            for name in re.findall(declared[language], text, re.M):
+                if (language, name) not in index.places:
+                    raise RuntimeError(f"{path}: {name} has no place in the reference")
+
+
 def order(path):
     return (ORDER.index(path.stem) if path.stem in ORDER else len(ORDER), path.stem)
 
 
 def pages(root):
-    """{page below reference/: its Markdown}, and the pages of each language in order."""
+    """{page below reference/: its Markdown}, the pages of each language in order."""
     root = Path(root)
     reader, index, writers = Reader(root), Index(), []
     for language, (folder, pattern, _) in LANGUAGES.items():
@@ -173,4 +184,5 @@ def pages(root):
                 writers.append(Writer(language, header, root, index))
     for writer in writers:
         writer.write()  # every name has its place afterwards
+    check_complete(root, index)
     return {f"{writer.language}/{writer.page}": writer.write() for writer in writers}
