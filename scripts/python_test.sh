@@ -18,7 +18,7 @@ while [[ $# -gt 0 ]]; do
   esac
 done
 
-./dev wheel --preset "$preset"
+./dev wheel --preset "$preset" --deep-ep
 wheels=(dist/switchyard_ep-*.whl)
 uv=build/python/tools/bin/uv
 unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH

@@ -8,11 +8,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf '==> %s\n' "$*" >&2; }
 has_nvcc() { command -v nvcc >/dev/null || [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; }
 
-preset='' layer=''
+preset='' layer='' deep_ep=''
 while [[ $# -gt 0 ]]; do
   case $1 in
     --preset) preset=${2:?--preset needs a name}; shift 2 ;;
     --layer) layer=1; shift ;;
+    --deep-ep) deep_ep=1; shift ;;
     *) echo "wheel: unknown option '$1'; see ./dev wheel --help" >&2; exit 2 ;;
   esac
 done
@@ -42,3 +43,11 @@ made=(dist/switchyard_ep-*.whl)
 [[ ${made[0]} == *manylinux_2_34_x86_64.whl ]] ||
   say "note: built against newer libraries than manylinux_2_34 has; build on Debian 12 for that"
 say "made ${made[0]} ($(du -h "${made[0]}" | cut -f1))"
+
+# A package without a library: it needs no repair.
+if [[ -n $deep_ep ]]; then
+  rm -f dist/switchyard_deep_ep-*.whl
+  PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel python/drop_in --no-deps --no-build-isolation -w dist
+  made=(dist/switchyard_deep_ep-*.whl)
+  say "made ${made[0]}, which owns the name deep_ep: docs/how_to/from_deep_ep.md"
+fi

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program that documents show runs, and does what they say."""
+"""Programs that documents show run, and do what they say; messages that they explain are those of the sources."""
 import re
 import subprocess
 import sys
@@ -7,15 +7,70 @@ from pathlib import Path
 
 import pytest
 
+import switchyard as sy
+from switchyard import _ffi
+
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = re.compile(r"```python\n(.*?)```", re.S)
+LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')
 
 
-@pytest.mark.parametrize("name", ["docs/python.md", "python/README.md"])
-def test_ten_lines(name, tmp_path, environment):
+def text_of(name):
     if not (ROOT / name).is_file():
         pytest.skip("the tests are not in a clone")
-    program = next(block for block in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.S)
-                   if "run_ranks" in block)
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def programs(name):
+    """Those of a page that are whole: they start ranks."""
+    return [block for block in PROGRAM.findall(text_of(name)) if "run_ranks" in block]
+
+
+def run(program, folder, environment):
+    (folder / "program.py").write_text(program)
+    return subprocess.run([sys.executable, folder / "program.py"], check=True, timeout=60, env=environment, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md", "docs/start/python.md", "python/README.md"])
+def test_ten_lines(name, tmp_path, environment):
+    program = programs(name)[0]
     assert len([line for line in program.splitlines() if line.strip()]) <= 10
-    (tmp_path / "ten_lines.py").write_text(program + "\nassert set(np.unique(sy.run_ranks(rank, 4)[3])) == {3.0, 6.0}\n")
-    subprocess.run([sys.executable, tmp_path / "ten_lines.py"], check=True, timeout=60, env=environment)
+    run(program + "\nassert set(np.unique(sy.run_ranks(rank, 4)[3])) == {3.0, 6.0}\n", tmp_path, environment)
+
+
+@pytest.mark.parametrize("name, says", [("start/python", "['right', 'right', 'right', 'right']"), ("how_to/normal", "[True, True, True, True]"),
+                                        ("how_to/low_latency", "[True, True, True, True]"), ("how_to/flat", "[True, True, True, True]"),
+                                        ("how_to/layer", "[True, True, True, True]")])
+def test_programs(name, says, tmp_path, environment):
+    if name == "how_to/layer":
+        try:
+            _ffi.layer_library()
+        except sy.LibraryNotFound as error:
+            pytest.skip(str(error))
+    assert run(programs(f"docs/{name}.md")[-1], tmp_path, environment).strip() == says
+
+
+def literals():
+    """All texts in the sources; pieces that the compiler joins are one."""
+    texts = []
+    for folder, endings in [("src", {".cpp", ".hpp", ".cu", ".cuh"}), ("python/switchyard", {".py"})]:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in endings:
+                joined = re.finditer(rf"(?:f?{LITERAL.pattern}\s*)+", path.read_text(encoding="utf-8"))
+                texts += ["".join(piece[1:-1] for piece in LITERAL.findall(run.group())) for run in joined]
+    return "\n".join(texts)
+
+
+def test_errors_that_are_explained_are_there():
+    explained = re.findall(r"^### `(.*)`$", text_of("docs/troubleshooting.md"), re.M)
+    assert len(explained) >= 40
+    there = literals()
+    missing = [text for text in explained for piece in text.split("\u2026") if piece.strip(" ") not in there]
+    assert not missing
+
+
+def test_figures_of_the_readme_have_files():
+    text = text_of("README.md")
+    assert len(text.split()) < 700
+    measured = [line for line in text.splitlines() if line.startswith("|") and re.search(r"\d (?:µs|ms) \|", line)]
+    assert len(measured) > 5 and all("](bench/results/" in line for line in measured)

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# `./dev docs`: the documents as a site, in build/site. Its tools come from PyPI into build/python/docs, in the versions that
+# scripts/site/requirements.txt names. A warning is a failure: a page that is missing, a link or an anchor that leads nowhere.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '==> %s\n' "$*" >&2; }
+
+serve=''
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --serve) serve=1; shift ;;
+    *) echo "docs: unknown option '$1'; see ./dev docs --help" >&2; exit 2 ;;
+  esac
+done
+
+./dev setup python
+environment=build/python/docs
+wanted=scripts/site/requirements.txt
+if ! cmp -s "$wanted" "$environment/installed.txt"; then
+  say "installing MkDocs and what it needs into $environment"
+  python3 -m venv --clear "$environment"
+  "$environment/bin/pip" -q --disable-pip-version-check install -r "$wanted"
+  cp "$wanted" "$environment/installed.txt"
+fi
+
+# The theme would speak of its successor at every start.
+export NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1
+if [[ -n $serve ]]; then exec "$environment/bin/mkdocs" serve --quiet --dev-addr 127.0.0.1:8000; fi
+# Not with --quiet, which would keep warnings from being counted.
+log=build/docs.log
+if ! "$environment/bin/mkdocs" build --strict --clean >"$log" 2>&1; then
+  grep -vE '^(INFO|  - )' "$log" >&2
+  exit 1
+fi
+pages=$(find build/site -name '*.html' | wc -l)
+say "made build/site/index.html and $((pages - 1)) other pages"

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a file of the repository stands in the site. Pages of docs/ link to sources as they do in a clone; what they link to comes along."""
+import posixpath
+import re
+import subprocess
+
+LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
+#: A document that is named and not linked, outside of code.
+NAMED = re.compile(r"(?<!\]\()(?<![\[`\w/-])docs/([\w/-]+\.md(?:#[\w-]+)?)(?![\w`])")
+FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.M | re.S)
+#: Documents of the root that are pages of their own.
+PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
+#: Sources that a page shows, by ending, and how they are highlighted. Others (results, traces) are copied.
+SHOWN = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c", ".h": "c", ".def": "c", ".py": "python", ".sh": "bash", ".cmake": "cmake",
+         ".txt": "text", ".map": "text", ".toml": "toml"}
+
+
+def site_path(path):
+    """Of a file or, if it ends in /, a folder, both from the repository's root."""
+    if path in PAGES:
+        return PAGES[path]
+    if path.endswith("/"):
+        return site_path(path + "index.md")
+    if path.startswith("docs/"):
+        return path[len("docs/"):]
+    return "source/" + path + (".md" if posixpath.splitext(path)[1] in SHOWN else "")
+
+
+def repository_path(page):
+    """The file in the repository that a page of the site was, if there is one."""
+    for path, place in PAGES.items():
+        if place == page and path != "README.md":
+            return path
+    return page[len("source/"):] if page.startswith("source/") else "docs/" + page
+
+
+def target_of(page, link):
+    """The path from the repository's root that a link of a document means; a folder's ends in /."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+    return path + "/" if link.endswith("/") else path
+
+
+def prose_parts(markdown):
+    """Alternately text and fenced code."""
+    return FENCE.split(markdown)
+
+
+def link_named(document, markdown):
+    """Documents that are named in prose become links, as readers of a clone follow them by hand."""
+    above = "../" * document.count("/")
+    parts = prose_parts(markdown)
+    return "".join(part if i % 2 else NAMED.sub(lambda m: f"[{m.group()}]({above}{m.group()})", part) for i, part in enumerate(parts))
+
+
+def targets(document, markdown):
+    return {target_of(document, link) for part in prose_parts(markdown)[::2] for _, link, _, _ in LINK.findall(part)}
+
+
+def relink(page, document, markdown):
+    """The links of `document` as they must read in `page`."""
+
+    def replace(match):
+        place = site_path(target_of(document, match.group(2)))
+        return match.group(1) + posixpath.relpath(place, posixpath.dirname(page) or ".") + (match.group(3) or "") + match.group(4)
+
+    parts = prose_parts(markdown)
+    return "".join(part if i % 2 else LINK.sub(replace, part) for i, part in enumerate(parts))
+
+
+def listing(root, folder):
+    """A page for a folder: its tracked files."""
+    names = subprocess.run(["git", "ls-files", folder], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    here = [name[len(folder):] for name in names if "/" not in name[len(folder):]]
+    return f"# {folder}\n\n" + "".join(f"- [{name}]({name})\n" for name in sorted(here))
+
+
+def shown(root, path):
+    """A page with a source."""
+    text = (root / path).read_text(encoding="utf-8")
+    fence = "`" * 4
+    return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n{fence}{SHOWN[posixpath.splitext(path)[1]]}\n{text}{fence}\n"
