@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fused layer on a GPU: memory, tensor maps, order of streams, launches. The kernel is layer.cu; the plan is normal mode's.
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <optional>
 #include <string>
@@ -104,10 +105,17 @@ CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, 
   return map;
 }
 
-/// Pieces of nearly equal size, of a row that travels.
-uint32_t piece_of(int64_t row_bytes) {
+/// `most_rows`: of a round.
+RowWay way_of(int64_t row_bytes, int most_rows) {
+  RowWay way;
   const int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
-  return static_cast<uint32_t>(round_up((row_bytes + pieces - 1) / pieces, 16));
+  way.whole = pieces == 1;
+  way.piece = static_cast<uint32_t>(round_up((row_bytes + pieces - 1) / pieces, 16));
+  way.pitch = static_cast<uint32_t>(round_up(way.piece, 128));
+  way.slots = static_cast<int>(kPieceRoom / way.pitch);
+  if (way.whole) way.slots = std::min({way.slots, kMostSlots, most_rows});
+  way.at_once = static_cast<int>(std::clamp<int64_t>(kBytesAtOnce / row_bytes, 8, 32));
+  return way;
 }
 
 class CudaFused final : public FusedImpl {
@@ -259,8 +267,8 @@ class CudaFused final : public FusedImpl {
     params_.lag = std::min(kLag, here());
     params_.ids = tables_.ids;
     params_.route_row = tables_.route_row;
-    params_.pulled_piece = piece_of(layout_.x_bytes);
-    params_.returned_piece = piece_of(layout_.row_bytes);
+    params_.pulled = way_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
+    params_.returned = way_of(layout_.row_bytes, 32);
     make_products(w13, w2);
   }
   void make_products(const void* w13, const void* w2) {

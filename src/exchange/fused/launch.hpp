@@ -36,8 +36,7 @@ struct FusedParams {
   const float* weights = nullptr;      ///< [T, K], or null: all 1
   std::byte* out = nullptr;            ///< [T, H]
   bool add = false;                    ///< sums begin with what `out` holds
-  /// A token travels, and an output returns, in pieces of so many bytes; of fp8, the last one holds all scales of the token.
-  uint32_t pulled_piece = 0, returned_piece = 0;
+  RowWay pulled, returned;  ///< of a token, and of an output; of fp8, the last piece of a token holds all its scales
   bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two
   FusedFp8Scales up_scales, down_scales;  ///< fp8
 };

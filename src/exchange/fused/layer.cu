@@ -18,7 +18,7 @@
 // outputs of all its rows, which others have read by then. A call of the first half alone is followed by one of the second.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_launch.cuh"
-#include "exchange/fused/layer_moves.cuh"
+#include "exchange/fused/layer_returns.cuh"
 #include "exchange/fused/layer_sums.cuh"
 #include "exchange/fused/layer_tiles.cuh"
 
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   if (__syncthreads_or(abort != 0)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
   const uint32_t list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
-  const uint32_t pieces = (p.up.shared_bytes - list - kPieces * kPieceBytes) & ~127u;
+  const uint32_t pieces = (p.up.shared_bytes - list - kPieceRoom) & ~127u;
   const LayerRoom r{gemm::make_room(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
   gemm::make_barriers(r.room, 1, gemm::kMathThreads + 2 * kLanes);  // the loader and the storer read tiles, too
   const bool goes_on = p.header->status == 0;
@@ -52,9 +52,10 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
     for (int g = 0; g < 2; ++g) {
       ptx::mbarrier_init(r.staged(g), 128);
       ptx::mbarrier_init(r.stored(g), 1);
-      ptx::mbarrier_init(r.come(static_cast<uint32_t>(g)), 1);
     }
+    for (uint32_t slot = 0; slot < kMostSlots; ++slot) ptx::mbarrier_init(r.come(slot), 1);
     ptx::store_shared(r.failed(), 0);
+    begin_counting(p);
     LayerCall::write(r, flag_word(epoch), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
     ptx::fence_mbarrier_init();
   }
@@ -73,10 +74,10 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
       if (warp == kStorerWarp) store_layer_tiles<Up, Down>(LayerCall(p, r));
       if (warp == kMoverWarp) {
         const LayerCall call(p, r);
-        Pieces rows(r);
+        Pieces rows(r, p.pulled);
         MoveCounter moved;
         const bool pulled = !p.parts.up || pull_rows<A, Bf16Layer>(call, rows, moved);
-        if (pulled && p.parts.down) return_rows<A, Bf16Layer>(call, first_tiles, rows, moved);
+        if (pulled && p.parts.down) return_rows_by_copies<A, Bf16Layer>(call, first_tiles, rows, moved);
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
@@ -91,11 +92,12 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
           multiply_layer_tile<Up, kWidth>(p.up, r, at, handed);
         span.end(kWidth);
       });
-      if (p.parts.down) sum_tokens<A, 2, 8>(LayerCall(p, r));
+      if (p.parts.down) {
+        return_rows_by_threads<A, Bf16Layer>(LayerCall(p, r), first_tiles);
+        sum_tokens<A, 2, 8>(LayerCall(p, r));
+      }
     }
     __syncwarp();
-  } else if (threadIdx.x == 0) {
-    count_moved(p, {});
   }
   if (lane() == 0) leave<Bf16Layer>(p, LayerCall(p, r).word >> kFlagValueBits);
 }

@@ -6,7 +6,7 @@
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_fp8_tiles.cuh"
 #include "exchange/fused/layer_launch.cuh"
-#include "exchange/fused/layer_moves.cuh"
+#include "exchange/fused/layer_returns.cuh"
 #include "exchange/fused/layer_sums.cuh"
 
 namespace switchyard::detail {
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
 inline constexpr uint32_t kFp8PiecesAt =
     gemm::ManyRoom<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
 static_assert(kFp8PiecesAt % 128 == 0 &&
-              kFp8PiecesAt + kPieces * kPieceBytes + (kMostFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
+              kFp8PiecesAt + kPieceRoom + (kMostFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
 __device__ __forceinline__ LayerRoom make_fp8_room(uint32_t base) { return {{base, Fp8Up::kStages}, base + kFp8PiecesAt}; }
 /// Before a barrier of the cluster.
 __device__ __forceinline__ void make_fp8_barriers(const LayerRoom& r) {
@@ -40,8 +40,8 @@ __device__ __forceinline__ void make_fp8_barriers(const LayerRoom& r) {
   if (threadIdx.x != 0) return;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(r.stored(i), gemm::kManyMathWarps);
-    ptx::mbarrier_init(r.come(static_cast<uint32_t>(i)), 1);
   }
+  for (uint32_t slot = 0; slot < kMostSlots; ++slot) ptx::mbarrier_init(r.come(slot), 1);
   ptx::store_shared(r.failed(), 0);
   ptx::fence_mbarrier_init();
 }
@@ -58,8 +58,10 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   const LayerRoom r = make_fp8_room(base);
   make_fp8_barriers(r);
   const bool goes_on = p.header->status == 0;
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
+    begin_counting(p);
     LayerCall::write(r, flag_word(epoch_after(p.state->epoch)), goes_on ? p.header->tokens : 0, goes_on ? p.header->rows : 0);
+  }
   ptx::cluster_barrier();
   CudaWarp w{CudaWarp::Bare{}};
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
@@ -75,20 +77,21 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
       if (warp == kFp8TellerWarp) tell_fp8_tiles<A>(LayerCall(p, r));
       if (warp == kFp8MoverWarp) {
         const LayerCall call(p, r);
-        Pieces rows(r);
+        Pieces rows(r, p.pulled);
         MoveCounter moved;
         const bool pulled = !p.parts.up || pull_rows<A, Fp8Layer>(call, rows, moved);
-        if (pulled && p.parts.down) return_rows<A, Fp8Layer>(call, first_tiles, rows, moved);
+        if (pulled && p.parts.down) return_rows_by_copies<A, Fp8Layer>(call, first_tiles, rows, moved);
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
       ptx::take_registers<152>();
       multiply_fp8_tiles<A>(p, r);
-      if (p.parts.down) sum_tokens<A, 2, 8>(LayerCall(p, r));
+      if (p.parts.down) {
+        return_rows_by_threads<A, Fp8Layer>(LayerCall(p, r), first_tiles);
+        sum_tokens<A, 2, 8>(LayerCall(p, r));
+      }
     }
     __syncwarp();
-  } else if (threadIdx.x == 0) {
-    count_moved(p, {});
   }
   if (lane() == 0) leave<Fp8Layer>(p, LayerCall(p, r).word >> kFlagValueBits);
   __syncwarp();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that travel: a block's warp that pulls rows of its experts from their sources and then returns outputs to their owners,
-// in pieces through shared memory, by the copy engine.
+// Rows that come: tokens to where others read them, and a block's warp that pulls rows of its experts from their sources, in
+// pieces through shared memory, by the copy engine.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -9,29 +9,38 @@
 
 namespace switchyard::detail::fused {
 
-/// Pieces on their way through shared memory, two at a time. All lanes call; lane 0 issues.
+/// What a warp moves through the block's room for pieces. A round loads some slots and stores them, so that copies of a round
+/// are under way at the same time. Each lane waits for its own copies alone.
 class Pieces {
  public:
-  __device__ explicit Pieces(const LayerRoom& r) : r_(r) {}
+  __device__ Pieces(const LayerRoom& r, const RowWay& way) : r_(r), way_(way) {}
+  /// The next rounds are of rows that travel this way.
+  __device__ __forceinline__ void go(const RowWay& way) { way_ = way; }
 
-  /// Starts to load a piece. The stores of the piece before the last one must have been issued.
-  __device__ __forceinline__ void load(const std::byte* from, uint32_t bytes) {
-    const uint32_t slot = loads_++ & 1;
-    if (lane() != 0) return;
+  /// All lanes: the slots may be loaded again.
+  __device__ __forceinline__ void begin_round() const {
     ptx::bulk_wait_read();
-    ptx::mbarrier_expect(r_.come(slot), bytes);
-    ptx::bulk_load(r_.piece(slot), from, bytes, r_.come(slot));
+    __syncwarp();  // lanes have read what they copy themselves, too
   }
-  /// Waits for the oldest piece that was loaded and not yet given. \returns its address
-  __device__ __forceinline__ uint32_t next() {
-    const uint32_t n = stores_++, slot = n & 1;
-    ptx::mbarrier_wait(r_.come(slot), n >> 1 & 1);
-    return r_.piece(slot);
+  /// One lane for each slot of the round: the first ones.
+  __device__ __forceinline__ void load(int slot, const std::byte* from, uint32_t bytes) const {
+    const uint32_t come = r_.come(static_cast<uint32_t>(slot));
+    ptx::mbarrier_expect(come, bytes);
+    ptx::bulk_load(at(slot), from, bytes, come);
   }
+  /// All lanes: until the round's first `slots` slots are loaded.
+  __device__ __forceinline__ void wait(int slots) {
+    for (int i = 0; i < slots; ++i) {
+      ptx::mbarrier_wait(r_.come(static_cast<uint32_t>(i)), phases_ >> i & 1);
+      phases_ ^= 1U << i;
+    }
+  }
+  __device__ __forceinline__ uint32_t at(int slot) const { return r_.pieces + static_cast<uint32_t>(slot) * way_.pitch; }
 
  private:
   const LayerRoom& r_;
-  uint32_t loads_ = 0, stores_ = 0;
+  RowWay way_;
+  uint32_t phases_ = 0;
 };
 
 /// Tokens in parts, which blocks take: two for each, so that all end at about the same time.
@@ -143,7 +152,7 @@ __device__ __forceinline__ void tell_routes(const LayerCall& c, int64_t staged, 
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.told(call.rank())), c.word);
 }
 
-/// A piece of a row that travels in pieces of `each` bytes.
+/// A piece of a row: `at` its beginning. Of a row that fits into a slot the piece is the row.
 struct RowPiece {
   int64_t at;
   uint32_t bytes;
@@ -154,168 +163,144 @@ struct RowPiece {
         bytes(row_bytes - begin < each ? static_cast<uint32_t>(row_bytes - begin) : each),
         last(row_bytes - begin <= each) {}
 };
+/// Slots of a round: of rows that fit into one each, `rows`; else of the rest of one row from `begin` on.
+__device__ __forceinline__ int slots_of_round(const RowWay& way, int64_t row_bytes, int rows, int64_t begin) {
+  if (way.whole) return rows;
+  const int64_t pieces = (row_bytes - begin + way.piece - 1) / way.piece;
+  return pieces < way.slots ? static_cast<int>(pieces) : way.slots;
+}
 
-/// Stores the next piece to the rows that the first lanes name; the others name none, which is negative. Of fp8, the last piece
-/// ends with the row's scales.
+/// Rows that are pulled in a round, `count` of them. Each row has `topk` rounded up to a power of two lanes, which know its
+/// source and one of its places here, or -1.
+struct PulledRows {
+  int count = 0, of_row = 1, mine = 0;  ///< of_row: lanes of a row; mine: this lane's
+  int64_t source = 0;
+  int32_t place = -1;
+};
+/// Rows that are the lowest of their tokens' here, ascending, as this warp takes them.
+class PulledSequence {
+ public:
+  __device__ explicit PulledSequence(const LayerCall& c) : c_(c) {
+    while (of_row_ < c.p.layout.topk) of_row_ *= 2;
+  }
+  /// Up to as many as a round has slots; none when no row is left. All lanes.
+  __device__ __forceinline__ PulledRows next() {
+    const FusedParams& p = c_.p;
+    const HeapView& heap = p.call.heap;
+    const int batch = p.pulled.at_once;
+    while (left_ == 0) {
+      base_ = take(&p.memory.counters->pulls, batch);
+      if (base_ >= c_.rows) return {};
+      left_ =
+          __ballot_sync(~0u, lane() < batch && base_ + lane() < c_.rows && *heap.local(p.layout.places(base_ + lane())) >= 0);
+    }
+    PulledRows r;
+    r.of_row = of_row_;
+    r.mine = lane() / of_row_;
+    int64_t row = 0;
+    const int most = p.pulled.whole ? p.pulled.slots : 1;
+    for (; r.count < most && left_ != 0; ++r.count, left_ &= left_ - 1)
+      if (r.count == r.mine) row = base_ + __ffs(static_cast<int>(left_)) - 1;
+    if (r.mine >= r.count) return r;
+    r.source = *heap.local(p.layout.source(row));
+    const int i = lane() % of_row_;
+    if (i < p.layout.topk) r.place = heap.local(p.layout.places(row))[i];
+    return r;
+  }
+
+ private:
+  const LayerCall& c_;
+  int of_row_ = 1;
+  int64_t base_ = 0;
+  uint32_t left_ = 0;
+};
+
+/// Stores the pieces of a round, which are there, to their rows' places. Of fp8, the last piece of a row ends with its scales.
 template <class L>
-__device__ __forceinline__ void store_to_rows(const FusedParams& p, Pieces& pieces, const RowPiece& piece, int32_t row) {
-  const int rows = __popc(__ballot_sync(~0u, row >= 0));
-  const uint32_t shared = pieces.next();
+__device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces& pieces, const PulledRows& r, int64_t begin,
+                                             int slots) {
   const int64_t element_bytes = L::kFp8 ? int64_t{p.up.inner_blocks} * gemm::kFp8Inner : p.layout.x_bytes;
-  const auto bytes = piece.last ? static_cast<uint32_t>(element_bytes - piece.at) : piece.bytes;
-  for (int i = 0; i < rows; ++i) {
-    const int32_t to = __shfl_sync(~0u, row, i);
-    if (lane() == 0) ptx::bulk_store(p.memory.x_rows + to * element_bytes + piece.at, shared, bytes);
+  const bool whole = p.pulled.whole;
+  for (int slot = 0; slot < slots; ++slot) {
+    const RowPiece piece(whole ? 0 : begin + slot * int64_t{p.pulled.piece}, p.layout.x_bytes, p.pulled.piece);
+    const auto bytes = piece.last ? static_cast<uint32_t>(element_bytes - piece.at) : piece.bytes;
+    const bool stores = r.place >= 0 && (!whole || r.mine == slot);
+    if (stores) ptx::bulk_store(p.memory.x_rows + r.place * element_bytes + piece.at, pieces.at(slot), bytes);
     if constexpr (L::kFp8) {
       if (!piece.last) continue;
-      for (int g = lane(); g < p.up.inner_blocks; g += 32)
-        p.memory.x_scales[g * p.memory.scale_pitch + to] =
-            ptx::load_shared_float(shared + bytes + static_cast<uint32_t>(g) * 4);
+      for (uint32_t left = __ballot_sync(~0u, stores); left != 0; left &= left - 1) {
+        const int32_t to = __shfl_sync(~0u, r.place, __ffs(static_cast<int>(left)) - 1);
+        for (int g = lane(); g < p.up.inner_blocks; g += 32)
+          p.memory.x_scales[g * p.memory.scale_pitch + to] =
+              ptx::load_shared_float(pieces.at(slot) + bytes + static_cast<uint32_t>(g) * 4);
+      }
     }
   }
-  if (lane() == 0) ptx::bulk_commit();
-  if constexpr (L::kFp8) __syncwarp();  // all lanes have read what the next piece overwrites
+  ptx::bulk_commit();
 }
-/// Tells that the row that each lane names has come.
+/// Tells that the row that each lane names has come, when it has: the lane has stored it.
 __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
+  ptx::bulk_wait();
   __syncwarp();
   if (row >= 0) ptx::store_release<Scope::device>(c.p.memory.arrived + row, c.word);
 }
 
-/// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here.
-template <class A, class L>
-__device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
-  const FusedParams& p = c.p;
-  const CallContext& call = p.call;
-  const int64_t row_bytes = p.layout.x_bytes;
+/// Until all ranks' tokens and this rank's places may be read, by copies too. False after a fault.
+template <class A>
+__device__ __forceinline__ bool await_told(const LayerCall& c) {
+  const CallContext& call = c.p.call;
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
-    const uint64_t* const flag = call.heap.local(p.layout.told(source));
+    const uint64_t* const flag = call.heap.local(c.p.layout.told(source));
     if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source,
                        [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
       return false;
   }
   __syncwarp();
   ptx::fence_proxy_async();
-  const RoleSpan<A> span(Event::pull_rows);
-  constexpr int kBatch = 8;
-  int32_t to = -1, before = -1;  // of this lane: a place of the row whose piece is under way; of the row before it
-  // The pieces of all rows form one sequence; a piece is stored once the next one is under way.
-  bool under_way = false;
-  RowPiece now(0, 0, 0);
-  const auto finish_piece = [&] {
-    if (!under_way) return;
-    store_to_rows<L>(p, pieces, now, to);
-    if (__any_sync(~0u, before >= 0)) {
-      if (lane() == 0) ptx::bulk_wait_but<1>();
-      announce(c, before);
-      before = -1;
-    }
-    if (now.last) before = to;
-    under_way = false;
-  };
-  for (;;) {
-    const int64_t base = take(&p.memory.counters->pulls, kBatch);
-    if (base >= c.rows) break;
-    const bool first = lane() < kBatch && base + lane() < c.rows && *call.heap.local(p.layout.places(base + lane())) >= 0;
-    for (uint32_t left = __ballot_sync(~0u, first); left != 0; left &= left - 1) {
-      const int64_t row = base + __ffs(static_cast<int>(left)) - 1;
-      const int64_t source = *call.heap.local(p.layout.source(row));
-      const std::byte* const from = call.heap.at(source_rank(source), p.layout.x(source_token(source)));
-      const int32_t place = lane() < p.layout.topk ? call.heap.local(p.layout.places(row))[lane()] : -1;
-      ++moved.payload_rows;
-      (source_rank(source) == call.rank() ? moved.local_bytes : moved.remote_bytes) += static_cast<uint64_t>(row_bytes);
-      for (int64_t b = 0; b < row_bytes; b += p.pulled_piece) {
-        const RowPiece piece(b, row_bytes, p.pulled_piece);
-        pieces.load(from + b, piece.bytes);
-        finish_piece();
-        to = place;
-        now = piece;
-        under_way = true;
-      }
-    }
-  }
-  finish_piece();
-  if (lane() == 0) ptx::bulk_wait();
-  announce(c, before);
-  span.end(static_cast<int64_t>(moved.payload_rows), record_bytes(moved.remote_bytes));
   return true;
 }
 
-/// Rows that are returned together: some of a row tile, or none behind its end.
-struct ReturnedRows {
-  int tile, rows;
-  int64_t first;
-};
-template <class L>
-inline constexpr int kReturnsOfTile = L::kRows / kRowsAtOnce;
-template <class L>
-__device__ __forceinline__ ReturnedRows returned_rows(const FusedParams& p, const int* first_tiles, int64_t task) {
-  const int tile = static_cast<int>(task / kReturnsOfTile<L>),
-            before = static_cast<int>(task % kReturnsOfTile<L>) * kRowsAtOnce;
-  const int expert = expert_of_tile(first_tiles, p.up.num_experts, tile);
-  const RowTile t = L::tile(gemm::rows_of(p.up.ranges, expert), tile - first_tiles[expert]);
-  const int left = t.rows - before;
-  return {tile, left < kRowsAtOnce ? left : kRowsAtOnce, gemm::first_row_of(p.up.ranges, expert) + t.first + before};
-}
-
-/// Outputs to their owners, tile by tile: those of other ranks travel, and those of this rank are told of.
+/// Rows of this rank's experts from their sources, ascending: each is read once and stored to all its places here. False after
+/// a fault.
 template <class A, class L>
-__device__ __forceinline__ void return_rows(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
+__device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const int64_t row_bytes = p.layout.row_bytes;
-  const int64_t tasks = int64_t{first_tiles[p.up.num_experts]} * kReturnsOfTile<L>;
-  for (;;) {
-    const int64_t task = take(&p.memory.counters->returns, 1);
-    if (task >= tasks) break;
-    const ReturnedRows r = returned_rows<L>(p, first_tiles, task);
-    if (r.rows <= 0) continue;
-    const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles * L::kWriters);
-    if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + tiles.first, tiles.count)) return;
-    __syncwarp();
-    const RoleSpan<A> span(Event::return_rows);
-    ptx::fence_proxy_async();
-    const int64_t source = lane() < r.rows ? *call.heap.local(p.layout.source(r.first + lane())) : 0;
-    const int owner = source_rank(source);
-    const int64_t route = source_token(source) * p.layout.topk + source_k(source);
-    std::byte* place = nullptr;  // the row travels there
-    if (lane() < r.rows && owner != call.rank()) place = call.heap.at(owner, p.layout.inbox(route));
-    const uint64_t leaves =
-        static_cast<uint64_t>(__popc(__ballot_sync(~0u, place != nullptr))) * static_cast<uint64_t>(row_bytes);
-    moved.remote_bytes += leaves;
-    bool under_way = false;
-    std::byte* to = nullptr;
-    uint32_t bytes = 0;
-    const auto finish_piece = [&] {
-      if (!under_way) return;
-      const uint32_t shared = pieces.next();
-      if (lane() == 0) {
-        ptx::bulk_store(to, shared, bytes);
-        ptx::bulk_commit();
+  const int64_t row_bytes = p.layout.x_bytes;
+  if (!await_told<A>(c)) return false;
+  const RoleSpan<A> span(Event::pull_rows);
+  PulledSequence rows(c);
+  PulledRows now = rows.next();
+  int32_t before = -1;  // this lane's place in the round before
+  while (now.count > 0) {
+    const auto from = reinterpret_cast<uint64_t>(call.heap.at(source_rank(now.source), p.layout.x(source_token(now.source))));
+    const bool speaks = lane() % now.of_row == 0 && now.mine < now.count;
+    const int remote = __popc(__ballot_sync(~0u, speaks && source_rank(now.source) != call.rank()));
+    moved.payload_rows += static_cast<uint64_t>(now.count);
+    moved.remote_bytes += static_cast<uint64_t>(remote * row_bytes);
+    moved.local_bytes += static_cast<uint64_t>((now.count - remote) * row_bytes);
+    PulledRows then;
+    for (int64_t begin = 0; begin < row_bytes; begin += p.pulled.round_bytes()) {
+      const int slots = slots_of_round(p.pulled, row_bytes, now.count, begin);
+      pieces.begin_round();
+      const auto* const row =
+          reinterpret_cast<const std::byte*>(__shfl_sync(~0u, from, p.pulled.whole ? lane() * now.of_row % 32 : 0));
+      const RowPiece piece(p.pulled.whole ? 0 : begin + lane() * int64_t{p.pulled.piece}, row_bytes, p.pulled.piece);
+      if (lane() < slots) pieces.load(lane(), row + piece.at, piece.bytes);
+      if (begin == 0) {  // while the copies are under way
+        announce(c, before);
+        then = rows.next();
       }
-      under_way = false;
-    };
-    for (uint32_t left = __ballot_sync(~0u, place != nullptr); left != 0; left &= left - 1) {
-      const int i = __ffs(static_cast<int>(left)) - 1;
-      auto* const there = reinterpret_cast<std::byte*>(__shfl_sync(~0u, reinterpret_cast<uint64_t>(place), i));
-      const std::byte* const from = p.memory.y + (r.first + i) * row_bytes;
-      for (int64_t b = 0; b < row_bytes; b += p.returned_piece) {
-        const RowPiece piece(b, row_bytes, p.returned_piece);
-        pieces.load(from + b, piece.bytes);
-        finish_piece();
-        to = there + b;
-        bytes = piece.bytes;
-        under_way = true;
-      }
+      pieces.wait(slots);
+      store_pulled<L>(p, pieces, now, begin, slots);
     }
-    finish_piece();
-    if (lane() == 0) ptx::bulk_wait();
-    __syncwarp();
-    if (lane() < r.rows) ptx::store_release<Scope::system>(call.heap.at(owner, p.layout.returned(route)), c.word);
-    __syncwarp();
-    span.end(r.rows, record_bytes(leaves));
+    before = now.place;
+    now = then;
   }
+  announce(c, before);
+  span.end(static_cast<int64_t>(moved.payload_rows), record_bytes(moved.remote_bytes));
+  return true;
 }
 
 }  // namespace switchyard::detail::fused

@@ -39,14 +39,13 @@ inline constexpr uint32_t kPartAt = 768;
 /// What a block has besides the room of its products, of which this knows the beginning alone.
 struct LayerRoom {
   Room room;
-  uint32_t pieces;  ///< kPieces buffers of kPieceBytes
+  uint32_t pieces;  ///< kPieceRoom bytes
 
   __device__ uint32_t staged(int group) const { return room.base + 640 + 8 * static_cast<uint32_t>(group); }
   __device__ uint32_t stored(int i) const { return room.base + 656 + 8 * static_cast<uint32_t>(i); }
-  __device__ uint32_t come(uint32_t piece) const { return room.base + 672 + 8 * piece; }
+  __device__ uint32_t come(uint32_t slot) const { return room.base + 800 + 8 * slot; }  ///< kMostSlots of them
   __device__ uint32_t failed() const { return room.base + 704; }
   __device__ uint32_t call() const { return room.base + 720; }
-  __device__ uint32_t piece(uint32_t i) const { return pieces + i * kPieceBytes; }
 };
 
 /// A tile in 16 bytes of shared memory: expert | down << 16; index of the row tile << 12 | column tile; first row; shape.
@@ -222,9 +221,15 @@ __device__ __forceinline__ void report_failed(const CallContext& call, uint64_t 
   ptx::store_release<Scope::system>(&f.ready, 1);
 }
 
-/// One thread of a block: what the block moved.
+/// One thread of a block, before the others move anything.
+__device__ __forceinline__ void begin_counting(const FusedParams& p) { p.call.moved[blockIdx.x] = {}; }
+/// One lane of a warp: what it has moved.
 __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCounter& moved) {
-  p.call.moved[blockIdx.x] = moved;
+  MoveCounter& block = p.call.moved[blockIdx.x];
+#define SWITCHYARD_STATISTIC_MOVED(name) \
+  if (moved.name != 0) (void)ptx::add_relaxed(&block.name, moved.name);
+#define SWITCHYARD_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
 }
 
 /// One lane of each warp, last thing; the last warp of the rank ends the call.

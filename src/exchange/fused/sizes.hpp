@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/carver.hpp"
+#include "base/macros.hpp"
 #include "layout/fused_layout.hpp"
 #include "switchyard/fused.hpp"
 
@@ -15,11 +16,24 @@ namespace switchyard::detail {
 inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
 /// fp8: rows whose scales are brought together: those of a tile, and up to three before.
 inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
-/// A row travels in pieces of at most so many bytes, each through one of kPieces buffers of a block: one of a token of 7168 in
-/// fp8 with its scales.
-inline constexpr uint32_t kPieceBytes = 7424, kPieces = 2;
-/// Rows of a tile that are sent to their owners together.
-inline constexpr int kRowsAtOnce = 8;
+/// A row travels through a block's kPieceRoom bytes: in pieces of at most kPieceBytes, one of a token of 7168 in fp8 with its
+/// scales, two at a time; or if it is as short as that, whole, as many rows at a time as there is room for, up to kMostSlots.
+inline constexpr uint32_t kPieceBytes = 7424, kPieceRoom = 2 * kPieceBytes;
+inline constexpr int kMostSlots = 8;
+/// Whoever moves rows takes as many as have about kBytesAtOnce, 8 to 32: a flag of a row waits for those taken with it.
+inline constexpr int64_t kBytesAtOnce = 96 * 1024;
+
+/// How rows of one size travel.
+struct RowWay {
+  uint32_t piece = 0;  ///< bytes of a piece, the last of a row aside
+  uint32_t pitch = 0;  ///< of slots in shared memory
+  int slots = 0;       ///< pieces of a round: of rows that travel whole of as many rows, else of one
+  int at_once = 0;     ///< rows that are taken together, in [1, 32]
+  bool whole = false;  ///< a row is one piece
+
+  /// Bytes of a row that a round moves.
+  SWITCHYARD_FN int64_t round_bytes() const { return int64_t{piece} * (whole ? 1 : slots); }
+};
 /// Outputs of a tile up, and down.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
 /// fp8: so that the last piece of a token holds all its scales.
