@@ -48,7 +48,7 @@ inline constexpr int64_t kMostDecodeTokens = 256, kMostDecodeRows = 65536;
 
 /// How a layer is computed. The results of all forms are the same bits.
 enum class MoeForm : uint8_t {
-  automatic = 0,  ///< the library chooses: separate, so far
+  automatic = 0,  ///< fused on GPUs in bf16 around normal mode, per_route, if its sizes allow it; else separate
   separate = 1,   ///< dispatch, two products and combine, one call after the other on one stream
   /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3: in one kernel, in which rows travel while products run;
   /// on the CPU in one run of the group's workers, all of which compute products (fused.hpp).

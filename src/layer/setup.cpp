@@ -187,6 +187,16 @@ uint64_t LayerSetup::hash() const {
   return hash;
 }
 
+/// Whether the fused form has room for these sizes.
+bool fused_takes(const FusedMoeConfig& config, int world) {
+  try {
+    (void)FusedMoe::memory_required(config, world, Backend::cuda);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   check_sizes(given, world);
   check_kinds(given, backend);
@@ -206,7 +216,9 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
                          s.experts_of(0) * c.max_tokens * world <= kMostDecodeRows;
     c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
   }
-  c.form = MoeForm::separate;
+  if (c.form == MoeForm::separate) return s;
+  const bool measured_faster = backend == Backend::cuda && c.type == DType::bf16 && c.exchange == MoeExchange::normal;
+  c.form = fuses && measured_faster && fused_takes(s.fused(), world) ? MoeForm::fused : MoeForm::separate;
   return s;
 }
 

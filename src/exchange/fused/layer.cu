@@ -2,16 +2,17 @@
 // A whole MoE layer in one persistent launch: rows are pulled from their sources, both products run tile by tile as rows and
 // intermediate rows come, outputs return to their owners, which sum them.
 //
-// | flag           | written by                        | read by             | order           | scope  | reuse              |
-// | layer_told     | source's last block               | mover               | release/acquire | system | epoch, never reset |
-// | layer_rows     | mover, a row                      | claimer, tiles up   | release/acquire | device | epoch, never reset |
-// | layer_tiles    | storer, a tile                    | claimer, down; mover| release/acquire | device | epoch, never reset |
-// | layer_returned | mover of the expert's rank, a row | owner's summing warp| release/acquire | system | epoch, never reset |
+// | flag           | written by          | read by              | order           | scope  | reuse              |
+// | layer_told     | source's last block | mover                | release/acquire | system | epoch, never reset |
+// | layer_rows     | mover, a row        | claimer, tiles up    | release/acquire | device | epoch, never reset |
+// | layer_tiles    | storer, a tile      | claimer, who returns | release/acquire | device | epoch, never reset |
+// | layer_returned | who returns, a row  | owner's summing warp | release/acquire | system | epoch, never reset |
 //
 // Progress: telling waits for nobody. A block's mover pulls first, which waits for `layer_told` alone. A tile up waits for
 // pulls, a tile down for tiles with lower tickets, and a block works on its tickets in their order. A mover returns rows after
-// all its pulls, and waits for tiles alone. Sums come last in a block and wait for movers. All work is taken by those who are
-// there, telling and the first tickets included, so one resident block per rank suffices.
+// all its pulls, warps that multiply do when no ticket is left, and both wait for tiles alone. Sums come last in a block and
+// wait for returns. All work is taken by those who are there, telling and the first tickets included, so one resident block
+// per rank suffices.
 //
 // Buffers: what another rank writes here in a call it writes after it has this rank's counts of that call, which this rank
 // sends when it has ended the call before. This rank writes layout.x() when it has ended the call before, and so has got the

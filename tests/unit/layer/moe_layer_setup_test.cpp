@@ -92,6 +92,7 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   constexpr int kWorld = 2;
   MoeLayerConfig c = on_gpus();
   c.exchange = MoeExchange::normal;
+  c.form = MoeForm::separate;
   NormalConfig normal;
   normal.hidden = c.hidden;
   normal.num_experts = c.num_experts;
@@ -272,6 +273,38 @@ TEST(MoeLayerSetup, FusedFormInFp8) {
   refused("hidden = 1088: must be a multiple of 128 for fp8_e4m3", [](auto& o) { o.hidden = 1088; });
   refused("intermediate = 192: must be a multiple of 128 for fp8_e4m3", [](auto& o) { o.intermediate = 192; });
   refused("hidden (fp8) = 65664: must be in [128, 65536]", [](auto& o) { o.hidden = 65664; });
+}
+
+// The form can be told by its memory: separate calls have a pool, the fused form none.
+TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
+  const auto chosen = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
+    MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
+    c.exchange = MoeExchange::normal;
+    change(c);
+    const auto heap = [&](MoeForm form) {
+      c.form = form;
+      return MoeLayer::memory_required(c, 2, backend).heap_bytes;
+    };
+    const size_t automatic = heap(MoeForm::automatic), separate = heap(MoeForm::separate);
+    if (automatic == separate) return MoeForm::separate;
+    EXPECT_EQ(automatic, heap(MoeForm::fused));
+    return MoeForm::fused;
+  };
+  EXPECT_EQ(chosen(Backend::cuda, [](auto&) {}), MoeForm::fused);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::automatic, c.max_tokens = 4096; }), MoeForm::fused);
+  EXPECT_EQ(chosen(Backend::cpu, [](auto&) {}), MoeForm::separate);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; }), MoeForm::separate);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::automatic; }), MoeForm::separate);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; }), MoeForm::separate);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.type = DType::f16; }), MoeForm::separate);
+  EXPECT_EQ(chosen(Backend::cuda, [](auto& c) { c.type = DType::fp8_e4m3, c.hidden = 256, c.intermediate = 128; }),
+            MoeForm::separate);
+  MoeLayerConfig c = on_gpus();  // more experts than it takes
+  c.exchange = MoeExchange::normal;
+  c.num_experts = 5000;
+  const size_t automatic = MoeLayer::memory_required(c, 3, Backend::cuda).heap_bytes;
+  c.form = MoeForm::separate;
+  EXPECT_EQ(automatic, MoeLayer::memory_required(c, 3, Backend::cuda).heap_bytes);
 }
 
 // Named by the field that asks for it, also where another one could change.

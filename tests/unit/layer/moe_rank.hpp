@@ -27,7 +27,7 @@ struct MoeCase {
   WeightStorage storage = WeightStorage::view;
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
-  MoeForm form = MoeForm::automatic;
+  MoeForm form = MoeForm::separate;
 
   DType type() const { return fp8 ? DType::fp8_e4m3 : c.type; }
   MoeLayerConfig moe() const {
