@@ -105,6 +105,9 @@ measure layer --mode layer --tokens 4096 --sweep experts=64,128,256 --html "$out
 measure layer_8192 --mode layer --tokens 8192 --experts 128
 measure layer_fp8 --mode layer --quantize f32 --tokens 4096 --sweep experts=64,128,256 --html "$out/layer_fp8.html"
 measure layer_per_route --mode layer --tokens 4096 --experts 128 --order per_route
+measure layer_short_rows --mode layer --tokens 8192 --hidden 2048 --intermediate 768 --experts 128 --order per_route
+measure layer_many_short_rows --mode layer --tokens 32768 --hidden 1536 --intermediate 480 --experts 64 --order per_route \
+  --iterations 60
 readonly few=(--sweep "tokens=1,8,32,128")
 measure layer_decode --mode layer --exchange low_latency --sweep experts=64,128 "${few[@]}" --html "$out/layer_decode.html"
 measure layer_decode_fp8 --mode layer --exchange low_latency --quantize f32 --sweep experts=64,128 "${few[@]}" \
