@@ -29,7 +29,8 @@ struct ReturnedRows {
   }
 };
 
-/// What a lane knows of its row: whose it is, and where it travels, null if it stays.
+/// What a lane knows of its row: whose it is, and where it travels, null if it stays. To be read when the row's outputs are
+/// there: its source has told of it by then.
 struct ReturnedRow {
   int owner = 0;
   int64_t route = 0;
@@ -58,11 +59,11 @@ __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* f
     if (task >= tasks) return left_rank;
     const ReturnedRows r = ReturnedRows::of<L>(p, first_tiles, task);
     if (r.rows <= 0) continue;
-    const ReturnedRow mine(c, r);
     const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles * L::kWriters);
     if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + tiles.first, tiles.count)) return left_rank;
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);
+    const ReturnedRow mine(c, r);
     ptx::fence_proxy_async();  // for those that copy
     const auto bytes = static_cast<uint64_t>(__popc(__ballot_sync(~0u, mine.place != nullptr)) * p.layout.row_bytes);
     left_rank += bytes;
