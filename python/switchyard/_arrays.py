@@ -165,8 +165,10 @@ def describe(shape: Sequence[object]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1) -> Taken:
-    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed."""
+def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
+         strided: bool = False) -> Taken:
+    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed. `strided`:
+    it need not be dense."""
     array, arrays = arrays_of(array, name)
     given = tuple(array.shape)
     if len(given) != len(shape) or any(isinstance(want, int) and want != got for want, got in zip(shape, given)):
@@ -181,6 +183,6 @@ def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[i
         invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
     if device >= 0 and index != device:
         invalid(f"{name} is on cuda:{index}: must be on the group's GPU, cuda:{device}")
-    if not arrays.is_dense(array):
+    if not strided and not arrays.is_dense(array):
         invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
     return Taken(arrays.pointer(array), given, code, array, arrays)

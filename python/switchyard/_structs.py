@@ -71,7 +71,7 @@ class DispatchOptions(Struct):
     defaults = {"size": 3}
     _fields_ = [("struct_size", c_size_t), ("quantize", c_int32), ("size", c_int32), ("overflow", c_int32), ("padding", c_int32),
                 ("capacity", c_int64), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32),
-                ("reserved", c_int32)]
+                ("reserved", c_int32), ("out", c_void_p)]
 
 
 class DispatchedView(Struct):
