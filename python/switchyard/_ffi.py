@@ -42,6 +42,7 @@ _SIGNATURES = {
     "sy_handle_matrices": "pip", "sy_handle_ledger": "pp", "sy_routing_layout_of": "piip",
     "sy_low_latency_memory_required": "pip", "sy_low_latency_heap_bytes_for": "pip", "sy_low_latency_scale_row_bytes": "pp",
     "sy_low_latency_create": "ppp", "sy_low_latency_destroy": "p", "sy_low_latency_make_output": "pp",
+    "sy_low_latency_make_output_in": "ppp",
     "sy_low_latency_output_destroy": "p", "sy_low_latency_output_get": "pp", "sy_low_latency_make_rows": "pip",
     "sy_low_latency_rows_get": "pp", "sy_low_latency_rows_destroy": "p", "sy_low_latency_dispatch": "ppppp",
     "sy_low_latency_combine": "ppppp", "sy_low_latency_dispatch_send": "ppppp", "sy_low_latency_combine_send": "ppppp",

@@ -11,7 +11,7 @@ from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, F16, F32, FP8, invalid, value_of
 from ._registry import number_of
-from .exchange import CallStatistics, MemoryRequirement, is_traced, statistics_of
+from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
 from .group import Group
 
 __all__ = ["LowLatency", "Pending", "Received"]
@@ -131,6 +131,7 @@ class LowLatency:
         self._dispatch_options, self._combine_options = structs.LowLatencyDispatchOptions(), structs.LowLatencyCombineOptions()
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options))
         self._output: Optional[Received] = None
+        self._given_scales: Any = None
         self._spare: List[Owned] = []
         self._number = number_of(self)
         self._world = group.size
@@ -158,18 +159,40 @@ class LowLatency:
             invalid("the low-latency object is closed")
         return self._owned.pointer
 
-    def make_output(self, like: Any = None) -> Received:
-        """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates."""
+    def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
+        """Local. Another place where dispatches deliver, as arrays of `like`'s kind (numpy unless given). Allocates.
+        memory: rows and scales lie in memory of yours, dense: x [L, R, H]; with scales a pair of it and float32 or uint8
+        [L, R, columns], whole 16 bytes a row, or column-major [L, columns, Rs], Rs being R rounded up to 4, where int32 has four
+        powers of two. Costs nothing more than the library's own."""
+        if memory is not None:
+            return self._output_in(memory)
         if like is None:
             return Received(self._make_output(), NUMPY, None)
         taken = take(like, "like", ("T", self.hidden), (BF16, F16, F32, FP8), self._backend)
         return Received(self._make_output(), taken.arrays, taken.array)
 
-    def _make_output(self) -> Owned:
-        made = ctypes.c_void_p()
+    def _make_output(self, memory: Any = None, keeps: Any = None) -> Owned:
+        made, f = ctypes.c_void_p(), self._functions
         with self.group._lock:
-            check(self._functions.sy_low_latency_make_output(self.pointer, byref(made)))
-        return Owned(made.value, self._functions.sy_low_latency_output_destroy, self._owned, lock=self.group._lock)
+            if memory is None:
+                check(f.sy_low_latency_make_output(self.pointer, byref(made)))
+            else:
+                check(f.sy_low_latency_make_output_in(self.pointer, byref(memory), byref(made)))
+        return Owned(made.value, f.sy_low_latency_output_destroy, self._owned, keeps, lock=self.group._lock)
+
+    def _output_in(self, memory: Any) -> Received:
+        rows, scales = memory if isinstance(memory, tuple) else (memory, None)
+        kind, _, strides = self._scale_geometry
+        here, per_expert, hidden = self._shape
+        taken = take(rows, "memory", self._shape, (self._config.row_type,) if kind < 0 else (FP8,), self._backend)
+        if (kind >= 0) != (scales is not None):
+            invalid("memory: fp8 rows, and only these, come with scales, as a pair (memory, scales)")
+        view = structs.RowView(data=taken.pointer, rows=here * per_expert, cols=hidden, dtype=taken.code, scale_kind=self._config.scales)
+        if scales is not None:
+            width = strides[1] if self._config.scale_order == 0 else strides[2]
+            shape = (here, strides[0] // width, width)
+            view.scales = take(scales, "scales of memory", shape, (kind,) if kind != U8 else (FP8, U8), self._backend).pointer
+        return Received(self._make_output(view, memory), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
         """An output that no tensor shows."""
@@ -192,7 +215,8 @@ class LowLatency:
 
     def dispatch(self, x: Any, ids: Any, weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
         """Collective. Sends row t of `x` [T, H] to every expert of token t. ids: int32 or int64 [T, K], an id outside [0, E) means no
-        expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales). output: where to deliver;
+        expert. weights: float32 [T, K], for the weighted sums of combine. fp8 rows come as (x, scales), with scales of a row each, in
+        any order of memory; they are copied unless they are dense in whole 16 bytes a row, [T, columns]. output: where to deliver;
         None: an output of this object, the same for all such calls, so that each overwrites the one before."""
         if is_traced():
             from . import _low_latency_ops
@@ -237,9 +261,14 @@ class LowLatency:
         if scales is not None:
             size = ctypes.c_size_t()
             check(self._functions.sy_low_latency_scale_row_bytes(byref(self._config), byref(size)))
-            f32 = self._config.scales == 1
-            given = take(scales, "scales", (taken.shape[0], size.value // (4 if f32 else 1)), (F32,) if f32 else (FP8, U8), self._backend)
-            v.scale_kind, v.scales = self._config.scales, given.pointer
+            f32, group = self._config.scales == 1, self._config.scale_group
+            columns, groups = size.value // (4 if f32 else 1), -(-self.hidden // group)
+            scales = bytes_of_scales(scales, self.hidden, group)
+            wide = getattr(scales, "shape", (0, 0))[-1] == columns
+            given = take(scales, "scales", (taken.shape[0], columns if wide else groups), (F32,) if f32 else (FP8, U8), self._backend,
+                         strided=True)
+            self._given_scales = padded_scales(given, columns)  # stays until the call has read it
+            v.scale_kind, v.scales = self._config.scales, given.arrays.pointer(self._given_scales)
         return taken
 
     def _take_ids(self, ids: Any, tokens: int) -> Any:

@@ -257,3 +257,29 @@ def test_low_latency_leaves_graphs():
     out = ll.combine(y, received)
     assert torch.equal(torch.compile(lambda y: ll.combine(y, received), backend="aot_eager", fullgraph=True)(y), out)
     assert torch.equal(out, ll.combine(y, ll.dispatch(x, ids, weights)))
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("size", ["exact", "worst_case"])
+def test_rows_in_memory_of_the_caller(size, compiles):
+    """The same buffer in every step: no step keeps the one before."""
+    group = sy.Group.threads(1, 1 << 22)[0]
+    exchange = sy.Exchange(group, dtype="f32", layout="expert_major", routing_gradients=True, **SHAPE)
+    buffer = torch.zeros(40, HIDDEN)
+
+    def layer(x, ids, weights, out):
+        rows, handle = exchange.dispatch(x, ids, weights, size=size, out=out)
+        return exchange.combine(torch.relu(rows), handle), rows
+
+    function = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiles else layer
+    for step in range(3):
+        x, ids, weights = inputs_of(5, step)
+        got, rows = function(x, ids, weights, buffer)
+        assert rows.data_ptr() == buffer.data_ptr() and not buffer.requires_grad
+        want, _ = layer(x, ids, weights, None)
+        assert torch.equal(got, want)
+        for a, b in zip(torch.autograd.grad(got.sum(), (x, weights)), torch.autograd.grad(want.sum(), (x, weights))):
+            assert torch.equal(a, b)
+    with torch.no_grad():
+        got, rows = function(x, ids, weights, buffer)
+        assert torch.equal(got, want) and rows.data_ptr() == buffer.data_ptr()

@@ -272,6 +272,22 @@ static void round_trip(int rank_here, sy_group* group) {
   CHECK_OK(sy_handle_rows(copy, &rows));
   CHECK(tokens == kTokens[me->rank] && rows == view.rows);
   combine_and_check(me, exchange, &view, copy, 1000.0f, 0);
+
+  // The same rows in memory of ours, which stays when what was dispatched goes.
+  sy_row_view own = SWITCHYARD_ROW_VIEW_INIT;
+  own.rows = view.x_rows;
+  own.cols = view.x_cols;
+  own.dtype = view.x_dtype;
+  own.data = malloc((size_t)(view.x_rows * view.x_cols) * sizeof(float) + 1);
+  if (!own.data) abort();
+  sy_dispatch_options options = SWITCHYARD_DISPATCH_OPTIONS_INIT;
+  options.out = &own;
+  sy_dispatched* delivered = NULL;
+  CHECK_OK(sy_exchange_dispatch_cached(exchange, &in.rows, copy, &options, &delivered));
+  CHECK(get(delivered).x == own.data && get(delivered).x_rows == view.x_rows);
+  CHECK_OK(sy_dispatched_destroy(delivered));
+  CHECK(memcmp(own.data, view.x, (size_t)(view.rows * view.x_cols) * sizeof(float)) == 0);
+  free(own.data);
   CHECK_OK(sy_dispatched_destroy(dispatched));
   CHECK_OK(sy_handle_release(copy));
   CHECK_OK(sy_exchange_destroy(exchange));
