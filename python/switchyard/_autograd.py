@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _ops
 from ._names import EXPERT_MAJOR, RANK_MAJOR, invalid
+from ._registry import object_of
 from .errors import Unsupported
 from .handle import Handle
 
@@ -32,40 +33,102 @@ _operators = torch.ops.switchyard
 # ---- Gradients ----
 
 
+def _keep(ctx: Any, plan: Any, *tensors: Any) -> None:
+    """For the backward pass. Outside graphs there is a cell instead of the plan."""
+    ctx.cell = plan if isinstance(plan, _ops.Cell) else None
+    ctx.save_for_backward(*tensors, None if ctx.cell is plan else plan)
+
+
 def _dispatch_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -> None:
     x, _, _, weights, _, exchange = inputs[:6]
     ctx.exchange, ctx.tokens, ctx.topk = exchange, x.shape[0], 0 if weights is None else weights.shape[1]
-    ctx.mark_non_differentiable(*((output[1], output[3]) if weights is not None else (output[1], output[2], output[3])))
-    ctx.save_for_backward(output[3])
+    fixed = (output[1], output[3]) if weights is not None else output[1:]
+    ctx.mark_non_differentiable(*(each for each in fixed if isinstance(each, torch.Tensor)))
+    _keep(ctx, output[3])
 
 
-@once_differentiable
-def _dispatch_backward(ctx: Any, grad_rows: Any, _: Any, grad_received: Any, __: Any) -> Tuple[Any, ...]:
-    plan, = ctx.saved_tensors
-    grad_x, grad_weights = _operators.dispatch_backward(
-        grad_rows, grad_received if ctx.needs_input_grad[3] else None, plan, ctx.exchange, ctx.tokens, ctx.topk)
-    return (grad_x if ctx.needs_input_grad[0] else None, None, None, grad_weights if ctx.needs_input_grad[3] else None, *[None] * 7)
+def _dispatch_backward(call: Any) -> Any:
+    """The backward pass of a dispatch, by `call`: an operator in graphs, else what it is of."""
+
+    @once_differentiable
+    def backward(ctx: Any, grad_rows: Any, _: Any, grad_received: Any, __: Any) -> Tuple[Any, ...]:
+        plan = ctx.cell or ctx.saved_tensors[0]
+        needs, wants_weights = ctx.needs_input_grad, ctx.needs_input_grad[3]
+        grad_x, grad_weights = call(grad_rows, grad_received if wants_weights else None, plan, ctx.exchange, ctx.tokens, ctx.topk)
+        return (grad_x if needs[0] else None, None, None, grad_weights if wants_weights else None, *[None] * 7)
+
+    return backward
 
 
 def _combine_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -> None:
     y, carried, plan, _, _, _, exchange = inputs[:7]
     ctx.exchange, ctx.rows = exchange, y.shape[0]
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(y if ctx.needs_input_grad[1] else None, carried, plan)
+    if output[1] is not None:
+        ctx.mark_non_differentiable(output[1])
+    _keep(ctx, plan, y if ctx.needs_input_grad[1] else None, carried)
 
 
-@once_differentiable
-def _combine_backward(ctx: Any, grad_out: Any, _: Any) -> Tuple[Any, ...]:
-    y, carried, plan = ctx.saved_tensors
-    needs, grad_y, grad_carried = ctx.needs_input_grad, None, None
-    if needs[0] or needs[1]:
-        grad_y, grad_carried = _operators.combine_backward(grad_out, y, carried, plan, ctx.exchange, ctx.rows)
-    return (grad_y if needs[0] else None, grad_carried if needs[1] else None, None, None, grad_out if needs[4] else None,
-            grad_out if needs[5] else None, *[None] * 6)
+def _combine_backward(call: Any) -> Any:
+    """The backward pass of a combine, likewise."""
+
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Any, _: Any) -> Tuple[Any, ...]:
+        y, carried, plan = ctx.saved_tensors
+        plan = ctx.cell or plan
+        needs, grad_y, grad_carried = ctx.needs_input_grad, None, None
+        if needs[0] or needs[1]:
+            grad_y, grad_carried = call(grad_out, y, carried, plan, ctx.exchange, ctx.rows)
+        return (grad_y if needs[0] else None, grad_carried if needs[1] else None, None, None, grad_out if needs[4] else None,
+                grad_out if needs[5] else None, *[None] * 6)
+
+    return backward
 
 
-_ops.differentiable("dispatch", _dispatch_setup, _dispatch_backward)
-_ops.differentiable("combine", _combine_setup, _combine_backward)
+_ops.differentiable("dispatch", _dispatch_setup, _dispatch_backward(_operators.dispatch_backward))
+_ops.differentiable("combine", _combine_setup, _combine_backward(_operators.combine_backward))
+
+
+class _Dispatch(torch.autograd.Function):
+    """The operator's twin outside graphs, which costs a third of it. (A setup_context of its own would double that.)"""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
+        output = _ops.dispatch(*given)
+        _dispatch_setup(ctx, given, output)
+        return output
+
+    backward = staticmethod(_dispatch_backward(_ops.dispatch_backward))
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
+        output = _ops.combine(*given)
+        _combine_setup(ctx, given, output)
+        return output
+
+    backward = staticmethod(_combine_backward(_ops.combine_backward))
+
+
+class _Eager:
+    """What there is of `_operators`, for calls that nobody watches, with cells instead of plans."""
+
+    @staticmethod
+    def plan(*_: Any) -> _ops.Cell:
+        return _ops.Cell()
+
+    @staticmethod
+    def plan_of_handle(handle: int) -> _ops.Cell:
+        return _ops.Cell(object_of(handle).twin())
+
+    dispatch = _Dispatch.apply
+    combine = _Combine.apply
+
+
+def _calls() -> Any:
+    """Operators where a graph is made, or a mode of torch such as selective checkpointing is to see them."""
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return _operators if watched else _Eager
 
 
 def keep_plans() -> Any:
@@ -100,6 +163,11 @@ class TracedHandle(Handle):
         return _operators.table(self._plan, self._like, name, element, [sizes[each] for each in shape])
 
     @property
+    def topk_ids_int64(self) -> Any:
+        ids = self.topk_ids
+        return None if ids is None else ids.long()
+
+    @property
     def _carried(self) -> Any:
         return self._received if self._layout == EXPERT_MAJOR else None
 
@@ -123,12 +191,12 @@ class TracedHandle(Handle):
     _arrays = property(lambda self: self._real._arrays)  # type: ignore[assignment]
 
 
-def _plan_of(handle: Handle) -> Any:
+def _plan_of(handle: Handle, calls: Any) -> Any:
     if isinstance(handle, TracedHandle):
-        return handle._plan
+        return handle._plan if calls is _operators else _ops.Cell(_ops.handle_of(handle._plan))
     if handle._rows_allocated is None:
         invalid("this handle was made from bytes; dispatch with it first")
-    return _operators.plan_of_handle(handle._number)
+    return calls.plan_of_handle(handle._number)
 
 
 # ---- Calls ----
@@ -162,12 +230,13 @@ def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optio
     wants_weights = gradient and weights is not None and weights.requires_grad
     if wants_weights and exchange._layout == EXPERT_MAJOR and exchange._for_weights is None:
         raise Unsupported("dispatch: weights require gradients; make the expert-major Exchange with routing_gradients=True")
+    calls = _calls()
     if handle is None:
-        plan = _operators.plan(ids, None if weights is None else weights.detach(), exchange._number, options)
+        plan = calls.plan(ids, None if weights is None else weights.detach(), exchange._number, options)
     else:
-        plan = _plan_of(handle)
+        plan = _plan_of(handle, calls)
     count, exact = _rows_of(exchange, options, handle)
-    rows, row_scales, received, plan = _operators.dispatch(
+    rows, row_scales, received, plan = calls.dispatch(
         rows_given, scales, ids, weights, plan, exchange._number, exchange._layout, options, count, exact, gradient and out is None)
     if out is not None:
         its_rows, its_scales = out if isinstance(out, tuple) else (out, None)
@@ -179,7 +248,7 @@ def dispatch(exchange: "Exchange", x: Any, ids: Any, weights: Any, handle: Optio
     received = None if weights is None else received
     if torch.compiler.is_compiling():
         return result, TracedHandle(plan, rows, rows_given.shape[0], exchange, received, options[2] == 1)
-    made = _ops.handle_of(plan).twin()
+    made = (plan.filled if isinstance(plan, _ops.Cell) else _ops.handle_of(plan)).twin()
     if received is not None:
         made._cache["topk_weights" if exchange._layout == RANK_MAJOR else "row_weights"] = received
     return result, made
@@ -198,9 +267,9 @@ def combine(exchange: "Exchange", y: Any, handle: Handle, weights: Any, apply_we
         invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
     first, second = (*biases, None, None)[:2]
     topk = exchange.topk if rank_major and weights is not None else 0
-    plan, tokens = _plan_of(handle), handle._tokens
-    result, summed = _operators.combine(y, carried, plan, weights, first, second, exchange._number, tokens, topk, order, apply_weights,
-                                        num_sms)
+    calls = _calls()
+    result, summed = calls.combine(y, carried, _plan_of(handle, calls), weights, first, second, exchange._number, handle._tokens, topk,
+                                   order, apply_weights, num_sms)
     if out is not None:
         result = out.copy_(result)
     return (result, summed) if topk else result

@@ -46,7 +46,7 @@ def differentiable(name: str, setup: Any, backward: Any) -> None:
 # ---- Plans ----
 
 
-class _Cell:
+class Cell:
     """Room for the routing of a dispatch."""
 
     __slots__ = ("handle", "number", "__weakref__")
@@ -55,6 +55,12 @@ class _Cell:
         self.handle = handle
         self.number = number_of(self)
 
+    @property
+    def filled(self) -> Handle:
+        if self.handle is None:
+            invalid("the plan has not been dispatched with")
+        return self.handle
+
 
 def tensor_of(thing: Any, number: int) -> Tensor:
     """int64 [1] with `number`; its memory keeps `thing`."""
@@ -62,29 +68,26 @@ def tensor_of(thing: Any, number: int) -> Tensor:
     return torch.from_numpy(np.asarray(_Memory(memory.ctypes.data, (1,), I64, (memory, thing), False)))
 
 
-def _cell(plan: Tensor) -> _Cell:
+def _cell(plan: Tensor) -> Cell:
     cell = object_of(int(plan))
-    if not isinstance(cell, _Cell):
+    if not isinstance(cell, Cell):
         invalid("this tensor is not the plan of a dispatch")
     return cell
 
 
 def handle_of(plan: Tensor) -> Handle:
     """The routing that a plan stands for."""
-    handle = _cell(plan).handle
-    if handle is None:
-        invalid("the plan has not been dispatched with")
-    return handle
+    return _cell(plan).filled
 
 
 def _plan(ids: Tensor, weights: Optional[Tensor], exchange: int, options: List[int]) -> Tensor:
     """An empty cell. What is given says which dispatches may share it: a compiler makes one of equal calls."""
-    cell = _Cell()
+    cell = Cell()
     return tensor_of(cell, cell.number)
 
 
 def _plan_of_handle(handle: int) -> Tensor:
-    cell = _Cell(object_of(handle).twin())
+    cell = Cell(object_of(handle).twin())
     return tensor_of(cell, cell.number)
 
 
@@ -126,20 +129,30 @@ def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
     return weights.clone()
 
 
-def _dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], plan: Tensor, exchange: int,
-              layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    owner, cell, given = object_of(exchange), _cell(plan), x if scales is None else (x, scales)
+def dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], cell: Cell, exchange: int,
+             layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Cell]:
+    """Rows, their scales, the weights that came with them, and the cell, which is full now."""
+    owner, given = object_of(exchange), x if scales is None else (x, scales)
     # Of rows that are kept, only those that come are copied; what lies behind them is finite for all who multiply it by 0.
     out = x.new_zeros((rows, x.shape[1])) if copy and not exact else None
     if cell.handle is None:
         result, result_scales, cell.handle = owner._dispatch(given, ids, weights, None, tuple(options), out)
     else:
         result, result_scales, _ = owner._dispatch(given, None, None, cell.handle, tuple(options), out)
-    handle = cell.handle
-    nothing = x.new_empty((0,), dtype=torch.float32)
-    received = nothing if weights is None else _received_weights(handle, result, weights.shape[1])
-    rows_now = result.clone() if copy and out is None else result
-    return rows_now, nothing if result_scales is None else result_scales, received, tensor_of(cell, cell.number)
+    assert cell.handle is not None
+    received = None if weights is None else _received_weights(cell.handle, result, weights.shape[1])
+    return result.clone() if copy and out is None else result, result_scales, received, cell
+
+
+def _or_nothing(tensor: Optional[Tensor], like: Tensor) -> Tensor:
+    """Operators have no results that may be missing."""
+    return like.new_empty((0,), dtype=torch.float32) if tensor is None else tensor
+
+
+def _dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], plan: Tensor, *rest: Any) \
+        -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, result_scales, received, cell = dispatch(x, scales, ids, weights, _cell(plan), *rest)
+    return rows, _or_nothing(result_scales, x), _or_nothing(received, x), tensor_of(cell, cell.number)
 
 
 def _fake_dispatch(x: Tensor, scales: Optional[Tensor], ids: Optional[Tensor], weights: Optional[Tensor], plan: Tensor, exchange: int,
@@ -176,15 +189,19 @@ def _owners_weights(exchange: "Exchange", handle: Handle, grads: Tensor) -> Tens
     return summed[:, :exchange.topk].contiguous()
 
 
-def _dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], plan: Tensor, exchange: int, tokens: int, topk: int) \
-        -> Tuple[Tensor, Tensor]:
-    owner, handle, nothing = object_of(exchange), handle_of(plan), grad_rows.new_empty((0,), dtype=torch.float32)
+def dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], cell: Cell, exchange: int, *_: int) \
+        -> Tuple[Tensor, Optional[Tensor]]:
+    """Gradients of x and of the weights."""
+    owner, handle = object_of(exchange), cell.filled
     if handle._layout == RANK_MAJOR:
-        grad_x, grad_weights = owner._combine(grad_rows.contiguous(), handle, None if grad_received is None else grad_received.contiguous())
-    else:
-        grad_x, _ = owner._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
-        grad_weights = None if grad_received is None else _owners_weights(owner, handle, grad_received)
-    return grad_x, nothing if grad_weights is None else grad_weights
+        return owner._combine(grad_rows.contiguous(), handle, None if grad_received is None else grad_received.contiguous())
+    grad_x, _ = owner._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
+    return grad_x, None if grad_received is None else _owners_weights(owner, handle, grad_received)
+
+
+def _dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], plan: Tensor, *rest: int) -> Tuple[Tensor, Tensor]:
+    grad_x, grad_weights = dispatch_backward(grad_rows, grad_received, _cell(plan), *rest)
+    return grad_x, _or_nothing(grad_weights, grad_rows)
 
 
 def _fake_dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], plan: Tensor, exchange: int, tokens: int, topk: int) \
@@ -200,12 +217,17 @@ operator("dispatch_backward(Tensor grad_rows, Tensor? grad_received, Tensor plan
 # ---- Combine ----
 
 
-def _combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, weights: Optional[Tensor], bias: Optional[Tensor],
-             second_bias: Optional[Tensor], exchange: int, tokens: int, topk: int, order: int, apply_weights: bool, num_sms: int) \
-        -> Tuple[Tensor, Tensor]:
+def combine(y: Tensor, carried: Optional[Tensor], cell: Cell, weights: Optional[Tensor], bias: Optional[Tensor],
+            second_bias: Optional[Tensor], exchange: int, tokens: int, topk: int, order: int, apply_weights: bool, num_sms: int) \
+        -> Tuple[Tensor, Optional[Tensor]]:
+    """The sum, and summed weights."""
     biases = [each for each in (bias, second_bias) if each is not None]
-    out, summed = object_of(exchange)._combine(y, handle_of(plan), weights, apply_weights, order, biases, None, num_sms)
-    return out, y.new_empty((0,), dtype=torch.float32) if summed is None else summed
+    return object_of(exchange)._combine(y, cell.filled, weights, apply_weights, order, biases, None, num_sms)
+
+
+def _combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, *rest: Any) -> Tuple[Tensor, Tensor]:
+    out, summed = combine(y, carried, _cell(plan), *rest)
+    return out, _or_nothing(summed, y)
 
 
 def _fake_combine(y: Tensor, carried: Optional[Tensor], plan: Tensor, weights: Optional[Tensor], bias: Optional[Tensor],
@@ -234,11 +256,12 @@ def _fitted(rows: Tensor, count: int) -> Tensor:
     return torch.cat([rows, rows.new_zeros((count - rows.shape[0], *rows.shape[1:]))])
 
 
-def _combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], plan: Tensor, exchange: int, rows: int) \
-        -> Tuple[Tensor, Tensor]:
-    handle = handle_of(plan)
+def combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], cell: Cell, exchange: int, rows: int) \
+        -> Tuple[Tensor, Optional[Tensor]]:
+    """Gradients of y and of the rows' weights, of which `y` is only given if they are wanted."""
+    handle = cell.filled
     received, _, _ = object_of(exchange)._dispatch(grad_out.contiguous(), None, None, handle)
-    valid, grad_carried = _is_row(handle), grad_out.new_empty((0,), dtype=torch.float32)
+    valid, grad_carried = _is_row(handle), None
     if y is not None:
         dots = (received.float() * _fitted(y, received.shape[0]).float()).sum(-1)
         grad_carried = dots if valid is None else torch.where(valid, dots, 0.0)
@@ -246,6 +269,12 @@ def _combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[T
     if valid is not None:
         grad_y = torch.where(valid[:, None], grad_y, torch.zeros((), dtype=received.dtype, device=received.device))
     return _fitted(grad_y, rows), grad_carried
+
+
+def _combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], plan: Tensor, *rest: int) \
+        -> Tuple[Tensor, Tensor]:
+    grad_y, grad_carried = combine_backward(grad_out, y, carried, _cell(plan), *rest)
+    return grad_y, _or_nothing(grad_carried, grad_out)
 
 
 def _fake_combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], plan: Tensor, exchange: int, rows: int) \

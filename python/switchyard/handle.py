@@ -139,6 +139,14 @@ class Handle:
         return self._array("topk_ids", I32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
+    def topk_ids_int64(self) -> Any:
+        """``topk_ids`` as int64, for indexing; made at the first use."""
+        if "topk_ids_int64" not in self._cache:
+            ids = self.topk_ids
+            self._cache["topk_ids_int64"] = None if ids is None else ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids.long()
+        return self._cache["topk_ids_int64"]
+
+    @property
     def topk_weights(self) -> Any:
         """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch got no weights."""
         return self._array("topk_weights", F32, "x_rows", "topk", layout=RANK_MAJOR)

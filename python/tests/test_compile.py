@@ -133,6 +133,8 @@ def test_handles_enter_and_leave_graphs(layout):
     def dispatch(x):
         rows, handle = exchange.dispatch(x, ids, weights, **options)
         assert all(getattr(handle, name) is None for name in absent) and handle.tokens == x.shape[0]
+        if layout == "rank_major":
+            assert handle.topk_ids_int64.dtype == torch.int64
         return rows, handle, {name: getattr(handle, name) for name in names}
 
     rows, handle, tables = torch.compile(dispatch, backend="aot_eager", fullgraph=True)(x)
