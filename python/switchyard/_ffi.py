@@ -46,6 +46,10 @@ _SIGNATURES = {
     "sy_low_latency_output_destroy": "p", "sy_low_latency_output_get": "pp", "sy_low_latency_make_rows": "pip",
     "sy_low_latency_rows_get": "pp", "sy_low_latency_rows_destroy": "p", "sy_low_latency_dispatch": "ppppp",
     "sy_low_latency_combine": "ppppp", "sy_low_latency_dispatch_send": "ppppp", "sy_low_latency_combine_send": "ppppp",
+    "sy_trace_create": "ipp", "sy_trace_destroy": "p", "sy_group_set_trace": "pp", "sy_trace_event": "pssp",
+    "sy_trace_span_begin": "piilp", "sy_trace_span_end": "p", "sy_trace_clear": "p", "sy_trace_lost": "pp", "sy_trace_clock_error": "pp",
+    "sy_trace_write_json": "psi", "sy_trace_json": "pip", "sy_trace_serialize": "pip", "sy_trace_merge": "ppz",
+    "sy_trace_summary_of": "pp",
     "sy_low_latency_receive": "p", "sy_low_latency_all_to_all": "ppppp", "sy_low_latency_last_call": "pp",
 }
 _LAYER_SIGNATURES = {

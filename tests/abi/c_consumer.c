@@ -442,6 +442,7 @@ int main(void) {
   run_error_tests();
   run_low_latency_tests();
   run_ledger_tests();
+  run_trace_tests();
   bytes_of_structs();
   return check_status();
 }
