@@ -94,7 +94,7 @@ RingSettings usual_ring(const NormalConfig& config, int world);
 /// them, as ExpertOptions::max_rows, has to hold. \throws Error(invalid_argument) if `config` is not allowed.
 int64_t most_rows(const NormalConfig& config, int world);
 
-/// Options of one dispatch; equal on all ranks except `capacity`.
+/// Options of one dispatch; equal on all ranks except `capacity` and `out`.
 struct DispatchOptions {
   ScaleKind quantize = ScaleKind::none;  ///< not none: bf16, f16 or f32 rows are sent as fp8 e4m3 with these scales
   SizePolicy size = SizePolicy::automatic;
@@ -103,6 +103,13 @@ struct DispatchOptions {
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
+  /// Where the rows go instead of to the object's pool; null: they stay there. Rows of training, of which every layer keeps its
+  /// own, need no pool for them. Of the type and with the scales that are delivered, and with room for the rows that are
+  /// allocated (worst_case, capacity, cached: invalid_argument if there is less; exact: pool_exhausted). Any memory that
+  /// combine takes, at the cost of one local copy, behind the exchange and of the delivered rows only; the pool has its room
+  /// back when the copy is done. Rows without scales reach a RowBuffer of direct staging without a copy. Dispatched::x is then
+  /// in *out and Dispatched::block empty. The struct is read during the call only.
+  const Rows* out = nullptr;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
   /// Most multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: as tuned, or kDefaultSms, or under direct
@@ -270,7 +277,7 @@ class NormalExchange {
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights = nullptr,
                       const DispatchOptions& options = {});
   /// A cached dispatch: the routing of `handle` again with other rows, no counting, no exchange of counts. Capacity comes from
-  /// `handle`; of the options only `quantize` and `padding` are used.
+  /// `handle`; of the options only `quantize`, `padding`, `out`, `stream` and `num_sms` are used.
   Dispatched dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options = {});
 
   /// Rows for expert outputs, [rows of `handle`, H]. Local. CUDA: `stream` (cudaStream_t) is the one whose work touches them

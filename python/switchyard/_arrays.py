@@ -177,12 +177,14 @@ def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
     return True
 
 
-def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1) -> Taken:
-    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed."""
+def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
+         strided: bool = False) -> Taken:
+    """`array` as an argument. In `shape` a word stands for any number. Raises InvalidArgument, which names what is allowed. `strided`:
+    it need not be dense."""
     if _torch is not None and isinstance(array, _torch.torch.Tensor):
         code = _torch.codes.get(array.dtype)
         here = array.is_cpu if backend == CPU else array.is_cuda and (device < 0 or array.get_device() == device)
-        if here and code in codes and array.is_contiguous() and _fits(array.shape, shape):
+        if here and code in codes and (strided or array.is_contiguous()) and _fits(array.shape, shape):
             return Taken(array.data_ptr(), array.shape, code, array, _torch)  # the way of every correct call
     array, arrays = arrays_of(array, name)
     given = tuple(array.shape)
@@ -198,6 +200,6 @@ def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[i
         invalid(f"{name} is on {getattr(array, 'device', 'the CPU')}: must be {wanted}")
     if device >= 0 and index != device:
         invalid(f"{name} is on cuda:{index}: must be on the group's GPU, cuda:{device}")
-    if not arrays.is_dense(array):
+    if not strided and not arrays.is_dense(array):
         invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
     return Taken(arrays.pointer(array), given, code, array, arrays)

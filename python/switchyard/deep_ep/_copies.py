@@ -33,7 +33,7 @@ class CopyingExchange(Exchange):
         super().__init__(group, **config)
         self._seen: Dict[Tuple[Any, ...], Any] = {}
 
-    def _deliver(self, x: Taken, handle: Optional[Handle]) -> Tuple[Any, Any, Handle]:
+    def _deliver(self, x: Taken, handle: Optional[Handle], out: Any = None) -> Tuple[Any, Any, Handle]:
         functions, view, delivered = self._functions, self._view, self._out.value
         try:
             check(functions.sy_dispatched_get(delivered, self._by_view))

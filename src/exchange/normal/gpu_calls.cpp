@@ -34,7 +34,7 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
 
 void CudaNormal::take_output(Call& given, Dispatch& d) {
   auto& call = static_cast<CudaCall&>(given);
-  d.rows = take(static_cast<size_t>(d.output().bytes()), Content::rows, call.at);
+  d.rows = take(static_cast<size_t>(d.output_bytes()), Content::rows, call.at);
   d.place.rows = d.rows->offset;
   if (!d.fresh) return;
   const bool expert_major = config.layout == Layout::expert_major;
@@ -42,6 +42,22 @@ void CudaNormal::take_output(Call& given, Dispatch& d) {
   call.received = take(static_cast<size_t>(carve(nullptr).bytes), Content::handle, call.at);
   call.carved = carve(call.received->data);
   d.place.dispatch.records = call.received->offset;
+}
+
+void CudaNormal::copy_out(Call& given, const Dispatch& d) {
+  const auto& call = static_cast<const CudaCall&>(given);
+  const OutputLayout layout = d.output();
+  if (layout.bytes() == 0) return;
+  CopyOut copy;
+  copy.header = tables_of(*d.handle).tables.header;
+  copy.moved = call.context.moved;
+  copy.rows = d.rows->data;
+  copy.scales = d.rows->data + layout.scales_at();
+  copy.to_rows = d.out();
+  copy.to_scales = static_cast<std::byte*>(d.options.out->scales);
+  copy.row_bytes = layout.row_bytes;
+  copy.scale_bytes = layout.scale_bytes;
+  launch_copy_out(copy, call.launch.blocks, call.stream());
 }
 
 PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing, const Tables& tables,

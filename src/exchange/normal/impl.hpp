@@ -123,9 +123,12 @@ class NormalImpl : protected ExchangeBase {
     std::shared_ptr<const HandleData> handle;  ///< `fresh`, or the one that was given
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
     Placement place{};                         ///< what this rank offers
+    bool placed = false;                       ///< rows arrive where options.out says, and are not in `rows`
     std::exception_ptr error;                  ///< this rank cannot take part: all ranks' calls move nothing
 
     OutputLayout output() const { return {handle->rows_allocated, format.row_bytes, format.scale_bytes}; }
+    int64_t output_bytes() const { return placed ? 0 : output().bytes(); }  ///< of `rows`
+    std::byte* out() const { return static_cast<std::byte*>(options.out->data); }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
   };
   /// Arrays of a handle that a dispatch delivers, where the backend has them; null: it has none.
@@ -160,6 +163,8 @@ class NormalImpl : protected ExchangeBase {
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
   /// Moves rows and, of a fresh dispatch, what completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
+  /// Copies the rows that have come, and their scales, to d.options.out.
+  virtual void copy_out(Call& call, const Dispatch& d) = 0;
   /// Sums. `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
                    const SumStaging& staging, const std::exception_ptr& error) = 0;
@@ -195,6 +200,8 @@ class NormalImpl : protected ExchangeBase {
  private:
   // checks.cpp: throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
+  /// `rows`: that are allocated; 0 if only the counts will tell.
+  void check_out(const DispatchOptions& options, const RowFormat& format, int64_t rows) const;
   void check_ids(const ExpertIds& ids) const;
   void check_handle(const Handle& handle) const;
   void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options,
@@ -221,6 +228,10 @@ class NormalImpl : protected ExchangeBase {
   }
   std::shared_ptr<HandleData> new_handle(Call& call, const ExpertIds& ids, const DispatchOptions& options,
                                          std::exception_ptr& error);
+  /// Rows that a fresh dispatch allocates if the counts do not matter.
+  int64_t static_rows(const DispatchOptions& options) const {
+    return options.size == SizePolicy::capacity ? capacity_of(options) : worst_case_rows(config, world());
+  }
   /// Rows and records that a fresh dispatch has room for. SizePolicy::exact: after the counts.
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
   /// Takes memory and says where it is, or why there is none.
