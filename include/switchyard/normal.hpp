@@ -149,6 +149,19 @@ struct RoutingLayout {
 };
 RoutingLayout routing_layout(const ExpertIds& ids, int num_experts, int world);
 
+/// Where routing_layout_on() writes: memory of the caller on one GPU.
+struct RoutingLayoutView {
+  int32_t* num_tokens_per_rank = nullptr;    ///< [W]
+  int32_t* num_tokens_per_expert = nullptr;  ///< [E]
+  uint8_t* is_token_in_rank = nullptr;       ///< [T, W], 0 or 1, at a multiple of 4 bytes; T = 0: not used
+};
+/// Most experts that routing_layout_on() counts.
+inline constexpr int kMostCountedExperts = 32768;
+/// The same of ids on a GPU, into memory there: one kernel, enqueued on `stream`, a cudaStream_t of that GPU. The call waits
+/// for nothing, needs no group, and can be captured. \throws Error(invalid_argument) naming the argument, Error(unsupported)
+/// without CUDA code in the library.
+void routing_layout_on(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream);
+
 /// First expert of rank `rank`, and one past its last: [first_expert(r), first_expert(r + 1)). \throws Error(invalid_argument)
 /// unless num_experts >= 1, world is in [1, kMaxRanks] and rank in [0, world].
 int first_expert(int num_experts, int world, int rank);

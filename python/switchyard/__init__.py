@@ -20,12 +20,13 @@ from __future__ import annotations
 from ._ffi import library as _library
 from .errors import *
 from .errors import __all__ as _errors
-from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans, routing_layout
+from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans
 from .group import Group, WaitStatistics, first_expert
 from .handle import Counts, Handle, Ledger, Matrices, RoutingLayout
 from .layer import LayerMemory, MoeLayer
 from .low_latency import LowLatency, Pending, Received
 from .parallelize import moe_heap_bytes, parallelize_moe
+from .routing import routing_layout
 from .run import run_ranks
 from .trace import Trace, TracePhase
 

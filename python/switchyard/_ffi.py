@@ -39,7 +39,7 @@ _SIGNATURES = {
     "sy_rows_destroy": "p", "sy_exchange_combine": "pppppp", "sy_exchange_last_call": "pp",
     "sy_handle_retain": "p", "sy_handle_release": "p", "sy_handle_tokens": "pp", "sy_handle_rows": "pp",
     "sy_storage_release": "p", "sy_handle_counts": "pp", "sy_handle_serialize": "pp", "sy_handle_deserialize": "pzp",
-    "sy_handle_matrices": "pip", "sy_handle_ledger": "pp", "sy_routing_layout_of": "piip",
+    "sy_handle_matrices": "pip", "sy_handle_ledger": "pp", "sy_routing_layout_of": "piip", "sy_routing_layout_on": "piipppp",
     "sy_low_latency_memory_required": "pip", "sy_low_latency_heap_bytes_for": "pip", "sy_low_latency_scale_row_bytes": "pp",
     "sy_low_latency_create": "ppp", "sy_low_latency_destroy": "p", "sy_low_latency_make_output": "pp",
     "sy_low_latency_make_output_in": "ppp",

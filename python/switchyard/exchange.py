@@ -14,9 +14,9 @@ from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
 from ._registry import number_of
 from .group import Group
-from .handle import Handle, RoutingLayout, stored
+from .handle import Handle
 
-__all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans", "routing_layout"]
+__all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 
 #: Columns that share a scale.
 _GROUP = 128
@@ -71,17 +71,6 @@ def _weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
     return structs.NormalConfig(
         hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
         layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, row_type=F32)
-
-
-def routing_layout(ids: Any, *, experts: int, world: int) -> RoutingLayout:
-    """Tokens per rank and per expert that `ids`, int32 or int64 [T, K] in host memory, ask for. Needs no group."""
-    taken = take(ids, "ids", ("T", "K"), (I32, I64), _names.CPU)
-    given = structs.ExpertIds(data=taken.pointer, tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
-    out = structs.RoutingLayout()
-    check(library().functions.sy_routing_layout_of(byref(given), experts, world, byref(out)))
-    arrays = stored(out, [("num_tokens_per_rank", (world,), I32), ("num_tokens_per_expert", (experts,), I32),
-                          ("is_token_in_rank", (out.tokens, world), U8)])
-    return RoutingLayout(arrays[0], arrays[1], arrays[2].astype(bool))
 
 
 def keep_plans() -> Any:

@@ -303,3 +303,32 @@ def test_process_groups_of_nccl(gpus, tmp_path):
     if gpus < WORLD:
         pytest.skip("NCCL wants a GPU for each rank")
     assert run_processes("spawn", _nccl, WORLD, str(tmp_path / "store"), seconds=300) == [0] * WORLD
+
+
+@pytest.mark.parametrize("experts, world", [(1, 1), (8, 1), (7, 3), (2, 4), (256, 8), (300, 64), (20000, 5)])
+@pytest.mark.parametrize("tokens, topk", [(0, 3), (1, 32), (333, 5), (4097, 8), (65536, 2)])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_routing_layout(experts, world, tokens, topk, kind):
+    """Counted on the GPU, twice and in a graph, against the counts of the host."""
+    ids = torch.randint(-1, experts + 1, (tokens, topk), generator=torch.Generator().manual_seed(tokens)).to(kind)
+    want, given = sy.routing_layout(ids, experts=experts, world=world), ids.cuda()
+    for _ in range(2):
+        got = sy.routing_layout(given, experts=experts, world=world)
+        for here, there in zip(got, want):
+            assert equal(here, there) and here.dtype == torch.from_numpy(there).dtype
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = sy.routing_layout(given, experts=experts, world=world)
+    given.fill_(0)
+    graph.replay()
+    for here, there in zip(got, sy.routing_layout(given.cpu(), experts=experts, world=world)):
+        assert equal(here, there)
+
+
+def test_routing_layout_refuses():
+    ids = torch.zeros((4, 2), dtype=torch.int64, device="cuda")
+    for wrong in ({"experts": 0, "world": 1}, {"experts": 40000, "world": 1}, {"experts": 4, "world": 65}):
+        with pytest.raises(sy.InvalidArgument, match="routing_layout_on: num_experts"):
+            sy.routing_layout(ids, **wrong)
+    with pytest.raises(sy.InvalidArgument, match="not dense"):
+        sy.routing_layout(ids.t(), experts=4, world=1)

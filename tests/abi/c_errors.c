@@ -295,6 +295,12 @@ static void routing_without_a_group(void) {
   CHECK(layout.num_tokens_per_expert[0] == 1 && layout.num_tokens_per_expert[1] == 1 && layout.num_tokens_per_expert[2] == 1);
   CHECK(memcmp(layout.is_token_in_rank, (const uint8_t[4]){1, 1, 1, 0}, 4) == 0);
   CHECK_OK(sy_storage_release(layout.storage));
+  int32_t counts[5];
+  uint8_t where[4];
+  CHECK_FAILS(sy_routing_layout_on(&ids, 0, 2, counts, counts + 2, where, NULL), SWITCHYARD_INVALID_ARGUMENT,
+              "num_experts = 0");
+  CHECK_FAILS(sy_routing_layout_on(&ids, 32769, 2, counts, counts + 2, where, NULL), SWITCHYARD_INVALID_ARGUMENT,
+              "num_experts in [1, 32768]");
   ids.is_int64 = 3;
   CHECK_FAILS(sy_routing_layout_of(&ids, 3, 2, &layout), SWITCHYARD_INVALID_ARGUMENT, "is_int64 = 3");
   sy_handle* handle = NULL;

@@ -463,6 +463,12 @@ typedef struct sy_routing_layout {
   { sizeof(sy_routing_layout), NULL, 0, 0, 0, NULL, NULL, NULL }
 /// Needs no group.
 switchyard_code_t sy_routing_layout_of(const sy_expert_ids* ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
+/// The same of ids on a GPU, into your memory there: num_tokens_per_rank [W], num_tokens_per_expert [E], of at most 32768
+/// experts, and is_token_in_rank [T, W] at a multiple of 4 bytes. One kernel, enqueued on `stream` (a cudaStream_t); nothing
+/// waits, and it can be captured. Errors: unsupported without CUDA code in the library.
+switchyard_code_t sy_routing_layout_on(const sy_expert_ids* ids, int32_t num_experts, int32_t world,
+                                       int32_t* num_tokens_per_rank, int32_t* num_tokens_per_expert, uint8_t* is_token_in_rank,
+                                       void* stream);
 
 #ifdef __cplusplus
 }
