@@ -128,6 +128,10 @@ inline constexpr int kDefaultSms = 24;
 /// most those that the rank has. Two such calls on two streams fit a GPU of 132. docs/tuning.md says what more of them gain.
 inline constexpr int kDefaultQuantizingSms = 64;
 
+/// Multiprocessors that a rank-major combine under direct staging uses, unless told otherwise or tuned to more, if its rows are
+/// in memory that peers cannot read and are copied first; at most those that the rank has. docs/design/0053 says why.
+inline constexpr int kDefaultCopyingSms = 64;
+
 /// Options of one combine; equal on all ranks (pointers aside).
 struct CombineOptions {
   CombineOrder order = CombineOrder::per_rank;

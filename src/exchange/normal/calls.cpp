@@ -88,7 +88,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            format.quantize,
+                                            format.quantize ? Effort::quantises : Effort::moves,
                                             ids.tokens,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
@@ -133,7 +133,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            format.quantize,
+                                            format.quantize ? Effort::quantises : Effort::moves,
                                             x.rows,
                                             {{"x.data", x.data, 16},
                                              {"x.scales", x.scales, 16},
@@ -208,7 +208,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                             "CombineOptions",
                                             o.stream,
                                             o.num_sms,
-                                            false,
+                                            copies_first(y, handle.data()) ? Effort::copies : Effort::moves,
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
                                              {"out", out, 16},
@@ -230,6 +230,12 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
   sum(*call, *h, shape, o, staging, error);
   end(*call);
   if (error) rethrow_agreed(error);
+}
+
+bool NormalImpl::copies_first(const ConstRows& y, const HandleData& h) const {
+  if (through_rings() || h.layout != Layout::rank_major || group_.heap->view().contains(y.data)) return false;
+  const int64_t row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  return group_.registration_of(y.data, static_cast<size_t>(extent_of(h).rows * row_bytes)) == nullptr;
 }
 
 SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& shape,
@@ -255,6 +261,8 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
   try {
     if (staged_rows > 0) {
       s.staged = take(staged_rows * shape.row_bytes, s.place.rows);
+      s.own_in_place = !reduces;
+      s.own_rows = reinterpret_cast<uint64_t>(shape.y) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
     } else if (registered) {
       s.place.rows = static_cast<uint64_t>(shape.y - registered->data);
       s.place.memory = 1 + static_cast<uint64_t>(registered->slot);

@@ -84,13 +84,15 @@ class NormalImpl : protected ExchangeBase {
     const void* data;
     size_t alignment;  ///< that kernels need, in bytes
   };
+  /// What a call does besides moving rows: it makes fp8 rows of others on the way, or copies rows before peers read them.
+  enum class Effort : uint8_t { moves, quantises, copies };
   /// What a call begins with.
   struct Frame {
     Operation operation;
     const char* options;  ///< type that has `num_sms`, for errors
     void* stream;
     int num_sms;
-    bool quantises;  ///< a dispatch that makes fp8 rows of others on the way
+    Effort effort;
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
@@ -242,6 +244,8 @@ class NormalImpl : protected ExchangeBase {
   /// Moves what is offered, ends the call and delivers, or throws on all ranks alike.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
+  /// Whether combine of rank-major rows copies them to symmetric memory, where peers read them: stage() does.
+  bool copies_first(const ConstRows& y, const HandleData& h) const;
   /// What is read where it lies and what is staged: the one decision for all combines. `held`: memory until the call ends.
   SumStaging stage(Call& call, const HandleData& h, const SumShape& shape, std::vector<std::shared_ptr<OutputBlock>>& held,
                    std::exception_ptr& error);

@@ -179,13 +179,13 @@ void compare_layouts(Station& me, int experts, int world, int topk, int64_t toke
 }
 
 TEST(RoutingLayoutOnGpu, EqualsTheHosts) {
-  on_gpus(1, size_t{1} << 20, [&](Station& me) {
-    for (const auto& [experts, world] : {std::pair{1, 1}, {7, 3}, {2, 4}, {256, 8}, {300, 64}, {32768, 64}})
+  for (const auto& [experts, world] : {std::pair{1, 1}, {7, 3}, {2, 4}, {256, 8}, {300, 64}, {32768, 64}})
+    on_gpus(1, size_t{1} << 20, [experts = experts, world = world](Station& me) {
       for (const auto& [tokens, topk] : {std::pair<int64_t, int>{0, 3}, {1, 1}, {31, 32}, {4096, 8}, {5003, 5}, {65536, 2}}) {
         compare_layouts<int32_t>(me, experts, world, topk, tokens);
         compare_layouts<int64_t>(me, experts, world, topk, tokens);
       }
-  });
+    });
 }
 
 TEST(RoutingLayoutOnGpu, RefusesWhatItCannotRead) {
