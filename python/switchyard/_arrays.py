@@ -87,6 +87,7 @@ class TorchArrays:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
+        self.Tensor = torch.Tensor
         self.codes = {torch.float32: 2, torch.float16: 1, torch.bfloat16: 0, torch.int32: I32, torch.int64: I64, torch.uint8: U8}
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
@@ -175,6 +176,32 @@ def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
         if want != got and not isinstance(want, str):
             return False
     return True
+
+
+def arrays_of_torch() -> Any:
+    """What handles tensors, once :func:`code_of` has known one."""
+    return _torch
+
+
+def code_of(tensor: Any, shape: Sequence[int], codes: Tuple[int, ...], backend: int) -> Optional[int]:
+    """Row type or element of a torch tensor that is as :func:`take` wants it, of exactly this shape. None: take will tell."""
+    if _torch is None or not isinstance(tensor, _torch.Tensor):
+        return None
+    code = _torch.codes.get(tensor.dtype)
+    if code in codes and tensor.shape == shape and (tensor.is_cuda if backend else tensor.is_cpu) and tensor.is_contiguous():
+        return code
+    return None
+
+
+def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int) -> Optional[int]:
+    """The same of any number of rows."""
+    if _torch is None or not isinstance(tensor, _torch.Tensor):
+        return None
+    code = _torch.codes.get(tensor.dtype)
+    if code in codes and (tensor.is_cuda if backend else tensor.is_cpu) and tensor.is_contiguous():
+        shape = tensor.shape
+        return code if len(shape) == 2 and shape[1] == columns else None
+    return None
 
 
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple, Type, Union
 import numpy as np
 
 from . import _arrays, _names
-from ._arrays import I32, I64, U8, Arrays, Taken, take
+from ._arrays import I32, I64, U8, Arrays, Taken, arrays_of_torch, code_of_rows, take
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, RANK_MAJOR, invalid, value_of
 from ._registry import number_of
@@ -127,6 +127,9 @@ class Exchange:
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.DispatchOptions(), structs.CombineOptions()
         self._given_out = structs.RowView()
+        self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
+        self._by_plain = byref(self._plain)
+        self._biased = False  # whether the options name a bias
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
@@ -187,9 +190,12 @@ class Exchange:
         rows is in docs/concepts/layouts.md. Differentiable in `x` and `weights` if these are torch tensors that require it; rows are
         then copied out of the pool, so that any number of layers may keep them. What is returned with `out` is its first R rows.
         """
-        options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
-                   value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding), capacity or 0,
-                   num_sms)
+        if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero":
+            options = (0, 3, 0, 0, 0, num_sms)
+        else:
+            options = (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity),
+                       value_of(_names.OVERFLOWS, "overflow", overflow), value_of(_names.PADDINGS, "padding", padding),
+                       capacity or 0, num_sms)
         gradient = _needs_gradient(x, weights)
         if gradient or is_traced():
             from . import _autograd
@@ -345,21 +351,29 @@ class Exchange:
         """Sum, and summed weights or None."""
         by_x, _, _, by_options, _ = self._by
         with self._call:
-            exchange, tokens = self.pointer, handle._view.tokens if handle._view is not None else handle.tokens
-            taken, _ = self._take_rows(y, "y", _COMBINED)
+            exchange, tokens = self.pointer, handle._tokens if handle._tokens is not None else handle.tokens
+            code = code_of_rows(y, self.hidden, _COMBINED, self._backend)
+            if code is None:
+                taken, _ = self._take_rows(y, "y", _COMBINED)
+                code, arrays, array = taken.code, taken.arrays, taken.array
+            else:
+                arrays, array, by_x, v = arrays_of_torch(), y, self._by_plain, self._plain
+                v.data, v.rows, v.dtype = y.data_ptr(), y.shape[0], code
             shape = (tokens, self.hidden)
             o, summed, to_summed = self._combine_options, None, 0
             if out is None:
-                out = taken.arrays.empty(shape, taken.code, taken.array)
-                result = taken.arrays.pointer(out)
+                out = arrays.empty(shape, code, array)
+                result = arrays.pointer(out)
             else:
-                result = take(out, "out", shape, (taken.code,), self._backend).pointer
+                result = take(out, "out", shape, (code,), self._backend).pointer
             if len(biases) > 2:
                 invalid(f"bias: {len(biases)} arrays given, at most 2 are allowed")
-            for i in (0, 1):
-                o.bias[i] = take(biases[i], "bias", shape, (taken.code,), self._backend).pointer if i < len(biases) else None
+            if biases or self._biased:
+                for i in (0, 1):
+                    o.bias[i] = take(biases[i], "bias", shape, (code,), self._backend).pointer if i < len(biases) else None
+                self._biased = bool(biases)
             o.order, o.apply_weights, o.num_sms, o.weights = order, int(apply_weights), num_sms, None
-            o.stream = taken.arrays.stream(taken.array)
+            o.stream = arrays.stream(array)
             if weights is not None:
                 rank_major = self._layout == RANK_MAJOR
                 rows = "R" if rank_major else tokens
@@ -368,8 +382,8 @@ class Exchange:
                     invalid(f"weights has {given.shape[0]} rows: the handle's dispatch delivered {needed}")
                 o.weights = given.pointer or result  # a rank without rows gives weights too
                 if rank_major:
-                    summed = taken.arrays.empty((tokens, self.topk), F32, taken.array)
-                    to_summed = taken.arrays.pointer(summed)
+                    summed = arrays.empty((tokens, self.topk), F32, array)
+                    to_summed = arrays.pointer(summed)
             check(self._functions.sy_exchange_combine(exchange, by_x, handle.pointer, result, by_options, to_summed))
             return out, summed
 
@@ -432,7 +446,10 @@ def _needs_gradient(*tensors: Any) -> bool:
     torch = _arrays.sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return False
-    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tensors)
+    for each in tensors:
+        if each is not None and getattr(each, "requires_grad", False):
+            return True
+    return False
 
 
 def is_traced() -> bool:

@@ -7,12 +7,16 @@ from types import TracebackType
 from typing import Any, Callable, List, Optional, Tuple, Type
 
 from . import _names
-from ._arrays import I32, I64, NUMPY, U8, arrays_of, take
+from ._arrays import I32, I64, NUMPY, U8, arrays_of, arrays_of_torch, code_of, code_of_rows, take
 from ._ffi import Owned, byref, check, library, structs
 from ._names import BF16, F16, F32, FP8, invalid, value_of
 from ._registry import number_of
 from .exchange import CallStatistics, MemoryRequirement, bytes_of_scales, is_traced, padded_scales, statistics_of
 from .group import Group
+
+#: Row types of a call whose rows come without scales, of rows that are summed, and of ids.
+_PLAIN = _SUMMED = (BF16, F16, F32)
+_IDS = (I32, I64)
 
 __all__ = ["LowLatency", "Pending", "Received"]
 
@@ -130,12 +134,16 @@ class LowLatency:
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.LowLatencyDispatchOptions(), structs.LowLatencyCombineOptions()
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options))
+        self._plain = structs.RowView(cols=self.hidden)  # of rows without scales
+        self._by_plain = byref(self._plain)
+        self._ids.topk = self.topk
         self._output: Optional[Received] = None
         self._given_scales: Any = None
         self._spare: List[Owned] = []
         self._number = number_of(self)
         self._world = group.size
         self._shape = [len(group.experts_of(self._config.num_experts)), group.size * self._config.max_tokens, self.hidden]
+        self._outputs = tuple(self._shape)
         self._scale_geometry = _scale_geometry(self._config, *self._shape)
 
     @staticmethod
@@ -235,21 +243,24 @@ class LowLatency:
     def _dispatch(self, function: Any, x: Any, ids: Any, weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
         by_x, by_ids, by_options, _ = self._by
         with self._call:
-            taken = self._take_rows(x)
-            tokens, arrays = taken.shape[0], taken.arrays
-            given = self._take_ids(ids, tokens)
-            o = self._dispatch_options
-            o.weights = None
-            if weights is not None:
-                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
-            o.stream, o.num_sms = arrays.stream(taken.array), num_sms
+            code = code_of_rows(x, self.hidden, _PLAIN, self._backend)
+            if code is None:
+                taken = self._take_rows(x)
+                tokens, arrays, array = taken.shape[0], taken.arrays, taken.array
+            else:
+                tokens, arrays, array, by_x, v = x.shape[0], arrays_of_torch(), x, self._by_plain, self._plain
+                v.data, v.rows, v.dtype = x.data_ptr(), tokens, code
+            o, shape = self._dispatch_options, (tokens, self.topk)
+            ids = self._take_ids(ids, shape)
+            o.weights = None if weights is None else self._take_weights(weights, shape)
+            o.stream, o.num_sms = arrays.stream(array), num_sms
             if output is None:
-                if self._output is None or type(self._output.x) is not type(taken.array):
-                    self._output = self.make_output(taken.array)
+                if self._output is None or type(self._output.x) is not type(array):
+                    self._output = self.make_output(array)
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
             output.tokens = tokens
-            return output, (x, given.array, weights)
+            return output, (x, ids, weights)
 
     def _take_rows(self, x: Any) -> Any:
         rows, scales = x if isinstance(x, tuple) else (x, None)
@@ -271,11 +282,21 @@ class LowLatency:
             v.scale_kind, v.scales = self._config.scales, given.arrays.pointer(self._given_scales)
         return taken
 
-    def _take_ids(self, ids: Any, tokens: int) -> Any:
-        given = take(ids, "ids", (tokens, self.topk), (I32, I64), self._backend)
-        i = self._ids
-        i.data, i.tokens, i.topk, i.is_int64 = given.pointer, tokens, self.topk, int(given.code == I64)
-        return given
+    def _take_ids(self, ids: Any, shape: Tuple[int, int]) -> Any:
+        """Fills the ids; returns what must stay until the call has returned."""
+        i, code = self._ids, code_of(ids, shape, _IDS, self._backend)
+        if code is None:
+            given = take(ids, "ids", shape, _IDS, self._backend)
+            i.data, ids, code = given.pointer, given.array, given.code
+        else:
+            i.data = ids.data_ptr()
+        i.tokens, i.is_int64 = shape[0], int(code == I64)
+        return ids
+
+    def _take_weights(self, weights: Any, shape: Tuple[int, int]) -> Optional[int]:
+        if code_of(weights, shape, (F32,), self._backend) is not None:
+            return weights.data_ptr() or None
+        return take(weights, "weights", shape, (F32,), self._backend).pointer or None
 
     def _receive(self) -> None:
         with self.group._lock:
@@ -305,26 +326,27 @@ class LowLatency:
 
     def _combine(self, function: Any, y: Any, received: Received, weights: Any, expert_scale: Any, order: str, out: Any,
                  num_sms: int) -> Tuple[Any, Any]:
-        by_x, _, _, by_options = self._by
+        by_options, v, o = self._by[3], self._plain, self._combine_options
         with self._call:
-            view, tokens = received._view, received.tokens
-            taken = take(y, "y", (view.experts_here, view.rows_per_expert, self.hidden), (BF16, F16, F32), self._backend)
-            v = self._x
-            v.data, v.rows, v.cols, v.dtype = taken.pointer, view.x_rows, self.hidden, taken.code
-            v.scale_kind, v.scales = 0, None
-            o = self._combine_options
-            o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, taken.arrays.stream(taken.array)
-            o.weights = o.expert_scale = None
-            if weights is not None:
-                o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None
-            if expert_scale is not None:
-                o.expert_scale = take(expert_scale, "expert_scale", (view.experts_here,), (F32,), self._backend).pointer or None
-            if out is None:
-                out = taken.arrays.empty((tokens, self.hidden), taken.code, taken.array)
-                result = taken.arrays.pointer(out)
+            tokens, shape = received.tokens, self._shape
+            code, arrays, array = code_of(y, self._outputs, _SUMMED, self._backend), None, y
+            if code is None:
+                taken = take(y, "y", shape, _SUMMED, self._backend)
+                code, arrays, array, v.data = taken.code, taken.arrays, taken.array, taken.pointer
             else:
-                result = take(out, "out", (tokens, self.hidden), (taken.code,), self._backend).pointer
-            check(function(self.pointer, by_x, received._owned.pointer, result, by_options))
+                arrays, v.data = arrays_of_torch(), y.data_ptr()
+            v.rows, v.dtype = shape[0] * shape[1], code
+            o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, arrays.stream(array)
+            o.weights = None if weights is None else self._take_weights(weights, (tokens, self.topk))
+            o.expert_scale = None
+            if expert_scale is not None:
+                o.expert_scale = take(expert_scale, "expert_scale", (shape[0],), (F32,), self._backend).pointer or None
+            if out is None:
+                out = arrays.empty((tokens, self.hidden), code, array)
+                result = arrays.pointer(out)
+            else:
+                result = take(out, "out", (tokens, self.hidden), (code,), self._backend).pointer
+            check(function(self.pointer, self._by_plain, received._owned.pointer, result, by_options))
             return out, (y, weights, expert_scale)
 
     def all_to_all(self, x: Any, ids: Any, weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
@@ -334,7 +356,7 @@ class LowLatency:
         with self._call:
             taken = self._take_rows(x)
             tokens = taken.shape[0]
-            self._take_ids(ids, tokens)
+            self._take_ids(ids, (tokens, self.topk))
             o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms)
             if weights is not None:
                 o.weights = take(weights, "weights", (tokens, self.topk), (F32,), self._backend).pointer or None

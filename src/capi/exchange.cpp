@@ -120,12 +120,13 @@ switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_co
                                               const sy_dispatch_options* options, sy_dispatched** dispatched) {
   if (dispatched) *dispatched = nullptr;
   return collective_on(exchange, "exchange", [&] {
-    require(dispatched, "dispatched");
-    auto made = make_dispatched(*exchange);
     const Handle& routing = checked_handle(handle);
     Rows out;
     const DispatchOptions twin = to_options(options, out);
-    *dispatched = deliver(std::move(made), exchange->state->object.dispatch(to_rows(x, "x"), routing, twin), handle->tokens);
+    if (!twin.out) require(dispatched, "dispatched");
+    auto made = dispatched ? make_dispatched(*exchange) : nullptr;
+    Dispatched delivered = exchange->state->object.dispatch(to_rows(x, "x"), routing, twin);
+    if (dispatched) *dispatched = deliver(std::move(made), std::move(delivered), handle->tokens);
   });
 }
 

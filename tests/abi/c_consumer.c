@@ -244,7 +244,12 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
   CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, &delivered));
   CHECK(get(delivered).x == own.data && get(delivered).x_rows == view->x_rows);
   CHECK_OK(sy_dispatched_destroy(delivered));
-  CHECK(memcmp(own.data, view->x, (size_t)(view->rows * view->x_cols) * sizeof(float)) == 0);
+  const size_t bytes = (size_t)(view->rows * view->x_cols) * sizeof(float);
+  CHECK(memcmp(own.data, view->x, bytes) == 0);
+  // Once more, with nothing to destroy.
+  memset(own.data, 0x5a, bytes);
+  CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, NULL));
+  CHECK(memcmp(own.data, view->x, bytes) == 0);
   free(own.data);
 }
 

@@ -268,7 +268,8 @@ typedef struct sy_dispatch_options {
 switchyard_code_t sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                        const float* weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
 /// Collective. The same routing again with other rows: no counting, no exchange of counts. Of the options only
-/// `quantize`, `padding`, `out`, `stream` and `num_sms` are used.
+/// `quantize`, `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: the rows are all that
+/// comes.
 switchyard_code_t sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                               const sy_dispatch_options* options, sy_dispatched** dispatched);
 

@@ -13,7 +13,7 @@ from ..group import Group
 from ..handle import Handle
 from ..routing import routing_layout
 from ._config import ring_shape
-from ._copies import Generation, Generations, Kept, Shape
+from ._copies import CopyingExchange, Generation, Generations, Kept, Shape
 
 Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
@@ -175,7 +175,10 @@ _EXACT, _CAPACITY = 0, 1
 
 def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
     """The same routing again with other rows."""
-    rows, scales, _ = known.exchange._dispatch(rows_in(x), None, None, known.handle, (0, _EXACT, 0, 0, 0, num_sms))
+    if isinstance(known.exchange, CopyingExchange):
+        rows, scales = known.exchange.dispatch_again(rows_in(x), known.handle, num_sms)
+    else:
+        rows, scales, _ = known.exchange._dispatch(rows_in(x), None, None, known.handle, (0, _EXACT, 0, 0, 0, num_sms))
     return rows_out(rows, scales, x)
 
 

@@ -57,6 +57,7 @@ class CudaNormal final : public NormalImpl {
     const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;
+    int copy_blocks = 0;  ///< of the copy to memory of the caller, behind the exchange
     RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that it uses
     // Set for a fresh dispatch only.

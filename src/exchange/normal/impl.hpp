@@ -106,6 +106,9 @@ class NormalImpl : protected ExchangeBase {
     uint64_t signature = 0;      ///< ranks compare it; see signature()
     bool captured = false;       ///< in a graph
     bool pushes_anyway = false;  ///< combine per_route pushes rows even if their owners could read them where they lie
+    /// Dispatch to memory of the caller: this rank puts rows of its own tokens there itself, as if its rows were at own_rows.
+    bool own_placed = false;
+    uint64_t own_rows = 0;
   };
   /// What a fresh dispatch is routed by.
   struct Routing {
@@ -168,7 +171,7 @@ class NormalImpl : protected ExchangeBase {
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
   /// Moves rows and, of a fresh dispatch, what completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
-  /// Copies the rows that have come, and their scales, to d.options.out.
+  /// Copies the rows that have come, and their scales, to d.options.out; but what own_placed says is there.
   virtual void copy_out(Call& call, const Dispatch& d) = 0;
   /// Sums. `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,

@@ -57,6 +57,7 @@ struct PlanParams {
   uint64_t object = 0;        ///< equal on all ranks, of this object only
   bool offers_place = false;  ///< `place` is known already and goes out with the counts
   Placement place{};
+  uint64_t own_rows = 0;  ///< place.rows for this rank itself
   Tables tables;
   SoftFault* soft = nullptr;
 };
@@ -78,6 +79,7 @@ struct CudaDispatchParams {
   TablesHeader* header = nullptr;
   bool offers_place = false;  ///< this kernel publishes `place`
   Placement place{};
+  uint64_t own_rows = 0;  ///< place.rows for this rank itself
   SoftFault* soft = nullptr;
   FillRest rest;
 };
@@ -137,6 +139,7 @@ struct CopyOut {
   const std::byte *rows = nullptr, *scales = nullptr;
   std::byte *to_rows = nullptr, *to_scales = nullptr;
   int64_t row_bytes = 0, scale_bytes = 0;  ///< whole 16 bytes
+  int placed_by = -1;                      ///< rank-major: the rank whose rows are there already, or -1
 };
 /// Behind the dispatch on its stream.
 void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);
